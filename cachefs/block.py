@@ -1,0 +1,106 @@
+"""Blocks: how they are named, where they lie, and how their bytes are proven right.
+
+A block is a whole file up to the snapshot's block size, else one block-sized part of it. Its key comes from content
+identity, so equal content has one copy whatever snapshot or job reads it. Every piece (128 KiB) of a block has its own
+xxh3 checksum, so that reading 128 KiB of a 4 MiB block verifies 128 KiB. The checksum is seeded with the block's key
+and the piece's number: the right bytes of *another* block fail it too, so a wrong index entry is never a wrong read.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
+
+MEMORY: Final = 0
+SSD: Final = 1
+TIER_NAMES: Final = ("memory", "ssd")
+
+PIECE_SIZE: Final = 128 * 1024
+KEY_SIZE: Final = 20
+CONTENT_ID_SIZE: Final = 16
+
+_MASK = (1 << 64) - 1
+_BLOCK_NUMBER = struct.Struct(">I")
+_LOCATION = struct.Struct("<BxxxIQI")  # tier, segment, offset, length; the checksums follow
+_CHECKSUM = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where one copy of a block lies.
+
+    tier: MEMORY or SSD; segment: number of the segment file in that tier; offset: of the first data byte in it;
+    length: of the block in bytes; checksums: 8 bytes little-endian per piece.
+    """
+
+    tier: int
+    segment: int
+    offset: int
+    length: int
+    checksums: bytes
+
+    def pack(self) -> bytes:
+        return _LOCATION.pack(self.tier, self.segment, self.offset, self.length) + self.checksums
+
+    @classmethod
+    def unpack(cls, record: bytes) -> "Location":
+        """Raises ValueError where *record* is not a whole, plausible location."""
+        try:
+            tier, segment, offset, length = _LOCATION.unpack_from(record)
+        except struct.error as error:
+            raise ValueError("location record is too short") from error
+        checksums = bytes(record[_LOCATION.size :])
+        if tier >= len(TIER_NAMES) or len(checksums) != 8 * piece_count(length):
+            raise ValueError("location record is damaged")
+        return cls(tier, segment, offset, length, checksums)
+
+
+def content_id(identity: bytes, version: bytes, size: int, block_size: int) -> bytes:
+    """16 bytes that name one version of one object, cut into blocks of *block_size*.
+
+    identity: the object's full name at its origin; version: its ETag, or what stands in for one.
+    """
+    parts = (identity, version, b"%d" % size, b"%d" % block_size)
+    return xxh3_128_digest(b"".join(struct.pack("<I", len(part)) + part for part in parts))
+
+
+def block_key(content: bytes, number: int) -> bytes:
+    """Key of block *number*: keys of one content are neighbours and in order, so a file's blocks are a range scan."""
+    return content + _BLOCK_NUMBER.pack(number)
+
+
+def block_number(key: bytes) -> int:
+    number: int = _BLOCK_NUMBER.unpack_from(key, CONTENT_ID_SIZE)[0]
+    return number
+
+
+def block_count(size: int, block_size: int) -> int:
+    """An empty file has no blocks."""
+    return -(-size // block_size)
+
+
+def block_length(size: int, block_size: int, number: int) -> int:
+    return min(block_size, size - number * block_size)
+
+
+def piece_count(length: int) -> int:
+    return -(-length // PIECE_SIZE)
+
+
+def piece_checksums(key: bytes, data: bytes | bytearray | memoryview) -> bytes:
+    """Checksums of all pieces of the block *key* whose content is *data*: 8 bytes per piece."""
+    return b"".join(_CHECKSUM.pack(digest) for digest in _digests(key, memoryview(data), 0))
+
+
+def pieces_match(key: bytes, checksums: bytes, first_piece: int, data: memoryview) -> bool:
+    """Are *data* the pieces of block *key* from *first_piece* on? *data* ends at a piece's or the block's end."""
+    expected = checksums[8 * first_piece : 8 * (first_piece + piece_count(len(data)))]
+    return expected == b"".join(_CHECKSUM.pack(digest) for digest in _digests(key, data, first_piece))
+
+
+def _digests(key: bytes, data: memoryview, first_piece: int) -> Iterator[int]:
+    seed = xxh3_64_intdigest(key)
+    for piece, start in enumerate(range(0, len(data), PIECE_SIZE), first_piece):
+        yield xxh3_64_intdigest(data[start : start + PIECE_SIZE], (seed + piece) & _MASK)

@@ -1,0 +1,151 @@
+"""The control plane of one node: gRPC over a unix socket, msgpack messages, no data.
+
+METHODS is the whole interface; the daemon serves a method `FooBar` with its coroutine (or async generator, where it
+streams) `foo_bar`.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar, cast
+
+import grpc
+import msgspec
+
+from cachefs import errors
+from cachefs.messages import (
+    CachedFiles,
+    DatasetAdd,
+    DatasetDetail,
+    DatasetList,
+    DatasetName,
+    Empty,
+    Fetch,
+    Fetched,
+    Freed,
+    ListingProgress,
+    Message,
+    MountReport,
+    NodeView,
+    Pinned,
+    Selection,
+    Status,
+    VerifyProgress,
+    Warmup,
+    WarmupProgress,
+)  # fmt: skip
+
+SERVICE: Final = "cachefs.Daemon"
+DEFAULT_SOCKET: Final = Path("/run/cachefs/cachefsd.sock")
+SOCKET_VARIABLE: Final = "CACHEFS_SOCKET"
+# A warmup list or an accessed-keys report of a million entries is tens of megabytes.
+MAX_MESSAGE: Final = 256 << 20
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+)
+
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+
+
+@dataclass(frozen=True)
+class Method(Generic[Request, Reply]):
+    """One call. streams: the reply is a stream of *reply* messages."""
+
+    name: str
+    request: type[Request]
+    reply: type[Reply]
+    streams: bool = False
+
+    @property
+    def path(self) -> str:
+        return f"/{SERVICE}/{self.name}"
+
+
+REPORT: Final = Method("Report", MountReport, NodeView)
+FETCH: Final = Method("Fetch", Fetch, Fetched)
+STATUS: Final = Method("Status", Empty, Status)
+DATASET_ADD: Final = Method("DatasetAdd", DatasetAdd, ListingProgress, streams=True)
+DATASET_REFRESH: Final = Method("DatasetRefresh", DatasetName, ListingProgress, streams=True)
+DATASET_LIST: Final = Method("DatasetList", Empty, DatasetList)
+DATASET_SHOW: Final = Method("DatasetShow", DatasetName, DatasetDetail)
+DATASET_REMOVE: Final = Method("DatasetRemove", DatasetName, Freed)
+WARMUP: Final = Method("Warmup", Warmup, WarmupProgress, streams=True)
+EVICT: Final = Method("Evict", Selection, Freed)
+PIN: Final = Method("Pin", Selection, Pinned)
+UNPIN: Final = Method("Unpin", Selection, Pinned)
+CACHED: Final = Method("Cached", Selection, CachedFiles, streams=True)
+VERIFY: Final = Method("Verify", Empty, VerifyProgress, streams=True)
+
+METHODS: Final[tuple[Method[Any, Any], ...]] = (
+    REPORT, FETCH, STATUS, DATASET_ADD, DATASET_REFRESH, DATASET_LIST, DATASET_SHOW, DATASET_REMOVE,
+    WARMUP, EVICT, PIN, UNPIN, CACHED, VERIFY,
+)  # fmt: skip
+
+# A failed call carries the error's class name and text, so that the caller raises the very same error.
+ERROR_TRAILER: Final = "cachefs-error"
+
+
+def encode(message: Message) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def decoder(kind: type[Reply]) -> Callable[[bytes], Reply]:
+    return msgspec.msgpack.Decoder(kind).decode
+
+
+def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
+    """The daemon's socket: as given, else $CACHEFS_SOCKET, else the system-wide one."""
+    return Path(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
+
+
+class DaemonClient:
+    """Blocking client of the node's daemon. Start it after the last fork."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self._channel = grpc.insecure_channel(f"unix:{socket.absolute()}", options=CHANNEL_OPTIONS)
+
+    def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
+        """Raises the CachefsError the daemon raised, or DaemonUnavailable."""
+        stub = self._channel.unary_unary(method.path, encode, decoder(method.reply))
+        try:
+            return cast(Reply, stub(request, timeout=timeout))
+        except grpc.RpcError as error:
+            raise self.error(error) from None
+
+    def begin(self, method: Method[Request, Reply], request: Request, timeout: float) -> Any:
+        """Start a call and return its grpc future: result() gives the reply or raises grpc.RpcError (see `error`)."""
+        stub = self._channel.unary_unary(method.path, encode, decoder(method.reply))
+        return stub.future(request, timeout=timeout, wait_for_ready=True)
+
+    def stream(self, method: Method[Request, Reply], request: Request, timeout: float | None = None) -> Iterator[Reply]:
+        stub = self._channel.unary_stream(method.path, encode, decoder(method.reply))
+        try:
+            yield from stub(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise self.error(error) from None
+
+    def error(self, error: grpc.RpcError) -> errors.CachefsError:
+        """The error of ours that a failed call stands for."""
+        for name, text in error.trailing_metadata() or ():
+            if name == ERROR_TRAILER:
+                kind, _, message = text.partition(":")
+                found = getattr(errors, kind, errors.CachefsError)
+                return cast(errors.CachefsError, found(message))
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return errors.DaemonUnavailable(f"the daemon at {self.socket} did not answer in time; see its log")
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            return errors.DaemonUnavailable(
+                f"no daemon answers at {self.socket}; start it with `cachefsd`, or name its socket with --socket"
+            )
+        return errors.CachefsError(f"the daemon failed: {error.details()}")
+
+    def close(self) -> None:
+        self._channel.close()

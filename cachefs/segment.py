@@ -1,0 +1,78 @@
+"""Reading blocks out of segment files, verified: what the mount and the daemon share of a tier.
+
+Bytes are copied out with pread, never handed out as a mapping: the copy is verified, so what the caller holds cannot
+change under it when the daemon punches the block out, and a truncated file is a short read and not a SIGBUS.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from cachefs.block import PIECE_SIZE, Location, pieces_match
+
+MAX_OPEN_SEGMENTS: Final = 512
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    return directory / f"{number:08x}.seg"
+
+
+class SegmentReader:
+    """Verified reads from the segments of a node's tiers.
+
+    directories: tier number -> directory. Not thread-safe: one reader per thread.
+    """
+
+    def __init__(self, directories: Mapping[int, Path]) -> None:
+        self._directories = dict(directories)
+        self._files: OrderedDict[tuple[int, int], int] = OrderedDict()
+
+    def read(
+        self, key: bytes, location: Location, start: int, size: int, buffer: memoryview, *, wait: bool = True
+    ) -> memoryview | None:
+        """Bytes [start, start + size) of block *key*, as a view into *buffer*; None where they are not right.
+
+        *buffer* must hold size + 2 * PIECE_SIZE bytes, as whole pieces are read to be verified. With wait=False a read
+        that would wait for the disk raises BlockingIOError.
+        """
+        first = start // PIECE_SIZE
+        begin = first * PIECE_SIZE
+        end = min(location.length, -(-(start + size) // PIECE_SIZE) * PIECE_SIZE)
+        pieces = buffer[: end - begin]
+        try:
+            got = os.preadv(self._file(location), [pieces], location.offset + begin, 0 if wait else os.RWF_NOWAIT)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return None
+        if got < len(pieces):
+            if not wait:
+                # RWF_NOWAIT may return the cached part only; only the slow read tells missing from cold.
+                raise BlockingIOError
+            return None
+        if not pieces_match(key, location.checksums, first, pieces):
+            return None
+        return pieces[start - begin : min(start + size, location.length) - begin]
+
+    def forget_unlinked(self) -> None:
+        """Close segments the daemon has deleted, so that their space is freed."""
+        for name, fd in list(self._files.items()):
+            if os.fstat(fd).st_nlink == 0:
+                del self._files[name]
+                os.close(fd)
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _file(self, location: Location) -> int:
+        name = (location.tier, location.segment)
+        fd = self._files.get(name)
+        if fd is None:
+            path = segment_path(self._directories[location.tier], location.segment)
+            fd = self._files[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if len(self._files) > MAX_OPEN_SEGMENTS:
+                os.close(self._files.popitem(last=False)[1])
+        return fd

@@ -1,0 +1,1 @@
+"""cachefsd: the per-node cache daemon (asyncio)."""

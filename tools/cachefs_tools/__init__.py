@@ -1,0 +1,1 @@
+"""cachectl, the demo and the benchmarks."""
