@@ -1,0 +1,325 @@
+"""A snapshot: the immutable listing of a dataset at one moment, as one LMDB file that opens at once.
+
+Entries are numbered breadth-first, names in byte order, the root being 0. So the children of a directory are
+consecutive, as are all entries of a subtree that lie equally deep: listing a directory and walking a tree are range
+scans. Four tables (cachefs.snapshot_builder writes them):
+
+    inode    number -> entry: the truth, each record sealed with a checksum over it and its number
+    dirent   (parent, name) -> number: only a hint; what it says is held against the entry, and where it says nothing
+             the directory's entries are searched, so that damage never hides or swaps a file
+    problem  keys of the origin that are not in the tree, and why
+    meta     the facts about the whole
+
+The LMDB file is followed by a footer with its length and digest, since LMDB itself dies of SIGBUS on a truncated file.
+
+Measured on 1,000,000 files in 1,000 directories, random order (170 MB): open 0.4 ms, file() 1.7 us, entry() 3.9 us,
+lookup() 6 us and 32 us for an absent name, children() and walk() 2.4 us per entry, verify() 17 ms when cached.
+"""
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import lmdb
+import msgspec
+from xxhash import xxh3_64_intdigest, xxh3_128
+
+from cachefs.errors import NotFound, SnapshotDamaged
+
+SUFFIX: Final = ".snapshot"
+ROOT: Final = 0
+
+INODE_DB: Final = b"inode"
+DIRENT_DB: Final = b"dirent"
+PROBLEM_DB: Final = b"problem"
+META_DB: Final = b"meta"
+META_KEY: Final = b"snapshot"
+MAX_DBS: Final = 4
+MAX_PROBLEMS: Final = 1000
+
+NUMBER: Final = struct.Struct(">Q")
+FOOTER: Final = struct.Struct("<8sQ16s")  # magic, length of the LMDB file, its xxh3-128
+MAGIC: Final = b"cachefs1"
+
+_DIRECTORY: Final = 0
+_FILE: Final = 1
+_COMMON: Final = struct.Struct("<BBQq")  # kind, length of the name, parent, mtime in ns
+_OF_FILE: Final = struct.Struct("<Q16s")  # size, content id; then name, then version
+_OF_DIRECTORY: Final = struct.Struct("<QQ")  # first child, number of children; then name
+_CHECKSUM: Final = struct.Struct("<I")
+_MASK: Final = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or directory.
+
+    number: its own, for ever; parent: the number of its directory (the root is its own); size: bytes, 0 for a
+    directory; mtime_ns: of a directory, the newest below it; version: ETag or what stands in for one; content: content
+    id (cachefs.block.content_id); version and content are empty for a directory, the children's fields 0 for a file.
+    """
+
+    number: int
+    parent: int
+    name: bytes
+    is_dir: bool
+    size: int
+    mtime_ns: int
+    version: bytes
+    content: bytes
+    first_child: int
+    child_count: int
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """Facts about the whole. directories: without the root; bytes: sum of all files' sizes; created_ns: unix time."""
+
+    id: str
+    url: str
+    block_size: int
+    files: int
+    directories: int
+    bytes: int
+    created_ns: int
+    problem_count: int
+
+
+def seal(number: int, payload: bytes) -> bytes:
+    """*payload* with a checksum that also fails when the record is found under another number."""
+    return payload + _CHECKSUM.pack(xxh3_64_intdigest(payload, number) & _MASK)
+
+
+def unseal(number: int, record: bytes) -> bytes | None:
+    payload = record[:-4]
+    return payload if record[-4:] == _CHECKSUM.pack(xxh3_64_intdigest(payload, number) & _MASK) else None
+
+
+def pack_entry(entry: Entry) -> bytes:
+    """The sealed record of *entry*."""
+    kind, of_kind = (
+        (_DIRECTORY, _OF_DIRECTORY.pack(entry.first_child, entry.child_count))
+        if entry.is_dir
+        else (_FILE, _OF_FILE.pack(entry.size, entry.content))
+    )
+    common = _COMMON.pack(kind, len(entry.name), entry.parent, entry.mtime_ns)
+    return seal(entry.number, common + of_kind + entry.name + entry.version)
+
+
+def _unpack_entry(number: int, payload: bytes) -> Entry:
+    kind, name_length, parent, mtime_ns = _COMMON.unpack_from(payload)
+    if kind == _FILE:
+        size, content = _OF_FILE.unpack_from(payload, _COMMON.size)
+        rest = payload[_COMMON.size + _OF_FILE.size :]
+        return Entry(number, parent, rest[:name_length], False, size, mtime_ns, rest[name_length:], content, 0, 0)
+    first_child, child_count = _OF_DIRECTORY.unpack_from(payload, _COMMON.size)
+    name = payload[_COMMON.size + _OF_DIRECTORY.size :]
+    return Entry(number, parent, name, True, 0, mtime_ns, b"", b"", first_child, child_count)
+
+
+def verify(path: Path) -> None:
+    """Read the whole file and raise SnapshotDamaged unless every byte is as written; NotFound where there is none.
+
+    Opening checks far less. Whoever keeps snapshots (the daemon) calls this once when it starts, since damage to
+    LMDB's own pages can crash any process that reads them.
+    """
+    length, digest = _footer(path)
+    actual = xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while length > 0 and (chunk := file.read(min(length, 1 << 20))):
+            actual.update(chunk)
+            length -= len(chunk)
+    if actual.digest() != digest:
+        raise _damaged(path, "its bytes are not those written")
+
+
+class Snapshot:
+    """Read access to one snapshot. Thread-safe. One per file and process, and open it after the last fork.
+
+    id: 32 hex digits, a function of everything in it but created_ns; url, block_size, files, directories, bytes,
+    created_ns, problem_count: as in Meta.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises NotFound where there is no such file, SnapshotDamaged where it is not a whole snapshot."""
+        self._source = path
+        length, _ = _footer(path)
+        try:
+            self._env = lmdb.open(
+                str(path), readonly=True, lock=False, subdir=False, readahead=False, max_dbs=MAX_DBS, map_size=length
+            )
+        except lmdb.Error as error:
+            raise _damaged(path, str(error)) from error
+        try:
+            self._inode = self._env.open_db(INODE_DB, create=False)
+            self._dirent = self._env.open_db(DIRENT_DB, create=False)
+            self._problem = self._env.open_db(PROBLEM_DB, create=False)
+            meta = self._read_meta()
+            # The file never changes, so one transaction serves for ever and saves 0.5 us per read.
+            self._txn = self._env.begin(db=self._inode)
+        except lmdb.Error as error:
+            self._env.close()
+            raise _damaged(path, str(error)) from error
+        self._get = self._txn.get
+        self.id = meta.id
+        self.url = meta.url
+        self.block_size = meta.block_size
+        self.files = meta.files
+        self.directories = meta.directories
+        self.bytes = meta.bytes
+        self.created_ns = meta.created_ns
+        self.problem_count = meta.problem_count
+
+    def entry(self, number: int) -> Entry:
+        """Raises NotFound, SnapshotDamaged."""
+        return _unpack_entry(number, self._payload(number))
+
+    def file(self, number: int) -> tuple[int, bytes]:
+        """(size, content id) of a file: what a read must know, and nothing more. Raises as `entry`."""
+        payload = self._payload(number)
+        if payload[0] != _FILE:
+            raise NotFound(f"entry {number} of snapshot {self.id} is a directory, not a file")
+        return _OF_FILE.unpack_from(payload, 18)
+
+    def lookup(self, parent: int, name: bytes) -> Entry | None:
+        """The entry *name* of directory *parent*; None where there is none, or *parent* is a file."""
+        if not 0 < len(name) <= 255:
+            return None
+        with contextlib.suppress(NotFound, lmdb.Error, struct.error):
+            (number,) = NUMBER.unpack(self._get(NUMBER.pack(parent) + name, b"", db=self._dirent))
+            entry = self.entry(number)
+            if entry.name == name and entry.parent == parent:
+                return entry
+        return self._search(self.entry(parent), name)
+
+    def children(self, entry: Entry, start: int = 0) -> Iterator[Entry]:
+        """Entries of directory *entry* in byte order of their names, from the *start*-th on."""
+        return self._scan(entry.first_child + start, entry.first_child + entry.child_count)
+
+    def find(self, path: bytes) -> Entry | None:
+        """The entry at *path*, relative to the root, which is b""; None where there is none."""
+        entry: Entry | None = self.entry(ROOT)
+        for name in path.split(b"/") if path else ():
+            if entry is None:
+                return None
+            entry = self.lookup(entry.number, name)
+        return entry
+
+    def path(self, number: int) -> bytes:
+        """Path of an entry relative to the root; for a file this is its key relative to the dataset's URL."""
+        names = []
+        while number != ROOT:
+            entry = self.entry(number)
+            names.append(entry.name)
+            number = entry.parent
+        return b"/".join(reversed(names))
+
+    def walk(self, top: Entry) -> Iterator[Entry]:
+        """All files at or below *top*, breadth-first: level by level, each level in path order."""
+        if not top.is_dir:
+            yield top
+            return
+        first, end = top.first_child, top.first_child + top.child_count
+        while first < end:
+            below, count = 0, 0
+            for entry in self._scan(first, end):
+                if not entry.is_dir:
+                    yield entry
+                elif entry.child_count:
+                    below = below or entry.first_child
+                    count += entry.child_count
+            first, end = below, below + count
+
+    def problems(self) -> list[tuple[bytes, str]]:
+        """(key, reason) of the first 1000, in key order, of the keys that are not in the tree; see problem_count."""
+        found = []
+        with self._env.begin(db=self._problem) as txn, txn.cursor() as cursor:
+            for number, (_, record) in enumerate(cursor):
+                payload = unseal(number, record)
+                if payload is None:
+                    raise _damaged(self._source, f"problem {number} does not match its checksum")
+                key, reason = msgspec.msgpack.decode(payload, type=tuple[bytes, str])
+                found.append((key, reason))
+        return found
+
+    def close(self) -> None:
+        self._txn.abort()
+        self._env.close()
+
+    def _payload(self, number: int) -> bytes:
+        try:
+            record: bytes | None = self._get(NUMBER.pack(number))
+        except (lmdb.Error, struct.error) as error:
+            raise _damaged(self._source, f"entry {number}: {error}") from error
+        if record is None:
+            raise NotFound(f"snapshot {self.id} has no entry {number}")
+        payload = record[:-4]
+        if record[-4:] != _CHECKSUM.pack(xxh3_64_intdigest(payload, number) & _MASK):
+            raise _damaged(self._source, f"entry {number} does not match its checksum")
+        return payload
+
+    def _scan(self, first: int, end: int) -> Iterator[Entry]:
+        if first >= end:
+            return
+        number = first
+        with self._env.begin(db=self._inode) as txn, txn.cursor() as cursor:
+            if cursor.set_key(NUMBER.pack(first)):
+                for key, record in cursor:
+                    payload = unseal(number, record)
+                    if payload is None or key != NUMBER.pack(number):
+                        break
+                    yield _unpack_entry(number, payload)
+                    number += 1
+                    if number == end:
+                        return
+        raise _damaged(self._source, f"entry {number} is missing or does not match its checksum")
+
+    def _search(self, directory: Entry, name: bytes) -> Entry | None:
+        low, high = directory.first_child, directory.first_child + directory.child_count
+        while low < high:
+            middle = (low + high) // 2
+            entry = self._existing(middle)
+            if entry.name == name:
+                return entry
+            if entry.name < name:
+                low = middle + 1
+            else:
+                high = middle
+        return None
+
+    def _existing(self, number: int) -> Entry:
+        try:
+            return self.entry(number)
+        except NotFound as error:
+            raise _damaged(self._source, f"entry {number} is missing") from error
+
+    def _read_meta(self) -> Meta:
+        with self._env.begin(db=self._env.open_db(META_DB, create=False)) as txn:
+            payload = unseal(0, txn.get(META_KEY, b""))
+        if payload is None:
+            raise _damaged(self._source, "its description does not match its checksum")
+        return msgspec.msgpack.decode(payload, type=Meta)
+
+
+def _footer(path: Path) -> tuple[int, bytes]:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            tail = os.pread(file.fileno(), FOOTER.size, max(0, size - FOOTER.size))
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no snapshot file {path}") from error
+    except OSError as error:
+        raise SnapshotDamaged(f"snapshot file {path} cannot be read: {error.strerror}") from error
+    if len(tail) < FOOTER.size:
+        raise _damaged(path, "it is too short")
+    magic, length, digest = FOOTER.unpack(tail)
+    if magic != MAGIC or length != size - FOOTER.size:
+        raise _damaged(path, "it is truncated or no snapshot of this version")
+    return length, digest
+
+
+def _damaged(path: Path, reason: str) -> SnapshotDamaged:
+    return SnapshotDamaged(f"snapshot file {path} is damaged ({reason}); refresh the dataset to list it anew")

@@ -1,0 +1,45 @@
+"""What changed between two snapshots of a dataset."""
+
+from collections.abc import Iterator
+
+from cachefs.messages import SnapshotDiff
+from cachefs.snapshot import ROOT, Entry, Snapshot
+
+
+def compare(old: Snapshot, new: Snapshot) -> SnapshotDiff:
+    """Count the files that were added, changed (another size or version under the same path), removed, kept."""
+    if old.id == new.id:
+        return SnapshotDiff(added=0, changed=0, removed=0, unchanged=new.files)
+    changed = unchanged = 0
+    for before, after in _common_files(old, new):
+        if (before.size, before.version) == (after.size, after.version):
+            unchanged += 1
+        else:
+            changed += 1
+    common = changed + unchanged
+    return SnapshotDiff(added=new.files - common, changed=changed, removed=old.files - common, unchanged=unchanged)
+
+
+def _common_files(old: Snapshot, new: Snapshot) -> Iterator[tuple[Entry, Entry]]:
+    """Files of the same path in both: descends into the directories both have."""
+    pending = [(old.entry(ROOT), new.entry(ROOT))]
+    while pending:
+        before, after = pending.pop()
+        for left, right in _same_names(old.children(before), new.children(after)):
+            if left.is_dir and right.is_dir:
+                pending.append((left, right))
+            elif not left.is_dir and not right.is_dir:
+                yield left, right
+
+
+def _same_names(old: Iterator[Entry], new: Iterator[Entry]) -> Iterator[tuple[Entry, Entry]]:
+    """Merge two name-ordered lists."""
+    left, right = next(old, None), next(new, None)
+    while left is not None and right is not None:
+        if left.name == right.name:
+            yield left, right
+            left, right = next(old, None), next(new, None)
+        elif left.name < right.name:
+            left = next(old, None)
+        else:
+            right = next(new, None)
