@@ -1,0 +1,29 @@
+# `make demo` and `make test` need nothing done before: each installs what it lacks (see .ci/prepare).
+VENV := .venv
+BIN := $(VENV)/bin
+# A change of any of these means installing the package again.
+BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/mount/_zero_open.c
+
+.PHONY: demo test soak lint clean
+
+demo: $(VENV)/.ready-demo
+	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
+
+test: lint
+	$(BIN)/pytest $(PYTEST_OPTIONS)
+
+soak: $(VENV)/.ready-test
+	$(BIN)/pytest -m soak --timeout=0 $(PYTEST_OPTIONS)
+
+lint: $(VENV)/.ready-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache cachefs/mount/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.ready-%: $(BUILD_INPUTS)
+	.ci/prepare $*
+	touch $@

@@ -1,0 +1,59 @@
+"""The `cachefs` command: what a training environment needs of cachefs, and nothing it does not."""
+
+import errno
+import os
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import click
+
+import cachefs
+
+HELPER: Final = "mount.cachefs"
+# mount(8) looks nowhere else, and not into $PATH.
+HELPER_LINK: Final = Path("/sbin") / HELPER
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(cachefs.__version__, prog_name="cachefs")
+def main() -> None:
+    """Mount datasets of the node's cache daemon as plain files."""
+
+
+@main.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def mount(arguments: tuple[str, ...]) -> None:
+    """Mount a dataset: the same as `mount.cachefs SPEC DIR [-o OPTIONS]`."""
+    if find_spec("pyfuse3") is None:
+        raise click.ClickException("mounting needs pyfuse3; install it with: pip install 'cachefs[mount]'")
+    script = _helper_script()
+    os.execv(script, [str(script), *arguments])
+
+
+@main.command()
+@click.option("--force", is_flag=True, help="Replace whatever is at /sbin/mount.cachefs.")
+def install_mount_helper(force: bool) -> None:
+    """Link /sbin/mount.cachefs to this environment, for `mount -t cachefs` and /etc/fstab."""
+    script = _helper_script()
+    try:
+        if force or HELPER_LINK.is_symlink():
+            HELPER_LINK.unlink(missing_ok=True)
+        HELPER_LINK.symlink_to(script)
+    except OSError as error:
+        if error.errno == errno.EEXIST:
+            raise click.ClickException(f"{HELPER_LINK} exists and is not a link; replace it with --force") from None
+        raise click.ClickException(f"cannot link {HELPER_LINK}: {error.strerror}; run this as root") from None
+    click.echo(f"{HELPER_LINK} -> {script}")
+
+
+def _helper_script() -> Path:
+    """This environment's mount.cachefs. Raises ClickException."""
+    script = Path(sysconfig.get_path("scripts")) / HELPER
+    if not script.exists():
+        raise click.ClickException(f"{script} is missing; reinstall cachefs with the pip of {sys.executable}")
+    return script

@@ -1,0 +1,96 @@
+"""The package installs where it must: without a compiler in a training environment, and as the Dockerfile says."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info")
+
+
+class Step(NamedTuple):
+    instruction: str
+    arguments: str
+
+
+def dockerfile() -> list[Step]:
+    text = re.sub(r"^\s*#.*\n", "", (REPOSITORY / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [Step(*line.split(maxsplit=1)) for line in lines if line.strip()]
+
+
+def copy_context(destination: Path) -> None:
+    """Copy what the Dockerfile's first stage copies, as it copies it."""
+    for step in dockerfile():
+        if step.instruction == "COPY" and not step.arguments.startswith("--from"):
+            *sources, target = step.arguments.split()
+            for source in sources:
+                if (REPOSITORY / source).is_dir():
+                    shutil.copytree(REPOSITORY / source, destination / target, ignore=NOT_SOURCE)
+                else:
+                    shutil.copy(REPOSITORY / source, destination / target)
+
+
+def run(*command: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        command, env=env, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}"
+    return done.stdout
+
+
+def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    copy_context(source)
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    bare = {**os.environ, "PATH": "/nonexistent", "CC": "/nonexistent"}
+
+    run(python, "-m", "pip", "install", "--no-cache-dir", "--only-binary=:all:", source, env=bare)
+
+    modules = "cachefs.rpc, cachefs.index, cachefs.segment, cachefs.cli, cachefs_tools.cachectl"
+    run(python, "-c", f"import {modules}", env=bare)
+    assert not list(environment.rglob("_zero_open*.so"))
+    mount = subprocess.run(
+        [environment / "bin" / "cachefs", "mount", "demo", "/mnt"], env=bare, capture_output=True, text=True
+    )
+    assert mount.returncode == 1
+    assert mount.stderr == "Error: mounting needs pyfuse3; install it with: pip install 'cachefs[mount]'\n"
+
+
+@pytest.mark.timeout(400)
+def test_every_step_of_the_dockerfile_works(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    source = tmp_path / "source"
+    root.mkdir()
+    source.mkdir()
+    copy_context(source)
+    bin_directory = root / "opt/cachefs/bin"
+
+    for command in (step.arguments for step in dockerfile() if step.instruction == "RUN"):
+        if "apt-get install" in command:
+            packages = command.partition("--no-install-recommends ")[2].partition("&&")[0]
+            run("apt-get", "install", "--simulate", "-y", "--no-install-recommends", *packages.split())
+        else:
+            here = re.sub(r"(?<=\s)/(?=opt|etc|run|var)", f"{root}/", command)
+            here = here.replace("python3 -m venv", f"{sys.executable} -m venv")
+            run("sh", "-c", here, cwd=source)
+
+    assert (root / "var/lib/cachefs").stat().st_uid == 1000
+    command = next(step.arguments for step in dockerfile() if step.instruction == "CMD")
+    assert command == '["cachefsd"]'
+    assert "dataset" in run(bin_directory / "cachectl", "--help")
+    assert "SPEC" in run(bin_directory / "mount.cachefs", "--help")
+    assert "--check-config" in run(bin_directory / "cachefsd", "--help")
+    run(bin_directory / "cachefsd", "--check-config")
+    assert list(root.rglob("_zero_open*.so")), "the image would mount without zero-open"
