@@ -5,6 +5,7 @@ A damaged entry reads as absent: the caller then asks the daemon, which fetches 
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -26,10 +27,16 @@ class IndexReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._env = lmdb.open(
-            str(path), readonly=True, subdir=False, max_dbs=MAX_DBS, map_size=MAP_SIZE, max_readers=MAX_READERS,
+            str(path),
+            readonly=True,
+            subdir=False,
+            max_dbs=MAX_DBS,
+            map_size=MAP_SIZE,
+            max_readers=MAX_READERS,
             readahead=False,
         )
         self._blocks = self._env.open_db(BLOCKS_DB, create=False)
+        self._opened = os.stat(path)
 
     def get(self, key: bytes) -> Location | None:
         try:
@@ -47,6 +54,13 @@ class IndexReader:
                 with contextlib.suppress(ValueError):
                     yield cursor.key(), Location.unpack(cursor.value())
                 found = cursor.next()
+
+    def is_current(self) -> bool:
+        """False once the file we read was deleted or replaced."""
+        try:
+            return os.path.samestat(self._opened, os.stat(self.path))
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         self._env.close()

@@ -1,0 +1,211 @@
+"""Bytes of files, from this node's tiers where they are, else after the daemon has brought them there.
+
+A warm read is one index look-up, one pread into a buffer of ours and one checksum, all on the trio thread. Only what
+would wait (a cold SSD page, a block that is not on the node) leaves it.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from cachefs.block import MEMORY, PIECE_SIZE, TIER_NAMES, Location, block_count, block_key
+from cachefs.errors import CachefsError, DaemonUnavailable
+from cachefs.index import IndexReader
+from cachefs.messages import BlockRef, Fetch, NodeView
+from cachefs.mount.counters import Counters
+from cachefs.mount.daemon_link import DaemonLink
+from cachefs.rpc import FETCH
+from cachefs.segment import SegmentReader
+from cachefs.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+# The kernel asks for at most 1 MiB (256 pages) at once; whole pieces around it are read to be verified.
+MAX_READ: Final = 1 << 20
+# Blocks asked for ahead of a reader that goes through a large file: 16 MiB at the default block size hides 80 ms of
+# origin latency from a reader of 200 MB/s.
+BLOCKS_AHEAD: Final = 4
+COLD_READS: Final = 32
+DAEMON_RETRY: Final = 0.1
+MAX_ACCESSED: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A fetch some reads wait for."""
+
+    landed: trio.Event = field(default_factory=trio.Event)
+    location: Location | None = None
+    error: CachefsError | None = None
+
+
+class BlockReader:
+    """counters: shared with the whole mount; accessed: keys of the blocks read since the last report, oldest first."""
+
+    def __init__(self, link: DaemonLink, view: NodeView, counters: Counters) -> None:
+        self.counters = counters
+        self.accessed: dict[bytes, None] = {}
+        self._link = link
+        self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
+        self._flights: dict[bytes, _Flight] = {}
+        self._cold_limiter = trio.CapacityLimiter(COLD_READS)
+        self._view = view
+        self._directories = _directories(view)
+        self._index = IndexReader(Path(view.index))
+        self._segments = SegmentReader(self._directories)
+
+    def follow(self, view: NodeView) -> None:
+        """Use what a (restarted) daemon says of its index and tiers."""
+        if view.index != self._view.index or not self._index.is_current():
+            self._index.close()
+            self._index = IndexReader(Path(view.index))
+        if view.tiers != self._view.tiers:
+            self._segments.close()
+            self._directories = _directories(view)
+            self._segments = SegmentReader(self._directories)
+        self._segments.forget_unlinked()
+        self._view = view
+
+    def locate(self, snapshot: Snapshot, number: int) -> list[Location | None]:
+        """Where each block of a file is now."""
+        size, content = snapshot.file(number)
+        return [self._index.get(block_key(content, n)) for n in range(block_count(size, snapshot.block_size))]
+
+    async def read(self, snapshot: Snapshot, number: int, offset: int, size: int) -> bytes | memoryview:
+        """Bytes [offset, offset + size) of a file, fewer at its end. A view is valid until the caller next awaits.
+
+        Raises CachefsError with the errno for the reader.
+        """
+        length, content = snapshot.file(number)
+        size = min(size, length - offset)
+        if size <= 0:
+            return b""
+        block, start = divmod(offset, snapshot.block_size)
+        if start + size <= snapshot.block_size:
+            return await self._read_block(snapshot, number, content, block, start, size)
+        parts = []
+        while size > 0:
+            step = min(size, snapshot.block_size - start)
+            parts.append(bytes(await self._read_block(snapshot, number, content, block, start, step)))
+            block, start, size = block + 1, 0, size - step
+        return b"".join(parts)
+
+    async def _read_block(
+        self, snapshot: Snapshot, number: int, content: bytes, block: int, start: int, size: int
+    ) -> memoryview:
+        key = block_key(content, block)
+        if start == 0 and block > 0:
+            self._ask_ahead(snapshot, number, content, block + 1)
+        location = self._index.get(key)
+        bad = b""
+        if location is not None:
+            data = await self._copy(key, location, start, size)
+            if data is not None:
+                self.counters.hit(location.tier, size)
+                self._note_access(key)
+                return data
+            bad = self._blame(key, location)
+        self.counters.misses += 1
+        self.counters.miss_bytes += size
+        deadline = trio.current_time() + self._view.read_deadline
+        while True:
+            ref = BlockRef(snapshot=snapshot.id, entry=number, number=block, bad=bad)
+            location = await self._fetch(key, ref, deadline)
+            data = await self._copy(key, location, start, size)
+            if data is not None:
+                self._note_access(key)
+                return data
+            # Evicted again before we came to read it, or written badly: the daemon finds out which.
+            bad = location.pack()
+            if trio.current_time() > deadline:
+                name = snapshot.path(number).decode(errors="backslashreplace")
+                raise CachefsError(f"block {block} of {name} could not be read within the deadline")
+
+    def _blame(self, key: bytes, location: Location) -> bytes:
+        """The location to complain of, packed; nothing where the block was evicted while we read it."""
+        if self._index.get(key) != location:
+            return b""
+        self.counters.bad += 1
+        log.warning(
+            "a block in the %s tier failed verification (segment %08x, offset %d, %d bytes); it will be fetched anew",
+            TIER_NAMES[location.tier], location.segment, location.offset, location.length,
+        )  # fmt: skip
+        return location.pack()
+
+    async def _copy(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
+        """Verified bytes in our buffer, None where the copy is not right."""
+        if size > MAX_READ:
+            return await self._copy_in_thread(key, location, start, size)
+        try:
+            return self._segments.read(key, location, start, size, self._buffer, wait=location.tier == MEMORY)
+        except BlockingIOError:
+            return await self._copy_in_thread(key, location, start, size)
+
+    async def _copy_in_thread(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
+        def copy() -> memoryview | None:
+            segments = SegmentReader(self._directories)
+            try:
+                return segments.read(key, location, start, size, memoryview(bytearray(size + 2 * PIECE_SIZE)))
+            finally:
+                segments.close()
+
+        return await trio.to_thread.run_sync(copy, limiter=self._cold_limiter)
+
+    def _note_access(self, key: bytes) -> None:
+        if len(self.accessed) < MAX_ACCESSED:
+            self.accessed.pop(key, None)
+            self.accessed[key] = None
+
+    async def _fetch(self, key: bytes, ref: BlockRef, deadline: float) -> Location:
+        """Where the daemon has put the block. Many reads of one block share one call."""
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight()
+            try:
+                flight.location = await self._ask(ref, deadline)
+            except CachefsError as error:
+                flight.error = error
+            finally:
+                del self._flights[key]
+                flight.landed.set()
+        else:
+            await flight.landed.wait()
+        if flight.location is None:
+            raise flight.error or CachefsError("the mount is ending")
+        return flight.location
+
+    async def _ask(self, ref: BlockRef, deadline: float) -> Location:
+        while True:
+            left = deadline - trio.current_time()
+            try:
+                reply = await self._link.call(FETCH, Fetch(blocks=[ref], deadline=left), seconds=left)
+            except DaemonUnavailable:
+                # A daemon that is being restarted: it has until the deadline to come back.
+                if trio.current_time() + DAEMON_RETRY > deadline:
+                    raise
+                await trio.sleep(DAEMON_RETRY)
+                continue
+            answer = reply.blocks[0]
+            if answer.errno:
+                error = CachefsError(answer.message)
+                error.errno = answer.errno
+                raise error
+            return Location.unpack(answer.location)
+
+    def _ask_ahead(self, snapshot: Snapshot, number: int, content: bytes, first: int) -> None:
+        """A reader that arrives at the start of a later block is going through the file: have the next ones ready."""
+        last = min(first + BLOCKS_AHEAD, block_count(snapshot.file(number)[0], snapshot.block_size))
+        missing = [
+            BlockRef(snapshot=snapshot.id, entry=number, number=n)
+            for n in range(first, last)
+            if (key := block_key(content, n)) not in self._flights and self._index.get(key) is None
+        ]
+        if missing:
+            self._link.send(FETCH, Fetch(blocks=missing, ahead=True, deadline=self._view.read_deadline))
+
+
+def _directories(view: NodeView) -> dict[int, Path]:
+    return {TIER_NAMES.index(name): Path(path) for name, path in view.tiers.items()}

@@ -1,0 +1,168 @@
+"""`mount.cachefs SPEC DIR [-o options]`: mounts, and returns when reads are served.
+
+mount(8) runs this with an empty environment. The work is done in a child that goes to the background; the parent waits
+for its first word, so that an error is still an error of the command.
+"""
+
+import logging
+import logging.handlers
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs.mount import kernel
+from cachefs.mount.options import MountOptions, parse
+
+READY: Final = "ready"
+MISSING: Final = "mounting needs {name}; install libfuse3-dev and fuse3, then: pip install 'cachefs[mount]'"
+# mount(8)'s exit status: 1 bad invocation, 32 mount failure.
+USAGE_STATUS: Final = 1
+FAILURE_STATUS: Final = 32
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("spec")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("-o", "options", multiple=True, metavar="OPT,OPT=VALUE", help="Mount options (see below).")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, messages to stderr.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more in the log.")
+@click.option("--no-zero-open", is_flag=True, help="Same as -o no_zero_open, for kernels without it.")
+@click.option("-s", "sloppy", is_flag=True, hidden=True)
+@click.option("-n", "no_mtab", is_flag=True, hidden=True)
+def main(
+    spec: str,
+    directory: Path,
+    options: tuple[str, ...],
+    foreground: bool,
+    verbose: bool,
+    no_zero_open: bool,
+    sloppy: bool,
+    no_mtab: bool,
+) -> None:
+    """Mount datasets as plain read-only files.
+
+    SPEC is a dataset (NAME), one of its snapshots (NAME@ID), several (NAME,NAME) or `all`; with one dataset, DIR shows
+    its files, else a directory for each.
+
+    \b
+    Options for -o:
+      socket=PATH       the daemon's socket (default: $CACHEFS_SOCKET or /run/cachefs/cachefsd.sock)
+      uid=N, gid=N      owner of everything (default: who mounts)
+      umask=OCTAL       taken from modes 0444 and 0555
+      allow_other       let other users in (default when root mounts; noallow_other)
+      no_zero_open      send each open and close to the mount process (slower)
+      readahead=KIB     the kernel's readahead (default 1024; 0 leaves it alone)
+      daemon_wait=SEC   how long to wait for the daemon to come up (default 10)
+      log=FILE          messages of the background process (default: syslog)
+    """
+    try:
+        parsed = parse((*options, "no_zero_open") if no_zero_open else options)
+        directory = directory.absolute()
+        kernel.prepare_mount_point(directory)
+    except ConfigError as error:
+        fail(error, USAGE_STATUS)
+    except CachefsError as error:
+        fail(error, FAILURE_STATUS)
+    level = logging.DEBUG if verbose else logging.INFO
+    if foreground:
+        log_to(logging.StreamHandler(), level)
+        try:
+            serve(spec, directory, parsed, lambda: print(f"mounted on {directory}", flush=True))
+        except CachefsError as error:
+            fail(error, FAILURE_STATUS)
+    else:
+        sys.exit(in_background(spec, directory, parsed, level))
+
+
+def serve(spec: str, directory: Path, options: MountOptions, ready: Callable[[], None]) -> None:
+    """Mount and serve until unmounted. Raises CachefsError."""
+    from cachefs.mount import zero_open
+
+    interposer = None
+    if options.zero_open:
+        try:
+            interposer = zero_open.load()
+        except zero_open.ZeroOpenUnavailable as missing:
+            logging.warning("running without zero-open, so every open and close is a request: %s", missing)
+            options = replace(options, zero_open=False)
+    try:
+        # Imported late: pyfuse3 must find the interposer already loaded, and gRPC must not be started before the fork.
+        from cachefs.mount.process import MountProcess
+    except ImportError as error:
+        raise CachefsError(MISSING.format(name=error.name)) from None
+    MountProcess(spec, directory, options).run(interposer, ready)
+
+
+def in_background(spec: str, directory: Path, options: MountOptions, level: int) -> int:
+    """Exit status of the command, once the child serves or has failed."""
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        with os.fdopen(reader) as answer:
+            word = answer.read()
+        if word == READY:
+            return 0
+        print(f"mount.cachefs: {word or 'the mount process died while starting; see its log'}", file=sys.stderr)
+        return FAILURE_STATUS
+    os.close(reader)
+    os.setsid()
+    os.chdir("/")
+    log_to(background_log(options), level)
+
+    def tell(word: str) -> None:
+        nonlocal writer
+        if writer >= 0:
+            os.write(writer, word.encode())
+            os.close(writer)
+            writer = -1
+
+    def ready() -> None:
+        tell(READY)
+        detach_terminal()
+
+    try:
+        serve(spec, directory, options, ready)
+        return 0
+    except CachefsError as error:
+        logging.error("%s", error)
+        tell(str(error))
+        return FAILURE_STATUS
+    except Exception as error:
+        logging.exception("the mount on %s failed", directory)
+        tell(f"{type(error).__name__}: {error}")
+        return FAILURE_STATUS
+
+
+def background_log(options: MountOptions) -> logging.Handler:
+    if options.log is not None:
+        try:
+            return logging.FileHandler(options.log)
+        except OSError as error:
+            fail(ConfigError(f"mount option log={options.log}: {error.strerror}"), USAGE_STATUS)
+    if Path("/dev/log").exists():
+        return logging.handlers.SysLogHandler("/dev/log")
+    return logging.NullHandler()
+
+
+def log_to(handler: logging.Handler, level: int) -> None:
+    handler.setFormatter(logging.Formatter("%(asctime)s mount.cachefs[%(process)d] %(levelname)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.getLogger("pyfuse3").setLevel(logging.INFO)
+
+
+def detach_terminal() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.close(null)
+
+
+def fail(error: CachefsError, status: int) -> NoReturn:
+    print(f"mount.cachefs: {error}", file=sys.stderr)
+    sys.exit(status)

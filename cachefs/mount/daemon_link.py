@@ -1,0 +1,48 @@
+"""The mount's line to its daemon: gRPC calls awaited from trio.
+
+A call is a grpc future whose completion wakes the waiting task, so a hundred readers waiting for the origin cost no
+threads. gRPC does not survive a fork: make a link after the process has gone to the background.
+"""
+
+import contextlib
+from typing import Any, Final, TypeVar
+
+import grpc
+import trio
+
+from cachefs.messages import Message
+from cachefs.rpc import DaemonClient, Method
+
+SEND_TIMEOUT: Final = 5.0
+
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+
+
+class DaemonLink:
+    def __init__(self, client: DaemonClient) -> None:
+        self.client = client
+
+    async def call(self, method: Method[Request, Reply], request: Request, seconds: float) -> Reply:
+        """Waits at most *seconds*, also for a daemon that is not there yet. Raises as DaemonClient.call does."""
+        token = trio.lowlevel.current_trio_token()
+        answered = trio.Event()
+
+        def wake(_: Any) -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(answered.set)
+
+        future = self.client.begin(method, request, seconds)
+        future.add_done_callback(wake)
+        try:
+            await answered.wait()
+            reply: Reply = future.result()
+            return reply
+        except grpc.RpcError as error:
+            raise self.client.error(error) from None
+        finally:
+            future.cancel()
+
+    def send(self, method: Method[Request, Reply], request: Request) -> None:
+        """Tell the daemon something whose answer, or loss, nobody waits for."""
+        self.client.begin(method, request, SEND_TIMEOUT)

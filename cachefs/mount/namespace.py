@@ -1,0 +1,115 @@
+"""Which inode is which entry of which snapshot.
+
+An inode number is (slot << 40) | entry, where the slot comes from the snapshot's id: the same on every node and in
+every process, and different for every snapshot, so that what the kernel caches for an inode never goes stale. Inode 1
+is the root of the mount: the root of the one dataset, or a directory of datasets.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.errors import NotFound
+from cachefs.messages import DatasetView
+from cachefs.snapshot import Snapshot
+
+ROOT: Final = 1
+ENTRY_BITS: Final = 40
+ENTRY_MASK: Final = (1 << ENTRY_BITS) - 1
+SLOT_MASK: Final = (1 << 22) - 1
+ALL_DATASETS: Final = "all"
+
+
+def slot_of(snapshot_id: str) -> int:
+    """1 .. 2**22: two snapshots hardly ever collide, and inode numbers fit a signed 64-bit integer."""
+    return (int(snapshot_id[:8], 16) & SLOT_MASK) + 1
+
+
+def wanted_datasets(spec: str, datasets: Sequence[DatasetView]) -> list[DatasetView]:
+    """The datasets a mount SPEC names: `NAME`, `NAME@SNAPSHOT`, `NAME,NAME...`, or `all`. Raises NotFound."""
+    by_name = {dataset.name: dataset for dataset in datasets}
+    if spec == ALL_DATASETS:
+        return list(by_name.values())
+    found = []
+    for part in spec.split(","):
+        name, _, snapshot = part.partition("@")
+        dataset = by_name.get(name)
+        if dataset is None:
+            known = ", ".join(sorted(by_name)) or "none yet"
+            raise NotFound(f"no dataset named {name!r} (known: {known}); add it with `cachectl dataset add {name} URL`")
+        found.append(at_snapshot(dataset, snapshot) if snapshot else dataset)
+    return found
+
+
+def at_snapshot(dataset: DatasetView, snapshot: str) -> DatasetView:
+    """The dataset at an older snapshot (given by its first digits), while that is still on this node."""
+    paths = list(Path(dataset.path).parent.glob(f"{snapshot}*.snapshot")) if snapshot.isalnum() else []
+    if len(paths) != 1:
+        known = "no" if not paths else "more than one"
+        raise NotFound(f"{known} snapshot {dataset.name}@{snapshot} on this node; it is at {dataset.snapshot} now")
+    return msgspec.structs.replace(dataset, snapshot=paths[0].stem, path=str(paths[0]))
+
+
+class Namespace:
+    """The tree a mount shows.
+
+    single: the one dataset is the root itself and stays at the snapshot it was mounted with; otherwise the root lists
+    the datasets by name and follows their refreshes. names: dataset name -> slot; root_changed_ns: when that last
+    changed. A snapshot once shown stays readable by its inodes.
+    """
+
+    def __init__(self, spec: str, datasets: Sequence[DatasetView], now_ns: Callable[[], int]) -> None:
+        self.spec = spec
+        self.single = spec != ALL_DATASETS and "," not in spec
+        self.names: dict[bytes, int] = {}
+        self.root_changed_ns = now_ns()
+        self._now_ns = now_ns
+        self._by_slot: dict[int, Snapshot] = {}
+        self._slots: dict[tuple[str, str], int] = {}
+        self._show(wanted_datasets(spec, datasets))
+        self._root_slot = next(iter(self.names.values())) if self.single else 0
+
+    def update(self, datasets: Sequence[DatasetView]) -> None:
+        """Follow datasets that were added, refreshed or removed."""
+        if self.single:
+            return
+        wanted = None if self.spec == ALL_DATASETS else set(self.spec.split(","))
+        self._show([dataset for dataset in datasets if wanted is None or dataset.name in wanted])
+
+    def resolve(self, inode: int) -> tuple[Snapshot, int]:
+        """Snapshot and entry number. Raises NotFound, also for the root of a mount of several datasets."""
+        if inode == ROOT:
+            inode = self._root_slot << ENTRY_BITS
+        snapshot = self._by_slot.get(inode >> ENTRY_BITS)
+        if snapshot is None:
+            raise NotFound(f"inode {inode} belongs to no dataset of this mount")
+        return snapshot, inode & ENTRY_MASK
+
+    def sibling(self, inode: int, number: int) -> int:
+        """The inode of entry *number* of the snapshot that *inode* belongs to."""
+        slot = self._root_slot if inode == ROOT else inode >> ENTRY_BITS
+        return ROOT if number == 0 and slot == self._root_slot else (slot << ENTRY_BITS) | number
+
+    def datasets(self) -> list[tuple[bytes, int, Snapshot]]:
+        """Name, root inode and snapshot of each dataset, in name order."""
+        return [(name, slot << ENTRY_BITS, self._by_slot[slot]) for name, slot in sorted(self.names.items())]
+
+    def _show(self, datasets: Sequence[DatasetView]) -> None:
+        names = {dataset.name.encode(): self._slot(dataset) for dataset in datasets}
+        if names != self.names:
+            self.names = names
+            self.root_changed_ns = self._now_ns()
+
+    def _slot(self, dataset: DatasetView) -> int:
+        """Each name has its own slot, even where two datasets share a snapshot: a directory inode has one place."""
+        slot = self._slots.get((dataset.name, dataset.snapshot))
+        if slot is None:
+            slot = slot_of(dataset.snapshot)
+            while slot in self._by_slot:
+                slot = slot % (SLOT_MASK + 1) + 1
+            shared = (snapshot for snapshot in self._by_slot.values() if snapshot.id == dataset.snapshot)
+            self._by_slot[slot] = next(shared, None) or Snapshot(Path(dataset.path))
+            self._slots[dataset.name, dataset.snapshot] = slot
+        return slot

@@ -1,0 +1,241 @@
+"""The FUSE handlers: read-only, stateless, every one a look-up in a snapshot.
+
+With zero-open the kernel sends neither OPEN nor RELEASE, and a handler's *fh* is the inode (see _zero_open.c); without,
+`open` hands out the inode as the file handle, so that the handlers need not know the difference.
+"""
+
+import errno
+import functools
+import itertools
+import logging
+import stat
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
+
+import pyfuse3
+
+from cachefs.block import TIER_NAMES, Location
+from cachefs.errors import CachefsError, NotFound
+from cachefs.mount.block_reader import BlockReader
+from cachefs.mount.counters import Counters
+from cachefs.mount.namespace import ROOT, Namespace
+from cachefs.mount.options import MountOptions
+from cachefs.snapshot import Entry, Snapshot
+
+log = logging.getLogger(__name__)
+
+# Snapshots never change, so the kernel may keep what it knows; only a root that lists datasets is short-lived.
+FOR_EVER: Final = 1e9
+ROOT_SECONDS: Final = 1.0
+ETAG: Final = b"user.cachefs.etag"
+TIER: Final = b"user.cachefs.tier"
+
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+
+
+def handler(function: Handler) -> Handler:
+    """Count the request, and turn whatever goes wrong into an errno: pyfuse3 ends the mount on any other exception."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    async def handle(self: "Operations", *args: Any) -> Any:
+        counters = self.counters
+        counters.requests += 1
+        setattr(counters, name, getattr(counters, name) + 1)
+        try:
+            return await function(self, *args)
+        except pyfuse3.FUSEError:
+            raise
+        except CachefsError as error:
+            if not isinstance(error, NotFound):
+                counters.errors += 1
+                log.error("%s: %s", name, error)
+            raise pyfuse3.FUSEError(error.errno) from None
+        except Exception:
+            counters.errors += 1
+            log.exception("%s%r failed", name, args)
+            raise pyfuse3.FUSEError(errno.EIO) from None
+
+    return handle  # type: ignore[return-value]
+
+
+class Operations(pyfuse3.Operations):
+    supports_dot_lookup = True
+    enable_writeback_cache = False
+
+    def __init__(self, namespace: Namespace, reader: BlockReader, options: MountOptions, counters: Counters) -> None:
+        super().__init__()
+        self.namespace = namespace
+        self.reader = reader
+        self.options = options
+        self.counters = counters
+        self._file_mode = stat.S_IFREG | (0o444 & ~options.umask)
+        self._dir_mode = stat.S_IFDIR | (0o555 & ~options.umask)
+
+    @handler
+    async def lookup(self, parent: int, name: bytes, ctx: object) -> pyfuse3.EntryAttributes:
+        if parent == ROOT and not self.namespace.single:
+            return self._lookup_dataset(name)
+        snapshot, number = self.namespace.resolve(parent)
+        if name == b".":
+            entry: Entry | None = snapshot.entry(number)
+        elif name == b"..":
+            entry = snapshot.entry(snapshot.entry(number).parent)
+        else:
+            entry = snapshot.lookup(number, name)
+        return _absent(FOR_EVER) if entry is None else self._attributes(parent, entry)
+
+    @handler
+    async def getattr(self, inode: int, ctx: object) -> pyfuse3.EntryAttributes:
+        if inode == ROOT and not self.namespace.single:
+            return self._root_attributes()
+        snapshot, number = self.namespace.resolve(inode)
+        return self._attributes(inode, snapshot.entry(number))
+
+    @handler
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        for position, (name, attributes) in enumerate(self._listing(fh, start_id), start_id + 1):
+            if not pyfuse3.readdir_reply(token, name, attributes, position):
+                break
+
+    async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
+        # The hot path: `handler` written out, which saves a call and a setattr.
+        counters = self.counters
+        counters.requests += 1
+        counters.read += 1
+        try:
+            snapshot, number = self.namespace.resolve(fh)
+            return await self.reader.read(snapshot, number, off, size)
+        except CachefsError as error:
+            counters.errors += 1
+            log.error("read of inode %d at %d: %s", fh, off, error)
+            raise pyfuse3.FUSEError(error.errno) from None
+        except Exception:
+            counters.errors += 1
+            log.exception("read of inode %d at %d failed", fh, off)
+            raise pyfuse3.FUSEError(errno.EIO) from None
+
+    @handler
+    async def open(self, inode: int, flags: int, ctx: object) -> pyfuse3.FileInfo:
+        if self.options.zero_open:
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
+
+    @handler
+    async def opendir(self, inode: int, ctx: object) -> int:
+        if self.options.zero_open:
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        return inode
+
+    @handler
+    async def statfs(self, ctx: object) -> pyfuse3.StatvfsData:
+        """The datasets' size, with nothing free."""
+        snapshots = [snapshot for _, _, snapshot in self.namespace.datasets()]
+        data = pyfuse3.StatvfsData()
+        data.f_bsize = data.f_frsize = 4096
+        data.f_blocks = sum(-(-snapshot.bytes // 4096) for snapshot in snapshots)
+        data.f_files = sum(snapshot.files + snapshot.directories + 1 for snapshot in snapshots)
+        data.f_namemax = 255
+        return data
+
+    @handler
+    async def getxattr(self, inode: int, name: bytes, ctx: object) -> bytes:
+        snapshot, entry = self._file(inode)
+        if name == ETAG:
+            return entry.version
+        if name == TIER:
+            return describe_tiers(self.reader.locate(snapshot, entry.number))
+        raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+
+    async def listxattr(self, inode: int, ctx: object) -> list[bytes]:
+        self.counters.requests += 1
+        self.counters.other += 1
+        try:
+            self._file(inode)
+        except pyfuse3.FUSEError:
+            return []
+        return [ETAG, TIER]
+
+    # With zero-open none of these is ever sent; without, there is nothing to release.
+    async def release(self, fh: int) -> None:
+        self.counters.requests += 1
+        self.counters.other += 1
+
+    async def releasedir(self, fh: int) -> None:
+        self.counters.requests += 1
+        self.counters.other += 1
+
+    async def flush(self, fh: int) -> None:
+        self.counters.requests += 1
+        self.counters.other += 1
+
+    def _file(self, inode: int) -> tuple[Snapshot, Entry]:
+        try:
+            snapshot, number = self.namespace.resolve(inode)
+            entry = snapshot.entry(number)
+        except CachefsError:
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR) from None
+        if entry.is_dir:
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        return snapshot, entry
+
+    def _listing(self, inode: int, start: int) -> Iterator[tuple[bytes, pyfuse3.EntryAttributes]]:
+        if inode == ROOT and not self.namespace.single:
+            for name, root, snapshot in itertools.islice(self.namespace.datasets(), start, None):
+                yield name, self._dataset_attributes(root, snapshot)
+            return
+        snapshot, number = self.namespace.resolve(inode)
+        for entry in snapshot.children(snapshot.entry(number), start):
+            yield entry.name, self._attributes(inode, entry)
+
+    def _lookup_dataset(self, name: bytes) -> pyfuse3.EntryAttributes:
+        if name in (b".", b".."):
+            return self._root_attributes()
+        for known, root, snapshot in self.namespace.datasets():
+            if known == name:
+                return self._dataset_attributes(root, snapshot)
+        return _absent(ROOT_SECONDS)
+
+    def _dataset_attributes(self, root: int, snapshot: Snapshot) -> pyfuse3.EntryAttributes:
+        attributes = self._attributes(root, snapshot.entry(0))
+        attributes.entry_timeout = ROOT_SECONDS
+        return attributes
+
+    def _root_attributes(self) -> pyfuse3.EntryAttributes:
+        attributes = self._new_attributes(ROOT, self._dir_mode, 0, self.namespace.root_changed_ns)
+        attributes.entry_timeout = attributes.attr_timeout = ROOT_SECONDS
+        return attributes
+
+    def _attributes(self, relative: int, entry: Entry) -> pyfuse3.EntryAttributes:
+        """Of *entry* in the snapshot the inode *relative* belongs to."""
+        mode = self._dir_mode if entry.is_dir else self._file_mode
+        return self._new_attributes(self.namespace.sibling(relative, entry.number), mode, entry.size, entry.mtime_ns)
+
+    def _new_attributes(self, inode: int, mode: int, size: int, mtime_ns: int) -> pyfuse3.EntryAttributes:
+        attributes = pyfuse3.EntryAttributes()
+        attributes.st_ino = inode
+        attributes.st_mode = mode
+        # 1 for directories too: "unknown", where 2 would tell find(1) that there are no subdirectories.
+        attributes.st_nlink = 1
+        attributes.st_uid = self.options.uid
+        attributes.st_gid = self.options.gid
+        attributes.st_size = size
+        attributes.st_blocks = -(-size // 512)
+        attributes.st_mtime_ns = attributes.st_ctime_ns = attributes.st_atime_ns = mtime_ns
+        attributes.entry_timeout = attributes.attr_timeout = FOR_EVER
+        return attributes
+
+
+def _absent(seconds: float) -> pyfuse3.EntryAttributes:
+    """A negative entry: the kernel may remember for *seconds* that there is no such name."""
+    attributes = pyfuse3.EntryAttributes()
+    attributes.st_ino = 0
+    attributes.entry_timeout = seconds
+    return attributes
+
+
+def describe_tiers(blocks: Iterable[Location | None]) -> bytes:
+    """Which tier each block is in, as runs: `memory`, or `ssd*3 origin*2 memory` where there are several blocks."""
+    names = ("origin" if location is None else TIER_NAMES[location.tier] for location in blocks)
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(names)]
+    return " ".join(name if count == 1 else f"{name}*{count}" for name, count in runs).encode()

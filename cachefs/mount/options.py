@@ -1,0 +1,102 @@
+"""Options of `mount.cachefs ... -o a,b=c`, as a user, mount(8) and fstab write them."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs.errors import ConfigError
+from cachefs.rpc import socket_path
+
+# What mount(8) adds by itself or interprets itself. A mount of ours is read-only whatever it is told.
+_GENERIC = {"defaults", "rw", "ro", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "async", "sync"}
+_TIMES = {"atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "lazytime"}
+IGNORED: Final = frozenset(_GENERIC | _TIMES)
+# Passed through to the kernel.
+KERNEL_FLAGS: Final = frozenset(["dev", "nodev", "suid", "nosuid", "exec", "noexec"])
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """socket: of the daemon; uid, gid: owner of everything; umask: octal, taken from 0444 and 0555; allow_other: let
+    other users in (default: when root mounts); zero_open: let the kernel open files by itself; readahead: KiB, 0 leaves
+    the kernel's own; daemon_wait: seconds to wait for a daemon that is not up yet; log: file for messages, else syslog;
+    kernel: flags passed on."""
+
+    socket: Path
+    uid: int
+    gid: int
+    umask: int = 0
+    allow_other: bool = False
+    zero_open: bool = True
+    readahead: int = 1024
+    daemon_wait: float = 10.0
+    log: Path | None = None
+    kernel: tuple[str, ...] = ()
+
+
+def _octal(text: str) -> int:
+    value = int(text, 8)
+    if not 0 <= value <= 0o777:
+        raise ValueError
+    return value
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 86400:
+        raise ValueError
+    return value
+
+
+VALUES: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
+    "socket": (Path, "a path"),
+    "uid": (_natural, "a user number"),
+    "gid": (_natural, "a group number"),
+    "umask": (_octal, "an octal mode such as 022"),
+    "readahead": (_natural, "a number of KiB"),
+    "daemon_wait": (_seconds, "a number of seconds"),
+    "log": (Path, "a path"),
+}
+SWITCHES: Final[dict[str, tuple[str, bool]]] = {
+    "allow_other": ("allow_other", True),
+    "noallow_other": ("allow_other", False),
+    "zero_open": ("zero_open", True),
+    "no_zero_open": ("zero_open", False),
+}
+
+
+def parse(texts: tuple[str, ...]) -> MountOptions:
+    """Options of all `-o` arguments; the later wins. Raises ConfigError naming the option and what it takes."""
+    root = os.geteuid() == 0
+    found: dict[str, Any] = {"uid": os.getuid(), "gid": os.getgid(), "allow_other": root, "socket": socket_path()}
+    kernel = ["nosuid", "nodev"] if root else []
+    for option in (part for text in texts for part in text.split(",") if part):
+        name, given, value = option.partition("=")
+        if name in VALUES and given:
+            convert, takes = VALUES[name]
+            try:
+                found[name] = convert(value)
+            except ValueError:
+                raise ConfigError(f"mount option {name}={value}: it takes {takes}") from None
+        elif option in SWITCHES:
+            field, setting = SWITCHES[option]
+            found[field] = setting
+        elif option in KERNEL_FLAGS:
+            opposite = option.removeprefix("no") if option.startswith("no") else f"no{option}"
+            kernel = [flag for flag in kernel if flag not in (option, opposite)] + [option]
+        elif option not in IGNORED and not option.startswith(("x-", "comment=")):
+            takes = f"it takes {VALUES[name][1]}" if name in VALUES else f"known are {', '.join([*VALUES, *SWITCHES])}"
+            raise ConfigError(f"mount option {option!r} is not understood; {takes}")
+    # Absolute, since a mount process changes to / when it goes to the background.
+    for name in ("socket", "log"):
+        if name in found:
+            found[name] = found[name].absolute()
+    return MountOptions(**found, kernel=tuple(kernel))

@@ -1,0 +1,31 @@
+"""Loading of the C piece that makes zero-open possible (see _zero_open.c); call `load` before pyfuse3 is imported."""
+
+import ctypes
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+
+class ZeroOpenUnavailable(Exception):
+    """The text says what is missing and how to get it."""
+
+
+def load() -> ctypes.CDLL:
+    """Put the interposer in front of libfuse3. Raises ZeroOpenUnavailable."""
+    if "pyfuse3" in sys.modules:
+        raise ZeroOpenUnavailable("pyfuse3 was imported before zero-open could be set up")
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_zero_open{suffix}")
+        if path.exists():
+            try:
+                return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise ZeroOpenUnavailable(f"{path} cannot be loaded ({error}); reinstall cachefs[mount]") from None
+    raise ZeroOpenUnavailable(
+        "its C piece was not built; install a C compiler, pkg-config and libfuse3-dev, then reinstall cachefs[mount]"
+    )
+
+
+def is_active(library: ctypes.CDLL) -> bool:
+    """After pyfuse3.init: did the interposer see the session?"""
+    return bool(library.cachefs_zero_open_active())
