@@ -1,0 +1,23 @@
+"""Real servers, once per session. A missing one fails the tests that need it, with the line that installs it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import radosgw as radosgw_server
+from tests.servers import rclone as rclone_server
+from tests.servers.s3 import S3Server
+
+
+@pytest.fixture(scope="session")
+def radosgw() -> Iterator[S3Server]:
+    """An S3 server that does everything right. Tests share it: make a bucket of your own name."""
+    with radosgw_server.running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server that ignores If-Match and answers ranges with status 200."""
+    with rclone_server.running(tmp_path_factory.mktemp("rclone")) as server:
+        yield server
