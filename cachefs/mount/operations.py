@@ -8,6 +8,7 @@ import errno
 import functools
 import itertools
 import logging
+import os
 import stat
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Final, TypeVar
@@ -36,12 +37,13 @@ Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 def handler(function: Handler) -> Handler:
     """Count the request, and turn whatever goes wrong into an errno: pyfuse3 ends the mount on any other exception."""
     name = function.__name__
+    kind = name if name in Counters.__slots__ else "other"
 
     @functools.wraps(function)
     async def handle(self: "Operations", *args: Any) -> Any:
         counters = self.counters
         counters.requests += 1
-        setattr(counters, name, getattr(counters, name) + 1)
+        setattr(counters, kind, getattr(counters, kind) + 1)
         try:
             return await function(self, *args)
         except pyfuse3.FUSEError:
@@ -89,8 +91,7 @@ class Operations(pyfuse3.Operations):
     async def getattr(self, inode: int, ctx: object) -> pyfuse3.EntryAttributes:
         if inode == ROOT and not self.namespace.single:
             return self._root_attributes()
-        snapshot, number = self.namespace.resolve(inode)
-        return self._attributes(inode, snapshot.entry(number))
+        return self._attributes(inode, self._entry(inode))
 
     @handler
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
@@ -128,6 +129,13 @@ class Operations(pyfuse3.Operations):
         return inode
 
     @handler
+    async def access(self, inode: int, mode: int, ctx: object) -> bool:
+        """Sent for access(2) and chdir(2) where the kernel does not check modes itself: then they deny nobody but X."""
+        lists_datasets = inode == ROOT and not self.namespace.single
+        is_dir = lists_datasets or self._entry(inode).is_dir
+        return not mode & os.W_OK and (is_dir or not mode & os.X_OK)
+
+    @handler
     async def statfs(self, ctx: object) -> pyfuse3.StatvfsData:
         """The datasets' size, with nothing free."""
         snapshots = [snapshot for _, _, snapshot in self.namespace.datasets()]
@@ -147,27 +155,30 @@ class Operations(pyfuse3.Operations):
             return describe_tiers(self.reader.locate(snapshot, entry.number))
         raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
 
+    @handler
     async def listxattr(self, inode: int, ctx: object) -> list[bytes]:
-        self.counters.requests += 1
-        self.counters.other += 1
         try:
             self._file(inode)
         except pyfuse3.FUSEError:
             return []
         return [ETAG, TIER]
 
-    # With zero-open none of these is ever sent; without, there is nothing to release.
+    @handler
     async def release(self, fh: int) -> None:
-        self.counters.requests += 1
-        self.counters.other += 1
+        """Sent only without zero-open; there is nothing to release."""
 
+    @handler
     async def releasedir(self, fh: int) -> None:
-        self.counters.requests += 1
-        self.counters.other += 1
+        """As release."""
 
+    @handler
     async def flush(self, fh: int) -> None:
-        self.counters.requests += 1
-        self.counters.other += 1
+        """ENOSYS tells the kernel not to send FLUSH at a close any more."""
+        raise pyfuse3.FUSEError(errno.ENOSYS)
+
+    def _entry(self, inode: int) -> Entry:
+        snapshot, number = self.namespace.resolve(inode)
+        return snapshot.entry(number)
 
     def _file(self, inode: int) -> tuple[Snapshot, Entry]:
         try:
