@@ -1,0 +1,27 @@
+"""cachectl: the node's cache, seen and steered from the command line.
+
+It asks the daemon and never touches a mount to answer, so it works while a mount hangs or is dead. Exit statuses are in
+`session`.
+"""
+
+import click
+
+import cachefs
+from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
+from cachefs_tools.cachectl.dataset import dataset
+from cachefs_tools.cachectl.mounting import mount, umount
+from cachefs_tools.cachectl.status import errors, mounts, status
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(cachefs.__version__, prog_name="cachectl")
+def main() -> None:
+    """See and steer the cache daemon of this node.
+
+    Exit status: 0 done; 1 failed; 2 wrong usage; 3 no daemon answers; 4 done, but incompletely (blocks that could not
+    be warmed, damage that was repaired); 130 interrupted.
+    """
+
+
+for command in (status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, errors):
+    main.add_command(command)

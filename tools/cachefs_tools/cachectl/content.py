@@ -1,0 +1,177 @@
+"""cachectl warmup, evict, pin, unpin, ls, verify: what of a dataset is on this node."""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from cachefs.block import TIER_NAMES
+from cachefs.errors import NotFound
+from cachefs.messages import CachedFile, DatasetName, DatasetView, Empty, Pinned, Selection, Warmup, WarmupProgress
+from cachefs.rpc import CACHED, DATASET_LIST, DATASET_SHOW, EVICT, PIN, UNPIN, VERIFY, WARMUP, Method
+from cachefs.snapshot import Entry, Snapshot
+from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.cachectl.display import size, table
+from cachefs_tools.cachectl.progress import follow_verify, follow_warmup
+from cachefs_tools.cachectl.session import INCOMPLETE, Session, with_session
+
+
+def dataset_path(text: str | bytes) -> bytes:
+    """A path inside a dataset as the daemon knows it: relative, without empty or `.` components."""
+    parts = [part for part in os.fsencode(text).split(b"/") if part not in (b"", b".")]
+    if b".." in parts:
+        raise click.BadParameter(f"{shown(text)}: a path inside a dataset has no '..'")
+    return b"/".join(parts)
+
+
+def selection(paths: Iterable[str | bytes]) -> list[bytes]:
+    """No paths, or the root among them, is everything: []."""
+    wanted = [dataset_path(path) for path in paths]
+    return [] if b"" in wanted else wanted
+
+
+def fraction_of(ctx: click.Context, param: click.Parameter, text: str) -> float:
+    try:
+        number = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        number = -1
+    if not 0 < number <= 1:
+        raise click.BadParameter(f"{text!r} is neither a number above 0 up to 1 nor a percentage like 25%")
+    return number
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.option(
+    "--fraction", default="1", callback=fraction_of, help="Only the first part of the files, such as 0.3 or 30%."
+)
+@click.option("--list", "list_file", type=click.File("rb"), help="Paths from a file, one per line; - is stdin.")
+@click.option("-0", "--null", is_flag=True, help="The paths in --list end with NUL instead of newline.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when done, or at once.")
+@with_session
+def warmup(
+    session: Session, dataset: str, paths: tuple[str, ...], fraction: float, list_file: BinaryIO | None,
+    null: bool, wait: bool,
+) -> None:  # fmt: skip
+    """Bring files (all, or those at or below the PATHs) onto this node before they are read."""
+    listed = list_file.read().split(b"\0" if null else b"\n") if list_file else []
+    wanted = [path for path in listed if path]
+    if list_file and not wanted and not paths:
+        raise click.BadParameter("the list names no path", param_hint="--list")
+    request = Warmup(dataset=dataset, paths=selection([*paths, *wanted]), fraction=fraction, wait=wait)
+    last = follow_warmup(session, session.stream(WARMUP, request))
+    session.answer(last, warmup_text(dataset, last, wait))
+    if wait and (last.failed or last.skipped):
+        sys.exit(INCOMPLETE)
+
+
+def warmup_text(dataset: str, last: WarmupProgress, wait: bool) -> str:
+    if not wait:
+        return f"warming {dataset}: {last.blocks_total:,} blocks, {size(last.bytes_total)}, in the background"
+    lines = [f"{dataset}: {last.blocks:,} of {last.blocks_total:,} blocks here, {size(last.bytes)} ({last.state})"]
+    if last.skipped:
+        lines.append(f"{last.skipped:,} blocks found no room: enlarge a tier's budget, or warm less (--fraction)")
+    if last.failed:
+        lines.append(f"{last.failed:,} blocks could not be fetched: see `cachectl errors`")
+    if last.message:
+        lines.append(last.message)
+    return "\n".join(lines)
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask where everything would go.")
+@with_session
+def evict(session: Session, dataset: str, paths: tuple[str, ...], yes: bool) -> None:
+    """Free what is cached of a dataset, or of the files at or below the PATHs."""
+    wanted = selection(paths)
+    if not wanted and not yes:
+        cached = session.call(DATASET_SHOW, DatasetName(name=dataset)).cached
+        session.confirm(f"this frees all of {dataset} on this node: {size(sum(cached.values()))}", yes)
+    freed = session.call(EVICT, Selection(dataset=dataset, paths=wanted))
+    session.answer(freed, f"freed {freed.blocks:,} blocks, {size(freed.bytes)}")
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@with_session
+def pin(session: Session, dataset: str, paths: tuple[str, ...]) -> None:
+    """Keep files from being evicted to make room. Pinning does not fetch: see warmup."""
+    change_pins(session, PIN, "pinned", dataset, paths)
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@with_session
+def unpin(session: Session, dataset: str, paths: tuple[str, ...]) -> None:
+    """Undo pin."""
+    change_pins(session, UNPIN, "unpinned", dataset, paths)
+
+
+def change_pins(
+    session: Session, method: Method[Selection, Pinned], done: str, dataset: str, paths: tuple[str, ...]
+) -> None:
+    reply = session.call(method, Selection(dataset=dataset, paths=selection(paths)))
+    session.answer(reply, f"{done} {reply.files:,} files, {size(reply.bytes)}")
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("path", default="")
+@click.option("--cached", is_flag=True, help="All files at or below PATH of which something is cached or pinned.")
+@with_session
+def ls(session: Session, dataset: str, path: str, cached: bool) -> None:
+    """List a directory of a dataset's snapshot, or with --cached what of it is on this node."""
+    if cached:
+        pages = session.stream(CACHED, Selection(dataset=dataset, paths=selection([path])))
+        files = [file for page in pages for file in page.files]
+        session.answer({"files": files}, table("PATH >SIZE >MEMORY >SSD PINNED", map(cached_row, files)))
+        return
+    entries = directory(session, dataset, dataset_path(path))
+    rows = (
+        (shown(entry.name) + "/", "") if entry.is_dir else (shown(entry.name), size(entry.size)) for entry in entries
+    )
+    document = [{"name": entry.name, "directory": entry.is_dir, "size": entry.size} for entry in entries]
+    session.answer({"entries": document}, table("NAME >SIZE", rows))
+
+
+def cached_row(file: CachedFile) -> tuple[str, ...]:
+    memory, ssd = (size(file.cached[TIER_NAMES.index(tier)]) for tier in ("memory", "ssd"))
+    return shown(file.path), size(file.size), memory, ssd, "yes" if file.pinned else ""
+
+
+def directory(session: Session, dataset: str, path: bytes) -> list[Entry]:
+    """What stands at *path*, read from the snapshot itself: the mount is not asked."""
+    snapshot = Snapshot(Path(view_of(session, dataset).path))
+    try:
+        entry = snapshot.find(path)
+        if entry is None:
+            raise NotFound(f"{dataset} has no {shown(path)}")
+        return list(snapshot.children(entry)) if entry.is_dir else [entry]
+    finally:
+        snapshot.close()
+
+
+def view_of(session: Session, dataset: str) -> DatasetView:
+    for view in session.call(DATASET_LIST, Empty()).datasets:
+        if view.name == dataset:
+            return view
+    raise NotFound(f"no dataset named {dataset!r}; `cachectl dataset list` shows them")
+
+
+@click.command()
+@with_session
+def verify(session: Session) -> None:
+    """Read every cached byte again; damaged blocks are dropped and fetched anew when they are read."""
+    last = follow_verify(session, session.stream(VERIFY, Empty()))
+    text = f"verified {last.blocks:,} blocks, {size(last.bytes)}; {last.repaired:,} were damaged and dropped"
+    session.answer(last, text)
+    if last.repaired:
+        sys.exit(INCOMPLETE)

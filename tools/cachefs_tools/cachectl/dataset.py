@@ -1,0 +1,139 @@
+"""cachectl dataset: naming listings of origins."""
+
+from datetime import UTC, datetime
+
+import click
+
+from cachefs.messages import DatasetAdd, DatasetDetail, DatasetName, Empty, ListingProgress, OriginOptions
+from cachefs.rpc import DATASET_ADD, DATASET_LIST, DATASET_REFRESH, DATASET_REMOVE, DATASET_SHOW
+from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.cachectl.display import share, size, table
+from cachefs_tools.cachectl.progress import follow_listing
+from cachefs_tools.cachectl.session import Session, with_session
+
+SHOWN_PROBLEMS = 10
+
+
+@click.group()
+def dataset() -> None:
+    """Add, look at, refresh and remove datasets."""
+
+
+@dataset.command()
+@click.argument("name")
+@click.argument("url")
+@click.option("--endpoint-url", metavar="URL", help="S3 server to ask instead of AWS.")
+@click.option("--region", metavar="NAME", help="Region of the bucket.")
+@click.option("--addressing-style", type=click.Choice(["auto", "path", "virtual"]), help="How URLs name the bucket.")
+@click.option("--profile", metavar="NAME", help="Profile of the daemon's AWS configuration.")
+@click.option("--anonymous", is_flag=True, help="Send unsigned requests, for public buckets.")
+@with_session
+def add(
+    session: Session, name: str, url: str, endpoint_url: str | None, region: str | None, addressing_style: str | None,
+    profile: str | None, anonymous: bool,
+) -> None:  # fmt: skip
+    """List URL (s3://bucket/prefix or file:///dir) and call the listing NAME."""
+    options = OriginOptions(
+        endpoint_url=endpoint_url,
+        region=region,
+        addressing_style=addressing_style,
+        profile=profile,
+        anonymous=anonymous,
+    )
+    request = DatasetAdd(name=name, url=url, options=options)
+    report_listing(session, follow_listing(session, session.stream(DATASET_ADD, request)))
+
+
+@dataset.command()
+@click.argument("name")
+@with_session
+def refresh(session: Session, name: str) -> None:
+    """List the origin again; files that did not change stay cached."""
+    report_listing(session, follow_listing(session, session.stream(DATASET_REFRESH, DatasetName(name=name))))
+
+
+@dataset.command(name="list")
+@with_session
+def list_(session: Session) -> None:
+    """All datasets and their current snapshots."""
+    reply = session.call(DATASET_LIST, Empty())
+    rows = (
+        (
+            each.name,
+            each.snapshot[:12],
+            f"{each.files:,}",
+            size(each.bytes),
+            date(each.created_ns),
+            shown(each.url),
+        )
+        for each in reply.datasets
+    )
+    session.answer(reply, table("NAME SNAPSHOT >FILES >SIZE >LISTED URL", rows))
+
+
+@dataset.command()
+@click.argument("name")
+@with_session
+def show(session: Session, name: str) -> None:
+    """One dataset: what is cached, pinned, and which keys cannot be files."""
+    detail = session.call(DATASET_SHOW, DatasetName(name=name))
+    session.answer(detail, *describe(detail))
+
+
+@dataset.command()
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@with_session
+def rm(session: Session, name: str, yes: bool) -> None:
+    """Forget a dataset. Its origin is not touched."""
+    if not yes:
+        detail = session.call(DATASET_SHOW, DatasetName(name=name))
+        what = f"{detail.dataset.files:,} files of {detail.dataset.url}, {size(sum(detail.cached.values()))} cached"
+        session.confirm(f"this forgets {name} ({what})", yes)
+    freed = session.call(DATASET_REMOVE, DatasetName(name=name))
+    session.answer(freed, f"{name} is forgotten; freed {freed.blocks:,} blocks, {size(freed.bytes)}")
+
+
+def report_listing(session: Session, last: ListingProgress) -> None:
+    view = last.dataset
+    if view is None:
+        session.answer(last, "listed")
+        return
+    content = f"{view.files:,} files, {view.directories:,} directories, {size(view.bytes)}"
+    lines = [f"{view.name}@{view.snapshot[:12]}: {content}"]
+    if last.diff:
+        diff = last.diff
+        lines.append(
+            f"{diff.added:,} added, {diff.changed:,} changed, {diff.removed:,} removed, {diff.unchanged:,} unchanged"
+        )
+    if view.problems:
+        lines.append(f"{view.problems:,} keys cannot be files and were skipped: cachectl dataset show {view.name}")
+    session.answer(last, *lines)
+
+
+def describe(detail: DatasetDetail) -> list[str]:
+    view = detail.dataset
+    lines = [
+        f"name       {view.name}",
+        f"url        {shown(view.url)}",
+        f"snapshot   {view.snapshot}, listed {date(view.created_ns)}",
+        f"content    {view.files:,} files, {view.directories:,} directories, {size(view.bytes)}",
+        f"block size {size(detail.block_size)}",
+        f"cached     {cached_shares(detail)}",
+    ]
+    lines += [f"pinned     {shown(path) or '(everything)'}" for path in detail.pinned]
+    lines += [f"older      {snapshot}" for snapshot in detail.snapshots if snapshot != view.snapshot]
+    for problem in detail.problems[:SHOWN_PROBLEMS]:
+        lines.append(f"skipped    {shown(problem.key)}: {problem.reason}")
+    if view.problems > SHOWN_PROBLEMS:
+        lines.append(f"skipped    {view.problems - SHOWN_PROBLEMS:,} more (--json shows the first 1,000)")
+    return lines
+
+
+def cached_shares(detail: DatasetDetail) -> str:
+    parts = [f"{tier} {size(cached)} ({share(cached, detail.dataset.bytes)})" for tier, cached in detail.cached.items()]
+    return ", ".join(parts) or "nothing"
+
+
+def date(created_ns: int) -> str:
+    return f"{datetime.fromtimestamp(created_ns / 1e9, UTC):%Y-%m-%d %H:%M}Z"

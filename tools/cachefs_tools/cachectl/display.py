@@ -1,0 +1,55 @@
+"""How numbers, names and tables look on a terminal."""
+
+import os
+from collections.abc import Iterable
+
+from rich.table import Table
+
+
+def size(count: float) -> str:
+    """Bytes in binary units, three digits: `1.46 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1000 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.3g} {unit}"
+
+
+def share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units: `3 h 20 min`."""
+    days, rest = divmod(int(seconds), 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    while len(parts) > 1 and not parts[0][0]:
+        del parts[0]
+    return " ".join(f"{number} {unit}" for number, unit in parts[:2])
+
+
+def name(path: bytes | str) -> str:
+    """A name as one safe line: what a terminal would obey or cannot show is escaped."""
+    text = os.fsdecode(path)
+    return "".join(character if character.isprintable() else _escape(character) for character in text)
+
+
+def _escape(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def table(columns: str, rows: Iterable[Iterable[object]]) -> Table:
+    """*columns*: headings separated by blanks; one that starts with `>` is for numbers: aligned right, never cut."""
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in columns.split():
+        number = heading.startswith(">")
+        result.add_column(
+            heading.lstrip(">"), justify="right" if number else "left", no_wrap=number, overflow="fold"
+        )  # fmt: skip
+    for row in rows:
+        result.add_row(*map(str, row))
+    return result

@@ -1,0 +1,85 @@
+"""cachectl mount, umount: mount points of this node."""
+
+import errno
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cachefs.errors import Busy, CachefsError, NotFound
+from cachefs.rpc import SOCKET_VARIABLE
+from cachefs_tools.cachectl.display import name
+from cachefs_tools.cachectl.mount_table import MountPoint, mounted_at
+from cachefs_tools.cachectl.session import Session, with_session
+
+# A mount whose process hangs must not hang us.
+PROBE_SECONDS: Final = 5.0
+UMOUNT_SECONDS: Final = 30.0
+
+
+@click.command()
+@click.argument("spec")
+@click.argument("directory")
+@click.option("-o", "options", multiple=True, metavar="OPTIONS", help="Mount options, comma-separated.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground.")
+@with_session
+def mount(session: Session, spec: str, directory: str, options: tuple[str, ...], foreground: bool) -> None:
+    """Mount SPEC (a dataset, several with commas, or all) at DIRECTORY: the same as mount.cachefs."""
+    helper = Path(sysconfig.get_path("scripts")) / "mount.cachefs"
+    command = [str(helper), spec, directory, *(["-f"] if foreground else [])]
+    if options:
+        command += ["-o", ",".join(options)]
+    environment = {**os.environ, SOCKET_VARIABLE: str(session.socket)}
+    if not session.as_json:
+        os.execve(helper, command, environment)
+    done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise CachefsError(f"mount.cachefs failed with status {done.returncode}")
+    session.answer({"spec": spec, "mountpoint": os.path.abspath(directory)})
+
+
+@click.command()
+@click.argument("directory")
+@click.option("--lazy", is_flag=True, help="Detach now, even while files are open.")
+@with_session
+def umount(session: Session, directory: str, lazy: bool) -> None:
+    """Unmount DIRECTORY; also recovers the mount point of a mount process that died."""
+    # Neither resolved nor looked at: either would ask the mount.
+    point = mounted_at(Path(os.path.abspath(directory)))
+    if point is None:
+        raise NotFound(f"nothing is mounted at {name(directory)}")
+    if not point.is_cachefs:
+        raise CachefsError(f"{name(directory)} is a mount of type {point.kind} and not of cachefs; use umount")
+    recovered = not lazy and is_dead(point.path)
+    problem = detach(point, lazy or recovered)
+    if problem:
+        raise Busy(f"{problem}; close what uses it, or detach it with --lazy")
+    document = {"mountpoint": point.path, "recovered": recovered}
+    session.answer(document, f"{name(directory)}: {'recovered from a dead mount' if recovered else 'unmounted'}")
+
+
+def is_dead(path: Path) -> bool:
+    """Is the process behind the mount gone, or does it not answer? Asked in a child, which may hang in our stead."""
+    probe = "import os, sys\ntry: os.stat(sys.argv[1])\nexcept OSError as error: sys.exit(error.errno)"
+    child = subprocess.Popen([sys.executable, "-S", "-c", probe, path], start_new_session=True)
+    try:
+        return child.wait(PROBE_SECONDS) == errno.ENOTCONN
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return True
+
+
+def detach(point: MountPoint, lazy: bool) -> str:
+    """Unmount, and say what went wrong, if anything."""
+    if os.geteuid() == 0:
+        command = ["umount", *(["-l"] if lazy else []), str(point.path)]
+    else:
+        command = ["fusermount3", "-u", *(["-z"] if lazy else []), str(point.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=UMOUNT_SECONDS, check=False)
+    if not done.returncode:
+        return ""
+    return done.stderr.strip().replace("\n", "; ") or f"{command[0]} failed with status {done.returncode}"

@@ -1,0 +1,87 @@
+"""cachectl status, mounts, errors: what the daemon says of itself."""
+
+import time
+from collections.abc import Iterator
+
+import click
+from rich.table import Table
+
+from cachefs.messages import Empty, MountView, Status
+from cachefs.rpc import STATUS
+from cachefs_tools.cachectl.display import duration, name, share, size, table
+from cachefs_tools.cachectl.session import Session, plain, with_session
+
+
+@click.command()
+@with_session
+def status(session: Session) -> None:
+    """Tiers, hit ratios, fetches and mounts of this node."""
+    now = session.call(STATUS, Empty())
+    session.answer({**plain(now), "hit_ratios": hit_ratios(now)}, *describe(now))
+
+
+@click.command()
+@with_session
+def mounts(session: Session) -> None:
+    """Mounts of this node, with what they were asked."""
+    found = session.call(STATUS, Empty()).mounts
+    session.answer({"mounts": found}, mount_table(found) if found else "no mounts")
+
+
+@click.command()
+@with_session
+def errors(session: Session) -> None:
+    """Recent failures: which object or device, when last, how often, why."""
+    found = session.call(STATUS, Empty()).errors
+    if not found:
+        session.answer({"errors": []}, "no errors")
+        return
+    rows = (
+        (duration(max(0.0, time.time() - each.when)), f"{each.count:,}", name(each.subject), name(each.message))
+        for each in found
+    )
+    session.answer({"errors": found}, table("AGO >COUNT SUBJECT MESSAGE", rows))
+
+
+def hit_ratios(now: Status) -> dict[str, float]:
+    """Shares of the reads that reached cachefs (what the kernel's page cache serves, nobody sees); empty before any."""
+    reads = sum(tier.hits for tier in now.tiers) + now.misses
+    if not reads:
+        return {}
+    return {**{tier.name: tier.hits / reads for tier in now.tiers}, "miss": now.misses / reads}
+
+
+def describe(now: Status) -> Iterator[str | Table]:
+    yield f"cachefsd {now.version}, pid {now.pid}, up {duration(now.uptime)}, state in {now.state_dir}"
+    yield ""
+    reads = sum(tier.hits for tier in now.tiers) + now.misses
+    rows = (
+        (tier.name, size(tier.used), size(tier.limit), f"{tier.blocks:,}", f"{tier.evicted:,}", f"{tier.hits:,}",
+         share(tier.hits, reads), tier.policy, tier.directory)
+        for tier in now.tiers
+    )  # fmt: skip
+    yield table("TIER >USED >LIMIT >BLOCKS >EVICTED >HITS >RATIO POLICY DIRECTORY", rows)
+    for tier in now.tiers:
+        if tier.limit < tier.budget:
+            yield f"{tier.name}: only {size(tier.limit)} of its budget of {size(tier.budget)} can be used now"
+        if tier.problem:
+            yield f"{tier.name}: {tier.problem}"
+    yield ""
+    yield f"misses     {now.misses:,} reads waited for a fetch ({share(now.misses, reads)})"
+    in_flight = f"{now.in_flight_blocks:,} blocks, {size(now.in_flight_bytes)}"
+    yield f"fetched    {now.fetched_blocks:,} blocks, {size(now.fetched_bytes)}; in flight {in_flight}"
+    yield f"origin     {now.origin_requests:,} requests, {now.origin_errors:,} failed"
+    yield f"repairs    {now.repairs:,} damaged blocks dropped"
+    yield f"datasets   {now.datasets}, warmups running {now.warmups}, recent errors {len(now.errors)}"
+    if now.mounts:
+        yield ""
+        yield mount_table(now.mounts)
+
+
+def mount_table(found: list[MountView]) -> Table:
+    rows = (
+        (name(each.mountpoint), name(each.spec), each.pid, "alive" if each.alive else "dead",
+         *(f"{each.counters.get(counter, 0):,}" for counter in ("requests", "read", "errors")))
+        for each in found
+    )  # fmt: skip
+    return table("MOUNTPOINT SPEC >PID STATE >REQUESTS >READS >ERRORS", rows)
