@@ -1,0 +1,53 @@
+"""Options of mount.cachefs as users, mount(8) and fstab write them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cachefs.errors import ConfigError
+from cachefs.mount.options import parse
+
+
+def test_defaults_are_those_of_who_mounts() -> None:
+    options = parse(())
+    assert (options.uid, options.gid) == (os.getuid(), os.getgid())
+    assert options.allow_other == (os.geteuid() == 0)
+    assert options.zero_open
+
+
+def test_what_fstab_adds_is_accepted() -> None:
+    assert parse(("rw,relatime,_netdev,nofail,x-systemd.automount,defaults",)) == parse(())
+
+
+def test_values_are_converted() -> None:
+    options = parse(("uid=12,gid=34,umask=027", "readahead=0,daemon_wait=1.5,log=m.log"))
+    assert (options.uid, options.gid, options.umask) == (12, 34, 0o027)
+    assert (options.readahead, options.daemon_wait) == (0, 1.5)
+    assert options.log == Path.cwd() / "m.log"
+
+
+def test_the_later_option_wins() -> None:
+    assert not parse(("allow_other", "noallow_other")).allow_other
+    assert parse(("no_zero_open,zero_open",)).zero_open
+    assert [flag for flag in parse(("nodev,dev",)).kernel if flag.endswith("dev")] == ["dev"]
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("colour=red", "colour=red"),
+        ("uid=root", "user number"),
+        ("uid=-1", "user number"),
+        ("uid", "user number"),
+        ("umask=999", "octal"),
+        ("daemon_wait=soon", "seconds"),
+        ("daemon_wait=nan", "seconds"),
+        ("zero_open=yes", "zero_open=yes"),
+    ],
+)
+def test_a_bad_option_is_named_with_what_it_takes(option: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse((option,))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,96 @@
+"""Inode numbers and the tree over several datasets."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cachefs.errors import NotFound
+from cachefs.messages import DatasetView
+from cachefs.mount.namespace import ENTRY_BITS, ROOT, Namespace, wanted_datasets
+from cachefs.snapshot import Snapshot
+from cachefs.snapshot_builder import ListedObject, build
+
+
+def dataset(directory: Path, name: str, *keys: bytes) -> DatasetView:
+    objects = [ListedObject(key, 1, 1, b"v") for key in keys]
+    path = build(objects, f"file:///{name}", 4 << 20, lambda key: key, directory)
+    return DatasetView(
+        name=name,
+        url=f"file:///{name}",
+        snapshot=path.stem,
+        path=str(path),
+        files=1,
+        directories=0,
+        bytes=1,
+        created_ns=1,
+    )
+
+
+def clock() -> Callable[[], int]:
+    return itertools.count(1).__next__
+
+
+def test_one_dataset_is_the_root_itself(tmp_path: Path) -> None:
+    view = dataset(tmp_path, "one", b"a/b")
+    namespace = Namespace("one", [view], clock())
+    snapshot, number = namespace.resolve(ROOT)
+    assert number == 0
+    child = namespace.sibling(ROOT, 1)
+    assert child >> ENTRY_BITS
+    assert namespace.resolve(child) == (snapshot, 1)
+    assert namespace.sibling(child, 0) == ROOT
+
+
+def test_inodes_are_a_function_of_the_snapshot(tmp_path: Path) -> None:
+    views = [dataset(tmp_path, "one", b"a"), dataset(tmp_path, "two", b"a")]
+    first = Namespace("all", views, clock())
+    inodes = {name: inode for name, inode, _ in first.datasets()}
+    for _, _, snapshot in first.datasets():
+        snapshot.close()
+    second = Namespace("two,one", list(reversed(views)), clock())
+    assert {name: inode for name, inode, _ in second.datasets()} == inodes
+    assert len(set(inodes.values())) == 2
+    assert all(inode < 1 << 63 for inode in inodes.values())
+
+
+def test_two_names_of_one_snapshot_have_their_own_inodes(tmp_path: Path) -> None:
+    view = dataset(tmp_path, "one", b"a")
+    other = DatasetView(**{field: getattr(view, field) for field in view.__struct_fields__} | {"name": "two"})
+    namespace = Namespace("all", [view, other], clock())
+    (_, first, snapshot), (_, second, same) = namespace.datasets()
+    assert first != second
+    assert snapshot is same
+
+
+def test_a_refresh_shows_new_inodes_and_keeps_the_old_ones_readable(tmp_path: Path) -> None:
+    namespace = Namespace("all", [dataset(tmp_path, "one", b"a")], clock())
+    ((_, before, old),) = namespace.datasets()
+    changed = namespace.root_changed_ns
+    namespace.update([dataset(tmp_path, "one", b"a", b"b")])
+    ((_, after, new),) = namespace.datasets()
+    assert before != after
+    assert namespace.root_changed_ns > changed
+    assert namespace.resolve(before) == (old, 0)
+    assert namespace.resolve(after) == (new, 0)
+
+
+def test_the_root_of_several_datasets_is_no_entry(tmp_path: Path) -> None:
+    namespace = Namespace("all", [dataset(tmp_path, "one", b"a")], clock())
+    with pytest.raises(NotFound):
+        namespace.resolve(ROOT)
+
+
+def test_an_older_snapshot_is_found_by_its_first_digits(tmp_path: Path) -> None:
+    old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"b")
+    (found,) = wanted_datasets(f"one@{old.snapshot[:8]}", [new])
+    assert found.snapshot == old.snapshot
+    assert Snapshot(Path(found.path)).find(b"a") is not None
+
+
+@pytest.mark.parametrize("spec", ["other", "one,other", "one@ffffffffffff", "one@../x", ""])
+def test_an_unknown_spec_names_what_is_known(tmp_path: Path, spec: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        wanted_datasets(spec, [dataset(tmp_path, "one", b"a")])
+    assert "one" in str(caught.value)
