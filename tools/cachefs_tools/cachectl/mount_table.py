@@ -39,5 +39,11 @@ def mounted_at(path: Path) -> MountPoint | None:
     return found[-1] if found else None
 
 
+def file_system_of(path: Path) -> str:
+    """Type of the file system *path* is on, such as `ext4`."""
+    above = [point for point in parse(MOUNT_INFO.read_bytes()) if path.resolve().is_relative_to(point.path)]
+    return max(above, key=lambda point: len(point.path.parts)).kind
+
+
 def _unescape(field: bytes) -> bytes:
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)

