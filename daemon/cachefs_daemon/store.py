@@ -1,0 +1,388 @@
+"""The blocks of this node: which tier each goes to, what gives way for it, and how to get it back.
+
+A block enters the memory tier if that tier's policy admits it, else the SSD tier. What memory gives up moves to the
+SSD if the policy there admits it. A block nobody admits still goes to memory, as a *passing* block: first in, first
+out, ahead of everything else, so that a reader always gets its bytes through a segment. A hit in the SSD tier is not
+copied up: the kernel's page cache in front of the segment is memory already, and a copy would evict what is hot.
+
+The order of writes is what makes a crash harmless and a reader's race detectable: bytes, then index entry; index entry
+gone and committed, then hole. See cachefs_daemon.recovery for what is left to do after a crash.
+"""
+
+import logging
+import threading
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final, TypeVar
+
+from cachefs.block import MEMORY, SSD, Location, piece_checksums
+from cachefs.errors import StoreFull
+from cachefs_daemon.policy import Policy, open_policy
+from cachefs_daemon.policy.lru import Lru
+from cachefs_daemon.recovery import open_index, reconcile
+from cachefs_daemon.segment import span
+from cachefs_daemon.state import StateDirectory
+from cachefs_daemon.tier import Tier, TierConfig
+
+__all__ = ["BlockStore", "StoreConfig", "TierConfig", "TierUsage"]
+
+_log = logging.getLogger(__name__)
+
+# Room made by one thread may be taken by another before it is reserved.
+_ATTEMPTS: Final = 16
+# Blocks that share a commit when many leave: a commit costs 40 us, and holes wait for it.
+_BATCH: Final = 256
+# Fewer where each needs room for a second copy until the commit.
+_COPY_BATCH: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """state_dir: of the index and the lock; block_size: largest block, in bytes; ssd: None for a node without."""
+
+    state_dir: Path
+    block_size: int
+    memory: TierConfig
+    ssd: TierConfig | None
+
+
+@dataclass(frozen=True, slots=True)
+class TierUsage:
+    """One tier, in bytes and blocks. limit: the budget after cgroup and free-space limits; problem: empty if none."""
+
+    name: str
+    directory: Path
+    budget: int
+    limit: int
+    used: int
+    blocks: int
+    segments: int
+    evicted: int
+    policy: str
+    problem: str
+
+
+class BlockStore:
+    """Thread-safe and blocking. The lock covers decisions and bookkeeping; bytes are moved outside it.
+
+    index_path: the LMDB file that mounts read; repairs: blocks dropped because their bytes were wrong.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        """Open and recover. Raises ConfigError, Busy, or another CachefsError."""
+        self.repairs = 0
+        self._lock = threading.Lock()
+        self._pinned: set[bytes] = set()
+        self._passing = Lru()
+        with ExitStack() as undo:
+            self._state = StateDirectory(config.state_dir)
+            undo.callback(self._state.close)
+            self._memory = Tier(MEMORY, config.memory, config.block_size)
+            undo.callback(self._memory.close)
+            self._tiers = [self._memory]
+            self._ssd = None
+            if config.ssd is not None and config.ssd.budget > 0:
+                self._ssd = Tier(SSD, config.ssd, config.block_size)
+                undo.callback(self._ssd.close)
+                self._tiers.append(self._ssd)
+            self._policies: list[Policy] = [open_policy(tier.config.policy) for tier in self._tiers]
+            self._share = min(max(config.memory.budget // 8, 4 * span(config.block_size)), self._memory.capacity)
+            self._index = open_index(self._state)
+            undo.callback(self._index.close)
+            self.index_path = self._index.path
+            self._recover()
+            undo.pop_all()
+
+    def get(self, key: bytes) -> Location | None:
+        return self._index.get(key)
+
+    def put(self, key: bytes, data: bytes | bytearray | memoryview, *, transient: bool = True) -> Location | None:
+        """Store a block and say where; where it was, if it was there already.
+
+        transient: keep it for a while even if no policy admits it; without, the answer is then None.
+        Raises StoreFull where there is no room even for that.
+        """
+        found = self.get(key)
+        if found is not None:
+            return found
+        checksums = piece_checksums(key, data)
+        for tier in self._tiers:
+            location = self._write(tier, key, checksums, data)
+            if location is not None:
+                return self._enter(key, location, self._policies[tier.number])
+        if not transient:
+            return None
+        location = self._write(self._memory, key, checksums, data, passing=True)
+        if location is None:
+            reason = self._memory.problem or f"its limit of {self._memory.limit} bytes is in use"
+            raise StoreFull(f"the memory tier cannot take a block of {len(data)} bytes: {reason}")
+        return self._enter(key, location, self._passing)
+
+    def read(self, key: bytes, location: Location) -> bytes | None:
+        """The block's bytes, verified; None if they are not right (or no longer there)."""
+        return self._tiers[location.tier].read(key, location) if location.tier < len(self._tiers) else None
+
+    def repair(self, key: bytes, location: Location) -> bool:
+        """A reader found bad bytes: drop the block, if it is still said to be there and its bytes are bad indeed."""
+        if self.get(key) != location or self.read(key, location) is not None or not self._leave(key, location):
+            return False
+        self.repairs += 1
+        tier = self._tiers[location.tier]
+        _log.warning(
+            "%s tier: dropped block %s, whose bytes are damaged (segment %d)", tier.name, key.hex(), location.segment
+        )
+        self._index.commit()
+        tier.free_blocks([location])
+        return True
+
+    def accessed(self, keys: Sequence[bytes]) -> None:
+        """Readers used these blocks, oldest use first."""
+        with self._lock:
+            for policy in self._policies:
+                for key in keys:
+                    policy.accessed(key)
+
+    def evict(self, keys: Iterable[bytes]) -> tuple[int, int]:
+        """Drop blocks, pinned or not. Blocks and bytes that were there."""
+        blocks = freed = 0
+        for batch in _batches(keys):
+            left = [(key, location) for key in batch if (location := self.get(key)) is not None]
+            gone = [location for key, location in left if self._leave(key, location)]
+            self._index.commit()
+            for tier in self._tiers:
+                tier.free_blocks(location for location in gone if location.tier == tier.number)
+            blocks += len(gone)
+            freed += sum(location.length for location in gone)
+        return blocks, freed
+
+    def pin(self, keys: Iterable[bytes]) -> None:
+        """Keep these blocks, once a policy has admitted them, until unpinned or evicted by name."""
+        with self._lock:
+            self._pinned.update(keys)
+
+    def unpin(self, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            self._pinned.difference_update(keys)
+
+    def blocks_of(self, content: bytes) -> list[tuple[bytes, Location]]:
+        return self._index.blocks_of(content)
+
+    def keys(self) -> list[bytes]:
+        return self._index.keys()
+
+    def usage(self) -> list[TierUsage]:
+        return [
+            TierUsage(
+                tier.name, tier.directory, tier.config.budget, tier.limit, tier.used, tier.blocks, tier.segments,
+                tier.evicted, tier.config.policy, tier.problem,
+            )
+            for tier in self._tiers
+        ]  # fmt: skip
+
+    def maintain(self) -> None:
+        """Housekeeping, to be called every few seconds from one thread."""
+        self._index.drop_dead_readers()
+        for tier in self._tiers:
+            tier.retry_punches()
+            tier.refresh_limit()
+            self._shrink(tier)
+            if not tier.problem:
+                self._compact(tier)
+
+    def close(self) -> None:
+        """Call it last, when no other call is under way."""
+        if self._index.close():
+            self._state.mark_clean()
+        for tier in self._tiers:
+            tier.close()
+        self._state.close()
+
+    def _recover(self) -> None:
+        kept = 0
+
+        def remember(tier: Tier, key: bytes, size: int) -> None:
+            nonlocal kept
+            tier.blocks += 1
+            policy = self._policies[tier.number]
+            if tier is self._memory and not policy.evicts:
+                # Which blocks were passing is not recorded: to a policy that keeps any fixed set they are all alike.
+                if kept + size > tier.capacity - self._share:
+                    self._passing.added(key, size)
+                    return
+                kept += size
+            policy.added(key, size)
+
+        reconcile(self._index, self._tiers, remember)
+        for tier in self._tiers:
+            self._shrink(tier)
+
+    # --- coming ---------------------------------------------------------------------------------------------------
+
+    def _write(
+        self, tier: Tier, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview, *, passing: bool = False
+    ) -> Location | None:
+        if tier.takes_blocks and self._make_room(tier, key, span(len(data)), passing):
+            return tier.write(key, checksums, data)
+        return None
+
+    def _make_room(self, tier: Tier, key: bytes, size: int, passing: bool) -> bool:
+        """Reserve *size* bytes, if the policy wants the block or it is only passing."""
+        policy = self._policies[tier.number]
+        for _ in range(_ATTEMPTS):
+            with self._lock:
+                free = tier.free if passing else tier.free - self._held_back(tier)
+                if not passing and not policy.admits(key, size, free):
+                    return False
+                if size <= free and tier.reserve(size):
+                    return True
+                # A reader waits for a passing block: it goes before a pin.
+                victims = self._take_victims(tier, size - free, () if passing else self._pinned)
+            if not victims:
+                return False
+            self._give_up(tier, victims)
+        return False
+
+    def _held_back(self, tier: Tier) -> int:
+        """Room for passing blocks that a policy which never evicts must leave."""
+        if tier is not self._memory or self._policies[MEMORY].evicts:
+            return 0
+        return max(0, self._share - self._passing.bytes)
+
+    def _enter(self, key: bytes, location: Location, policy: Policy) -> Location:
+        tier = self._tiers[location.tier]
+        with self._lock:
+            found = self._index.get(key)
+            if found is None:
+                self._index.put(key, location)
+                policy.added(key, span(location.length))
+                tier.blocks += 1
+                return location
+        tier.free_blocks([location])
+        return found
+
+    # --- going ----------------------------------------------------------------------------------------------------
+
+    def _take_victims(self, tier: Tier, size: int, pinned: Container[bytes]) -> list[bytes]:
+        """Blocks that free *size* bytes, or none; no other thread will be given the same. Needs the lock."""
+        passing = min(size, self._passing.bytes) if tier is self._memory else 0
+        policy = self._policies[tier.number]
+        victims = list(policy.victims(size - passing, pinned)) if size > passing else []
+        if size > passing and not victims:
+            return []
+        for key in victims:
+            policy.removed(key)
+        for key in self._passing.victims(passing, ()):
+            self._passing.removed(key)
+            victims.append(key)
+        return victims
+
+    def _give_up(self, tier: Tier, keys: Iterable[bytes]) -> None:
+        """Move blocks to the SSD tier or drop them, and free their room."""
+        for batch in _batches(keys):
+            gone = []
+            for key in batch:
+                location = self.get(key)
+                if location is None or location.tier != tier.number:
+                    continue
+                lower = self._demote(key, location) if tier is self._memory else None
+                if self._leave(key, location) if lower is None else self._move(key, location, lower):
+                    gone.append(location)
+            self._index.commit()
+            tier.free_blocks(gone)
+            tier.evicted += len(gone)
+
+    def _demote(self, key: bytes, location: Location) -> Location | None:
+        """Where in the SSD tier a memory block's copy now is; None where that tier does not take it."""
+        if self._ssd is None or (data := self.read(key, location)) is None:
+            return None
+        return self._write(self._ssd, key, location.checksums, data)
+
+    def _leave(self, key: bytes, location: Location) -> bool:
+        """Delete the index entry, if it still says so: then the caller frees the bytes after a commit."""
+        with self._lock:
+            if self._index.get(key) != location:
+                return False
+            self._index.delete(key)
+            self._policies[location.tier].removed(key)
+            self._passing.removed(key)
+            self._tiers[location.tier].blocks -= 1
+            return True
+
+    def _move(self, key: bytes, old: Location, new: Location) -> bool:
+        """Let the index say *new*, if it still says *old*: then the caller frees the old bytes after a commit."""
+        with self._lock:
+            if self._index.get(key) == old:
+                self._index.put(key, new)
+                if old.tier != new.tier:
+                    self._policies[new.tier].added(key, span(new.length))
+                    self._tiers[old.tier].blocks -= 1
+                    self._tiers[new.tier].blocks += 1
+                return True
+        self._tiers[new.tier].free_blocks([new])
+        return False
+
+    # --- housekeeping ---------------------------------------------------------------------------------------------
+
+    def _shrink(self, tier: Tier) -> None:
+        """Give up blocks until the tier is within its limit, which may have sunk."""
+        while (used := tier.used) > tier.limit:
+            with self._lock:
+                victims = self._take_victims(tier, used - tier.limit, self._pinned)
+            # The limit is physical: where the policy names none, the oldest blocks go, pinned or not.
+            self._give_up(tier, victims or self._oldest_blocks(tier))
+            if tier.used >= used:
+                return
+
+    def _oldest_blocks(self, tier: Tier) -> list[bytes]:
+        number = tier.oldest_segment()
+        return [key for key, _ in self._live_blocks(tier, number)] if number is not None else []
+
+    def _compact(self, tier: Tier) -> None:
+        """Copy what is left in nearly empty segments forward and unlink them, so that files stay few and large."""
+        try:
+            for number in tier.sparse_segments():
+                if not self._copy_forward(tier, number):
+                    return
+                tier.remove_segment(number)
+        except OSError as error:
+            _log.warning("%s tier: cannot compact: %s", tier.name, error)
+
+    def _copy_forward(self, tier: Tier, number: int) -> bool:
+        """Empty a segment. False where there is no room for its blocks elsewhere now."""
+        for batch in _batches(self._live_blocks(tier, number), _COPY_BATCH):
+            gone, full = [], False
+            for key, location in batch:
+                data = self.read(key, location)
+                if data is None:
+                    self.repair(key, location)
+                    continue
+                copy = self._write(tier, key, location.checksums, data)
+                if copy is None:
+                    full = True
+                elif self._move(key, location, copy):
+                    gone.append(location)
+            self._index.commit()
+            tier.free_blocks(gone)
+            if full:
+                return False
+        return True
+
+    def _live_blocks(self, tier: Tier, number: int) -> Iterator[tuple[bytes, Location]]:
+        """Raises OSError."""
+        _, ranges = tier.survey(number)
+        for record in tier.records(number, ranges):
+            location = record.location(tier.number, number)
+            if self.get(record.key) == location:
+                yield record.key, location
+
+
+_Item = TypeVar("_Item")
+
+
+def _batches(items: Iterable[_Item], size: int = _BATCH) -> Iterator[list[_Item]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

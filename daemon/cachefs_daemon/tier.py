@@ -1,0 +1,350 @@
+"""One tier: a directory of segments under a byte budget.
+
+A tier knows where bytes go and how many there are, not which blocks they are (that is the index) nor which to keep
+(that is the policy). Room is reserved before a byte is written and given back after the hole is punched, so what `du`
+says of the directory never exceeds the budget.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cachefs.block import MEMORY, TIER_NAMES, Location
+from cachefs.errors import Busy, ConfigError
+from cachefs.segment import segment_path
+from cachefs_daemon import budget, segment
+from cachefs_daemon.segment import PAGE, Record, span
+
+_log = logging.getLogger(__name__)
+
+# A tier that failed takes no block for so long; then one is tried.
+RETRY_SECONDS: Final = 5.0
+# So many writes at once saturate any disk. Were there no bound, one that hangs would take every thread of the daemon.
+_WRITES_AT_ONCE: Final = 4
+_WRITE_PATIENCE: Final = 1.0
+# At most so many segments at 100 % live: mounts keep up to 512 open.
+_MOST_SEGMENTS: Final = 256
+_SPARSE: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfig:
+    """directory: of the segments; budget, segment_size: bytes; policy: a name in cachefs_daemon.policy.POLICIES.
+
+    min_free: bytes of the file system that stay free whatever the budget says.
+    """
+
+    directory: Path
+    budget: int
+    segment_size: int
+    policy: str
+    min_free: int = 0
+
+
+@dataclass(slots=True)
+class _Segment:
+    """end: where the next record goes; live: bytes of reserved spans in it; writers: writes under way."""
+
+    end: int = 0
+    live: int = 0
+    writers: int = 0
+
+
+class Tier:
+    """Thread-safe; its lock is never held over I/O.
+
+    number: MEMORY or SSD; capacity: bytes of blocks its budget is good for; limit: bytes it may take now; used: bytes
+    it takes, reserved ones included; problem: why it takes no new blocks, if so; blocks, evicted: counted by the store.
+    """
+
+    def __init__(self, number: int, config: TierConfig, block_size: int) -> None:
+        """Raises ConfigError where the directory or the budget cannot do."""
+        self.number = number
+        self.config = config
+        self.name = TIER_NAMES[number]
+        self.directory = config.directory
+        self.used = 0
+        self.blocks = 0
+        self.evicted = 0
+        self.problem = ""
+        self.capacity = config.budget - budget.metadata_reserve(config.budget)
+        self._retry_at = 0.0
+        self._lock = threading.Lock()
+        self._segments: dict[int, _Segment] = {}
+        self._active: int | None = None
+        self._next = 0
+        self._unpunched: list[tuple[int, int, int]] = []
+        self._writes = threading.BoundedSemaphore(_WRITES_AT_ONCE)
+        self._segment_size = max(config.segment_size, span(block_size), config.budget // _MOST_SEGMENTS)
+        if self.capacity < span(block_size):
+            smallest = span(block_size) + budget.metadata_reserve(span(block_size)) + PAGE
+            raise ConfigError(
+                f"[{self.name}] budget is {config.budget} bytes, less than one block of {block_size} takes;"
+                f" set it to at least {smallest} (or lower block_size)"
+            )
+        self._descriptor, self._device = self._open_directory()
+        self.limit = self.capacity
+        self.refresh_limit()
+
+    # --- room -----------------------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int:
+        """Bytes that can be reserved now; negative where the limit has sunk below what is used."""
+        return self.limit - self.used
+
+    @property
+    def takes_blocks(self) -> bool:
+        return not self.problem or time.monotonic() >= self._retry_at
+
+    @property
+    def segments(self) -> int:
+        return len(self._segments)
+
+    def reserve(self, size: int) -> bool:
+        with self._lock:
+            if self.used + size > self.limit:
+                return False
+            self.used += size
+            return True
+
+    def refresh_limit(self) -> None:
+        """Ask the machine anew how much the tier may take. Does I/O."""
+        try:
+            rooms = [budget.disk_room(self.directory, self.config.min_free)]
+        except OSError as error:
+            self._failed(error)
+            return
+        if self.number == MEMORY and (room := budget.memory_room()) is not None:
+            rooms.append(room)
+        before = self.limit
+        with self._lock:
+            self.limit = max(0, min(self.capacity, self.used + min(rooms)))
+        if self.limit < self.capacity <= before:
+            _log.warning(
+                "%s tier: the machine has room for %d bytes only, less than the budget of %d",
+                self.name, self.limit, self.config.budget,
+            )  # fmt: skip
+
+    # --- blocks ---------------------------------------------------------------------------------------------------
+
+    def write(self, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview) -> Location | None:
+        """Write a block into room reserved for its span. None, the room given back, where that fails: see `problem`."""
+        size = span(len(data))
+        if not self._writes.acquire(timeout=_WRITE_PATIENCE):
+            self._failed(TimeoutError(errno.ETIMEDOUT, f"writes take longer than {_WRITE_PATIENCE} s"))
+            self._give_back(size)
+            return None
+        number, start = self._allocate(size)
+        try:
+            segment.write_record(self._path(number), number, start, key, checksums, data)
+        except OSError as error:
+            self._failed(error)
+            self._free_span(number, start, size)
+            return None
+        else:
+            self._worked()
+            return Record(key, start, len(data), checksums).location(self.number, number)
+        finally:
+            with self._lock:
+                self._segments[number].writers -= 1
+            self._writes.release()
+
+    def read(self, key: bytes, location: Location) -> bytes | None:
+        return segment.read_block(self._path(location.segment), key, location)
+
+    def free_blocks(self, locations: Iterable[Location]) -> None:
+        """Punch blocks out that no index entry, committed or not, points to any more."""
+        for location in locations:
+            self._free_span(location.segment, segment.record_start(location), span(location.length))
+
+    # --- segments -------------------------------------------------------------------------------------------------
+
+    def segment_numbers(self) -> list[int]:
+        """Segments in the directory, oldest first. Raises OSError."""
+        with os.scandir(self.directory) as entries:
+            numbers = (segment.segment_number(entry.name) for entry in entries if entry.is_file(follow_symlinks=False))
+            return sorted(number for number in numbers if number is not None)
+
+    def survey(self, number: int) -> tuple[int, list[tuple[int, int]]]:
+        """Where a segment ends, and the ranges that hold data. Raises OSError."""
+        return segment.survey(self._path(number))
+
+    def records(self, number: int, ranges: Iterable[tuple[int, int]]) -> Iterator[Record]:
+        """The records found in some ranges of a segment, dead ones included. Raises OSError."""
+        for start, end in ranges:
+            yield from segment.scan(self._path(number), number, start, end)
+
+    def adopt_segment(self, number: int, end: int, live: int) -> None:
+        """Account for a segment found at start, oldest first: *live* bytes of spans, all before *end*."""
+        with self._lock:
+            self._segments[number] = _Segment(end, live)
+            self.used += live
+            self._next = max(self._next, number + 1)
+            self._active = number if end < self._segment_size else None
+
+    def discard(self, number: int, ranges: Iterable[tuple[int, int]]) -> None:
+        """Punch out adopted ranges that are nobody's."""
+        for start, end in ranges:
+            self._free_span(number, start, end - start)
+
+    def sparse_segments(self) -> list[int]:
+        """Closed segments so empty that they are better copied forward, emptiest first."""
+        with self._lock:
+            found = [
+                (state.live, number)
+                for number, state in self._segments.items()
+                if number != self._active and not state.writers and state.live < _SPARSE * self._segment_size
+            ]
+        return [number for _, number in sorted(found)]
+
+    def oldest_segment(self) -> int | None:
+        """The oldest segment that has live blocks."""
+        with self._lock:
+            return min((number for number, state in self._segments.items() if state.live), default=None)
+
+    def remove_segment(self, number: int) -> None:
+        """Unlink a segment whose blocks have left it. Raises OSError."""
+        path = self._path(number)
+        try:
+            # A mount may hold the file open, and then unlinking alone frees nothing.
+            segment.punch(path, 0, segment.page_ceil(path.stat().st_size) or PAGE)
+            path.unlink()
+        except FileNotFoundError:
+            pass
+        with self._lock:
+            self.used -= self._segments.pop(number).live
+
+    def retry_punches(self) -> None:
+        with self._lock:
+            spans, self._unpunched = self._unpunched, []
+        for number, start, size in spans:
+            self._free_span(number, start, size)
+
+    def close(self) -> None:
+        """Let another daemon have the directory."""
+        os.close(self._descriptor)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _path(self, number: int) -> Path:
+        return segment_path(self.directory, number)
+
+    def _allocate(self, size: int) -> tuple[int, int]:
+        with self._lock:
+            number = self._active
+            if number is None or self._segments[number].end + size > self._segment_size:
+                number = self._active = self._next
+                self._next += 1
+                self._segments[number] = _Segment()
+            state = self._segments[number]
+            start = state.end
+            state.end += size
+            state.live += size
+            state.writers += 1
+        return number, start
+
+    def _free_span(self, number: int, start: int, size: int) -> None:
+        try:
+            segment.punch(self._path(number), start, size)
+        except OSError as error:
+            # The bytes are still there, so they still count.
+            self._failed(error)
+            with self._lock:
+                self._unpunched.append((number, start, size))
+            return
+        with self._lock:
+            if (state := self._segments.get(number)) is not None:
+                state.live -= size
+                self.used -= size
+
+    def _give_back(self, size: int) -> None:
+        with self._lock:
+            self.used -= size
+
+    def _failed(self, error: OSError) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        problem = f"{self.directory}: {error.strerror or error}"
+        if problem != self.problem:
+            self.problem = problem
+            _log.error("%s tier takes no new blocks: %s; trying again every %d s", self.name, problem, RETRY_SECONDS)
+        if isinstance(error, FileNotFoundError):
+            self._remake_directory()
+
+    def _worked(self) -> None:
+        if self.problem:
+            self.problem = ""
+            _log.warning("%s tier takes blocks again", self.name)
+
+    def _open_directory(self) -> tuple[int, int]:
+        """A descriptor that keeps the directory locked, and the device the directory is on."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._unusable(error) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._probe()
+            self._check_size()
+        except BlockingIOError:
+            os.close(descriptor)
+            raise Busy(
+                f"[{self.name}] dir {self.directory} belongs to another running daemon; choose another"
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise self._unusable(error) from None
+        except ConfigError:
+            os.close(descriptor)
+            raise
+        return descriptor, os.fstat(descriptor).st_dev
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"[{self.name}] dir {self.directory} cannot be used: {error.strerror}; make it a writable directory"
+        )
+
+    def _check_size(self) -> None:
+        size = budget.disk_size(self.directory)
+        if self.number == MEMORY and size < self.config.budget:
+            raise ConfigError(
+                f"[memory] budget is {self.config.budget} bytes, but the file system behind {self.directory} has only"
+                f" {size}; lower the budget, enlarge it (mount -o remount,size=..., docker --shm-size), or choose"
+                " another dir"
+            )
+
+    def _probe(self) -> None:
+        """Can this file system write, and free what is in the middle of a file?"""
+        path = self.directory / ".probe"
+        try:
+            path.write_bytes(bytes(2 * PAGE))
+            segment.punch(path, 0, PAGE)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                raise ConfigError(
+                    f"[{self.name}] dir {self.directory} is on a file system that cannot punch holes into files;"
+                    " use one on ext4, xfs, btrfs or tmpfs"
+                ) from None
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+                raise
+            self._failed(error)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._failed(error)
+
+    def _remake_directory(self) -> None:
+        """Somebody removed the directory. If its disk is not mounted just now, leave it alone."""
+        try:
+            if self.directory.parent.stat().st_dev == self._device:
+                self.directory.mkdir(exist_ok=True)
+        except OSError as error:
+            _log.error("%s tier: cannot make %s again: %s", self.name, self.directory, error.strerror)
