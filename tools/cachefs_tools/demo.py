@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -26,7 +27,6 @@ from cachefs.messages import DatasetAdd, Empty, OriginOptions, Status
 from cachefs.rpc import DATASET_ADD, STATUS, DaemonClient
 from cachefs_tools import image_folder
 from cachefs_tools.cachectl.display import size
-from cachefs_tools.cachectl.mount_table import file_system_of
 from cachefs_tools.cachectl.progress import follow_listing
 from cachefs_tools.cachectl.session import Session
 from cachefs_tools.reading import Pass, drop_page_cache, find_files, read_shuffled
@@ -213,6 +213,12 @@ def counted(status: Status) -> Usage:
         requests=counters["requests"], memory=counters["hit_bytes_memory"], ssd=counters["hit_bytes_ssd"],
         origin=counters["miss_bytes"], origin_requests=status.origin_requests,
     )  # fmt: skip
+
+
+def file_system_of(path: Path) -> str:
+    """Type of the file system *path* is on, such as `ext4`."""
+    above = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
+    return str(max(above, key=lambda one: len(one.mountpoint)).fstype)
 
 
 def document(run: Run, native: Run) -> dict[str, object]:

@@ -17,9 +17,8 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty
+from cachefs.mount import kernel
 from cachefs.rpc import STATUS, DaemonClient
-from cachefs_tools.cachectl.mount_table import mounted_at
-from cachefs_tools.cachectl.mounting import detach
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
@@ -65,17 +64,16 @@ def mounted(dataset: str, directory: Path, socket: Path, log: Path) -> Iterator[
     command = ["mount.cachefs", dataset, str(directory), "-f", "-o", f"socket={socket},noallow_other"]
     try:
         with running(command, log) as process:
-            wait_until(lambda: mounted_at(directory) is not None, process, log)
+            wait_until(lambda: is_mounted(directory), process, log)
             yield
     finally:
         # The mount process has unmounted it, unless it was killed.
-        unmount(directory)
+        if is_mounted(directory):
+            kernel.unmount(directory, lazy=True)
 
 
-def unmount(directory: Path) -> None:
-    point = mounted_at(directory)
-    if point is not None and detach(point, lazy=False):
-        detach(point, lazy=True)
+def is_mounted(directory: Path) -> bool:
+    return any(point.path == directory.resolve() for point in kernel.mount_points())
 
 
 @contextmanager

@@ -20,11 +20,8 @@ from cachefs_tools.cachectl.session import INCOMPLETE, Session, with_session
 
 
 def dataset_path(text: str | bytes) -> bytes:
-    """A path inside a dataset as the daemon knows it: relative, without empty or `.` components."""
-    parts = [part for part in os.fsencode(text).split(b"/") if part not in (b"", b".")]
-    if b".." in parts:
-        raise click.BadParameter(f"{shown(text)}: a path inside a dataset has no '..'")
-    return b"/".join(parts)
+    """A path inside a dataset: relative, without empty or `.` components; b"" is the root."""
+    return b"/".join(part for part in os.fsencode(text).split(b"/") if part not in (b"", b"."))
 
 
 def selection(paths: Iterable[str | bytes]) -> list[bytes]:
@@ -131,7 +128,7 @@ def ls(session: Session, dataset: str, path: str, cached: bool) -> None:
     """List a directory of a dataset's snapshot, or with --cached what of it is on this node."""
     if cached:
         pages = session.stream(CACHED, Selection(dataset=dataset, paths=selection([path])))
-        files = [file for page in pages for file in page.files]
+        files = [file for page in pages for file in page.files if any(file.cached) or file.pinned]
         session.answer({"files": files}, table("PATH >SIZE >MEMORY >SSD PINNED", map(cached_row, files)))
         return
     entries = directory(session, dataset, dataset_path(path))

@@ -11,14 +11,13 @@ from typing import Final
 import click
 
 from cachefs.errors import Busy, CachefsError, NotFound
+from cachefs.mount import kernel
 from cachefs.rpc import SOCKET_VARIABLE
 from cachefs_tools.cachectl.display import name
-from cachefs_tools.cachectl.mount_table import MountPoint, mounted_at
 from cachefs_tools.cachectl.session import Session, with_session
 
 # A mount whose process hangs must not hang us.
 PROBE_SECONDS: Final = 5.0
-UMOUNT_SECONDS: Final = 30.0
 
 
 @click.command()
@@ -48,18 +47,18 @@ def mount(session: Session, spec: str, directory: str, options: tuple[str, ...],
 @with_session
 def umount(session: Session, directory: str, lazy: bool) -> None:
     """Unmount DIRECTORY; also recovers the mount point of a mount process that died."""
-    # Neither resolved nor looked at: either would ask the mount.
-    point = mounted_at(Path(os.path.abspath(directory)))
-    if point is None:
-        raise NotFound(f"nothing is mounted at {name(directory)}")
-    if not point.is_cachefs:
-        raise CachefsError(f"{name(directory)} is a mount of type {point.kind} and not of cachefs; use umount")
-    recovered = not lazy and is_dead(point.path)
-    problem = detach(point, lazy or recovered)
-    if problem:
-        raise Busy(f"{problem}; close what uses it, or detach it with --lazy")
-    document = {"mountpoint": point.path, "recovered": recovered}
-    session.answer(document, f"{name(directory)}: {'recovered from a dead mount' if recovered else 'unmounted'}")
+    # Only its parent is resolved, since looking at the mount point itself would ask the mount.
+    given = Path(os.path.abspath(directory))
+    path = given.parent.resolve() / given.name
+    if not any(point.path == path for point in kernel.mount_points()):
+        raise NotFound(f"no cachefs is mounted at {name(directory)}; `cachectl mounts` shows where there is one")
+    recovered = not lazy and is_dead(path)
+    try:
+        kernel.unmount(path, lazy=lazy or recovered)
+    except CachefsError as error:
+        raise Busy(f"{error}; end what uses it, or detach it with --lazy") from None
+    answer = {"mountpoint": path, "recovered": recovered}
+    session.answer(answer, f"{name(directory)}: {'recovered from a dead mount' if recovered else 'unmounted'}")
 
 
 def is_dead(path: Path) -> bool:
@@ -71,15 +70,3 @@ def is_dead(path: Path) -> bool:
     except subprocess.TimeoutExpired:
         child.kill()
         return True
-
-
-def detach(point: MountPoint, lazy: bool) -> str:
-    """Unmount, and say what went wrong, if anything."""
-    if os.geteuid() == 0:
-        command = ["umount", *(["-l"] if lazy else []), str(point.path)]
-    else:
-        command = ["fusermount3", "-u", *(["-z"] if lazy else []), str(point.path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=UMOUNT_SECONDS, check=False)
-    if not done.returncode:
-        return ""
-    return done.stderr.strip().replace("\n", "; ") or f"{command[0]} failed with status {done.returncode}"

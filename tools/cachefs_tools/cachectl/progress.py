@@ -11,6 +11,7 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -42,9 +43,9 @@ def follow_listing(session: Session, updates: Iterable[ListingProgress]) -> List
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
     )  # fmt: skip
 
-    def show(task: Task, update: ListingProgress) -> None:
+    def show(task: TaskID, update: ListingProgress) -> None:
         text = f"{update.phase}: {update.objects:,} objects, {size(update.bytes)}"
-        bar.update(task.id, completed=update.objects, description=text)
+        bar.update(task, completed=update.objects, description=text)
 
     return _follow(bar, "listing", updates, show)
 
@@ -55,8 +56,8 @@ def follow_warmup(session: Session, updates: Iterable[WarmupProgress]) -> Warmup
         TimeRemainingColumn(), console=session.screen, transient=True, disable=not session.screen.is_terminal,
     )  # fmt: skip
 
-    def show(task: Task, update: WarmupProgress) -> None:
-        bar.update(task.id, completed=update.bytes, total=update.bytes_total)
+    def show(task: TaskID, update: WarmupProgress) -> None:
+        bar.update(task, completed=update.bytes, total=update.bytes_total)
 
     return _follow(bar, "warming", updates, show)
 
@@ -67,16 +68,16 @@ def follow_verify(session: Session, updates: Iterable[VerifyProgress]) -> Verify
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
     )  # fmt: skip
 
-    def show(task: Task, update: VerifyProgress) -> None:
-        bar.update(task.id, completed=update.blocks, total=update.blocks_total)
+    def show(task: TaskID, update: VerifyProgress) -> None:
+        bar.update(task, completed=update.blocks, total=update.blocks_total)
 
     return _follow(bar, "verifying", updates, show)
 
 
-def _follow(bar: Progress, title: str, updates: Iterable[Update], show: Callable[[Task, Update], None]) -> Update:
+def _follow(bar: Progress, title: str, updates: Iterable[Update], show: Callable[[TaskID, Update], None]) -> Update:
     last = None
     with bar:
-        task = bar.tasks[bar.add_task(title, total=None)]
+        task = bar.add_task(title, total=None)
         for last in updates:
             show(task, last)
     if last is None:
