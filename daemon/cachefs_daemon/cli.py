@@ -1,0 +1,136 @@
+"""`cachefsd`: start the node's cache daemon, keep it running, and end it in order."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cachefs import __version__
+from cachefs.errors import CachefsError
+from cachefs_daemon import config as configuration
+from cachefs_daemon.config import Config, InvalidConfig
+from cachefs_daemon.notify import feed_watchdog, notify
+from cachefs_daemon.server import Server
+from cachefs_daemon.service import Service
+from cachefs_daemon.store import BlockStore
+from cachefs_daemon.threads import Threads
+
+log = logging.getLogger("cachefs_daemon")
+
+USAGE: Final = 2
+# Calls in progress when the daemon is told to stop may end within this time.
+GRACE: Final = 5.0
+# A stop that takes longer is stuck (a hung disk); a killed daemon loses nothing, one that does not end does harm.
+STOP_DEADLINE: Final = 20.0
+# What is cached is readable by those who may use the socket, not by everybody on the machine.
+UMASK: Final = 0o027
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), help=f"Configuration file [{configuration.DEFAULT_PATH}]."
+)
+@click.option("--check-config", is_flag=True, help="Check the configuration, say what it means, and exit.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Overrides daemon.log_level."
+)
+@click.version_option(__version__, prog_name="cachefsd")
+def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
+    """The cachefs daemon: keeps a node's cache and fetches what is not in it.
+
+    Exit status: 0 stopped in order, 1 failure, 2 wrong usage or configuration.
+    """
+    try:
+        config = configuration.load(path)
+    except InvalidConfig as error:
+        for problem in error.problems:
+            click.echo(f"cachefsd: {problem}", err=True)
+        sys.exit(USAGE)
+    if check_config:
+        click.echo(f"configuration is valid: {config.summary()}")
+        return
+    _set_up_logging(log_level or config.daemon.log_level)
+    os.umask(UMASK)
+    try:
+        run(config)
+    except CachefsError as error:
+        log.critical("%s", error)
+        sys.exit(1)
+
+
+def run(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT. Raises CachefsError where the daemon cannot start."""
+    log.info("cachefsd %s (pid %d): %s", __version__, os.getpid(), config.summary())
+    # The store checks its index in a forked child, so it opens before anything that does not survive a fork.
+    store = BlockStore(config.store_config())
+    threads = Threads()
+    try:
+        asyncio.run(_serve(config, store, threads))
+    finally:
+        threads.close()
+        store.close()
+    log.info("stopped")
+
+
+async def _serve(config: Config, store: BlockStore, threads: Threads) -> None:
+    stopped = _stop_signal()
+    service = Service(config, store, threads)
+    server = Server(service, config.daemon.socket, config.daemon.socket_group)
+    background: list[asyncio.Task[None]] = []
+    try:
+        await service.start()
+        await server.start()
+        background = [asyncio.create_task(service.maintain()), asyncio.create_task(feed_watchdog())]
+        log.info("ready on %s", config.daemon.socket)
+        notify("READY=1")
+        await stopped.wait()
+        notify("STOPPING=1")
+        _enforce_stop()
+        await service.stop_background()
+        await server.stop(GRACE)
+    finally:
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await service.close()
+
+
+def _stop_signal() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; the second one ends the process at once."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop(number: signal.Signals) -> None:
+        log.info("stopping on %s", number.name)
+        stopped.set()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    return stopped
+
+
+def _enforce_stop() -> None:
+    def give_up() -> None:
+        log.critical("not stopped after %.0f s; ending at once. Nothing cached is lost", STOP_DEADLINE)
+        os._exit(1)
+
+    timer = threading.Timer(STOP_DEADLINE, give_up)
+    timer.daemon = True
+    timer.start()
+
+
+def _set_up_logging(level: str) -> None:
+    """To stderr; systemd's journal adds the time itself."""
+    stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
+    logging.basicConfig(level=level.upper(), format=f"{stamp}%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for chatty in ("aiobotocore", "botocore", "asyncio", "grpc"):
+        logging.getLogger(chatty).setLevel(max(logging.INFO, logging.getLogger().level))

@@ -1,0 +1,240 @@
+"""The daemon's configuration: a TOML file, checked as a whole before anything starts.
+
+Every problem is found at once and told in one line that names the key, its value and what was expected.
+"""
+
+import difflib
+import grp
+import os
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import psutil
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from cachefs.block import PIECE_SIZE
+from cachefs.errors import ConfigError
+from cachefs.rpc import DEFAULT_SOCKET
+from cachefs_daemon.origin import OriginSettings
+from cachefs_daemon.sizes import Share, format_size, parse_share, parse_size
+from cachefs_daemon.store import StoreConfig, TierConfig
+
+DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")
+MIN_BLOCK_SIZE: Final = PIECE_SIZE
+MAX_BLOCK_SIZE: Final = 64 << 20
+# Room for a record's header in front of its data, in a segment and in a budget.
+RECORD_OVERHEAD: Final = 64 << 10
+# sockaddr_un.sun_path holds 108 bytes with the terminating zero.
+MAX_SOCKET_PATH: Final = 107
+
+
+class InvalidConfig(ConfigError):
+    """problems: one line each, all that were found."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("expected an absolute path")
+    return Path(os.path.normpath(path))
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Amount = Annotated[Share, BeforeValidator(parse_share)]
+Directory = Annotated[Path, AfterValidator(_absolute)]
+Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1024)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DaemonSection(_Section):
+    socket: Directory = DEFAULT_SOCKET
+    socket_group: str = ""
+    state_dir: Directory = Path("/var/lib/cachefs")
+    block_size: Size = 4 << 20
+    policy: Literal["minio", "lru"] = "minio"
+    read_deadline: Seconds = 60.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class MemorySection(_Section):
+    dir: Directory = Path("/dev/shm/cachefs")
+    budget: Amount = Share(percent=25)
+    segment_size: Size = 64 << 20
+
+
+class SsdSection(_Section):
+    """There is an SSD tier where the file has an [ssd] table with a budget above 0."""
+
+    dir: Directory = Path("/var/lib/cachefs/ssd")
+    budget: Amount = Share(percent=50)
+    min_free: Amount = Share(percent=10)
+    segment_size: Size = 256 << 20
+
+
+class OriginSection(_Section):
+    max_connections: Count = 64
+    max_bytes_in_flight: Size = 512 << 20
+    connect_timeout: Seconds = 5.0
+    read_timeout: Seconds = 20.0
+    attempts: Count = 8
+
+
+class Config(_Section):
+    daemon: DaemonSection = DaemonSection()
+    memory: MemorySection = MemorySection()
+    ssd: SsdSection | None = None
+    origin: OriginSection = OriginSection()
+
+    def origin_settings(self) -> OriginSettings:
+        origin = self.origin
+        return OriginSettings(
+            max_connections=origin.max_connections,
+            connect_timeout=origin.connect_timeout,
+            read_timeout=origin.read_timeout,
+            attempts=origin.attempts,
+        )
+
+    def store_config(self) -> StoreConfig:
+        """With percentages turned into bytes: of the machine's memory, and of the file system behind [ssd] dir."""
+        memory = TierConfig(self.memory.dir, self.memory_budget, self.memory.segment_size, self.daemon.policy)
+        ssd = None
+        if self.ssd is not None and self.ssd_budget > 0:
+            disk = _disk_size(self.ssd.dir)
+            min_free = self.ssd.min_free.of(disk)
+            ssd = TierConfig(self.ssd.dir, self.ssd_budget, self.ssd.segment_size, self.daemon.policy, min_free)
+        return StoreConfig(self.daemon.state_dir, self.daemon.block_size, memory, ssd)
+
+    @property
+    def memory_budget(self) -> int:
+        return self.memory.budget.of(psutil.virtual_memory().total)
+
+    @property
+    def ssd_budget(self) -> int:
+        return self.ssd.budget.of(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
+
+    def summary(self) -> str:
+        ssd = f"{format_size(self.ssd_budget)} in {self.ssd.dir}" if self.ssd and self.ssd_budget else "none"
+        return (
+            f"policy {self.daemon.policy}, blocks of {format_size(self.daemon.block_size)}, "
+            f"memory tier {format_size(self.memory_budget)} in {self.memory.dir}, ssd tier {ssd}, "
+            f"socket {self.daemon.socket}"
+        )
+
+
+def load(path: Path | None) -> Config:
+    """The configuration in *path* (None: the system's file where there is one, else the defaults).
+
+    Raises InvalidConfig with every problem found.
+    """
+    if path is None and not DEFAULT_PATH.exists():
+        return parse({})
+    path = path or DEFAULT_PATH
+    try:
+        return parse(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidConfig([f"{path}: cannot be read: {error.strerror}"]) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig([f"{path}: is not valid TOML: {error}"]) from None
+    except InvalidConfig as error:
+        raise InvalidConfig([f"{path}: {problem}" for problem in error.problems]) from None
+
+
+def parse(values: Mapping[str, Any]) -> Config:
+    """Raises InvalidConfig with every problem found."""
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        raise InvalidConfig([_explain(detail) for detail in error.errors()]) from None
+    problems = list(_contradictions(config))
+    if problems:
+        raise InvalidConfig(problems)
+    return config
+
+
+def _explain(detail: Any) -> str:
+    """One line for one of pydantic's findings."""
+    location = [str(part) for part in detail["loc"]]
+    key = ".".join(location)
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: unknown key; {_nearest(location)}"
+    if detail["type"] == "model_type":
+        return f"{key} = {detail['input']!r}: expected a table, [{key}]"
+    message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
+    return f"{key} = {detail['input']!r}: {message.replace('Input should be', 'expected')}"
+
+
+def _nearest(location: list[str]) -> str:
+    sections = {name: _SECTIONS[name].model_fields for name in _SECTIONS}
+    *section, name = location
+    known = list(sections[section[0]]) if section else list(sections)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    homes = [other for other, fields in sections.items() if name in fields]
+    if homes:
+        return f"`{name}` belongs in [{homes[0]}]"
+    return f"known here: {', '.join(known)}"
+
+
+_SECTIONS: Final[dict[str, type[_Section]]] = {
+    "daemon": DaemonSection, "memory": MemorySection, "ssd": SsdSection, "origin": OriginSection,
+}  # fmt: skip
+
+
+def _contradictions(config: Config) -> Iterator[str]:
+    """What is wrong between settings that are right one by one."""
+    daemon = config.daemon
+    block = daemon.block_size
+    if block % PIECE_SIZE or not MIN_BLOCK_SIZE <= block <= MAX_BLOCK_SIZE:
+        yield (
+            f"daemon.block_size = {format_size(block)}: expected a multiple of {format_size(PIECE_SIZE)} "
+            f"from {format_size(MIN_BLOCK_SIZE)} to {format_size(MAX_BLOCK_SIZE)}"
+        )
+    yield from _tier_problems("memory", config.memory, config.memory_budget, block)
+    if config.ssd is not None and config.ssd_budget > 0:
+        yield from _tier_problems("ssd", config.ssd, config.ssd_budget, block)
+        yield from _overlaps(config.memory.dir, config.ssd.dir)
+    if config.origin.max_bytes_in_flight < block:
+        yield (
+            f"origin.max_bytes_in_flight = {format_size(config.origin.max_bytes_in_flight)}: "
+            f"expected at least daemon.block_size ({format_size(block)})"
+        )
+    if len(os.fsencode(daemon.socket)) > MAX_SOCKET_PATH:
+        yield f"daemon.socket = {str(daemon.socket)!r}: longer than the {MAX_SOCKET_PATH} bytes a unix socket may have"
+    if daemon.socket_group and daemon.socket_group not in {group.gr_name for group in grp.getgrall()}:
+        yield f"daemon.socket_group = {daemon.socket_group!r}: no such group on this machine"
+
+
+def _tier_problems(name: str, tier: MemorySection | SsdSection, budget: int, block: int) -> Iterator[str]:
+    record = block + RECORD_OVERHEAD
+    if budget < record:
+        yield (
+            f"{name}.budget = {format_size(budget)}: smaller than one block of {format_size(block)}; "
+            f"give it at least {format_size(record)} or lower daemon.block_size"
+        )
+    if tier.segment_size < record:
+        yield (
+            f"{name}.segment_size = {format_size(tier.segment_size)}: smaller than one block of {format_size(block)}; "
+            f"give it at least {format_size(record)} or lower daemon.block_size"
+        )
+
+
+def _overlaps(memory: Path, ssd: Path) -> Iterator[str]:
+    if memory.is_relative_to(ssd) or ssd.is_relative_to(memory):
+        yield f"ssd.dir = {str(ssd)!r}: overlaps memory.dir ({memory}); give each tier a directory of its own"
+
+
+def _disk_size(directory: Path) -> int:
+    """Bytes of the file system *directory* is on, or will be on once it is created."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    return shutil.disk_usage(existing).total

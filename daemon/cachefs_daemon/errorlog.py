@@ -1,0 +1,65 @@
+"""Failures somebody should know of: kept for `cachectl errors`, and logged without flooding the log.
+
+An unreachable origin fails thousands of reads a minute. Each subject is logged at most once a minute, and all of them
+together at most LINES_PER_MINUTE times; the rest is counted.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.messages import ErrorView
+
+log = logging.getLogger(__name__)
+
+KEPT: Final = 200
+QUIET: Final = 60.0
+LINES_PER_MINUTE: Final = 60
+
+
+@dataclass(slots=True)
+class _Failure:
+    message: str
+    when: float
+    count: int = 0
+    logged: float = field(default=float("-inf"))
+
+
+class ErrorLog:
+    """The last KEPT subjects that failed. Used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[str, _Failure] = OrderedDict()
+        self._window = float("-inf")
+        self._lines = 0
+        self._suppressed = 0
+
+    def add(self, subject: str, message: str) -> None:
+        failure = self._failures.pop(subject, None) or _Failure(message, time.time())
+        failure.message, failure.when = message, time.time()
+        failure.count += 1
+        self._failures[subject] = failure
+        if len(self._failures) > KEPT:
+            self._failures.popitem(last=False)
+        now = time.monotonic()
+        if now - failure.logged >= QUIET and self._may_log(now):
+            failure.logged = now
+            log.warning("%s: %s (failed %d times)", subject, message, failure.count)
+
+    def views(self) -> list[ErrorView]:
+        """Newest first."""
+        return [
+            ErrorView(when=failure.when, count=failure.count, subject=subject, message=failure.message)
+            for subject, failure in reversed(self._failures.items())
+        ]
+
+    def _may_log(self, now: float) -> bool:
+        if now - self._window >= QUIET:
+            if self._suppressed:
+                log.warning("%d more failures in the last minute; see `cachectl errors`", self._suppressed)
+            self._window, self._lines, self._suppressed = now, 0, 0
+        self._lines += 1
+        self._suppressed += self._lines > LINES_PER_MINUTE
+        return self._lines <= LINES_PER_MINUTE

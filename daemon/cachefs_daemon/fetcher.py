@@ -1,0 +1,221 @@
+"""Bringing blocks onto this node: each one once, however many ask for it.
+
+A fetch is a *flight* of its own: a reader that goes away (a killed process, a mount that died) leaves it, and those who
+came meanwhile get its result. Flights somebody waits for take off before those ahead of any reader.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.block import Location
+from cachefs.errors import CachefsError, OriginError, OriginUnavailable
+from cachefs.messages import BlockRef
+from cachefs_daemon.datasets import BlockSource
+from cachefs_daemon.errorlog import ErrorLog
+from cachefs_daemon.gate import Gate
+from cachefs_daemon.store import BlockStore
+from cachefs_daemon.threads import Threads
+
+log = logging.getLogger(__name__)
+
+# The kernel asks again at once for a page that failed; the second try must not wait a second deadline.
+FAILURE_MEMORY: Final = 2.0
+RECENT: Final = 4096
+# Reading ahead is a hint. More than this many waiting flights help nobody.
+MAX_AHEAD: Final = 8192
+
+# With a full tier and a policy that never evicts, an ahead block would be fetched only to be thrown away, so after a
+# refusal nothing as large is fetched ahead for a moment.
+REFUSAL_MEMORY: Final = 1.0
+
+# Where the block is now, why it could not be brought, or None where no tier's policy wants it (ahead only).
+Outcome = Location | CachefsError | None
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """demanded: somebody waits for it; deadline: loop time at which reading must have ended, from the first demand."""
+
+    source: BlockSource
+    demanded: bool
+    deadline: float
+    task: "asyncio.Task[Outcome]" = field(init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    """When (loop time) a flight ended, and how."""
+
+    when: float
+    outcome: Outcome
+
+
+class Fetcher:
+    """Counters: blocks and bytes fetched since the daemon started."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        resolve: Callable[[BlockRef], BlockSource],
+        threads: Threads,
+        gate: Gate,
+        errors: ErrorLog,
+        read_deadline: float,
+    ) -> None:
+        self._store = store
+        self._resolve = resolve
+        self._threads = threads
+        self._gate = gate
+        self._errors = errors
+        self._read_deadline = read_deadline
+        self._flights: dict[bytes, _Flight] = {}
+        self._recent: OrderedDict[bytes, _Landing] = OrderedDict()
+        self._refused_length = 0
+        self._refused_at = float("-inf")
+        self.fetched_blocks = 0
+        self.fetched_bytes = 0
+
+    @property
+    def in_flight(self) -> tuple[int, int]:
+        """Blocks asked of an origin right now, and their bytes."""
+        return self._gate.inside, self._gate.bytes_inside
+
+    async def demand(self, refs: Sequence[BlockRef], patience: float) -> list[Location | CachefsError]:
+        """Somebody waits for these blocks, at most *patience* seconds. One outcome per block, in order."""
+        until = asyncio.get_running_loop().time() + patience
+        outcomes = await self._outcomes(refs, ahead=False, until=until)
+        refused = [number for number, outcome in enumerate(outcomes) if outcome is None]
+        if refused:
+            # They were in flight ahead of us and no tier wanted them; for us one has to take them.
+            again = await self._outcomes([refs[number] for number in refused], ahead=False, until=until)
+            for number, outcome in zip(refused, again, strict=True):
+                outcomes[number] = outcome
+        return [outcome or OriginUnavailable("the block came and went; read again") for outcome in outcomes]
+
+    async def ahead(self, refs: Sequence[BlockRef]) -> list[Outcome]:
+        """Nobody waits for these blocks yet: they yield to those somebody waits for, and to what the policy wants."""
+        return await self._outcomes(refs, ahead=True, until=None)
+
+    async def hint(self, refs: Sequence[BlockRef]) -> None:
+        """Start bringing these blocks, if there is room in the queue, and return."""
+        for found in await self._threads.run(self._look_up, refs):
+            if isinstance(found, BlockSource) and self._gate.ahead_waiting < MAX_AHEAD and not self._is_futile(found):
+                self._join(found, ahead=True)
+
+    async def close(self) -> None:
+        tasks = [flight.task for flight in self._flights.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _outcomes(self, refs: Sequence[BlockRef], *, ahead: bool, until: float | None) -> list[Outcome]:
+        loop = asyncio.get_running_loop()
+        looked = loop.time()
+        found = await self._threads.run(self._look_up, refs)
+        outcomes = [self._known(one, looked) if isinstance(one, BlockSource) else one for one in found]
+        if ahead:
+            outcomes = [None if isinstance(one, BlockSource) and self._is_futile(one) else one for one in outcomes]
+        flights = {n: self._join(one, ahead=ahead) for n, one in enumerate(outcomes) if isinstance(one, BlockSource)}
+        if flights:
+            timeout = max(0.0, until - loop.time()) if until is not None else None
+            await asyncio.wait({flight.task for flight in flights.values()}, timeout=timeout)
+        return [
+            self._result(flights[number]) if isinstance(outcome, BlockSource) else outcome
+            for number, outcome in enumerate(outcomes)
+        ]
+
+    def _look_up(self, refs: Sequence[BlockRef]) -> list[BlockSource | Location | CachefsError]:
+        """In a thread: what is here already, and where the rest comes from."""
+        return [self._find(ref) for ref in refs]
+
+    def _find(self, ref: BlockRef) -> BlockSource | Location | CachefsError:
+        try:
+            source = self._resolve(ref)
+            if ref.bad:
+                self._store.repair(source.key, Location.unpack(ref.bad))
+            return self._store.get(source.key) or source
+        except CachefsError as error:
+            return error
+        except ValueError as error:
+            return CachefsError(f"block {ref.number} of entry {ref.entry} was complained of wrongly: {error}")
+
+    def _known(self, source: BlockSource, looked: float) -> BlockSource | Outcome:
+        """What a flight that ended while we *looked* has brought, or how one failed a moment ago."""
+        landing = self._recent.get(source.key)
+        if landing is None:
+            return source
+        if isinstance(landing.outcome, CachefsError):
+            fresh = asyncio.get_running_loop().time() - landing.when < FAILURE_MEMORY
+            return landing.outcome if fresh else source
+        return landing.outcome if landing.when >= looked and landing.outcome is not None else source
+
+    def _is_futile(self, source: BlockSource) -> bool:
+        fresh = asyncio.get_running_loop().time() - self._refused_at < REFUSAL_MEMORY
+        return fresh and source.length >= self._refused_length
+
+    def _join(self, source: BlockSource, *, ahead: bool) -> _Flight:
+        now = asyncio.get_running_loop().time()
+        flight = self._flights.get(source.key)
+        if flight is None:
+            flight = _Flight(source, not ahead, now + self._read_deadline)
+            flight.task = asyncio.create_task(self._fly(flight))
+            self._flights[source.key] = flight
+        elif not ahead and not flight.demanded:
+            flight.demanded = True
+            flight.deadline = now + self._read_deadline
+            self._gate.promote(source.key)
+        return flight
+
+    def _result(self, flight: _Flight) -> Outcome:
+        if flight.task.done():
+            return flight.task.result() if not flight.task.cancelled() else CachefsError("the daemon is stopping")
+        return OriginUnavailable(
+            f"{flight.source.subject} did not come within the read deadline; its origin is slow or unreachable"
+        )
+
+    async def _fly(self, flight: _Flight) -> Outcome:
+        key = flight.source.key
+        outcome: Outcome
+        try:
+            outcome = await self._bring(flight)
+        except CachefsError as error:
+            outcome = error
+        except Exception as error:
+            log.exception("fetching %s failed unexpectedly", flight.source.subject)
+            outcome = CachefsError(f"{flight.source.subject}: internal error ({error!r}); see the daemon's log")
+        finally:
+            del self._flights[key]
+        if isinstance(outcome, CachefsError):
+            self._errors.add(flight.source.subject, str(outcome))
+        self._recent[key] = _Landing(asyncio.get_running_loop().time(), outcome)
+        self._recent.move_to_end(key)
+        if len(self._recent) > RECENT:
+            self._recent.popitem(last=False)
+        return outcome
+
+    async def _bring(self, flight: _Flight) -> Location | None:
+        source = flight.source
+        async with self._gate.passage(source.key, source.length, ahead=not flight.demanded):
+            now = asyncio.get_running_loop().time()
+            # What nobody waits for may have waited long for its turn; its time starts now.
+            left = flight.deadline - now if flight.demanded else self._read_deadline
+            if left <= 0:
+                raise OriginUnavailable(
+                    f"{source.subject} found no free connection within the read deadline; "
+                    "its origin is slow, or raise origin.max_connections"
+                )
+            data = await source.origin.read(
+                source.object, source.version, source.size, source.offset, source.length, left
+            )
+            if len(data) != source.length:
+                raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
+            location = await self._threads.run(self._store.put, source.key, data, transient=flight.demanded)
+        self.fetched_blocks += 1
+        self.fetched_bytes += source.length
+        if location is None:
+            self._refused_length, self._refused_at = source.length, asyncio.get_running_loop().time()
+        return location

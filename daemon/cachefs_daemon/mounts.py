@@ -1,0 +1,123 @@
+"""The mounts of this node, as their reports tell: who is there, what they read, and whether they still live."""
+
+import os
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from cachefs.messages import MountReport, MountView
+
+_ESCAPED: Final = re.compile(rb"\\(\d{3})")
+
+
+@dataclass(slots=True)
+class _Mount:
+    """seen: monotonic time of the last report; born: start time of its process, which tells it from a reused pid."""
+
+    report: MountReport
+    seen: float
+    born: float
+
+
+class Mounts:
+    """Used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._mounts: dict[str, _Mount] = {}
+        self._past: Counter[str] = Counter()
+
+    def report(self, report: MountReport) -> None:
+        known = self._mounts.get(report.id)
+        if report.closing:
+            self._past.update(report.counters)
+            self._mounts.pop(report.id, None)
+            return
+        for other in [other for other in self._mounts.values() if other.report.mountpoint == report.mountpoint]:
+            if other.report.id != report.id and not _lives(other):
+                self._forget(other)
+        born = known.born if known else _born(report.pid)
+        self._mounts[report.id] = _Mount(report, time.monotonic(), born)
+
+    def views(self) -> list[MountView]:
+        now = time.monotonic()
+        return [
+            MountView(
+                id=mount.report.id,
+                mountpoint=mount.report.mountpoint,
+                spec=mount.report.spec,
+                pid=mount.report.pid,
+                alive=_lives(mount),
+                seconds_since_report=now - mount.seen,
+                counters=mount.report.counters,
+            )
+            for mount in self._mounts.values()
+        ]
+
+    def counters(self) -> Counter[str]:
+        """Sums over all mounts, those that have ended included."""
+        total = Counter(self._past)
+        for mount in self._mounts.values():
+            total.update(mount.report.counters)
+        return total
+
+    def using(self, dataset: str) -> MountReport | None:
+        """A living mount that was made for *dataset* by name. (One of `all` follows what comes and goes.)"""
+        for mount in self._mounts.values():
+            names = {part.partition("@")[0] for part in mount.report.spec.split(",")}
+            if dataset in names and _lives(mount):
+                return mount.report
+        return None
+
+    def may_use(self, snapshot: str, replaced: float) -> bool:
+        """May a living mount still read *snapshot*, which is not current since the unix time *replaced*?
+
+        A mount stays at what it found when it started, or at what its spec names.
+        """
+        return any(
+            mount.born <= replaced or _names_snapshot(mount.report.spec, snapshot)
+            for mount in self._mounts.values()
+            if _lives(mount)
+        )
+
+    def forget_gone(self) -> None:
+        """Drop mounts whose process and mount point are gone; a dead mount point stays, to be seen and recovered."""
+        mounted = _mount_points()
+        for mount in [mount for mount in self._mounts.values() if not _lives(mount)]:
+            if mount.report.mountpoint not in mounted:
+                self._forget(mount)
+
+    def _forget(self, mount: _Mount) -> None:
+        self._past.update(mount.report.counters)
+        del self._mounts[mount.report.id]
+
+
+def _names_snapshot(spec: str, snapshot: str) -> bool:
+    named = (part.partition("@")[2] for part in spec.split(","))
+    return any(prefix and snapshot.startswith(prefix) for prefix in named)
+
+
+def _born(pid: int) -> float:
+    try:
+        born: float = psutil.Process(pid).create_time()
+        return born
+    except psutil.Error:
+        return 0.0
+
+
+def _lives(mount: _Mount) -> bool:
+    try:
+        process = psutil.Process(mount.report.pid)
+        return bool(process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - mount.born) < 1)
+    except psutil.Error:
+        return False
+
+
+def _mount_points() -> set[str]:
+    """Read from the kernel's table: asking a dead FUSE mount point itself could hang."""
+    paths = (line.split(b" ")[1] for line in Path("/proc/self/mounts").read_bytes().splitlines())
+    return {os.fsdecode(_ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), path)) for path in paths}

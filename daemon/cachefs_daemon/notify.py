@@ -1,0 +1,40 @@
+"""What the daemon tells systemd (sd_notify(3)): datagrams to $NOTIFY_SOCKET; nothing where there is none."""
+
+import asyncio
+import logging
+import os
+import socket
+
+log = logging.getLogger(__name__)
+
+
+def notify(state: str) -> None:
+    """Send *state*, such as READY=1. A service manager that does not listen is no reason to fail."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
+            connection.connect(address)
+            connection.send(state.encode())
+    except OSError as error:
+        log.warning("cannot notify the service manager at %s: %s", os.environ["NOTIFY_SOCKET"], error)
+
+
+def watchdog_interval() -> float | None:
+    """Seconds between two signs of life: half of what systemd allows; None where it does not watch."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    meant_for = os.environ.get("WATCHDOG_PID", str(os.getpid()))
+    if not microseconds.isdigit() or meant_for != str(os.getpid()):
+        return None
+    return int(microseconds) / 2e6
+
+
+async def feed_watchdog() -> None:
+    """Runs on the event loop, so that systemd restarts a daemon whose loop is stuck."""
+    interval = watchdog_interval()
+    while interval:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(interval)

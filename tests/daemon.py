@@ -1,0 +1,159 @@
+"""A real cachefsd process for tests: started by its command, with a directory, a socket and a log of its own."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cachefs.errors import DaemonUnavailable
+from cachefs.messages import (
+    BlockRef,
+    DatasetAdd,
+    DatasetName,
+    DatasetView,
+    Empty,
+    Fetch,
+    FetchedBlock,
+    ListingProgress,
+    MountReport,
+    NodeView,
+    OriginOptions,
+    Status,
+)
+from cachefs.rpc import DATASET_ADD, DATASET_REFRESH, FETCH, REPORT, STATUS, DaemonClient
+from tests.servers.process import start
+
+COMMAND = Path(sys.executable).with_name("cachefsd")
+Sections = Mapping[str, Mapping[str, Any]]
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "daemon": {"read_deadline": 20, "log_level": "debug"},
+    "memory": {"budget": "128MiB", "segment_size": "16MiB"},
+    "ssd": {"budget": "512MiB", "segment_size": "16MiB", "min_free": 0},
+}
+
+
+class Daemon:
+    """Running from the start of a `with` block to its end, whatever happens to it in between.
+
+    home: holds its state, SSD tier, configuration and log; memory: its memory tier, on /dev/shm; socket, client, log.
+    overrides: configuration section -> key -> value, over small defaults; environment: replaces the process's.
+    """
+
+    def __init__(
+        self, home: Path, overrides: Sections | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        home.mkdir(exist_ok=True)
+        self.home = home
+        self.memory = Path(tempfile.mkdtemp(prefix="cachefs-", dir="/dev/shm"))
+        self.ssd = home / "ssd"
+        self.socket = home / "s"
+        self.log = home / "cachefsd.log"
+        self.client: DaemonClient
+        self.process: subprocess.Popen[bytes] | None = None
+        self._environment = {**os.environ, **(environment or {})}
+        self._overrides = overrides or {}
+
+    def __enter__(self) -> "Daemon":
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self.stop()
+        finally:
+            self.kill9()
+            shutil.rmtree(self.memory, ignore_errors=True)
+
+    def start(self, overrides: Sections | None = None) -> None:
+        """Start it (again); returns when it answers. *overrides* replace those it was made with."""
+        self.spawn(overrides)
+        assert self.process is not None
+        deadline = time.monotonic() + 30
+        self.client = DaemonClient(self.socket)
+        while True:
+            try:
+                self.client.call(STATUS, Empty(), timeout=5)
+                return
+            except DaemonUnavailable:
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"cachefsd does not start:\n{self.log.read_text()[-4000:]}") from None
+                time.sleep(0.02)
+
+    def spawn(self, overrides: Sections | None = None) -> None:
+        """Start it (again) and do not wait."""
+        if overrides is not None:
+            self._overrides = overrides
+        config = self.write_config()
+        self.process = start([str(COMMAND), "--config", str(config)], self.log, self._environment)
+
+    def write_config(self) -> Path:
+        """The configuration file as it is at the next start."""
+        places = {
+            "daemon": {"socket": str(self.socket), "state_dir": str(self.home / "state")},
+            "memory": {"dir": str(self.memory)},
+            "ssd": {"dir": str(self.ssd)},
+        }
+        lines: list[str] = []
+        for section in ("daemon", "memory", "ssd", "origin"):
+            parts = (_DEFAULTS.get(section, {}), places.get(section, {}), self._overrides.get(section, {}))
+            values = {key: value for part in parts for key, value in part.items()}
+            lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        path = self.home / "cachefsd.toml"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def kill9(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self._ended()
+
+    def stop(self) -> int:
+        """SIGTERM; its exit status."""
+        if self.process is None:
+            return 0
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"cachefsd does not stop:\n{self.log.read_text()[-4000:]}") from None
+        return self._ended()
+
+    def _ended(self) -> int:
+        assert self.process is not None
+        status = self.process.wait()
+        self.process = None
+        with contextlib.suppress(AttributeError):
+            self.client.close()
+        return status
+
+    # --- the calls most tests need --------------------------------------------------------------------------------
+
+    def add_dataset(self, name: str, url: str, options: OriginOptions | None = None) -> DatasetView:
+        request = DatasetAdd(name=name, url=url, options=options or OriginOptions())
+        last = list(self.client.stream(DATASET_ADD, request, timeout=60))[-1]
+        assert last.dataset is not None
+        return last.dataset
+
+    def refresh_dataset(self, name: str) -> ListingProgress:
+        """The stream's last message."""
+        return list(self.client.stream(DATASET_REFRESH, DatasetName(name=name), timeout=60))[-1]
+
+    def status(self) -> Status:
+        return self.client.call(STATUS, Empty())
+
+    def report(self, mount: str = "test", spec: str = "none", **fields: Any) -> NodeView:
+        """What a mount process would say."""
+        request = MountReport(id=mount, mountpoint=f"/mnt/{mount}", spec=spec, pid=os.getpid(), **fields)
+        return self.client.call(REPORT, request)
+
+    def fetch(self, *blocks: BlockRef, deadline: float = 20) -> list[FetchedBlock]:
+        return self.client.call(FETCH, Fetch(blocks=list(blocks), deadline=deadline), timeout=deadline + 10).blocks
