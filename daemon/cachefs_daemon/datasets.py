@@ -25,6 +25,7 @@ from cachefs_daemon import registry
 from cachefs_daemon.listing import ListingRequest, build_snapshot
 from cachefs_daemon.origin import Origin, OriginSettings, open_origin
 from cachefs_daemon.registry import DatasetRecord, SnapshotRecord
+from cachefs_daemon.sizes import format_size
 from cachefs_daemon.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -64,8 +65,8 @@ class Dataset:
 
 @dataclass(slots=True)
 class _Held:
-    """An open snapshot and the origins of the datasets that have it. It is never closed while it could be in use:
-    dropping the last reference does that."""
+    """An open snapshot and the origins of the datasets that have it. Nobody closes it, as a thread may be reading it:
+    it closes when the last reference goes."""
 
     snapshot: Snapshot
     origins: list[Origin] = field(default_factory=list)
@@ -87,7 +88,7 @@ class Datasets:
         self._directory.mkdir(parents=True, exist_ok=True)
         for record in registry.load(state_dir):
             self._load(record)
-        self._remove_strays()
+        self._tidy()
 
     def __iter__(self) -> Iterator[Dataset]:
         return iter(list(self._datasets.values()))
@@ -196,7 +197,7 @@ class Datasets:
         yield last
 
     async def remove(self, name: str) -> Dataset:
-        """Forget the dataset; its blocks stay. The snapshots' files go with the next prune. Raises NotFound, Busy."""
+        """Forget the dataset and its snapshots; its blocks stay. Raises NotFound, Busy."""
         dataset = self.get(name)
         with self._changing_name(name):
             del self._datasets[name]
@@ -205,7 +206,6 @@ class Datasets:
             except CachefsError:
                 self._datasets[name] = dataset
                 raise
-        self._release_unreferenced()
         log.info("dataset %s removed", name)
         return dataset
 
@@ -231,7 +231,7 @@ class Datasets:
                 changed = True
         if changed:
             await self._save()
-            self._release_unreferenced()
+            self._tidy()
 
     def origin_requests(self) -> tuple[int, int]:
         """Requests sent and failed, over the origins of all present datasets."""
@@ -280,7 +280,6 @@ class Datasets:
             dataset.record, dataset.current = record, was_current
             if is_new:
                 del self._datasets[record.name]
-            self._release_unreferenced()
             raise
 
     def _last_progress(self, dataset: Dataset) -> ListingProgress:
@@ -307,29 +306,32 @@ class Datasets:
     def _hold(self, snapshot_id: str, origin: Origin) -> Snapshot:
         held = self._held.get(snapshot_id)
         if held is None:
-            held = self._held[snapshot_id] = _Held(Snapshot(self._path(snapshot_id)))
+            snapshot = Snapshot(self._path(snapshot_id))
+            if snapshot.block_size > self._block_size:
+                raise ConfigError(
+                    f"snapshot {snapshot_id} has blocks of {format_size(snapshot.block_size)}, larger than "
+                    "daemon.block_size; refresh the dataset to list it anew"
+                )
+            held = self._held[snapshot_id] = _Held(snapshot)
         if origin not in held.origins:
             held.origins.append(origin)
         return held.snapshot
 
-    def _release_unreferenced(self) -> None:
-        """Drop the snapshots, and their files, that no dataset refers to any more."""
+    def _tidy(self) -> None:
+        """Let go of the snapshots no dataset refers to, and remove their files and what a broken listing left.
+
+        Not while a listing is under way, whose file nobody refers to yet.
+        """
+        if self._changing:
+            return
         wanted: dict[str, list[Origin]] = {}
         for dataset in self:
             for record in dataset.record.snapshots:
                 wanted.setdefault(record.id, []).append(dataset.origin)
-        for snapshot_id in list(self._held):
-            if snapshot_id in wanted:
-                self._held[snapshot_id].origins = wanted[snapshot_id]
-            else:
-                del self._held[snapshot_id]
-                self._path(snapshot_id).unlink(missing_ok=True)
-
-    def _remove_strays(self) -> None:
-        """Files a crash left behind: half-built snapshots, and whole ones no dataset refers to."""
-        known = {self._path(snapshot.id) for dataset in self for snapshot in dataset.record.snapshots}
+        self._held = {held: _Held(one.snapshot, wanted[held]) for held, one in self._held.items() if held in wanted}
+        kept = {self._path(snapshot_id) for snapshot_id in wanted}
         for path in self._directory.iterdir():
-            if path not in known and path.is_file():
+            if path not in kept and path.is_file():
                 log.info("removing %s, which no dataset refers to", path)
                 path.unlink(missing_ok=True)
 
@@ -348,6 +350,7 @@ class Datasets:
             yield
         finally:
             self._changing.discard(name)
+            self._tidy()
 
 
 def _taken(record: DatasetRecord, url: str) -> str:

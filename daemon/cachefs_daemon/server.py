@@ -38,16 +38,17 @@ class Server:
     def __init__(self, service: Service, path: Path, group: str) -> None:
         self._path = path
         self._group = group
-        self._server = grpc.aio.server(options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
         handlers = {method.name: _handler(method, service) for method in METHODS}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def start(self) -> None:
         """Raises Busy where another daemon listens on the socket, CachefsError where it cannot be made."""
         _clear(self._path)
-        before = os.umask(0o777 & ~SOCKET_MODE)
+        before = os.umask(0o022)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            os.umask(0o777 & ~SOCKET_MODE)
             self._server.add_insecure_port(f"unix:{self._path}")
             if self._group:
                 os.chown(self._path, -1, grp.getgrnam(self._group).gr_gid)

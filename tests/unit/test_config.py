@@ -1,0 +1,148 @@
+"""The daemon's configuration: every problem in one go, each in one line that names key, value and expectation."""
+
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cachefs_daemon import config
+from cachefs_daemon.cli import main
+from cachefs_daemon.config import Config, InvalidConfig
+from cachefs_daemon.sizes import Share, format_size, parse_share, parse_size
+from click.testing import CliRunner
+
+EXAMPLE = (resources.files("cachefs_daemon") / "cachefsd.toml").read_text()
+
+
+def problems(values: dict[str, Any]) -> list[str]:
+    with pytest.raises(InvalidConfig) as caught:
+        config.parse(values)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), (17, 17), ("4MiB", 4 << 20), ("4 MiB", 4 << 20), ("1.5g", 3 << 29), ("2GB", 2 * 10**9), ("7b", 7)],
+)
+def test_sizes(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "4MB5", "-1", -1, True, 1.5, None, "4 % ", "1e9", "nan"])
+def test_wrong_sizes(text: object) -> None:
+    with pytest.raises(ValueError, match="expected a size"):
+        parse_size(text)
+
+
+def test_shares() -> None:
+    assert parse_share("25%").of(1000) == 250
+    assert parse_share("4KiB").of(1000) == 4096
+    for wrong in ("0%", "101%", "-5%", "%"):
+        with pytest.raises(ValueError, match="percentage"):
+            parse_share(wrong)
+
+
+def test_sizes_are_shown_as_people_write_them() -> None:
+    shown = [format_size(size) for size in (0, 1023, 1024, 3 << 29, 4 << 20)]
+    assert shown == ["0 B", "1023 B", "1 KiB", "1.5 GiB", "4 MiB"]
+    assert str(Share(percent=12.5)) == "12.5%"
+
+
+def test_the_example_shows_every_key_with_its_default() -> None:
+    uncommented = re.sub(r"^#(?=\[|[a-z_]+ = )", "", EXAMPLE, flags=re.MULTILINE)
+    shown = tomllib.loads(uncommented)
+    assert config.parse(shown) == config.parse({"ssd": {}})
+    assert {name: set(section) for name, section in shown.items()} == {
+        name: set(section.model_fields) for name, section in config._SECTIONS.items()
+    }
+
+
+def test_the_example_as_it_is_means_the_defaults() -> None:
+    assert config.parse(tomllib.loads(EXAMPLE)) == Config()
+
+
+def test_all_problems_are_found_at_once() -> None:
+    found = problems(
+        {
+            "daemon": {"polcy": "lru", "block_size": "4MB5", "read_deadline": 0, "log_level": "loud"},
+            "memory": {"dir": "relative", "min_free": 1},
+            "ssd": 7,
+            "orgin": {},
+        }
+    )
+    assert found == [
+        'daemon.block_size = \'4MB5\': expected a size such as "4MiB", "1.5GiB" or a number of bytes',
+        "daemon.read_deadline = 0: expected greater than 0",
+        "daemon.log_level = 'loud': expected 'debug', 'info', 'warning' or 'error'",
+        "daemon.polcy: unknown key; did you mean `policy`?",
+        "memory.dir = 'relative': expected an absolute path",
+        "memory.min_free: unknown key; `min_free` belongs in [ssd]",
+        "ssd = 7: expected a table, [ssd]",
+        "orgin: unknown key; did you mean `origin`?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"daemon": {"block_size": "100KiB"}}, "daemon.block_size = 100 KiB: expected a multiple of 128 KiB"),
+        ({"daemon": {"block_size": "96MiB"}, "memory": {"segment_size": "1GiB"}}, "from 128 KiB to 64 MiB"),
+        ({"memory": {"budget": "1MiB"}}, "memory.budget = 1 MiB: smaller than one block of 4 MiB; give it at least"),
+        ({"ssd": {"budget": "4MiB"}}, "ssd.budget = 4 MiB: smaller than one block of 4 MiB"),
+        ({"memory": {"segment_size": "4MiB"}}, "memory.segment_size = 4 MiB: smaller than one block"),
+        ({"ssd": {"dir": "/dev/shm/cachefs/x"}}, "ssd.dir = '/dev/shm/cachefs/x': overlaps memory.dir"),
+        ({"origin": {"max_bytes_in_flight": "1MiB"}}, "expected at least daemon.block_size (4 MiB)"),
+        ({"daemon": {"socket": "/" + "s" * 107}}, "longer than the 107 bytes"),
+        ({"daemon": {"socket_group": "no-such-group"}}, "no such group on this machine"),
+        ({"origin": {"max_connections": 0}}, "origin.max_connections = 0: expected greater than or equal to 1"),
+        ({"daemon": {"read_deadline": float("inf")}}, "daemon.read_deadline = inf: expected"),
+    ],
+)
+def test_contradictions_and_limits(values: dict[str, Any], said: str) -> None:
+    (problem,) = problems(values)
+    assert said in problem
+
+
+def test_there_is_an_ssd_tier_where_the_table_is(tmp_path: Path) -> None:
+    assert config.parse({}).store_config().ssd is None
+    assert config.parse({"ssd": {"budget": 0}}).store_config().ssd is None
+    ssd = config.parse({"ssd": {"dir": str(tmp_path / "new"), "budget": "64MiB"}}).store_config().ssd
+    assert ssd is not None
+    assert (ssd.budget, ssd.directory) == (64 << 20, tmp_path / "new")
+    assert ssd.min_free > 0
+
+
+def test_check_config_exits_with_2_and_one_line_per_problem(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[daemon]\npolicy = "best"\nblock_size = 5\n[memori]\n')
+    result = CliRunner().invoke(main, ["--config", str(path), "--check-config"])
+    assert result.exit_code == 2
+    lines = result.stderr.splitlines()
+    assert [line for line in lines if not line.startswith(f"cachefsd: {path}: ")] == []
+    assert len(lines) == 2
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("text", ["[daemon", "\xff\xfe", 'a = "b'])
+def test_what_is_not_toml(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_bytes(text.encode("latin-1"))
+    result = CliRunner().invoke(main, ["--config", str(path)])
+    assert result.exit_code == 2
+    assert f"{path}: is not valid TOML" in result.stderr
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["--config", str(tmp_path / "none.toml")])
+    assert result.exit_code == 2
+    assert "none.toml: cannot be read: No such file" in result.stderr
+
+
+def test_a_valid_file_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[memory]\nbudget = "64MiB"\n')
+    result = CliRunner().invoke(main, ["--config", str(path), "--check-config"])
+    assert result.exit_code == 0, result.output
+    assert "memory tier 64 MiB in /dev/shm/cachefs, ssd tier none" in result.stdout
