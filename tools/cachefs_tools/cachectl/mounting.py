@@ -62,8 +62,11 @@ def umount(session: Session, directory: str, lazy: bool) -> None:
 
 
 def is_dead(path: Path) -> bool:
-    """Is the process behind the mount gone, or does it not answer? Asked in a child, which may hang in our stead."""
-    probe = "import os, sys\ntry: os.stat(sys.argv[1])\nexcept OSError as error: sys.exit(error.errno)"
+    """Is the process behind the mount gone, or does it not answer? Asked in a child, which may hang in our stead.
+
+    By statvfs, as the kernel answers a stat from what it has cached.
+    """
+    probe = "import os, sys\ntry: os.statvfs(sys.argv[1])\nexcept OSError as error: sys.exit(error.errno)"
     child = subprocess.Popen([sys.executable, "-S", "-c", probe, path], start_new_session=True)
     try:
         return child.wait(PROBE_SECONDS) == errno.ENOTCONN

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import Final
 
 import click
 from rich.table import Table
@@ -10,6 +11,9 @@ from cachefs.messages import Empty, MountView, Status
 from cachefs.rpc import STATUS
 from cachefs_tools.cachectl.display import duration, name, share, size, table
 from cachefs_tools.cachectl.session import Session, plain, with_session
+
+# A tier keeps back a little of its budget; only a limit below this share of it tells of a full disk or cgroup.
+NEARLY: Final = 0.95
 
 
 @click.command()
@@ -62,7 +66,7 @@ def describe(now: Status) -> Iterator[str | Table]:
     )  # fmt: skip
     yield table("TIER >USED >LIMIT >BLOCKS >EVICTED >HITS >RATIO POLICY DIRECTORY", rows)
     for tier in now.tiers:
-        if tier.limit < tier.budget:
+        if tier.limit < NEARLY * tier.budget:
             yield f"{tier.name}: only {size(tier.limit)} of its budget of {size(tier.budget)} can be used now"
         if tier.problem:
             yield f"{tier.name}: {tier.problem}"

@@ -1,0 +1,302 @@
+"""cachectl as a user runs it: a process, against a real daemon and real mounts."""
+
+import contextlib
+import json
+import os
+import pty
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachefs.mount import kernel
+from tests.daemon import Daemon
+from tests.mounting import mount_pid, mounted
+
+CACHECTL = Path(sys.executable).with_name("cachectl")
+ODD_NAME = b"odd \xff\n[bold]name"
+SMALL = {"daemon": {"block_size": "1MiB"}, "memory": {"budget": "16MiB"}, "ssd": {"budget": "16MiB"}}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """20 images, a file of several blocks, an empty one, and a name no terminal should be shown."""
+    top = tmp_path / "tree"
+    numbers = random.Random(7)
+    for number in range(20):
+        path = top / f"images/class{number % 4}/{number:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(numbers.randbytes(10_000 + number))
+    (top / "big").write_bytes(numbers.randbytes(3_500_000))
+    (top / "empty").touch()
+    (top / os.fsdecode(ODD_NAME)).write_bytes(b"odd")
+    return top
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, tree: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "node", SMALL) as running:
+        running.add_dataset("tree", f"file://{tree}")
+        yield running
+
+
+def run(daemon: Daemon | Path, *arguments: str | bytes | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+    socket = daemon if isinstance(daemon, Path) else daemon.socket
+    done = subprocess.run(
+        [CACHECTL, *arguments, "--socket", socket], input=stdin, capture_output=True, timeout=60, check=False
+    )
+    assert b"Traceback" not in done.stderr, done.stderr.decode()
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def answer(daemon: Daemon, *arguments: str | bytes | Path, stdin: bytes = b"") -> Any:
+    done = run(daemon, *arguments, "--json", stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def failure(daemon: Daemon | Path, *arguments: str | bytes | Path, status: int = 1) -> str:
+    """The one line it fails with."""
+    done = run(daemon, *arguments)
+    assert done.returncode == status, done
+    assert done.stdout == ""
+    assert done.stderr.startswith("cachectl: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_no_daemon_is_status_3_and_says_how_to_start_one(tmp_path: Path) -> None:
+    assert "start it with `cachefsd`" in failure(tmp_path / "nothing", "status", status=3)
+    done = run(tmp_path / "nothing", "status", "--json")
+    assert json.loads(done.stdout)["error"] == "DaemonUnavailable"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["dataset", "show"], ["warmup", "tree", "--fraction", "1.5"], ["warmup", "tree", "--fraction", "x%"]]
+)
+def test_wrong_usage_is_status_2(tmp_path: Path, arguments: list[str]) -> None:
+    assert run(tmp_path / "nothing", *arguments).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["dataset", "show", "other"], ["dataset", "rm", "other", "-y"], ["dataset", "refresh", "other"],
+     ["warmup", "other"], ["evict", "other", "-y"], ["pin", "other"], ["ls", "other"], ["ls", "other", "--cached"],
+     ["warmup", "tree", "images/none"], ["evict", "tree", "none"], ["ls", "tree", "images/none"]],
+)  # fmt: skip
+def test_what_is_not_there_is_named(daemon: Daemon, arguments: list[str]) -> None:
+    name = "other" if "other" in arguments else "none"
+    assert name in failure(daemon, *arguments)
+
+
+def test_a_dataset_from_add_to_rm(daemon: Daemon, tree: Path) -> None:
+    images = f"file://{tree}/images"
+    added = answer(daemon, "dataset", "add", "images", images)["dataset"]
+    assert (added["name"], added["files"], added["directories"]) == ("images", 20, 4)
+    assert {each["name"] for each in answer(daemon, "dataset", "list")["datasets"]} == {"images", "tree"}
+    assert "refresh" in failure(daemon, "dataset", "add", "images", images)
+
+    (tree / "images/class0/000.jpg").write_bytes(b"changed")
+    (tree / "images/class0/004.jpg").unlink()
+    (tree / "images/new").write_bytes(b"new")
+    diff = answer(daemon, "dataset", "refresh", "images")["diff"]
+    assert diff == {"added": 1, "changed": 1, "removed": 1, "unchanged": 18}
+    shown = answer(daemon, "dataset", "show", "images")
+    assert shown["dataset"]["files"] == 20
+    assert shown["snapshots"] == [shown["dataset"]["snapshot"], added["snapshot"]]
+
+    assert "--yes" in failure(daemon, "dataset", "rm", "images")
+    assert answer(daemon, "dataset", "rm", "images", "--yes") == {"blocks": 0, "bytes": 0}
+    assert [each["name"] for each in answer(daemon, "dataset", "list")["datasets"]] == ["tree"]
+
+
+def test_an_origin_that_cannot_be_listed_is_named(daemon: Daemon, tmp_path: Path) -> None:
+    assert "gone" in failure(daemon, "dataset", "add", "gone", f"file://{tmp_path}/gone")
+    assert "ftp://host" in failure(daemon, "dataset", "add", "strange", "ftp://host/dir")
+
+
+def test_warmup_shows_in_status_and_ls_and_is_undone_by_evict(daemon: Daemon) -> None:
+    whole = answer(daemon, "dataset", "show", "tree")["dataset"]["bytes"]
+    warmed = answer(daemon, "warmup", "tree")
+    assert (warmed["state"], warmed["bytes"], warmed["bytes_total"]) == ("done", whole, whole)
+    assert (warmed["blocks"], warmed["failed"], warmed["skipped"]) == (25, 0, 0)
+
+    status = answer(daemon, "status")
+    assert sum(tier["blocks"] for tier in status["tiers"]) == 25
+    assert status["hit_ratios"] == {}
+    files = {file["path"]: file for file in answer(daemon, "ls", "tree", "--cached")["files"]}
+    assert len(files) == 22
+    assert sum(files[os.fsdecode(ODD_NAME)]["cached"]) == 3
+    assert sum(answer(daemon, "dataset", "show", "tree")["cached"].values()) == whole
+
+    assert answer(daemon, "evict", "tree", "images/class1", "/big") == {"blocks": 9, "bytes": 3_500_000 + 50_045}
+    assert "--yes" in failure(daemon, "evict", "tree")
+    assert "--yes" in failure(daemon, "evict", "tree", "/")
+    assert answer(daemon, "evict", "tree", "--yes")["blocks"] == 16
+    assert answer(daemon, "ls", "tree", "--cached") == {"files": []}
+
+
+def test_warmup_takes_lists_and_fractions(daemon: Daemon) -> None:
+    assert answer(daemon, "warmup", "tree", "images", "--fraction", "25%")["blocks"] == 5
+    listed = answer(daemon, "warmup", "tree", "--list", "-", "-0", stdin=ODD_NAME + b"\0big\0")
+    assert (listed["blocks"], listed["bytes"]) == (5, 3_500_003)
+    assert run(daemon, "warmup", "tree", "--list", "-", stdin=b"\n").returncode == 2
+
+
+def test_warmup_in_the_background_returns_at_once_and_is_done_soon(daemon: Daemon) -> None:
+    assert answer(daemon, "warmup", "tree", "--no-wait")["blocks_total"] == 25
+    deadline = time.monotonic() + 30
+    while answer(daemon, "status")["index_blocks"] < 25:
+        assert time.monotonic() < deadline, "the warmup does not end"
+
+
+def test_a_warmup_that_finds_no_room_is_status_4(daemon: Daemon, tree: Path) -> None:
+    (tree / "huge").write_bytes(random.Random(1).randbytes(48 << 20))
+    answer(daemon, "dataset", "refresh", "tree")
+    done = run(daemon, "warmup", "tree")
+    assert done.returncode == 4
+    assert "found no room" in done.stdout
+
+
+def test_pins_are_listed_and_taken_back(daemon: Daemon) -> None:
+    assert answer(daemon, "pin", "tree", "images/class1/")["files"] == 5
+    assert answer(daemon, "dataset", "show", "tree")["pinned"] == ["images/class1"]
+    assert [file["pinned"] for file in answer(daemon, "ls", "tree", "images", "--cached")["files"]] == [True] * 5
+    assert "images/class1" in failure(daemon, "unpin", "tree", "big")
+    assert answer(daemon, "unpin", "tree")["files"] == 5
+    assert answer(daemon, "dataset", "show", "tree")["pinned"] == []
+
+
+def test_ls_lists_a_directory_of_the_snapshot(daemon: Daemon, tree: Path) -> None:
+    (tree / "big").unlink()
+    entries = answer(daemon, "ls", "tree")["entries"]
+    assert [entry["name"] for entry in entries] == ["big", "empty", "images", os.fsdecode(ODD_NAME)]
+    assert [entry["directory"] for entry in entries] == [False, False, True, False]
+    assert answer(daemon, "ls", "tree", "big")["entries"] == [{"name": "big", "directory": False, "size": 3_500_000}]
+
+
+def test_text_is_safe_and_within_100_columns(daemon: Daemon, tree: Path) -> None:
+    deep = tree / "/".join(["d" * 60] * 5)
+    deep.mkdir(parents=True)
+    (deep / ("f" * 200)).write_bytes(b"deep")
+    answer(daemon, "dataset", "refresh", "tree")
+    answer(daemon, "warmup", "tree")
+    for arguments in (["status"], ["ls", "tree"], ["ls", "tree", "--cached"], ["dataset", "list"], ["mounts"]):
+        text = run(daemon, *arguments).stdout
+        assert max(map(len, text.splitlines())) <= 100
+    assert r"odd \xff\n[bold]name" in run(daemon, "ls", "tree").stdout
+
+
+def test_verify_drops_what_is_damaged_and_is_status_4(daemon: Daemon) -> None:
+    answer(daemon, "warmup", "tree")
+    whole = run(daemon, "verify")
+    assert (whole.returncode, whole.stdout[:18]) == (0, "verified 25 blocks")
+    flip_bytes(max(daemon.memory.glob("*.seg"), key=lambda path: path.stat().st_blocks))
+    damaged = run(daemon, "verify", "--json")
+    assert damaged.returncode == 4
+    repaired = json.loads(damaged.stdout)["repaired"]
+    assert repaired >= 1
+    assert answer(daemon, "status")["repairs"] == repaired
+    assert run(daemon, "verify").returncode == 0
+
+
+def flip_bytes(path: Path) -> None:
+    """Every 64 KiB one byte, so that at least one block's data is hit."""
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        for offset in range(5000, len(data), 65536):
+            file.seek(offset)
+            file.write(bytes([data[offset] ^ 0xFF]))
+
+
+def test_a_mount_from_mount_to_umount(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "mnt"
+    assert "does not exist" in run(daemon, "mount", "tree", directory).stderr
+    directory.mkdir()
+    assert answer(daemon, "mount", "tree", directory) == {"spec": "tree", "mountpoint": str(directory)}
+    with detached_at_last(directory):
+        assert (directory / "big").read_bytes() == (tree / "big").read_bytes()
+        (mount,) = answer(daemon, "mounts")["mounts"]
+        assert (mount["mountpoint"], mount["spec"], mount["alive"]) == (str(directory), "tree", True)
+        assert "is mounted at" in failure(daemon, "dataset", "rm", "tree", "-y")
+        with (directory / "big").open("rb"):
+            assert "--lazy" in failure(daemon, "umount", directory)
+            assert answer(daemon, "umount", directory, "--lazy") == {"mountpoint": str(directory), "recovered": False}
+    assert "no cachefs is mounted" in failure(daemon, "umount", directory)
+
+
+def test_umount_recovers_the_mount_point_of_a_killed_mount(daemon: Daemon, tmp_path: Path) -> None:
+    directory = tmp_path / "mnt"
+    with mounted(daemon.socket, "tree", directory):
+        os.listdir(directory)
+        os.kill(mount_pid(daemon.client, directory), signal.SIGKILL)
+        while not is_dead(directory):
+            time.sleep(0.01)
+        assert [mount["alive"] for mount in answer(daemon, "mounts")["mounts"]] == [False]
+        assert answer(daemon, "umount", directory)["recovered"] is True
+        assert os.listdir(directory) == []
+
+
+def test_a_hanging_mount_keeps_nobody_from_answering(daemon: Daemon, tmp_path: Path) -> None:
+    directory = tmp_path / "mnt"
+    with mounted(daemon.socket, "tree", directory):
+        pid = mount_pid(daemon.client, directory)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for arguments in (["status"], ["mounts"], ["ls", "tree"], ["dataset", "list"], ["errors"]):
+                assert run(daemon, *arguments).returncode == 0
+            assert answer(daemon, "umount", directory, "--lazy")["recovered"] is False
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_errors_name_the_object_that_could_not_be_read(daemon: Daemon, tree: Path) -> None:
+    assert run(daemon, "errors").stdout == "no errors\n"
+    (tree / "big").unlink()
+    assert run(daemon, "warmup", "tree", "big").returncode == 4
+    (error,) = answer(daemon, "errors")["errors"]
+    assert error["subject"].endswith("/big")
+    assert "big" in run(daemon, "errors").stdout
+
+
+def test_a_terminal_is_asked_before_everything_goes(daemon: Daemon) -> None:
+    answer(daemon, "warmup", "tree")
+    assert evict_on_terminal(daemon, b"n\n") == 1
+    assert answer(daemon, "status")["index_blocks"] == 25
+    assert evict_on_terminal(daemon, b"y\n") == 0
+    assert answer(daemon, "status")["index_blocks"] == 0
+
+
+def evict_on_terminal(daemon: Daemon, typed: bytes) -> int:
+    controller, terminal = pty.openpty()
+    try:
+        command = [CACHECTL, "evict", "tree", "--socket", daemon.socket]
+        child = subprocess.Popen(command, stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.write(controller, typed)
+        return child.wait(30)
+    finally:
+        os.close(controller)
+        os.close(terminal)
+
+
+def is_dead(directory: Path) -> bool:
+    try:
+        os.statvfs(directory)
+    except OSError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def detached_at_last(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if any(point.path == directory for point in kernel.mount_points()):
+            kernel.unmount(directory, lazy=True)

@@ -1,0 +1,72 @@
+"""Metadata at native speed: a repeated find(1), and mounting a snapshot of a million entries."""
+
+import os
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cachefs.messages import Empty
+from cachefs.rpc import STATUS
+from cachefs_tools.bench.node import dataset_node
+from cachefs_tools.scratch_node import mounted
+
+PER_DIRECTORY = 1000
+TURNS = 5
+MEMORY = 256 << 20
+
+
+def measure(work: Path, files: int, entries: int) -> dict[str, Any]:
+    return {"find": measure_find(work, files), "mount": measure_mount(work, entries)}
+
+
+def measure_find(work: Path, files: int) -> dict[str, Any]:
+    source, mount = work / "native", work / "mount"
+    write_empty_files(source, files)
+    with dataset_node(work, source, MEMORY) as (_, socket), mounted("bench", mount, socket, work / "mount.log"):
+        first = seconds_of_find(mount)
+        seconds_of_find(source)
+        native, ours = zip(*((seconds_of_find(source), seconds_of_find(mount)) for _ in range(TURNS)), strict=True)
+    return {"files": files, "first_seconds": first, "native_seconds": statistics.median(native),
+            "mount_seconds": statistics.median(ours),
+            "ratio": round(statistics.median(ours) / statistics.median(native), 3)}  # fmt: skip
+
+
+def measure_mount(work: Path, entries: int) -> dict[str, Any]:
+    """mount.cachefs as a user runs it: until the command returns, and the memory of the process it leaves."""
+    source, mount = work / "large", work / "large-mount"
+    node = work / "large-node"
+    node.mkdir()
+    mount.mkdir()
+    write_empty_files(source, entries)
+    with dataset_node(node, source, MEMORY) as (client, socket):
+        start = time.perf_counter()
+        subprocess.run(["mount.cachefs", "bench", mount, "-o", f"socket={socket}"], check=True)
+        seconds = time.perf_counter() - start
+        try:
+            os.listdir(mount)
+            (view,) = client.call(STATUS, Empty()).mounts
+            memory = psutil.Process(view.pid).memory_info().rss
+        finally:
+            subprocess.run(["umount", mount], check=True)
+    return {"entries": entries, "seconds": round(seconds, 3), "resident_mb": round(memory / 1e6)}
+
+
+def write_empty_files(directory: Path, files: int) -> None:
+    """Sparse files of up to 3 KB: find(1) sees sizes, the disk holds no data."""
+    for start in range(0, files, PER_DIRECTORY):
+        parent = directory / f"{start // PER_DIRECTORY:04}"
+        parent.mkdir(parents=True)
+        for number in range(min(PER_DIRECTORY, files - start)):
+            fd = os.open(parent / f"{number:04}.bin", os.O_CREAT | os.O_WRONLY)
+            os.ftruncate(fd, 3 * number)
+            os.close(fd)
+
+
+def seconds_of_find(top: Path) -> float:
+    start = time.perf_counter()
+    subprocess.run(["find", top, "-type", "f", "-size", "+1"], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
