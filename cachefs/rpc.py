@@ -140,7 +140,9 @@ class DaemonClient:
                 found = getattr(errors, kind, errors.CachefsError)
                 return cast(errors.CachefsError, found(message))
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-            return errors.DaemonUnavailable(f"the daemon at {self.socket} did not answer in time; see its log")
+            return errors.DaemonUnavailable(
+                f"the daemon at {self.socket} did not answer in time; is it running? See its log"
+            )
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return errors.DaemonUnavailable(
                 f"no daemon answers at {self.socket}; start it with `cachefsd`, or name its socket with --socket"

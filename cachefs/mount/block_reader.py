@@ -5,6 +5,7 @@ would wait (a cold SSD page, a block that is not on the node) leaves it.
 """
 
 import logging
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -30,16 +31,19 @@ MAX_READ: Final = 1 << 20
 BLOCKS_AHEAD: Final = 4
 COLD_READS: Final = 32
 DAEMON_RETRY: Final = 0.1
+# The kernel follows a failed readahead with a read of the same page: that one must not wait a deadline again.
+FAILURE_SECONDS: Final = 1.0
 MAX_ACCESSED: Final = 1_000_000
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A fetch some reads wait for."""
+    """A fetch some reads wait for. forget_at: when its failure stops answering for the block (trio's clock)."""
 
     landed: trio.Event = field(default_factory=trio.Event)
     location: Location | None = None
     error: CachefsError | None = None
+    forget_at: float = math.inf
 
 
 class BlockReader:
@@ -160,22 +164,28 @@ class BlockReader:
             self.accessed[key] = None
 
     async def _fetch(self, key: bytes, ref: BlockRef, deadline: float) -> Location:
-        """Where the daemon has put the block. Many reads of one block share one call."""
+        """Where the daemon has put the block. Reads of one block share one call, and for a moment its failure."""
         flight = self._flights.get(key)
-        if flight is None:
+        if flight is None or trio.current_time() > flight.forget_at:
             flight = self._flights[key] = _Flight()
             try:
                 flight.location = await self._ask(ref, deadline)
+                del self._flights[key]
             except CachefsError as error:
                 flight.error = error
+                self._forget_old_failures()
+                flight.forget_at = trio.current_time() + FAILURE_SECONDS
             finally:
-                del self._flights[key]
                 flight.landed.set()
         else:
             await flight.landed.wait()
         if flight.location is None:
             raise flight.error or CachefsError("the mount is ending")
         return flight.location
+
+    def _forget_old_failures(self) -> None:
+        now = trio.current_time()
+        self._flights = {key: flight for key, flight in self._flights.items() if flight.forget_at >= now}
 
     async def _ask(self, ref: BlockRef, deadline: float) -> Location:
         while True:

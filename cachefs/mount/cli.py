@@ -28,7 +28,7 @@ FAILURE_STATUS: Final = 32
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("spec")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path, readable=False))
 @click.option("-o", "options", multiple=True, metavar="OPT,OPT=VALUE", help="Mount options (see below).")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, messages to stderr.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more in the log.")

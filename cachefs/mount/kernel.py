@@ -35,9 +35,9 @@ def mount_points() -> list[MountPoint]:
 
 
 def is_dead(directory: Path) -> bool:
-    """Is there a FUSE mount on *directory* whose process is gone?"""
+    """Is there a FUSE mount on *directory* whose process is gone? stat(2) would not tell: attributes are cached."""
     try:
-        os.stat(directory)
+        os.statvfs(directory)
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 # Snapshots never change, so the kernel may keep what it knows; only a root that lists datasets is short-lived.
 FOR_EVER: Final = 1e9
 ROOT_SECONDS: Final = 1.0
+MAX_NAME: Final = 255
 ETAG: Final = b"user.cachefs.etag"
 TIER: Final = b"user.cachefs.tier"
 
@@ -76,6 +77,8 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def lookup(self, parent: int, name: bytes, ctx: object) -> pyfuse3.EntryAttributes:
+        if len(name) > MAX_NAME:
+            raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
         if parent == ROOT and not self.namespace.single:
             return self._lookup_dataset(name)
         snapshot, number = self.namespace.resolve(parent)
@@ -109,7 +112,7 @@ class Operations(pyfuse3.Operations):
             return await self.reader.read(snapshot, number, off, size)
         except CachefsError as error:
             counters.errors += 1
-            log.error("read of inode %d at %d: %s", fh, off, error)
+            log.error("read of %s at %d: %s", self._path(fh), off, error)
             raise pyfuse3.FUSEError(error.errno) from None
         except Exception:
             counters.errors += 1
@@ -143,7 +146,7 @@ class Operations(pyfuse3.Operations):
         data.f_bsize = data.f_frsize = 4096
         data.f_blocks = sum(-(-snapshot.bytes // 4096) for snapshot in snapshots)
         data.f_files = sum(snapshot.files + snapshot.directories + 1 for snapshot in snapshots)
-        data.f_namemax = 255
+        data.f_namemax = MAX_NAME
         return data
 
     @handler
@@ -175,6 +178,13 @@ class Operations(pyfuse3.Operations):
     async def flush(self, fh: int) -> None:
         """ENOSYS tells the kernel not to send FLUSH at a close any more."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
+
+    def _path(self, inode: int) -> str:
+        try:
+            snapshot, number = self.namespace.resolve(inode)
+            return snapshot.path(number).decode(errors="backslashreplace")
+        except CachefsError:
+            return f"inode {inode}"
 
     def _entry(self, inode: int) -> Entry:
         snapshot, number = self.namespace.resolve(inode)

@@ -1,0 +1,184 @@
+"""Mounts whose daemon, process or bytes are taken away under a reader."""
+
+import errno
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.messages import Empty, Selection
+from cachefs.mount import kernel
+from cachefs.rpc import EVICT, STATUS
+from tests.daemon import Daemon
+from tests.mounting import counters, drop_pages, mount_pid, mounted, read_tree, run_mount
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    rng = random.Random(3)
+    top = tmp_path / "origin"
+    for number in range(120):
+        directory = top / f"class{number % 5}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{number:03}.bin").write_bytes(rng.randbytes(rng.randrange(1, 200_000)))
+    (top / "large").write_bytes(rng.randbytes(9 << 20))
+    return top
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, tree: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "node") as running:
+        running.add_dataset("tree", f"file://{tree}")
+        yield running
+
+
+def test_a_waiting_reader_gets_its_bytes_from_the_restarted_daemon(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
+        daemon.kill9()
+        answers: list[bytes] = []
+        reader = threading.Thread(target=lambda: answers.append((mount / "large").read_bytes()))
+        reader.start()
+        time.sleep(1)
+        assert not answers
+        daemon.start()
+        reader.join(30)
+        assert answers == [(tree / "large").read_bytes()]
+
+
+def test_what_is_on_the_node_is_served_without_a_daemon(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
+        expected = read_tree(tree)
+        assert read_tree(mount) == expected
+        daemon.kill9()
+        drop_pages(mount)
+        assert read_tree(mount) == expected
+
+
+def test_without_a_daemon_a_read_fails_at_its_deadline(tmp_path: Path, tree: Path) -> None:
+    with Daemon(tmp_path / "node", {"daemon": {"read_deadline": 2}}) as daemon:
+        daemon.add_dataset("tree", f"file://{tree}")
+        with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
+            daemon.kill9()
+            with pytest.raises(OSError, match="Input/output error") as caught:
+                (mount / "large").read_bytes()
+            assert caught.value.errno == errno.EIO
+            assert "did not answer in time" in Path(f"{mount}.log").read_text()
+
+
+def test_kills_of_the_daemon_under_readers_cost_no_byte(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    expected = read_tree(tree)
+    with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
+        wrong: list[str] = []
+        stop = threading.Event()
+
+        def read_for_ever(seed: int) -> None:
+            rng = random.Random(seed)
+            names = [name for name, content in expected.items() if content is not None]
+            while not stop.is_set():
+                name = rng.choice(names)
+                path = os.path.join(os.fsencode(mount), name)
+                with open(path, "rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    if file.read() != expected[name]:
+                        wrong.append(repr(name))
+
+        readers = [threading.Thread(target=read_for_ever, args=(seed,)) for seed in range(3)]
+        for reader in readers:
+            reader.start()
+        for _ in range(3):
+            daemon.client.call(EVICT, Selection(dataset="tree"))
+            time.sleep(0.3)
+            daemon.kill9()
+            daemon.start()
+        stop.set()
+        for reader in readers:
+            reader.join(60)
+            assert not reader.is_alive()
+        assert not wrong
+
+
+def test_flipped_bytes_are_never_read_and_are_repaired(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    expected = read_tree(tree)
+    with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
+        assert read_tree(mount) == expected
+        rng = random.Random(4)
+        segments = [path for directory in (daemon.memory, daemon.ssd) for path in directory.glob("*.seg")]
+        assert segments
+        for _ in range(100):
+            path = rng.choice(segments)
+            with path.open("r+b") as file:
+                file.seek(rng.randrange(path.stat().st_size))
+                byte = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ 0xFF]))
+        drop_pages(mount)
+        assert read_tree(mount) == expected
+        status = daemon.client.call(STATUS, Empty())
+        assert status.repairs > 0
+        assert counters(daemon.client, mount)["bad"] == status.repairs
+
+
+def test_a_killed_mount_is_recovered_by_mounting_again(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
+        os.kill(mount_pid(daemon.client, mount), signal.SIGKILL)
+        _wait_for(lambda: kernel.is_dead(mount))
+        with mounted(daemon.socket, "tree", mount) as again:
+            assert (again / "large").read_bytes() == (tree / "large").read_bytes()
+
+
+def test_sigterm_unmounts_under_load(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
+        pid = mount_pid(daemon.client, mount)
+        errors: list[OSError] = []
+
+        def read_until_gone() -> None:
+            try:
+                while True:
+                    drop_pages(mount)
+                    read_tree(mount)
+                    if not any(mount.iterdir()):
+                        return
+            except OSError as error:
+                errors.append(error)
+
+        reader = threading.Thread(target=read_until_gone)
+        reader.start()
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGTERM)
+        reader.join(20)
+        assert not reader.is_alive()
+        _wait_for(lambda: not Path(f"/proc/{pid}").exists())
+        assert not any(point.path == mount for point in kernel.mount_points())
+
+
+def test_errors_of_the_command_are_one_line(daemon: Daemon, tmp_path: Path) -> None:
+    directory = tmp_path / "mnt"
+    absent = run_mount(daemon.socket, "tree", directory)
+    assert absent.returncode == 32
+    assert f"mkdir -p {directory}" in absent.stderr
+    directory.mkdir()
+    for socket, spec, options, says, status in (
+        (daemon.socket, "other", (), "cachectl dataset add other", 32),
+        (tmp_path / "no.sock", "tree", ("daemon_wait=0",), "start it with `cachefsd`", 32),
+        (daemon.socket, "tree", ("colour=red",), "colour=red", 1),
+    ):
+        done = run_mount(socket, spec, directory, *options)
+        assert done.returncode == status
+        assert says in done.stderr
+        assert done.stderr.count("\n") == 1
+    with mounted(daemon.socket, "tree", directory):
+        again = run_mount(daemon.socket, "tree", directory)
+        assert again.returncode == 32
+        assert "already is a cachefs mount" in again.stderr
+
+
+def _wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,76 @@
+"""Real mounts for tests: the same command a user types, in a process of its own."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cachefs.messages import Empty
+from cachefs.mount import kernel
+from cachefs.rpc import STATUS, DaemonClient
+
+COMMAND = [sys.executable, "-m", "cachefs.mount"]
+
+
+def run_mount(socket: Path, spec: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """`mount.cachefs SPEC DIRECTORY -o ...`, whatever comes of it."""
+    command = [*COMMAND, spec, str(directory), "-o", ",".join((f"socket={socket}", *options))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@contextlib.contextmanager
+def mounted(socket: Path, spec: str, directory: Path, *options: str) -> Iterator[Path]:
+    """The directory with *spec* mounted on it; unmounted afterwards whatever has happened."""
+    directory.mkdir(exist_ok=True)
+    done = run_mount(socket, spec, directory, f"log={directory}.log", *options)
+    assert done.returncode == 0, done.stderr
+    try:
+        yield directory
+    finally:
+        with contextlib.suppress(Exception):
+            kernel.unmount(directory, lazy=True)
+
+
+def counters(client: DaemonClient, directory: Path) -> dict[str, int]:
+    """The mount's counters, once two reports have agreed on them."""
+    deadline = time.monotonic() + 20
+    seen: dict[str, int] | None = None
+    while time.monotonic() < deadline:
+        mounts = client.call(STATUS, Empty()).mounts
+        now = next(mount.counters for mount in mounts if mount.mountpoint == str(directory) and mount.alive)
+        if now == seen:
+            return now
+        seen = now
+        time.sleep(1.2)
+    raise AssertionError(f"the counters of {directory} do not settle")
+
+
+def mount_pid(client: DaemonClient, directory: Path) -> int:
+    mounts = client.call(STATUS, Empty()).mounts
+    return next(mount.pid for mount in mounts if mount.mountpoint == str(directory) and mount.alive)
+
+
+def drop_pages(directory: Path) -> None:
+    """Make the kernel forget the content of every file, so that it asks the mount again."""
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            fd = os.open(os.path.join(parent, name), os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def read_tree(directory: Path) -> dict[bytes, bytes | None]:
+    """Path relative to *directory* -> content; None for directories."""
+    top = os.fsencode(directory)
+    found: dict[bytes, bytes | None] = {}
+    for parent, directories, names in os.walk(top):
+        for name in directories:
+            found[os.path.relpath(os.path.join(parent, name), top)] = None
+        for name in names:
+            path = os.path.join(parent, name)
+            with open(path, "rb") as file:
+                found[os.path.relpath(path, top)] = file.read()
+    return found
