@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cachefs.block import MEMORY, PIECE_SIZE, SSD, Location, block_count, block_key
 from cachefs.errors import DaemonUnavailable
 from cachefs.messages import (
     BlockRef,
@@ -29,6 +30,8 @@ from cachefs.messages import (
     Status,
 )
 from cachefs.rpc import DATASET_ADD, DATASET_REFRESH, FETCH, REPORT, STATUS, DaemonClient
+from cachefs.segment import SegmentReader
+from cachefs.snapshot import Snapshot
 from tests.servers.process import start
 
 COMMAND = Path(sys.executable).with_name("cachefsd")
@@ -39,6 +42,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "memory": {"budget": "128MiB", "segment_size": "16MiB"},
     "ssd": {"budget": "512MiB", "segment_size": "16MiB", "min_free": 0},
 }
+
+
+def block_ref(view: DatasetView, path: str, number: int = 0, bad: bytes = b"") -> BlockRef:
+    snapshot = Snapshot(Path(view.path))
+    try:
+        entry = snapshot.find(path.encode())
+        assert entry is not None, f"{path} is not in {view.path}"
+        return BlockRef(view.snapshot, entry.number, number, bad)
+    finally:
+        snapshot.close()
 
 
 class Daemon:
@@ -154,6 +167,36 @@ class Daemon:
         """What a mount process would say."""
         request = MountReport(id=mount, mountpoint=f"/mnt/{mount}", spec=spec, pid=os.getpid(), **fields)
         return self.client.call(REPORT, request)
+
+    def read(self, view: DatasetView, path: str, deadline: float = 20) -> bytes:
+        """The file's bytes as a mount would get them: fetched, then read from the tiers and verified.
+
+        Raises OSError with the errno and message of the first block that cannot be had.
+        """
+        snapshot = Snapshot(Path(view.path))
+        try:
+            entry = snapshot.find(path.encode())
+            assert entry is not None, f"{path} is not in {view.path}"
+            numbers = range(block_count(entry.size, snapshot.block_size))
+        finally:
+            snapshot.close()
+        answers = self.fetch(*(BlockRef(view.snapshot, entry.number, n) for n in numbers), deadline=deadline)
+        return b"".join(
+            self.read_block(block_key(entry.content, n), answer) for n, answer in zip(numbers, answers, strict=True)
+        )
+
+    def read_block(self, key: bytes, answer: FetchedBlock) -> bytes:
+        if answer.errno:
+            raise OSError(answer.errno, answer.message)
+        location = Location.unpack(answer.location)
+        segments = SegmentReader({MEMORY: self.memory, SSD: self.ssd})
+        try:
+            buffer = memoryview(bytearray(location.length + 2 * PIECE_SIZE))
+            data = segments.read(key, location, 0, location.length, buffer)
+        finally:
+            segments.close()
+        assert data is not None, f"the bytes at {location} are wrong"
+        return bytes(data)
 
     def fetch(self, *blocks: BlockRef, deadline: float = 20) -> list[FetchedBlock]:
         return self.client.call(FETCH, Fetch(blocks=list(blocks), deadline=deadline), timeout=deadline + 10).blocks

@@ -103,7 +103,7 @@ class Fetcher:
     async def hint(self, refs: Sequence[BlockRef]) -> None:
         """Start bringing these blocks, if there is room in the queue, and return."""
         for found in await self._threads.run(self._look_up, refs):
-            if isinstance(found, BlockSource) and self._gate.ahead_waiting < MAX_AHEAD and not self._is_futile(found):
+            if isinstance(found, BlockSource) and self._gate.ahead_waiting < MAX_AHEAD:
                 self._join(found, ahead=True)
 
     async def close(self) -> None:
@@ -117,8 +117,6 @@ class Fetcher:
         looked = loop.time()
         found = await self._threads.run(self._look_up, refs)
         outcomes = [self._known(one, looked) if isinstance(one, BlockSource) else one for one in found]
-        if ahead:
-            outcomes = [None if isinstance(one, BlockSource) and self._is_futile(one) else one for one in outcomes]
         flights = {n: self._join(one, ahead=ahead) for n, one in enumerate(outcomes) if isinstance(one, BlockSource)}
         if flights:
             timeout = max(0.0, until - loop.time()) if until is not None else None
@@ -200,6 +198,8 @@ class Fetcher:
     async def _bring(self, flight: _Flight) -> Location | None:
         source = flight.source
         async with self._gate.passage(source.key, source.length, ahead=not flight.demanded):
+            if not flight.demanded and self._is_futile(source):
+                return None
             now = asyncio.get_running_loop().time()
             # What nobody waits for may have waited long for its turn; its time starts now.
             left = flight.deadline - now if flight.demanded else self._read_deadline

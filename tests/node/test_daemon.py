@@ -1,0 +1,459 @@
+"""What a running cachefsd does for mounts and for cachectl, over its socket."""
+
+import errno
+import os
+import random
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cachefs import errors
+from cachefs.block import Location
+from cachefs.messages import (
+    DatasetAdd,
+    DatasetDetail,
+    DatasetName,
+    DatasetView,
+    Empty,
+    Fetch,
+    Selection,
+    Warmup,
+    WarmupProgress,
+)
+from cachefs.rpc import (
+    CACHED,
+    DATASET_ADD,
+    DATASET_LIST,
+    DATASET_REMOVE,
+    DATASET_SHOW,
+    EVICT,
+    FETCH,
+    PIN,
+    STATUS,
+    UNPIN,
+    VERIFY,
+    WARMUP,
+    DaemonClient,
+)
+from cachefs.segment import segment_path
+from tests.daemon import Daemon, block_ref
+
+FILES = 30
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Path:
+    """FILES small files in three directories, one of several blocks, an empty one and one with an odd name."""
+    top = tmp_path / "origin"
+    rng = random.Random(7)
+    for number in range(FILES):
+        path = top / f"class{number % 3}" / f"{number:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.randbytes(1000 + 3000 * number))
+    (top / "large").write_bytes(rng.randbytes((9 << 20) + 5))
+    (top / "empty").touch()
+    (top / "odd\udcff name").write_bytes(b"odd")
+    return top
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "node") as running:
+        yield running
+
+
+@pytest.fixture
+def view(daemon: Daemon, origin: Path) -> DatasetView:
+    return daemon.add_dataset("images", f"file://{origin}")
+
+
+def show(daemon: Daemon, name: str = "images") -> DatasetDetail:
+    return daemon.client.call(DATASET_SHOW, DatasetName(name=name))
+
+
+def warm(daemon: Daemon, dataset: str = "images", paths: tuple[bytes, ...] = (), fraction: float = 1) -> WarmupProgress:
+    request = Warmup(dataset=dataset, paths=list(paths), fraction=fraction)
+    return list(daemon.client.stream(WARMUP, request, timeout=60))[-1]
+
+
+def cached_paths(daemon: Daemon, *paths: bytes) -> set[bytes]:
+    pages = daemon.client.stream(CACHED, Selection(dataset="images", paths=list(paths)), timeout=60)
+    return {file.path for page in pages for file in page.files if sum(file.cached) == file.size > 0}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_fetched_file_is_the_origins(daemon: Daemon, view: DatasetView, origin: Path) -> None:
+    for path in ("class1/001.jpg", "large", "empty"):
+        assert daemon.read(view, path) == (origin / path).read_bytes()
+    status = daemon.status()
+    assert (status.fetched_blocks, status.fetched_bytes) == (4, (9 << 20) + 5 + 4000)
+    assert daemon.read(view, "large") == (origin / "large").read_bytes()
+    assert daemon.status().origin_requests == status.origin_requests
+
+
+def test_many_readers_of_one_block_cost_one_request(daemon: Daemon, view: DatasetView) -> None:
+    ref = block_ref(view, "large", 1)
+    with ThreadPoolExecutor(16) as readers:
+        answers = list(readers.map(lambda _: daemon.fetch(ref, ref), range(64)))
+    assert {block.location for blocks in answers for block in blocks} == {answers[0][0].location}
+    status = daemon.status()
+    assert (status.fetched_blocks, status.origin_requests) == (1, 1)
+
+
+def test_blocks_ahead_arrive_without_anybody_waiting(daemon: Daemon, view: DatasetView) -> None:
+    refs = [block_ref(view, "large", number) for number in range(3)]
+    assert daemon.client.call(FETCH, Fetch(blocks=refs, ahead=True)).blocks == []
+    deadline = time.monotonic() + 20
+    while daemon.status().index_blocks < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_one_bad_reference_does_not_spoil_the_others(daemon: Daemon, view: DatasetView) -> None:
+    good = block_ref(view, "class0/000.jpg")
+    beyond = block_ref(view, "class0/000.jpg", 1)
+    unknown = type(good)("0" * 32, 1, 0)
+    nowhere = type(good)(view.snapshot, 10**6, 0)
+    garbled = block_ref(view, "class0/003.jpg", bad=b"garbage")
+    answers = daemon.fetch(beyond, good, unknown, nowhere, garbled)
+    assert [answer.errno for answer in answers] == [errno.ENOENT, 0, errno.ENOENT, errno.ENOENT, errno.EIO]
+    assert "mount the dataset again" in answers[2].message
+
+
+def test_a_reader_that_goes_away_does_not_take_the_fetch_along(daemon: Daemon, view: DatasetView) -> None:
+    call = daemon.client.begin(FETCH, Fetch(blocks=[block_ref(view, "large", n) for n in range(3)]), 20)
+    call.cancel()
+    assert daemon.read(view, "large", deadline=20)
+    assert daemon.status().origin_requests <= 3
+
+
+def test_a_report_tells_a_mount_all_it_needs(daemon: Daemon, view: DatasetView) -> None:
+    node = daemon.report("m", spec="images", counters={"hits_memory": 3, "hit_bytes_memory": 9, "misses": 2})
+    assert node.datasets == [view]
+    assert set(node.tiers) == {"memory", "ssd"}
+    assert Path(node.index).is_file()
+    assert 0 < node.capacity <= 640 << 20
+    assert node.read_deadline == 20
+    status = daemon.status()
+    assert status.instance == node.instance
+    assert (status.tiers[0].hits, status.tiers[0].hit_bytes, status.misses) == (3, 9, 2)
+    assert [(mount.mountpoint, mount.alive) for mount in status.mounts] == [("/mnt/m", True)]
+
+
+def test_counters_of_mounts_that_ended_still_count(daemon: Daemon) -> None:
+    daemon.report("m", counters={"hits_ssd": 3})
+    daemon.report("m", counters={"hits_ssd": 5}, closing=True)
+    daemon.report("n", counters={"hits_ssd": 1})
+    status = daemon.status()
+    assert status.tiers[1].hits == 6
+    assert [mount.id for mount in status.mounts] == ["n"]
+
+
+# --- datasets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", ".", "-x", ".x", "a/b", "all", "x" * 65, "snow\u2603", "a b", "x\n"])
+def test_names_a_dataset_cannot_have(daemon: Daemon, origin: Path, name: str) -> None:
+    with pytest.raises(errors.ConfigError, match="cannot name a dataset"):
+        daemon.add_dataset(name, f"file://{origin}")
+
+
+def test_adding_what_is_there_tells_the_way_out(daemon: Daemon, view: DatasetView, origin: Path) -> None:
+    with pytest.raises(errors.AlreadyExists, match="cachectl dataset refresh images"):
+        daemon.add_dataset("images", f"file://{origin}/")
+    with pytest.raises(errors.AlreadyExists, match="cachectl dataset rm images"):
+        daemon.add_dataset("images", f"file://{origin}/class0")
+    assert daemon.client.call(DATASET_LIST, Empty()).datasets == [view]
+
+
+def test_a_listing_that_fails_leaves_nothing(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    for url, kind in (
+        (f"file://{tmp_path}/nowhere", errors.NotFound),
+        (f"file://{tmp_path}/nothing", errors.NotFound),
+        ("gopher://x/y", errors.ConfigError),
+    ):
+        with pytest.raises(kind):
+            daemon.add_dataset("x", url)
+    assert daemon.client.call(DATASET_LIST, Empty()).datasets == []
+    assert list((daemon.home / "state" / "snapshots").iterdir()) == []
+
+
+def test_only_one_listing_of_a_name_at_a_time(daemon: Daemon, tmp_path: Path) -> None:
+    for number in range(3000):
+        path = tmp_path / "many" / str(number % 50) / str(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    request = DatasetAdd(name="x", url=f"file://{tmp_path}/many")
+    first = daemon.client.stream(DATASET_ADD, request, timeout=60)
+    next(first)
+    with pytest.raises(errors.Busy, match="right now"):
+        list(daemon.client.stream(DATASET_ADD, request, timeout=60))
+    assert list(first)[-1].dataset is not None
+
+
+def test_a_refresh_says_what_changed_and_keeps_the_old_snapshot(
+    daemon: Daemon, view: DatasetView, origin: Path
+) -> None:
+    before = (origin / "class0/003.jpg").read_bytes()
+    assert daemon.read(view, "class0/003.jpg") == before
+    (origin / "class0/000.jpg").unlink()
+    (origin / "class0/003.jpg").write_bytes(b"changed")
+    (origin / "new").write_bytes(b"new")
+    last = daemon.refresh_dataset("images")
+    assert last.diff is not None
+    assert last.dataset is not None
+    assert (last.diff.added, last.diff.changed, last.diff.removed) == (1, 1, 1)
+    assert daemon.read(last.dataset, "class0/003.jpg") == b"changed"
+    assert daemon.read(view, "class0/003.jpg") == before
+    assert show(daemon).snapshots == [last.dataset.snapshot, view.snapshot]
+    again = daemon.refresh_dataset("images")
+    assert again.dataset == last.dataset
+    assert again.diff is not None
+    assert again.diff.unchanged == last.dataset.files
+
+
+def test_a_mounted_dataset_is_not_removed(daemon: Daemon, view: DatasetView) -> None:
+    daemon.report("m", spec=f"images@{view.snapshot[:8]}")
+    with pytest.raises(errors.Busy, match="mounted at /mnt/m"):
+        daemon.client.call(DATASET_REMOVE, DatasetName(name="images"))
+    daemon.report("m", spec="images", closing=True)
+    daemon.report("everything", spec="all")
+    daemon.client.call(DATASET_REMOVE, DatasetName(name="images"))
+    assert list((daemon.home / "state" / "snapshots").iterdir()) == []
+
+
+def test_removing_a_dataset_frees_what_no_other_has(daemon: Daemon, view: DatasetView, origin: Path) -> None:
+    part = daemon.add_dataset("part", f"file://{origin}/class1")
+    assert warm(daemon).blocks == FILES + 3 + 1
+    assert sum(show(daemon, "part").cached.values()) == part.bytes
+    freed = daemon.client.call(DATASET_REMOVE, DatasetName(name="images"))
+    assert (freed.blocks, freed.bytes) == (FILES + 4 - 10, view.bytes - part.bytes)
+    assert sum(show(daemon, "part").cached.values()) == part.bytes
+    with pytest.raises(errors.NotFound, match="known: part"):
+        show(daemon, "images")
+    assert daemon.fetch(type(block_ref(part, "001.jpg"))(view.snapshot, 1, 0))[0].errno == errno.ENOENT
+
+
+def test_everything_is_there_after_a_restart(daemon: Daemon, view: DatasetView, origin: Path) -> None:
+    warm(daemon)
+    daemon.client.call(PIN, Selection(dataset="images", paths=[b"class2"]))
+    content = {path: (origin / path).read_bytes() for path in ("large", "class0/003.jpg")}
+    origin.rename(origin.with_name("gone"))
+    for restart in (daemon.stop, daemon.kill9):
+        restart()
+        daemon.start()
+        assert {path: daemon.read(view, path) for path in content} == content
+        assert daemon.status().origin_requests == 0
+        assert show(daemon).dataset == view
+        assert show(daemon).pinned == [b"class2"]
+
+
+def test_a_damaged_snapshot_is_told_and_a_refresh_heals_it(daemon: Daemon, view: DatasetView, origin: Path) -> None:
+    daemon.stop()
+    path = Path(view.path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    daemon.start()
+    assert daemon.report().datasets == []
+    assert [known.snapshot for known in daemon.client.call(DATASET_LIST, Empty()).datasets] == [""]
+    with pytest.raises(errors.SnapshotDamaged, match="cachectl dataset refresh images"):
+        show(daemon)
+    fresh = daemon.refresh_dataset("images").dataset
+    assert fresh is not None
+    assert daemon.read(fresh, "large") == (origin / "large").read_bytes()
+
+
+# --- warmups, pins, evictions -----------------------------------------------------------------------------------------
+
+
+def test_a_warmup_brings_what_it_selects(daemon: Daemon, view: DatasetView) -> None:
+    done = warm(daemon, paths=(b"class1/", b"/class1/001.jpg", b"./large"))
+    assert (done.state, done.blocks, done.blocks_total, done.failed) == ("done", 13, 13, 0)
+    assert cached_paths(daemon) == {b"large", *(b"class1/%03d.jpg" % n for n in range(1, FILES, 3))}
+    assert cached_paths(daemon, b"class0") == set()
+    half = warm(daemon, paths=(b"class2",), fraction=0.5)
+    assert half.blocks == 5
+    with pytest.raises(errors.NotFound, match="'nothing/here'"):
+        warm(daemon, paths=(b"nothing/here",))
+    with pytest.raises(errors.ConfigError, match="fraction"):
+        warm(daemon, fraction=0)
+
+
+def test_a_warmup_takes_no_more_than_fits_and_fetches_little_in_vain(tmp_path: Path) -> None:
+    for number in range(100):
+        path = tmp_path / "origin" / str(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(os.urandom(1 << 20))
+    small = {"memory": {"budget": "32MiB", "segment_size": "8MiB"}, "ssd": {"budget": 0}}
+    with Daemon(tmp_path / "node", small) as daemon:
+        daemon.add_dataset("big", f"file://{tmp_path}/origin")
+        done = warm(daemon, "big")
+        assert done.state == "done"
+        assert done.blocks + done.skipped == 100
+        assert 0 < done.blocks <= 32
+        status = daemon.status()
+        assert status.index_blocks == done.blocks
+        assert status.tiers[0].used <= status.tiers[0].budget
+        # What was already under way when the first block was refused, but not all that follow.
+        assert status.origin_requests < 100
+
+
+def test_a_warmup_in_the_background(daemon: Daemon, view: DatasetView) -> None:
+    replies = list(daemon.client.stream(WARMUP, Warmup(dataset="images", wait=False), timeout=20))
+    assert [reply.blocks_total for reply in replies] == [FILES + 4]
+    deadline = time.monotonic() + 20
+    while daemon.status().warmups:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert daemon.status().index_blocks == FILES + 4
+
+
+def test_a_warmup_says_what_it_could_not_bring(daemon: Daemon, view: DatasetView, origin: Path) -> None:
+    (origin / "class0/000.jpg").write_bytes(b"changed since")
+    done = warm(daemon, paths=(b"class0",))
+    assert (done.state, done.blocks, done.failed) == ("failed", 9, 1)
+    assert "class0/000.jpg" in done.message
+
+
+def test_pinned_files_stay_where_others_go(tmp_path: Path) -> None:
+    for number in range(60):
+        path = tmp_path / "origin" / f"{number:02}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(os.urandom(1 << 20))
+    tight = {
+        "daemon": {"policy": "lru"},
+        "memory": {"budget": "24MiB", "segment_size": "8MiB"},
+        "ssd": {"budget": 0},
+    }
+    with Daemon(tmp_path / "node", tight) as daemon:
+        view = daemon.add_dataset("images", f"file://{tmp_path}/origin")
+        pinned = daemon.client.call(PIN, Selection(dataset="images", paths=[b"01", b"03"]))
+        assert (pinned.files, pinned.bytes) == (2, 2 << 20)
+        for number in range(60):
+            daemon.read(view, f"{number:02}")
+        assert {b"01", b"03", b"59"} <= cached_paths(daemon)
+        assert b"00" not in cached_paths(daemon)
+        daemon.stop()
+        daemon.start()
+        for number in range(10, 50):
+            daemon.read(view, f"{number:02}")
+        assert {b"01", b"03"} <= cached_paths(daemon)
+        with pytest.raises(errors.NotFound, match="04 is not a pin of images; pinned there: 01, 03"):
+            daemon.client.call(UNPIN, Selection(dataset="images", paths=[b"04"]))
+        daemon.client.call(UNPIN, Selection(dataset="images"))
+        for number in range(10, 50):
+            daemon.read(view, f"{number:02}")
+        assert not {b"01", b"03"} & cached_paths(daemon)
+        assert daemon.client.call(DATASET_SHOW, DatasetName(name="images")).pinned == []
+
+
+def test_evicting_frees_what_it_selects(daemon: Daemon, view: DatasetView) -> None:
+    warm(daemon)
+    freed = daemon.client.call(EVICT, Selection(dataset="images", paths=[b"large", b"class0/003.jpg"]))
+    assert (freed.blocks, freed.bytes) == (4, (9 << 20) + 5 + 10_000)
+    assert not {b"large", b"class0/003.jpg"} & cached_paths(daemon)
+    assert daemon.client.call(EVICT, Selection(dataset="images")).blocks == FILES
+    assert daemon.status().index_blocks == 0
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def flip_byte(daemon: Daemon, location: Location) -> None:
+    with segment_path(daemon.memory, location.segment).open("r+b") as file:
+        file.seek(location.offset + location.length // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 0x40]))
+
+
+def test_a_complaint_about_bad_bytes_is_checked_and_repaired(daemon: Daemon, view: DatasetView, origin: Path) -> None:
+    path = "class2/029.jpg"
+    (answer,) = daemon.fetch(block_ref(view, path))
+    assert daemon.fetch(block_ref(view, path, bad=answer.location))[0].location == answer.location
+    assert daemon.status().repairs == 0
+    flip_byte(daemon, Location.unpack(answer.location))
+    (repaired,) = daemon.fetch(block_ref(view, path, bad=answer.location))
+    assert repaired.location != answer.location
+    assert daemon.read(view, path) == (origin / path).read_bytes()
+    assert daemon.status().repairs == 1
+
+
+def test_verify_reads_everything_and_drops_what_is_wrong(daemon: Daemon, view: DatasetView, origin: Path) -> None:
+    warm(daemon)
+    (answer,) = daemon.fetch(block_ref(view, "large", 1))
+    flip_byte(daemon, Location.unpack(answer.location))
+    last = list(daemon.client.stream(VERIFY, Empty(), timeout=60))[-1]
+    assert (last.blocks, last.bytes, last.repaired, last.done) == (FILES + 4, view.bytes, 1, True)
+    assert list(daemon.client.stream(VERIFY, Empty(), timeout=60))[-1].repaired == 0
+    assert daemon.read(view, "large") == (origin / "large").read_bytes()
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def test_the_socket_is_for_its_group_and_gone_at_the_end(daemon: Daemon) -> None:
+    assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
+    assert daemon.stop() == 0
+    assert not daemon.socket.exists()
+
+
+def test_sigint_stops_in_order(daemon: Daemon) -> None:
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGINT)
+    assert daemon.process.wait(20) == 0
+    assert daemon.log.read_text().splitlines()[-1].endswith("stopped")
+
+
+def test_a_request_it_cannot_read_harms_nobody(daemon: Daemon) -> None:
+    channel = grpc.insecure_channel(f"unix:{daemon.socket}")
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(FETCH.path)(b"\xc1 no msgpack", timeout=5)
+    assert "malformed" in caught.value.details()
+    channel.close()
+    assert daemon.status().pid > 0
+    assert "Traceback" not in daemon.log.read_text()
+
+
+def test_the_service_manager_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+
+        def listen() -> None:
+            while not said or said[-1] != "STOPPING=1":
+                said.append(manager.recv(100).decode())
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        watched = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+        with Daemon(tmp_path / "node", environment=watched) as daemon:
+            deadline = time.monotonic() + 20
+            while said.count("WATCHDOG=1") < 3:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            daemon.stop()
+        listener.join(20)
+    assert said[0] == "READY=1"
+    assert said[-1] == "STOPPING=1"
+    assert set(said) == {"READY=1", "WATCHDOG=1", "STOPPING=1"}
+
+
+def test_no_daemon_is_said_at_once(tmp_path: Path) -> None:
+    client = DaemonClient(tmp_path / "none")
+    with pytest.raises(errors.DaemonUnavailable, match="no daemon answers at"):
+        client.call(STATUS, Empty())
+    client.close()
