@@ -15,7 +15,7 @@ from typing import Final
 from cachefs.block import Location
 from cachefs_daemon.index import Index
 from cachefs_daemon.index_check import damage
-from cachefs_daemon.segment import PAGE, covers, record_start, span
+from cachefs_daemon.segment import PAGE, covers, header_size, page_ceil, span
 from cachefs_daemon.state import StateDirectory
 from cachefs_daemon.tier import Tier
 
@@ -61,7 +61,7 @@ def reconcile(index: Index, tiers: Sequence[Tier], remember: Remember) -> None:
     found = {tier.number: _survey(tier) for tier in tiers}
     dropped = _sort_entries(index, found)
     if dropped:
-        _log.warning("dropped %d index entries whose bytes are gone", dropped)
+        _log.warning("dropped %d index entries that are damaged or whose bytes are gone", dropped)
     adopted = 0
     for tier in tiers:
         for number, segment in found[tier.number].items():
@@ -86,9 +86,14 @@ def _sort_entries(index: Index, found: Mapping[int, Mapping[int, _Segment]]) -> 
     """Attach each index entry to its segment; delete and count those that have none."""
     gone = []
     for key, record in index.committed():
-        location = Location.unpack(record)
+        try:
+            location = Location.unpack(record)
+        except ValueError:
+            gone.append(key)
+            continue
         segment = found.get(location.tier, {}).get(location.segment)
-        start, size = record_start(location), span(location.length)
+        header = header_size(location.length)
+        start, size = location.offset - header, page_ceil(header + location.length)
         if segment is None or start % PAGE or start < 0 or not covers(segment.data, start, start + size):
             gone.append(key)
         else:

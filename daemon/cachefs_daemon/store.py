@@ -328,9 +328,10 @@ class BlockStore:
 
     def _shrink(self, tier: Tier) -> None:
         """Give up blocks until the tier is within its limit, which may have sunk."""
-        while (used := tier.used) > tier.limit:
+        while (excess := -tier.free) > 0:
+            used = tier.used
             with self._lock:
-                victims = self._take_victims(tier, used - tier.limit, self._pinned)
+                victims = self._take_victims(tier, excess, self._pinned)
             # The limit is physical: where the policy names none, the oldest blocks go, pinned or not.
             self._give_up(tier, victims or self._oldest_blocks(tier))
             if tier.used >= used:

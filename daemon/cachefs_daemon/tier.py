@@ -61,7 +61,8 @@ class Tier:
     """Thread-safe; its lock is never held over I/O.
 
     number: MEMORY or SSD; capacity: bytes of blocks its budget is good for; limit: bytes it may take now; used: bytes
-    it takes, reserved ones included; problem: why it takes no new blocks, if so; blocks, evicted: counted by the store.
+    it takes, reserved ones and a page per segment included; problem: why it takes no new blocks; blocks, evicted:
+    counted by the store.
     """
 
     def __init__(self, number: int, config: TierConfig, block_size: int) -> None:
@@ -83,8 +84,9 @@ class Tier:
         self._unpunched: list[tuple[int, int, int]] = []
         self._writes = threading.BoundedSemaphore(_WRITES_AT_ONCE)
         self._segment_size = max(config.segment_size, span(block_size), config.budget // _MOST_SEGMENTS)
-        if self.capacity < span(block_size):
-            smallest = span(block_size) + budget.metadata_reserve(span(block_size)) + PAGE
+        smallest = span(block_size) + 2 * PAGE
+        if self.capacity < smallest:
+            smallest += budget.metadata_reserve(smallest) + PAGE
             raise ConfigError(
                 f"[{self.name}] budget is {config.budget} bytes, less than one block of {block_size} takes;"
                 f" set it to at least {smallest} (or lower block_size)"
@@ -97,8 +99,11 @@ class Tier:
 
     @property
     def free(self) -> int:
-        """Bytes that can be reserved now; negative where the limit has sunk below what is used."""
-        return self.limit - self.used
+        """Bytes that can be reserved now; negative where the limit has sunk below what is used.
+
+        A page is left for the extents of the segment the next block may open.
+        """
+        return self.limit - self.used - PAGE
 
     @property
     def takes_blocks(self) -> bool:
@@ -110,7 +115,7 @@ class Tier:
 
     def reserve(self, size: int) -> bool:
         with self._lock:
-            if self.used + size > self.limit:
+            if size > self.free:
                 return False
             self.used += size
             return True
@@ -185,7 +190,8 @@ class Tier:
     def adopt_segment(self, number: int, end: int, live: int) -> None:
         """Account for a segment found at start, oldest first: *live* bytes of spans, all before *end*."""
         with self._lock:
-            self._segments[number] = _Segment(end, live)
+            self._segments[number] = state = _Segment(end)
+            self._count(state, live)
             self.used += live
             self._next = max(self._next, number + 1)
             self._active = number if end < self._segment_size else None
@@ -220,7 +226,9 @@ class Tier:
         except FileNotFoundError:
             pass
         with self._lock:
-            self.used -= self._segments.pop(number).live
+            state = self._segments.pop(number)
+            self.used -= state.live
+            self._count(state, -state.live)
 
     def retry_punches(self) -> None:
         with self._lock:
@@ -247,9 +255,15 @@ class Tier:
             state = self._segments[number]
             start = state.end
             state.end += size
-            state.live += size
             state.writers += 1
+            self._count(state, size)
         return number, start
+
+    def _count(self, state: _Segment, size: int) -> None:
+        """Add to a segment's live bytes. A segment that has any may need a page for its extents. Needs the lock."""
+        had = state.live > 0
+        state.live += size
+        self.used += PAGE * ((state.live > 0) - had)
 
     def _free_span(self, number: int, start: int, size: int) -> None:
         try:
@@ -262,7 +276,7 @@ class Tier:
             return
         with self._lock:
             if (state := self._segments.get(number)) is not None:
-                state.live -= size
+                self._count(state, -size)
                 self.used -= size
 
     def _give_back(self, size: int) -> None:
