@@ -16,13 +16,13 @@ class _Waiter:
 class Gate:
     """Lets in at most *slots* reads with at most *capacity* bytes between them.
 
-    A quarter of the slots is kept from reads ahead, so that a demand never waits for a full house of them. A read
-    larger than the whole capacity goes in alone.
+    A quarter of the slots (at least one, of several) is kept from reads ahead, so that a demand never waits for a full
+    house of them. A read larger than the whole capacity goes in alone.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
         self._slots = slots
-        self._ahead_slots = max(1, slots - slots // 4)
+        self._ahead_slots = max(1, slots - max(1, slots // 4))
         self._capacity = capacity
         self._demand: OrderedDict[bytes, _Waiter] = OrderedDict()
         self._ahead: OrderedDict[bytes, _Waiter] = OrderedDict()

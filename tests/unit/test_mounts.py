@@ -1,0 +1,70 @@
+"""What the daemon knows of its mounts."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+from cachefs_daemon.mounts import Mounts
+
+from cachefs.messages import MountReport
+
+
+def report(name: str, pid: int, spec: str = "images", hits: int = 0, *, closing: bool = False) -> MountReport:
+    counters = {"hits_memory": hits}
+    return MountReport(id=name, mountpoint=f"/nowhere/{name}", spec=spec, pid=pid, counters=counters, closing=closing)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as sleeping:
+        yield sleeping
+        sleeping.kill()
+
+
+def test_a_mount_whose_process_ended_is_not_alive(process: subprocess.Popen[bytes]) -> None:
+    mounts = Mounts()
+    mounts.report(report("a", process.pid, hits=4))
+    assert [view.alive for view in mounts.views()] == [True]
+    process.kill()
+    while mounts.views()[0].alive:  # a zombie counts as ended, before anybody waits for it
+        time.sleep(0.001)
+    assert mounts.using("images") is None
+    mounts.forget_gone()
+    assert mounts.views() == []
+    assert mounts.counters()["hits_memory"] == 4
+
+
+def test_a_dead_mount_point_stays_in_sight_until_it_is_mounted_again(process: subprocess.Popen[bytes]) -> None:
+    mounts = Mounts()
+    dead = report("a", process.pid, hits=4)
+    mounts.report(MountReport(id="a", mountpoint="/proc", spec="images", pid=process.pid, counters=dead.counters))
+    process.kill()
+    process.wait()
+    mounts.forget_gone()
+    assert [(view.mountpoint, view.alive) for view in mounts.views()] == [("/proc", False)]
+    mounts.report(MountReport(id="b", mountpoint="/proc", spec="images", pid=os.getpid()))
+    assert [(view.id, view.alive) for view in mounts.views()] == [("b", True)]
+    assert mounts.counters()["hits_memory"] == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "uses"),
+    [("images", True), ("images@3f9c", True), ("other,images", True), ("all", False), ("imagesx", False), ("x", False)],
+)
+def test_which_mounts_use_a_dataset(spec: str, uses: bool) -> None:
+    mounts = Mounts()
+    mounts.report(report("a", os.getpid(), spec))
+    assert (mounts.using("images") is not None) is uses
+
+
+def test_a_mount_may_use_what_was_current_when_it_started() -> None:
+    mounts = Mounts()
+    assert not mounts.may_use("3f9c00", time.time())
+    mounts.report(report("a", os.getpid()))
+    assert mounts.may_use("3f9c00", time.time())
+    assert not mounts.may_use("3f9c00", 1.0)
+    mounts.report(report("a", os.getpid(), "images@3f9c"))
+    assert mounts.may_use("3f9c00", 1.0)
+    assert not mounts.may_use("4f9c00", 1.0)
