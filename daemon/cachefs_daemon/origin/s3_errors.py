@@ -1,0 +1,104 @@
+"""What a failed S3 request means, in our words."""
+
+from typing import Final, NamedTuple
+
+import aiohttp
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from cachefs.errors import AccessDenied, CachefsError, ConfigError, NotFound, ObjectChanged, OriginUnavailable
+from cachefs_daemon.origin.retry import Failure
+
+_THROTTLED: Final = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"}
+_STALE: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"}
+_CREDENTIALS: Final = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.TokenRetrievalError,
+    boto.NoAuthTokenError,
+    boto.SSOError,
+)
+_SETTINGS: Final = (
+    boto.ProfileNotFound,
+    boto.ConfigParseError,
+    boto.InvalidRegionError,
+    boto.EndpointProviderError,
+)
+
+
+class Place(NamedTuple):
+    """What was asked for: an object (or, with an empty key, a listing) of a bucket at an endpoint."""
+
+    bucket: str
+    key: str
+    endpoint: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key} at {self.endpoint}"
+
+
+class BrokenAnswer(Exception):
+    """The server's answer is not what it promised, for instance cut short; another try may be better."""
+
+
+def judge(error: Exception, place: Place) -> Failure:
+    """Raises *error* again where it is none of the network's or the server's."""
+    if isinstance(error, CachefsError):
+        return Failure(error, False)
+    if isinstance(error, boto.ClientError):
+        return _refusal(error, place)
+    if isinstance(error, _CREDENTIALS):
+        return Failure(
+            AccessDenied(
+                f"no usable credentials for {place}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
+                "~/.aws/credentials for the daemon, or add the dataset as anonymous"
+            ),
+            False,
+        )
+    if isinstance(error, boto.ParamValidationError):
+        return Failure(ConfigError(f"{place}: S3 allows no such bucket name or key"), False)
+    if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
+        return Failure(
+            OriginUnavailable(
+                f"no server answers at {place.endpoint} (for {place}); check the endpoint and the network"
+            ),
+            True,
+        )
+    if isinstance(error, _SETTINGS):
+        return Failure(ConfigError(f"{place} cannot be asked for: {' '.join(str(error).split())}"), False)
+    if isinstance(error, ResponseParserError | boto.BotoCoreError | BrokenAnswer | aiohttp.ClientError | OSError):
+        return Failure(OriginUnavailable(f"{place} is unreachable or broken: {' '.join(str(error).split())}"), True)
+    raise error
+
+
+def _refusal(error: boto.ClientError, place: Place) -> Failure:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code in _THROTTLED or status == 429 or status >= 500:
+        return Failure(
+            OriginUnavailable(f"{place}: the server answers {status} {code}; it is overloaded or down"), True
+        )
+    return Failure(_permanent(code, status, place), False)
+
+
+def _permanent(code: str, status: int, place: Place) -> CachefsError:
+    if code == "NoSuchBucket" or (status == 404 and not place.key):
+        return NotFound(f"there is no bucket {place.bucket} at {place.endpoint}; check the URL and the endpoint")
+    if status == 404:
+        return ObjectChanged(f"{place} is gone since it was listed; refresh the dataset")
+    if status == 412:
+        return ObjectChanged(f"{place} has changed since it was listed; refresh the dataset")
+    if status == 416:
+        return ObjectChanged(f"{place} is shorter than it was when listed; refresh the dataset")
+    if code == "RequestTimeTooSkewed":
+        return AccessDenied(f"{place}: the server's clock and this node's differ too much; set this node's clock")
+    if code in _STALE:
+        return AccessDenied(f"{place}: the credentials have expired ({code}); renew them for the daemon")
+    if status in (401, 403) or "AccessDenied" in code:
+        return AccessDenied(
+            f"{place} is refused ({status} {code}); check the daemon's AWS credentials and the bucket's policy"
+        )
+    if status in (301, 307):
+        return ConfigError(f"bucket {place.bucket} is in another region; give the dataset its region")
+    return OriginUnavailable(f"{place}: the server answers {status} {code}")
