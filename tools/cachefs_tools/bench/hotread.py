@@ -18,9 +18,10 @@ class HotRead:
     program: Path
     listing: Path
 
-    def run(self, root: Path, *, procs: int = 1, rounds: int = 1) -> list[dict[str, Any]]:
-        """What each round measured, as hotread prints it."""
+    def run(self, root: Path, *, procs: int = 1, rounds: int = 1, checksum: bool = False) -> list[dict[str, Any]]:
+        """What each round measured, as hotread prints it. checksum: of all paths and contents, order-independent."""
         command = [self.program, "--root", root, "--list", self.listing, "--procs", str(procs), "--rounds", str(rounds)]
+        command += ["--sum"] if checksum else []
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
         if done.returncode:
             raise CachefsError(f"hotread failed on {root}: {done.stderr.strip()}")

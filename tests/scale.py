@@ -1,0 +1,49 @@
+"""Sizes for tests that run small with the suite and large by `make soak`."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ODD = ("plain", "with space", "snow \N{SNOWMAN}", "%41+&?#=", "quote'\"", "back\\slash", "tab\there", "-dash", "dot.")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """files: how many; largest: bytes of the largest; large: how many of about that size."""
+
+    files: int
+    largest: int
+    large: int
+
+
+SMALL = Scale(files=1_500, largest=9_000_000, large=4)
+FULL = Scale(files=20_000, largest=50_000_000, large=12)
+FULL_MARKS = [pytest.mark.soak, pytest.mark.timeout(3000)]
+SCALES = [pytest.param(SMALL, id="small"), pytest.param(FULL, id="full", marks=FULL_MARKS)]
+
+
+def mixed_files(scale: Scale, seed: int = 5) -> Iterator[tuple[str, bytes]]:
+    """Relative path and content: empty ones, small ones, around page and block boundaries, large ones, odd names."""
+    rng = random.Random(seed)
+    edges = [0, 1, 4095, 4096, 4097, 131_071, 131_072, 131_073, (4 << 20) - 1, 4 << 20, (4 << 20) + 1]
+    for number in range(scale.files):
+        if number < scale.large:
+            size = scale.largest - number
+        elif number < scale.large + len(edges):
+            size = edges[number - scale.large]
+        else:
+            size = int(rng.paretovariate(0.9) * 2000) % 200_000 if number % 50 else 0
+        yield (
+            f"{ODD[number % len(ODD)]}/level {number % 7}/{number:06} {ODD[(number // 9) % len(ODD)]}",
+            rng.randbytes(size),
+        )
+
+
+def write_tree(top: Path, scale: Scale) -> None:
+    for name, content in mixed_files(scale):
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
