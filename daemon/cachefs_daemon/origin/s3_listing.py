@@ -57,15 +57,16 @@ FetchPage = Callable[..., Awaitable[Page]]
 
 async def list_bucket(fetch: FetchPage, prefix: str) -> AsyncIterator[list[ListedObject]]:
     """All objects below *prefix*, in batches. fetch: one page, given the query's parameters."""
-    rest: _Range | None = _Range(b"", None)
+    keys = _Range(b"", None)
     try:
         for _ in range(_FIRST_PAGES):
-            objects, rest = await _list_page(fetch, prefix, rest)
+            objects, rest = await _list_page(fetch, prefix, keys)
             yield objects
             if rest is None:
                 return
+            keys = rest
         names = await _directory_names(fetch, prefix)
-        async for objects in _list_ranges(fetch, prefix, _cut(rest, names)):
+        async for objects in _list_ranges(fetch, prefix, _cut(keys, names)):
             yield objects
     except _OutOfOrder:
         async for page in _pages(fetch, {"Prefix": prefix}):

@@ -1,0 +1,158 @@
+"""A proxy in front of a real HTTP server that counts requests and breaks chosen answers in chosen ways.
+
+    with faulty.running(server.endpoint) as proxy:
+        proxy.add(Fault(path="/images/7.jpg", truncate=1000, times=2))
+        ...                                   # reads through proxy.endpoint
+        assert proxy.count(path="/images/7.jpg") == 3
+
+It is meant for reading: fill the real server directly. It runs in a thread of its own and takes a fresh upstream
+connection per request. The Host header is passed on as the client sent it, so request signatures stay valid.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+
+@dataclass
+class Fault:
+    """What goes wrong, and with which requests.
+
+    method, path: of the requests it hits, path being any part of their (percent-encoded) path and query; times: how
+    many of them, None for all. Of the rest any may be combined:
+    delay: seconds before anything is done; drop: close the connection without an answer; status: answer with this
+    status and do not ask the server; headers: set these in the answer; truncate: close the connection after so many
+    bytes of the body; extra: bytes added to the body (Content-Length counts them).
+    """
+
+    path: str = ""
+    method: str = "GET"
+    times: int | None = 1
+    delay: float = 0
+    drop: bool = False
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    truncate: int | None = None
+    extra: bytes = b""
+
+    def hits(self, method: str, path: str) -> bool:
+        return self.times != 0 and method == self.method and self.path in path
+
+
+class FaultyProxy:
+    """endpoint: its URL; requests: (method, path) of all so far, in the order of their arrival."""
+
+    def __init__(self, upstream: str) -> None:
+        parts = urlsplit(upstream)
+        self._upstream = (parts.hostname, parts.port)
+        self._faults: list[Fault] = []
+        self.requests: list[tuple[str, str]] = []
+        self.endpoint = ""
+
+    def add(self, *faults: Fault) -> None:
+        """The first fault that hits a request is the one that happens."""
+        self._faults += faults
+
+    def clear(self) -> None:
+        """Work faultlessly from now on."""
+        self._faults.clear()
+
+    def count(self, method: str = "GET", path: str = "") -> int:
+        """Requests so far of this method with *path* in their path or query."""
+        return sum(method == made and path in asked for made, asked in self.requests)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection of a client."""
+        with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
+            while await self._answer(reader, writer):
+                pass
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Serve one request; whether the connection may be used again."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        start, headers = _parse_head(head)
+        method, path, _ = start.split(" ", 2)
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        self.requests.append((method, path))
+        fault = self._fault_for(method, path)
+        await asyncio.sleep(fault.delay)
+        if fault.drop:
+            return False
+        if fault.status is not None:
+            writer.write(f"HTTP/1.1 {fault.status} Fault\r\nContent-Length: 0\r\n\r\n".encode())
+            await writer.drain()
+            return True
+        return await self._relay(head, body, fault, writer, has_body=method != "HEAD")
+
+    async def _relay(
+        self, head: bytes, body: bytes, fault: Fault, client: asyncio.StreamWriter, has_body: bool
+    ) -> bool:
+        reader, writer = await asyncio.open_connection(*self._upstream)
+        with closing(writer):
+            writer.write(head[:-2] + b"Connection: close\r\n\r\n" + body)
+            start, headers = _parse_head(await reader.readuntil(b"\r\n\r\n"))
+            answer = await reader.read() if has_body else b""
+        if headers.pop("transfer-encoding", "") == "chunked":
+            answer = _dechunked(answer)
+        if has_body:
+            answer += fault.extra
+            headers["content-length"] = str(len(answer))
+        headers.pop("connection", None)
+        headers |= {name.lower(): value for name, value in fault.headers.items()}
+        client.write((start + "".join(f"\r\n{name}: {value}" for name, value in headers.items()) + "\r\n\r\n").encode())
+        client.write(answer if fault.truncate is None else answer[: fault.truncate])
+        await client.drain()
+        return fault.truncate is None and int(headers.get("content-length", "0")) == len(answer)
+
+    def _fault_for(self, method: str, path: str) -> Fault:
+        for fault in self._faults:
+            if fault.hits(method, path):
+                if fault.times is not None:
+                    fault.times -= 1
+                return fault
+        return Fault()
+
+
+@contextmanager
+def running(upstream: str) -> Iterator[FaultyProxy]:
+    """A proxy on a loopback port in front of the URL *upstream*."""
+    proxy = FaultyProxy(upstream)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="faulty-proxy", daemon=True)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(asyncio.start_server(proxy.serve, "127.0.0.1", 0), loop).result(10)
+    proxy.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield proxy
+    finally:
+        asyncio.run_coroutine_threadsafe(_shut_down(server), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+async def _shut_down(server: asyncio.Server) -> None:
+    server.close()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _parse_head(head: bytes) -> tuple[str, dict[str, str]]:
+    """(first line, headers by lower-case name) of a request or an answer."""
+    start, *lines = head.decode("latin-1").split("\r\n")[:-2]
+    return start, {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _dechunked(body: bytes) -> bytes:
+    data = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        data += body[:length]
+        body = body[length + 2 :]
+    return data
