@@ -45,7 +45,7 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # In spite of its name the time a connection may take: with 100 ms a daemon that is busy for longer "does not answer".
+    # In spite of its name the time a connection may take: with 100 ms, a daemon that is busy for longer seems absent.
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
