@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,9 +32,10 @@ from cachefs.messages import (
 from cachefs.rpc import DATASET_ADD, DATASET_REFRESH, FETCH, REPORT, STATUS, DaemonClient
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
-from tests.servers.process import start
 
 COMMAND = Path(sys.executable).with_name("cachefsd")
+# It ends with us. Not by a preexec_fn: a fork runs the fork handlers of gRPC, whose threads live in this process.
+_WITH_PARENT = ["setpriv", "--pdeathsig=KILL"]
 Sections = Mapping[str, Mapping[str, Any]]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -58,11 +59,16 @@ class Daemon:
     """Running from the start of a `with` block to its end, whatever happens to it in between.
 
     home: holds its state, SSD tier, configuration and log; memory: its memory tier, on /dev/shm; socket, client, log.
-    overrides: configuration section -> key -> value, over small defaults; environment: replaces the process's.
+    overrides: configuration section -> key -> value, over small defaults; environment: added to ours;
+    wrapper: command that runs it, such as setpriv.
     """
 
     def __init__(
-        self, home: Path, overrides: Sections | None = None, environment: Mapping[str, str] | None = None
+        self,
+        home: Path,
+        overrides: Sections | None = None,
+        environment: Mapping[str, str] | None = None,
+        wrapper: Sequence[str] = (),
     ) -> None:
         home.mkdir(exist_ok=True)
         self.home = home
@@ -72,6 +78,7 @@ class Daemon:
         self.log = home / "cachefsd.log"
         self.client: DaemonClient
         self.process: subprocess.Popen[bytes] | None = None
+        self._wrapper = wrapper
         self._environment = {**os.environ, **(environment or {})}
         self._overrides = overrides or {}
 
@@ -106,7 +113,9 @@ class Daemon:
         if overrides is not None:
             self._overrides = overrides
         config = self.write_config()
-        self.process = start([str(COMMAND), "--config", str(config)], self.log, self._environment)
+        command = [*_WITH_PARENT, *self._wrapper, str(COMMAND), "--config", str(config)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
 
     def write_config(self) -> Path:
         """The configuration file as it is at the next start."""
