@@ -47,7 +47,8 @@ MAX_NAME: Final = 255
 
 Progress = Callable[[str, int, int], None]
 
-_FACTS: Final = struct.Struct(">qQ")  # mtime in ns, size; the version follows
+_FACTS: Final = struct.Struct(">QQ")  # mtime in ns from _EARLIEST on, so that bytes sort by time; size; version follows
+_EARLIEST: Final = -(1 << 63)
 _BATCH: Final = 10_000
 # Address space only, while building. At 200 bytes per entry this is some three hundred million entries.
 _MAP_SIZE: Final = 64 << 30
@@ -142,7 +143,7 @@ class SnapshotBuilder:
         return path
 
     def _add_file(self, path: bytes, listed: ListedObject) -> None:
-        row = b"%b\0\0%b%b" % (path, _FACTS.pack(listed.mtime_ns, listed.size), listed.version)
+        row = b"%b\0\0%b%b" % (path, _FACTS.pack(listed.mtime_ns - _EARLIEST, listed.size), listed.version)
         self._level(path.count(b"\0")).append(row)
         self._add_directory(path.rpartition(b"\0")[0])
 
@@ -173,7 +174,7 @@ class SnapshotBuilder:
                 path, facts = _split(row)
                 parent = self._directories[path.rpartition(b"\0")[0]]
                 parent.children += 1
-                mtime_ns = _FACTS.unpack_from(facts)[0] if facts else self._directories[path].mtime_ns
+                mtime_ns = _mtime_ns(facts) if facts else self._directories[path].mtime_ns
                 parent.mtime_ns = max(parent.mtime_ns, mtime_ns)
         return self._levels
 
@@ -188,7 +189,7 @@ class SnapshotBuilder:
                 kept = (path, facts)
             elif not kept[1]:
                 self.report(path.replace(b"\0", b"/"), "is a directory too: other keys continue it with a slash")
-            else:
+            elif kept[1] != facts:
                 self.report(path.replace(b"\0", b"/"), "is listed twice; the newest is used")
                 kept = (path, facts)
         if kept is not None:
@@ -220,10 +221,10 @@ class SnapshotBuilder:
             above = numbers
 
     def _file_entry(self, number: int, parent: int, name: bytes, path: bytes, facts: bytes) -> Entry:
-        mtime_ns, size = _FACTS.unpack_from(facts)
+        _, size = _FACTS.unpack_from(facts)
         version = facts[_FACTS.size :]
         content = content_id(self._identity(path.replace(b"\0", b"/")), version, size, self._block_size)
-        return Entry(number, parent, name, False, size, mtime_ns, version, content, 0, 0)
+        return Entry(number, parent, name, False, size, _mtime_ns(facts), version, content, 0, 0)
 
     def _write_tables(self, path: Path, entries: Iterator[Entry], progress: Progress) -> str:
         """Write the LMDB file and return the snapshot's id."""
@@ -278,6 +279,11 @@ def _split(row: bytes) -> tuple[bytes, bytes]:
     """(path, facts) of a row; a directory has no facts."""
     path, _, facts = row.partition(b"\0\0")
     return path, facts
+
+
+def _mtime_ns(facts: bytes) -> int:
+    mtime_ns: int = _FACTS.unpack_from(facts)[0] + _EARLIEST
+    return mtime_ns
 
 
 def _batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
