@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
@@ -72,7 +71,7 @@ _KINDS = {"file": _file, "s3": _s3}
 
 def open_origin(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
     """The origin *url* names; connects to nothing yet. Raises ConfigError."""
-    kind = _KINDS.get(urlsplit(url).scheme)
+    kind = _KINDS.get(url.partition("://")[0])
     if kind is None:
         known = " or ".join(f"{scheme}://" for scheme in _KINDS)
         raise ConfigError(f"URL {url!r} does not start with {known}, as in s3://bucket/prefix or file:///directory")

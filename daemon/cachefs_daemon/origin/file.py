@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from cachefs.errors import (
     AccessDenied,
@@ -52,16 +52,14 @@ class FileOrigin:
 
     def __init__(self, url: str, settings: OriginSettings) -> None:
         """Raises ConfigError."""
-        parts = urlsplit(url)
-        path = unquote_to_bytes(parts.path)
-        if parts.netloc not in ("", "localhost") or not path.startswith(b"/") or parts.query or parts.fragment:
-            raise ConfigError(f"URL {url!r} needs an absolute path, as in file:///data/images (%23 for #, %3F for ?)")
-        if b"\0" in path:
-            raise ConfigError(f"URL {url!r} contains a NUL byte, which no path can")
-        self.url = url.rstrip("/") if parts.path.strip("/") else "file:///"
+        host, slash, rest = url.removeprefix("file://").partition("/")
+        path = unquote_to_bytes(slash + rest)
+        if host not in ("", "localhost") or not slash or b"\0" in path:
+            raise ConfigError(f"URL {url!r} must look like file:///data/images, with %25 for a percent sign")
+        self.url = f"file:///{rest.strip('/')}"
         self.requests = 0
         self.errors = 0
-        self._root = os.path.normpath(path)
+        self._root = os.path.normpath(path).replace(b"//", b"/")
         self._threads = ThreadPoolExecutor(settings.max_connections, thread_name_prefix="file-origin")
 
     def identity(self, key: bytes) -> bytes:
