@@ -1,0 +1,240 @@
+"""The daemon in front of an S3 server that fails: every read is right, or an error that says what is wrong."""
+
+import errno
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cachefs_daemon.fetcher import FAILURE_MEMORY
+
+from cachefs import errors
+from cachefs.messages import DatasetView, OriginOptions, Warmup
+from cachefs.rpc import WARMUP
+from tests.daemon import Daemon, block_ref
+from tests.servers import faulty
+from tests.servers.faulty import Fault, FaultyProxy
+from tests.servers.process import free_port
+from tests.servers.s3 import S3Server
+
+SIZE = 300_000
+BLOCK = 128 << 10
+QUICK = {
+    "daemon": {"block_size": BLOCK, "read_deadline": 6},
+    "origin": {"attempts": 4, "read_timeout": 2, "connect_timeout": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def content(radosgw: S3Server) -> dict[str, bytes]:
+    rng = random.Random(11)
+    return {f"{number:03}": rng.randbytes(SIZE) for number in range(12)}
+
+
+@pytest.fixture(scope="module")
+def bucket(radosgw: S3Server, content: dict[str, bytes]) -> str:
+    return fill(radosgw, "daemon-faults", content)
+
+
+@pytest.fixture
+def proxy(radosgw: S3Server) -> Iterator[FaultyProxy]:
+    with faulty.running(radosgw.endpoint) as running:
+        yield running
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, radosgw: S3Server) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "node", QUICK, radosgw.environment) as running:
+        yield running
+
+
+@pytest.fixture
+def view(daemon: Daemon, proxy: FaultyProxy, bucket: str) -> DatasetView:
+    return daemon.add_dataset("d", f"s3://{bucket}/data", options(proxy.endpoint))
+
+
+def options(endpoint: str) -> OriginOptions:
+    return OriginOptions(endpoint_url=endpoint, addressing_style="path")
+
+
+def fill(server: S3Server, bucket: str, content: dict[str, bytes]) -> str:
+    server.create_bucket(bucket)
+    server.put(bucket, {f"data/{key}": data for key, data in content.items()})
+    return bucket
+
+
+def failure(daemon: Daemon, view: DatasetView, path: str) -> tuple[int | None, str]:
+    with pytest.raises(OSError, match=path) as caught:
+        daemon.read(view, path)
+    return caught.value.errno, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(lambda: Fault("/data/", times=4, truncate=1000), id="truncated"),
+        pytest.param(lambda: Fault("/data/", times=4, drop=True), id="dropped"),
+        pytest.param(lambda: Fault("/data/", times=4, status=503), id="throttled"),
+    ],
+)
+def test_what_passes_is_repeated(
+    daemon: Daemon, view: DatasetView, proxy: FaultyProxy, content: dict[str, bytes], fault: Callable[[], Fault]
+) -> None:
+    proxy.add(fault())
+    assert daemon.read(view, "003") == content["003"]
+    assert proxy.count(path="/data/003") == 3 + 4
+    status = daemon.status()
+    # The HTTP client itself repeats a request whose kept-alive connection was closed, uncounted.
+    assert 3 < status.origin_requests <= 3 + 4
+    assert status.origin_errors == status.origin_requests - 3
+    assert status.errors == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Fault("/data/003", times=None, truncate=1000), id="truncated"),
+        pytest.param(Fault("/data/003", times=None, extra=b"surplus"), id="longer"),
+        pytest.param(Fault("/data/003", times=None, status=503), id="throttled"),
+    ],
+)
+def test_what_does_not_pass_is_an_error_and_nothing_is_kept(
+    daemon: Daemon, view: DatasetView, proxy: FaultyProxy, content: dict[str, bytes], fault: Fault
+) -> None:
+    proxy.add(fault)
+    number, message = failure(daemon, view, "003")
+    assert number in (errno.EIO, errno.ESTALE)
+    assert "data/003" in message
+    assert daemon.status().index_blocks == 0
+    assert daemon.status().errors[0].subject.endswith("/data/003")
+    assert daemon.read(view, "004") == content["004"]
+
+
+def test_an_outage_that_ends_is_over(
+    daemon: Daemon, view: DatasetView, proxy: FaultyProxy, content: dict[str, bytes]
+) -> None:
+    proxy.add(Fault("/data/", times=None, drop=True))
+    failure(daemon, view, "003")
+    proxy.clear()
+    time.sleep(FAILURE_MEMORY)
+    assert daemon.read(view, "003") == content["003"]
+
+
+def test_an_object_that_changed_or_went_is_never_mixed(
+    daemon: Daemon, radosgw: S3Server, content: dict[str, bytes]
+) -> None:
+    bucket = fill(radosgw, "daemon-changes", content)
+    view = daemon.add_dataset("d", f"s3://{bucket}/data", options(radosgw.endpoint))
+    first = daemon.fetch(block_ref(view, "001", 0))
+    assert first[0].errno == 0
+    radosgw.put(bucket, {"data/001": bytes(SIZE)})
+    radosgw.delete(bucket, ["data/002"])
+    for path in ("001", "002"):
+        number, message = failure(daemon, view, path)
+        assert number == errno.ESTALE
+        assert f"data/{path}" in message
+    fresh = daemon.refresh_dataset("d")
+    assert fresh.dataset is not None
+    assert fresh.diff is not None
+    assert (fresh.diff.changed, fresh.diff.removed) == (1, 1)
+    assert daemon.read(fresh.dataset, "001") == bytes(SIZE)
+    assert daemon.read(fresh.dataset, "003") == content["003"]
+
+
+def test_a_server_that_ignores_conditions_is_seen_through(
+    tmp_path: Path, rclone: S3Server, content: dict[str, bytes]
+) -> None:
+    rclone.create_bucket("plain")
+    rclone.put("plain", content)
+    with Daemon(tmp_path / "node", QUICK, rclone.environment) as daemon:
+        view = daemon.add_dataset("d", "s3://plain", options(rclone.endpoint))
+        assert daemon.read(view, "000") == content["000"]
+        rclone.put("plain", {"001": bytes(SIZE)})
+        number, message = failure(daemon, view, "001")
+        assert (number, "plain" in message) == (errno.ESTALE, True)
+
+
+def test_an_endpoint_that_is_gone_fails_in_time_and_what_is_cached_reads(
+    tmp_path: Path, radosgw: S3Server, bucket: str, content: dict[str, bytes]
+) -> None:
+    with Daemon(tmp_path / "node", QUICK, radosgw.environment) as daemon:
+        with faulty.running(radosgw.endpoint) as proxy:
+            view = daemon.add_dataset("d", f"s3://{bucket}/data", options(proxy.endpoint))
+            assert daemon.read(view, "000") == content["000"]
+        number, message = failure(daemon, view, "001")
+        assert (number, proxy.endpoint in message) == (errno.EIO, True)
+        assert daemon.read(view, "000") == content["000"]
+        with pytest.raises(errors.OriginUnavailable, match=proxy.endpoint):
+            daemon.refresh_dataset("d")
+        assert daemon.report().datasets == [view]
+
+
+def test_a_silent_endpoint_holds_up_nobody_else(
+    daemon: Daemon, view: DatasetView, proxy: FaultyProxy, content: dict[str, bytes]
+) -> None:
+    daemon.read(view, "000")
+    proxy.add(Fault("/data/001", times=None, delay=60))
+    with pytest.raises(OSError, match="001") as caught:
+        daemon.read(view, "001", deadline=1)
+    assert caught.value.errno == errno.EIO
+    assert daemon.status().in_flight_blocks == 3
+    assert daemon.read(view, "000") == content["000"]
+    assert daemon.read(view, "002") == content["002"]
+    assert daemon.stop() == 0
+
+
+def test_killed_in_mid_fetch_the_waiting_reader_gets_its_bytes(
+    daemon: Daemon, view: DatasetView, proxy: FaultyProxy, content: dict[str, bytes]
+) -> None:
+    proxy.add(Fault("/data/005", times=3, delay=60))
+    got: list[bytes] = []
+
+    def read() -> None:
+        deadline = time.monotonic() + 20
+        while not got and time.monotonic() < deadline:
+            try:
+                got.append(daemon.read(view, "005"))
+            except errors.DaemonUnavailable:
+                time.sleep(0.05)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while proxy.count(path="/data/005") < 3:
+        time.sleep(0.01)
+    daemon.kill9()
+    daemon.start()
+    reader.join(30)
+    assert got == [content["005"]]
+
+
+def test_a_warm_daemon_that_was_killed_asks_the_origin_nothing(
+    daemon: Daemon, view: DatasetView, proxy: FaultyProxy, content: dict[str, bytes]
+) -> None:
+    last = list(daemon.client.stream(WARMUP, Warmup(dataset="d"), timeout=60))[-1]
+    assert (last.state, last.blocks) == ("done", 36)
+    asked = len(proxy.requests)
+    assert proxy.count(path="/data/") == 36
+    daemon.kill9()
+    daemon.start()
+    for path, data in content.items():
+        assert daemon.read(view, path) == data
+    assert len(proxy.requests) == asked
+
+
+def test_a_bucket_that_cannot_be_listed_is_one_clear_line(
+    daemon: Daemon, radosgw: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    for url, endpoint, kind, said in (
+        ("s3://no-such-bucket/x", radosgw.endpoint, errors.NotFound, "no-such-bucket"),
+        (f"s3://{bucket}/nothing/here", radosgw.endpoint, errors.NotFound, f"{bucket}/nothing/here"),
+        (f"s3://{bucket}/data", nobody, errors.OriginUnavailable, nobody),
+    ):
+        with pytest.raises(kind, match=said) as caught:
+            daemon.add_dataset("x", url, options(endpoint))
+        assert len(str(caught.value).splitlines()) == 1
+    stranger = {**radosgw.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}
+    with Daemon(tmp_path / "other", QUICK, stranger) as other, pytest.raises(errors.AccessDenied, match=bucket):
+        other.add_dataset("x", f"s3://{bucket}/data", options(radosgw.endpoint))
