@@ -11,6 +11,7 @@ gone and committed, then hole. See cachefs_daemon.recovery for what is left to d
 
 import logging
 import threading
+import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 # Room made by one thread may be taken by another before it is reserved.
 _ATTEMPTS: Final = 16
+# How long a block somebody waits for waits for room. A block is written in well under a millisecond per megabyte.
+_PATIENCE_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 0.002
 # Blocks that share a commit when many leave: a commit costs 40 us, and holes wait for it.
 _BATCH: Final = 256
 # Fewer where each needs room for a second copy until the commit.
@@ -115,10 +119,7 @@ class BlockStore:
                 return self._enter(key, location, self._policies[tier.number])
         if not transient:
             return None
-        location = self._write(self._memory, key, checksums, data, passing=True)
-        if location is None:
-            reason = self._memory.problem or f"its limit of {self._memory.limit} bytes is in use"
-            raise StoreFull(f"the memory tier cannot take a block of {len(data)} bytes: {reason}")
+        location = self._write_passing(key, checksums, data)
         return self._enter(key, location, self._passing)
 
     def read(self, key: bytes, location: Location) -> bytes | None:
@@ -227,6 +228,16 @@ class BlockStore:
         if tier.takes_blocks and self._make_room(tier, key, span(len(data)), passing):
             return tier.write(key, checksums, data)
         return None
+
+    def _write_passing(self, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview) -> Location:
+        """For a moment all room may be reserved for blocks that are being written, of which none can go yet."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (location := self._write(self._memory, key, checksums, data, passing=True)) is None:
+            if self._memory.problem or time.monotonic() > deadline:
+                reason = self._memory.problem or f"its limit of {self._memory.limit} bytes is in use"
+                raise StoreFull(f"the memory tier cannot take a block of {len(data)} bytes: {reason}")
+            time.sleep(_POLL_SECONDS)
+        return location
 
     def _make_room(self, tier: Tier, key: bytes, size: int, passing: bool) -> bool:
         """Reserve *size* bytes, if the policy wants the block or it is only passing."""
