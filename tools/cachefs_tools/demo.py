@@ -19,6 +19,7 @@ from typing import Final
 
 import click
 import psutil
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +39,8 @@ DATASET: Final = "demo"
 MEMORY_SHARE: Final = 0.75
 # A mount reports its counters every second while they change.
 REPORT_SECONDS: Final = 2.5
+# A pass over what is cached takes a tenth of a second, so the best of some says more than one.
+TURNS: Final = 3
 CONFIG: Final = """\
 [daemon]
 socket = "{socket}"
@@ -174,20 +177,22 @@ def add_dataset(socket: Path, endpoint: str) -> None:
 
 
 def measure(client: DaemonClient, mountpoint: Path, source: Path) -> list[Run]:
-    paths = find_files(str(mountpoint))
-    say("reading two epochs in shuffled order")
-    runs = [
-        observed(client, "epoch 1, cold", paths, 1),
-        observed(client, "epoch 2, warm", paths, 2),
-    ]
+    paths, local = find_files(str(mountpoint)), find_files(str(source))
+    say("reading two epochs in shuffled order, the second one in turns with the local disk")
+    cold = observed(client, "epoch 1: cold", paths, 1)
+    read_shuffled(local, 0)
+    warm, native = [], []
+    for _ in range(TURNS):
+        warm.append(observed(client, "epoch 2: warm", paths, 2))
+        native.append(Run(f"local {file_system_of(source)}", read_shuffled(local, 2), None))
     say("dropping the kernel's pages and reading from the tiers")
     drop_page_cache(paths)
-    runs.append(observed(client, "epoch 3, from the tiers", paths, 3))
-    say("reading the same files from the local disk")
-    local = find_files(str(source))
-    read_shuffled(local, 0)
-    runs.append(Run(f"local {file_system_of(source)}, page-cached", read_shuffled(local, 2), None))
-    return runs
+    tiers = observed(client, "from the tiers", paths, 3)
+    return [cold, fastest(warm), tiers, fastest(native)]
+
+
+def fastest(runs: list[Run]) -> Run:
+    return max(runs, key=lambda run: run.reading.files_per_second)
 
 
 def observed(client: DaemonClient, title: str, paths: list[str], seed: int) -> Run:
@@ -241,11 +246,14 @@ def document(run: Run, native: Run) -> dict[str, object]:
 def table(runs: list[Run]) -> Table:
     native = runs[-1].reading
     result = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         title=f"{native.files:,} files, {size(native.bytes)}, one reader",
-        caption="served by: shares of the bytes read; requests: to the mount process (FUSE) and to the origin (S3)",
+        caption="page cache to origin: shares of the bytes read; FUSE, S3: requests to the mount and the origin\n"
+        f"epoch 2 and local: everything page-cached, the best of {TURNS} passes in turn",
     )
-    result.add_column("")
-    for heading in ("files/s", "GB/s", "p50", "of\nnative", "page\ncache", "memory", "ssd", "origin", "FUSE", "S3"):
+    result.add_column("", no_wrap=True)
+    for heading in ("files/s", "GB/s", "p50 us", "of\nlocal", "page\ncache", "memory", "ssd", "origin", "FUSE", "S3"):
         result.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         result.add_row(run.title, *cells(run, native))
@@ -257,7 +265,7 @@ def cells(run: Run, native: Pass) -> list[str]:
     speed = [
         f"{reading.files_per_second:,.0f}",
         f"{reading.bytes / reading.seconds / 1e9:.2f}",
-        f"{reading.p50:,.0f} us",
+        f"{reading.p50:,.0f}",
         f"{100 * reading.files_per_second / native.files_per_second:.0f} %",
     ]
     if run.usage is None:
