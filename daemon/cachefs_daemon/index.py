@@ -6,6 +6,7 @@ transaction per block is slow (40 us), and a commit that fails because the disk 
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -51,6 +52,7 @@ class Index:
         self._committing: Mapping[bytes, Location | None] = {}
         self._commit_lock = threading.Lock()
         self._failing = False
+        self._retry_at = 0.0
         self._changed = threading.Event()
         self._closing = threading.Event()
         self._committer = threading.Thread(target=self._commit_changes, name="index-commit", daemon=True)
@@ -77,6 +79,8 @@ class Index:
     def commit(self) -> bool:
         """Make every change so far visible to other processes. False where LMDB cannot; the changes are kept."""
         with self._commit_lock:
+            if time.monotonic() < self._retry_at:
+                return False
             with self._lock:
                 changes = self._committing = self._pending
                 self._pending = {}
@@ -100,6 +104,7 @@ class Index:
                         self.path, error,
                     )  # fmt: skip
                 self._failing = True
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
                 return False
             with self._lock:
                 self._committing = {}
@@ -142,6 +147,7 @@ class Index:
         self._closing.set()
         self._changed.set()
         self._committer.join()
+        self._retry_at = 0.0
         complete = self.commit()
         try:
             self._env.sync(True)

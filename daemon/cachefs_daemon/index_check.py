@@ -17,6 +17,8 @@ _SCRATCH_KEY: Final = b"index-check"
 
 def damage(path: Path) -> str:
     """What is wrong with the index at *path*, in a few words; empty where it is sound."""
+    if path.stat().st_size == 0:
+        return "it is empty"
     try:
         child = subprocess.run(
             [sys.executable, "-m", __name__, str(path)], capture_output=True, text=True, timeout=_DEADLINE_SECONDS

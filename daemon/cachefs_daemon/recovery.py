@@ -68,7 +68,7 @@ def reconcile(index: Index, tiers: Sequence[Tier], remember: Remember) -> None:
             adopted += _settle(index, tier, number, segment, remember)
         tier.refresh_limit()
     if adopted:
-        _log.warning("adopted %d blocks that the index did not know", adopted)
+        _log.info("adopted %d blocks that the index did not know", adopted)
     index.commit()
 
 

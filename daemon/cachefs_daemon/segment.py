@@ -74,12 +74,19 @@ def record_start(location: Location) -> int:
 
 
 def write_record(
-    path: Path, segment: int, start: int, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview
+    path: Path,
+    segment: int,
+    start: int,
+    key: bytes,
+    checksums: bytes,
+    data: bytes | bytearray | memoryview,
+    *,
+    create: bool,
 ) -> None:
-    """Write one record into the file *path*, which is made if need be. Raises OSError."""
+    """Write one record into a segment; *create*: make the file if need be. Raises OSError."""
     head = _HEAD.pack(_MAGIC, key, len(data)) + checksums
     parts = [memoryview(head + _seal(head, segment, start)), memoryview(data).cast("B")]
-    with _opened(path, os.O_WRONLY | os.O_CREAT) as fd:
+    with _opened(path, os.O_WRONLY | (os.O_CREAT if create else 0)) as fd:
         while parts:
             written = os.pwritev(fd, parts, start)
             start += written

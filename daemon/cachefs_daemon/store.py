@@ -130,7 +130,8 @@ class BlockStore:
         """A reader found bad bytes: drop the block, if it is still said to be there and its bytes are bad indeed."""
         if self.get(key) != location or self.read(key, location) is not None or not self._leave(key, location):
             return False
-        self.repairs += 1
+        with self._lock:
+            self.repairs += 1
         tier = self._tiers[location.tier]
         _log.warning(
             "%s tier: dropped block %s, whose bytes are damaged (segment %d)", tier.name, key.hex(), location.segment
@@ -187,9 +188,9 @@ class BlockStore:
         """Housekeeping, to be called every few seconds from one thread."""
         self._index.drop_dead_readers()
         for tier in self._tiers:
-            tier.retry_punches()
             tier.refresh_limit()
             self._shrink(tier)
+            tier.retry()
             if not tier.problem:
                 self._compact(tier)
 
@@ -225,7 +226,7 @@ class BlockStore:
     def _write(
         self, tier: Tier, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview, *, passing: bool = False
     ) -> Location | None:
-        if tier.takes_blocks and self._make_room(tier, key, span(len(data)), passing):
+        if not tier.problem and self._make_room(tier, key, span(len(data)), passing):
             return tier.write(key, checksums, data)
         return None
 
@@ -303,7 +304,8 @@ class BlockStore:
                     gone.append(location)
             self._index.commit()
             tier.free_blocks(gone)
-            tier.evicted += len(gone)
+            with self._lock:
+                tier.evicted += len(gone)
 
     def _demote(self, key: bytes, location: Location) -> Location | None:
         """Where in the SSD tier a memory block's copy now is; None where that tier does not take it."""

@@ -10,7 +10,6 @@ import fcntl
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +23,13 @@ from cachefs_daemon.segment import PAGE, Record, span
 
 _log = logging.getLogger(__name__)
 
-# A tier that failed takes no block for so long; then one is tried.
-RETRY_SECONDS: Final = 5.0
 # So many writes at once saturate any disk. Were there no bound, one that hangs would take every thread of the daemon.
 _WRITES_AT_ONCE: Final = 4
 _WRITE_PATIENCE: Final = 1.0
 # At most so many segments at 100 % live: mounts keep up to 512 open.
 _MOST_SEGMENTS: Final = 256
 _SPARSE: Final = 0.25
+_TEMPORARY: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,12 @@ class TierConfig:
 
 @dataclass(slots=True)
 class _Segment:
-    """end: where the next record goes; live: bytes of reserved spans in it; writers: writes under way."""
+    """end: where the next record goes; live: bytes of spans in it; writers: writes under way; exists: as a file."""
 
     end: int = 0
     live: int = 0
     writers: int = 0
+    exists: bool = False
 
 
 class Tier:
@@ -76,7 +75,6 @@ class Tier:
         self.evicted = 0
         self.problem = ""
         self.capacity = config.budget - budget.metadata_reserve(config.budget)
-        self._retry_at = 0.0
         self._lock = threading.Lock()
         self._segments: dict[int, _Segment] = {}
         self._active: int | None = None
@@ -106,10 +104,6 @@ class Tier:
         return self.limit - self.used - PAGE
 
     @property
-    def takes_blocks(self) -> bool:
-        return not self.problem or time.monotonic() >= self._retry_at
-
-    @property
     def segments(self) -> int:
         return len(self._segments)
 
@@ -123,6 +117,10 @@ class Tier:
     def refresh_limit(self) -> None:
         """Ask the machine anew how much the tier may take. Does I/O."""
         try:
+            if self.directory.stat().st_dev != self._device:
+                raise OSError(
+                    errno.ENODEV, "it is on another file system than at start; mount the right one or restart"
+                )
             rooms = [budget.disk_room(self.directory, self.config.min_free)]
         except OSError as error:
             self._failed(error)
@@ -147,15 +145,16 @@ class Tier:
             self._failed(TimeoutError(errno.ETIMEDOUT, f"writes take longer than {_WRITE_PATIENCE} s"))
             self._give_back(size)
             return None
-        number, start = self._allocate(size)
+        number, start, create = self._allocate(size)
         try:
-            segment.write_record(self._path(number), number, start, key, checksums, data)
+            segment.write_record(self._path(number), number, start, key, checksums, data, create=create)
         except OSError as error:
+            self._abandon(number)
             self._failed(error)
             self._free_span(number, start, size)
             return None
         else:
-            self._worked()
+            self._worked(number)
             return Record(key, start, len(data), checksums).location(self.number, number)
         finally:
             with self._lock:
@@ -190,7 +189,7 @@ class Tier:
     def adopt_segment(self, number: int, end: int, live: int) -> None:
         """Account for a segment found at start, oldest first: *live* bytes of spans, all before *end*."""
         with self._lock:
-            self._segments[number] = state = _Segment(end)
+            self._segments[number] = state = _Segment(end, exists=True)
             self._count(state, live)
             self.used += live
             self._next = max(self._next, number + 1)
@@ -230,11 +229,21 @@ class Tier:
             self.used -= state.live
             self._count(state, -state.live)
 
-    def retry_punches(self) -> None:
+    def retry(self) -> None:
+        """Try again what failed before."""
         with self._lock:
             spans, self._unpunched = self._unpunched, []
         for number, start, size in spans:
             self._free_span(number, start, size)
+        # Not while all writes hang: the probe would, too.
+        if self.problem and not self._unpunched and self._writes.acquire(blocking=False):
+            try:
+                self._probe()
+                self._worked()
+            except OSError as error:
+                self._failed(error)
+            finally:
+                self._writes.release()
 
     def close(self) -> None:
         """Let another daemon have the directory."""
@@ -245,7 +254,8 @@ class Tier:
     def _path(self, number: int) -> Path:
         return segment_path(self.directory, number)
 
-    def _allocate(self, size: int) -> tuple[int, int]:
+    def _allocate(self, size: int) -> tuple[int, int, bool]:
+        """Segment and offset for a span, and whether the segment's file is still to be made."""
         with self._lock:
             number = self._active
             if number is None or self._segments[number].end + size > self._segment_size:
@@ -257,7 +267,13 @@ class Tier:
             state.end += size
             state.writers += 1
             self._count(state, size)
-        return number, start
+            return number, start, not state.exists
+
+    def _abandon(self, number: int) -> None:
+        """Write nothing more into a segment. If its file was deleted, mounts may hold the old one open."""
+        with self._lock:
+            if self._active == number:
+                self._active = None
 
     def _count(self, state: _Segment, size: int) -> None:
         """Add to a segment's live bytes. A segment that has any may need a page for its extents. Needs the lock."""
@@ -284,15 +300,17 @@ class Tier:
             self.used -= size
 
     def _failed(self, error: OSError) -> None:
-        self._retry_at = time.monotonic() + RETRY_SECONDS
+        if isinstance(error, FileNotFoundError) and self._remade_directory():
+            _log.warning("%s tier: segments were deleted from %s by somebody else", self.name, self.directory)
+            return
         problem = f"{self.directory}: {error.strerror or error}"
         if problem != self.problem:
             self.problem = problem
-            _log.error("%s tier takes no new blocks: %s; trying again every %d s", self.name, problem, RETRY_SECONDS)
-        if isinstance(error, FileNotFoundError):
-            self._remake_directory()
+            _log.error("%s tier takes no new blocks: %s", self.name, problem)
 
-    def _worked(self) -> None:
+    def _worked(self, number: int | None = None) -> None:
+        if number is not None:
+            self._segments[number].exists = True
         if self.problem:
             self.problem = ""
             _log.warning("%s tier takes blocks again", self.name)
@@ -306,25 +324,30 @@ class Tier:
             raise self._unusable(error) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._probe()
             self._check_size()
+            self._probe()
         except BlockingIOError:
             os.close(descriptor)
             raise Busy(
                 f"[{self.name}] dir {self.directory} belongs to another running daemon; choose another"
             ) from None
         except OSError as error:
-            os.close(descriptor)
-            raise self._unusable(error) from None
+            # A disk that is full or read-only can still be read from.
+            if error.errno not in _TEMPORARY:
+                os.close(descriptor)
+                raise self._unusable(error) from None
+            self._failed(error)
         except ConfigError:
             os.close(descriptor)
             raise
         return descriptor, os.fstat(descriptor).st_dev
 
     def _unusable(self, error: OSError) -> ConfigError:
-        return ConfigError(
-            f"[{self.name}] dir {self.directory} cannot be used: {error.strerror}; make it a writable directory"
-        )
+        if error.errno == errno.EOPNOTSUPP:
+            reason = "its file system cannot punch holes into files; use one on ext4, xfs, btrfs or tmpfs"
+        else:
+            reason = f"{error.strerror}; make it a writable directory"
+        return ConfigError(f"[{self.name}] dir {self.directory} cannot be used: {reason}")
 
     def _check_size(self) -> None:
         size = budget.disk_size(self.directory)
@@ -336,29 +359,21 @@ class Tier:
             )
 
     def _probe(self) -> None:
-        """Can this file system write, and free what is in the middle of a file?"""
+        """Write, and free what is in the middle of a file. Raises OSError."""
         path = self.directory / ".probe"
         try:
             path.write_bytes(bytes(2 * PAGE))
             segment.punch(path, 0, PAGE)
-        except OSError as error:
-            if error.errno == errno.EOPNOTSUPP:
-                raise ConfigError(
-                    f"[{self.name}] dir {self.directory} is on a file system that cannot punch holes into files;"
-                    " use one on ext4, xfs, btrfs or tmpfs"
-                ) from None
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-                raise
-            self._failed(error)
-        try:
+        finally:
             path.unlink(missing_ok=True)
-        except OSError as error:
-            self._failed(error)
 
-    def _remake_directory(self) -> None:
-        """Somebody removed the directory. If its disk is not mounted just now, leave it alone."""
+    def _remade_directory(self) -> bool:
+        """Somebody removed the directory; make it again, but not on the disk below one that is not mounted just now."""
         try:
-            if self.directory.parent.stat().st_dev == self._device:
-                self.directory.mkdir(exist_ok=True)
+            if self.directory.parent.stat().st_dev != self._device:
+                return False
+            self.directory.mkdir(exist_ok=True)
+            return True
         except OSError as error:
             _log.error("%s tier: cannot make %s again: %s", self.name, self.directory, error.strerror)
+            return False

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cachefs_daemon import segment as segment_module
@@ -295,11 +296,11 @@ def test_a_hanging_ssd_keeps_nobody_from_the_memory_tier(root: Path, monkeypatch
     released, hanging = threading.Event(), threading.Semaphore(0)
     write = segment_module.write_record
 
-    def hang_on_ssd(path: Path, *rest: object) -> None:
+    def hang_on_ssd(path: Path, *rest: Any, **options: Any) -> None:
         if path.parent.name == "ssd":
             hanging.release()
             assert released.wait(60)
-        write(path, *rest)  # type: ignore[arg-type]
+        write(path, *rest, **options)
 
     monkeypatch.setattr(tier_module, "_WRITE_PATIENCE", 0.05)
     with opened(store_config(root, memory=3 << 20, ssd=8 << 20)) as store:
