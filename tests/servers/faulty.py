@@ -25,7 +25,8 @@ class Fault:
     many of them, None for all. Of the rest any may be combined:
     delay: seconds before anything is done; drop: close the connection without an answer; status: answer with this
     status and do not ask the server; headers: set these in the answer; truncate: close the connection after so many
-    bytes of the body; extra: bytes added to the body (Content-Length counts them).
+    bytes of the body; extra: bytes added to the body (Content-Length counts them); replace: answer with status 200 and
+    this body, without Content-Range.
     """
 
     path: str = ""
@@ -37,6 +38,7 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     truncate: int | None = None
     extra: bytes = b""
+    replace: bytes | None = None
 
     def hits(self, method: str, path: str) -> bool:
         return self.times != 0 and method == self.method and self.path in path
@@ -97,6 +99,9 @@ class FaultyProxy:
             answer = await reader.read() if has_body else b""
         if headers.pop("transfer-encoding", "") == "chunked":
             answer = _dechunked(answer)
+        if fault.replace is not None:
+            start, answer = "HTTP/1.1 200 OK", fault.replace
+            headers.pop("content-range", None)
         if has_body:
             answer += fault.extra
             headers["content-length"] = str(len(answer))

@@ -63,10 +63,13 @@ class S3Origin:
 
     async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
         async for objects in list_bucket(self._page, self._prefix):
+            readable = []
             for listed in objects:
-                if not _is_utf8(listed.key):
-                    report(listed.key, "is not UTF-8, as S3 requires, so it cannot be asked for")
-            yield [listed for listed in objects if _is_utf8(listed.key)]
+                if reason := _unreadable(listed):
+                    report(listed.key, reason)
+                else:
+                    readable.append(listed)
+            yield readable
 
     async def read(
         self, key: bytes, version: bytes, size: int, offset: int, length: int, deadline: float
@@ -191,9 +194,12 @@ async def _receive(body: Any, skip: int, length: int, more_follows: bool) -> byt
     return data
 
 
-def _is_utf8(key: bytes) -> bool:
+def _unreadable(listed: ListedObject) -> str | None:
+    """Why a listed object could not be asked for, if so."""
+    if not listed.version:
+        return "is listed without an ETag, so a change of it could not be noticed"
     try:
-        key.decode()
+        listed.key.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return "is not UTF-8, as S3 requires, so it cannot be asked for"
+    return None

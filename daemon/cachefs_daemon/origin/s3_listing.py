@@ -84,7 +84,7 @@ def parse_page(answer: Any, prefix: str) -> Page:
 
     objects = [
         ListedObject(
-            relative(found["Key"]), found["Size"], _ns(found["LastModified"]), found["ETag"].strip('"').encode()
+            relative(found["Key"]), found["Size"], _ns(found["LastModified"]), found.get("ETag", "").strip('"').encode()
         )
         for found in answer.get("Contents", ())
     ]

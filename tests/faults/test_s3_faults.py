@@ -1,0 +1,146 @@
+"""Broken answers of an S3 server: every read gives the right bytes, or an error that says what is wrong."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from cachefs_daemon.origin import OriginSettings, open_origin, retry
+
+from cachefs.errors import AccessDenied, CachefsError, ObjectChanged, OriginUnavailable
+from cachefs.messages import OriginOptions
+from cachefs.snapshot_builder import ListedObject
+from tests.servers import faulty
+from tests.servers.faulty import Fault, FaultyProxy
+from tests.servers.s3 import S3Server
+
+CONTENT = bytes(range(256)) * 1200
+WHOLE = (0, len(CONTENT))
+PART = (1000, 50_000)
+
+
+@pytest.fixture(scope="module")
+def listed(radosgw: S3Server) -> ListedObject:
+    radosgw.create_bucket("faults")
+    radosgw.put("faults", {"data/object": CONTENT})
+    with pytest.MonkeyPatch.context() as patch, faulty.running(radosgw.endpoint) as proxy:
+        for name, value in radosgw.environment.items():
+            patch.setenv(name, value)
+        (found,) = list_through(proxy)
+    return found
+
+
+@pytest.fixture
+def proxy(radosgw: S3Server, listed: ListedObject, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    for name, value in radosgw.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(retry, "_FIRST", 0.001)
+    with faulty.running(radosgw.endpoint) as running:
+        yield running
+
+
+def list_through(proxy: FaultyProxy) -> list[ListedObject]:
+    async def once() -> list[ListedObject]:
+        origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), OriginSettings(attempts=4))
+        try:
+            return [found async for batch in origin.list(lambda key, reason: None) for found in batch]
+        finally:
+            await origin.close()
+
+    return asyncio.run(once())
+
+
+def read(proxy: FaultyProxy, listed: ListedObject, span: tuple[int, int], deadline: float = 20) -> bytes:
+    async def once() -> bytes:
+        settings = OriginSettings(attempts=4, read_timeout=0.5)
+        origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), settings)
+        try:
+            data = await origin.read(listed.key, listed.version, listed.size, *span, deadline)
+            assert origin.errors == origin.requests - 1
+            return bytes(data)
+        finally:
+            await origin.close()
+
+    return asyncio.run(once())
+
+
+TRANSIENT = {
+    "truncated": Fault(truncate=10_000, times=2),
+    "truncated at once": Fault(truncate=0, times=2),
+    "dropped": Fault(drop=True, times=2),
+    "slow down": Fault(status=503, times=3),
+    "too many requests": Fault(status=429, times=2),
+    "internal error": Fault(status=500),
+    "bad gateway": Fault(status=502),
+    "silent": Fault(delay=2),
+}
+
+
+@pytest.mark.parametrize("span", [WHOLE, PART], ids=["whole", "part"])
+@pytest.mark.parametrize("name", TRANSIENT)
+def test_transient_faults_are_overcome(
+    proxy: FaultyProxy, listed: ListedObject, name: str, span: tuple[int, int]
+) -> None:
+    fault = replace(TRANSIENT[name])
+    proxy.add(fault)
+    assert read(proxy, listed, span) == CONTENT[span[0] : sum(span)]
+    assert fault.times == 0
+    assert proxy.count(path="object") == 1 + (TRANSIENT[name].times or 0)
+
+
+PERMANENT = [
+    (Fault(headers={"ETag": '"other"'}, times=None), ObjectChanged, 1),
+    (Fault(status=412, times=None), ObjectChanged, 1),
+    (Fault(status=404, times=None), ObjectChanged, 1),
+    (Fault(status=403, times=None), AccessDenied, 1),
+    (Fault(extra=b"more", times=None), ObjectChanged, 1),
+    (Fault(headers={"Content-Length": "100"}, truncate=100, times=None), ObjectChanged, 1),
+    (Fault(truncate=100, times=None), OriginUnavailable, 4),
+    # aiohttp itself repeats, once, a request whose connection closes before any answer.
+    (Fault(drop=True, times=None), OriginUnavailable, 2 * 4),
+    (Fault(status=503, times=None), OriginUnavailable, 4),
+]
+
+
+@pytest.mark.parametrize("span", [WHOLE, PART], ids=["whole", "part"])
+@pytest.mark.parametrize(("fault", "error", "requests"), PERMANENT)
+def test_lasting_faults_are_named(
+    proxy: FaultyProxy,
+    listed: ListedObject,
+    fault: Fault,
+    error: type[CachefsError],
+    requests: int,
+    span: tuple[int, int],
+) -> None:
+    proxy.add(fault)
+    with pytest.raises(error, match="s3://faults/data/object") as raised:
+        read(proxy, listed, span)
+    assert "\n" not in str(raised.value)
+    assert proxy.count(path="object") == requests
+
+
+@pytest.mark.parametrize(
+    "content_range", ["bytes 0-49999/307200", "bytes 1000-50999/307201", "bytes 1000-50998/307200", "nonsense"]
+)
+def test_another_range_than_asked_for_is_refused(proxy: FaultyProxy, listed: ListedObject, content_range: str) -> None:
+    proxy.add(Fault(headers={"Content-Range": content_range}))
+    with pytest.raises(ObjectChanged, match="1000-50999 of 307200"):
+        read(proxy, listed, PART)
+
+
+def test_of_a_whole_object_in_place_of_a_range_only_the_range_is_used(proxy: FaultyProxy, listed: ListedObject) -> None:
+    proxy.add(Fault(replace=CONTENT, times=None))
+    assert read(proxy, listed, PART) == CONTENT[1000:51_000]
+
+
+def test_the_deadline_bounds_all_attempts(proxy: FaultyProxy, listed: ListedObject) -> None:
+    proxy.add(Fault(delay=30, times=None))
+    with pytest.raises(OriginUnavailable, match="s3://faults/data/object"):
+        read(proxy, listed, WHOLE, deadline=0.8)
+    assert proxy.count(path="object") == 2
+
+
+def test_a_listing_overcomes_transient_faults(proxy: FaultyProxy, listed: ListedObject) -> None:
+    proxy.add(Fault(status=503, path="list-type=2", times=2), Fault(truncate=100, path="list-type=2"))
+    assert list_through(proxy) == [listed]
+    assert proxy.count(path="list-type=2") == 4
