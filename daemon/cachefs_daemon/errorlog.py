@@ -36,7 +36,8 @@ class ErrorLog:
         self._lines = 0
         self._suppressed = 0
 
-    def add(self, subject: str, message: str) -> None:
+    def add(self, subject: str, message: str, bug: BaseException | None = None) -> None:
+        """bug: what nobody expected, for the log with its traceback."""
         failure = self._failures.pop(subject, None) or _Failure(message, time.time())
         failure.message, failure.when = message, time.time()
         failure.count += 1
@@ -46,7 +47,8 @@ class ErrorLog:
         now = time.monotonic()
         if now - failure.logged >= QUIET and self._may_log(now):
             failure.logged = now
-            log.warning("%s: %s (failed %d times)", subject, message, failure.count)
+            times = f" ({failure.count} times by now)" if failure.count > 1 else ""
+            log.warning("%s: %s%s", subject, message, times, exc_info=bug)
 
     def views(self) -> list[ErrorView]:
         """Newest first."""

@@ -5,7 +5,6 @@ came meanwhile get its result. Flights somebody waits for take off before those 
 """
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from cachefs_daemon.errorlog import ErrorLog
 from cachefs_daemon.gate import Gate
 from cachefs_daemon.store import BlockStore
 from cachefs_daemon.threads import Threads
-
-log = logging.getLogger(__name__)
 
 # The kernel asks again at once for a page that failed; the second try must not wait a second deadline.
 FAILURE_MEMORY: Final = 2.0
@@ -182,13 +179,12 @@ class Fetcher:
             outcome = await self._bring(flight)
         except CachefsError as error:
             outcome = error
+            self._errors.add(flight.source.subject, str(error))
         except Exception as error:
-            log.exception("fetching %s failed unexpectedly", flight.source.subject)
             outcome = CachefsError(f"{flight.source.subject}: internal error ({error!r}); see the daemon's log")
+            self._errors.add(flight.source.subject, str(outcome), bug=error)
         finally:
             del self._flights[key]
-        if isinstance(outcome, CachefsError):
-            self._errors.add(flight.source.subject, str(outcome))
         self._recent[key] = _Landing(asyncio.get_running_loop().time(), outcome)
         self._recent.move_to_end(key)
         if len(self._recent) > RECENT:

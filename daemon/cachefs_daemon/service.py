@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import time
 import uuid
@@ -48,8 +47,6 @@ from cachefs_daemon.store import BlockStore, TierUsage
 from cachefs_daemon.threads import Threads
 from cachefs_daemon.warmup import Warmups
 
-log = logging.getLogger(__name__)
-
 MAINTENANCE_SECONDS: Final = 2.0
 # Mounts report at least every 10 s. Before all have, nobody knows which snapshots they use.
 PRUNE_AFTER: Final = 30.0
@@ -90,8 +87,8 @@ class Service:
                     await self._datasets.prune(self._mounts.may_use)
             except CachefsError as error:
                 self._errors.add("maintenance", str(error))
-            except Exception:
-                log.exception("maintenance failed; it is tried again in %.0f s", MAINTENANCE_SECONDS)
+            except Exception as error:
+                self._errors.add("maintenance", f"internal error ({error!r})", bug=error)
 
     async def stop_background(self) -> None:
         await self._warmups.close()

@@ -121,7 +121,9 @@ def test_sigterm_under_load_is_orderly_and_loses_nothing(tmp_path: Path) -> None
         for loader in loaders:
             loader.start()
         next(warmup)
+        deadline = time.monotonic() + 20
         while daemon.status().fetched_blocks < 20:
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         assert daemon.stop() == 0
         for loader in loaders:
