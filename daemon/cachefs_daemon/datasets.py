@@ -188,7 +188,7 @@ class Datasets:
                     yield progress
         last = self._last_progress(dataset)
         if before is not None and dataset.current is not None:
-            diff = await self._threads.walk(compare, before, dataset.current)
+            diff = await self._threads.background(compare, before, dataset.current)
             last = msgspec.structs.replace(last, diff=diff)
             log.info(
                 "dataset %s refreshed: %d files added, %d changed, %d removed",
@@ -252,7 +252,7 @@ class Datasets:
             options=record.options,
             settings=self._settings,
         )
-        async with contextlib.aclosing(build_snapshot(request)) as steps:  # type: ignore[type-var]
+        async with contextlib.aclosing(build_snapshot(request)) as steps:
             async for step in steps:
                 if isinstance(step, ListingProgress):
                     yield step
@@ -339,7 +339,7 @@ class Datasets:
         return self._directory / f"{snapshot_id}{snapshots.SUFFIX}"
 
     async def _save(self) -> None:
-        await self._threads.walk(registry.save, self._state_dir, [dataset.record for dataset in self])
+        await self._threads.background(registry.save, self._state_dir, [dataset.record for dataset in self])
 
     @contextlib.contextmanager
     def _changing_name(self, name: str) -> Iterator[None]:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +57,7 @@ class _Progress(Message, frozen=True, tag=True):
 _LINE: Final = msgspec.json.Decoder(_Built | _Failed | _Progress)
 
 
-async def build_snapshot(request: ListingRequest) -> AsyncIterator[ListingProgress | Path]:
+async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgress | Path, None]:
     """List the origin and build its snapshot: yields progress, and last the path of the snapshot.
 
     Closing the iterator ends the child. Raises the CachefsError the child met, OriginUnavailable where it died or hung.

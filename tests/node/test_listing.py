@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -115,8 +115,7 @@ def test_giving_up_ends_the_child(tree: Path) -> None:
 
     async def one_step() -> None:
         request = ListingRequest(url=f"file://{tree}", block_size=BLOCK_SIZE, directory=str(tree.parent / "snapshots"))
-        steps: AsyncIterator[ListingProgress | Path] = build_snapshot(request)
-        async with aclosing(steps):  # type: ignore[type-var]
+        async with aclosing(build_snapshot(request)) as steps:
             await anext(steps)
             assert len(children()) == 1
 
