@@ -59,6 +59,9 @@ class S3Server:
             config = AioConfig(
                 s3={"addressing_style": "path"},
                 max_pool_connections=_PARALLEL,
+                # rclone never answers a request for a key with most control characters.
+                read_timeout=20,
+                retries={"total_max_attempts": 3},
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             )
