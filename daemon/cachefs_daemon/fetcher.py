@@ -99,7 +99,7 @@ class Fetcher:
 
     async def hint(self, refs: Sequence[BlockRef]) -> None:
         """Start bringing these blocks, if there is room in the queue, and return."""
-        for found in await self._threads.run(self._look_up, refs):
+        for found in await self._threads.background(self._look_up, refs):
             if isinstance(found, BlockSource) and self._gate.ahead_waiting < MAX_AHEAD:
                 self._join(found, ahead=True)
 
@@ -112,7 +112,8 @@ class Fetcher:
     async def _outcomes(self, refs: Sequence[BlockRef], *, ahead: bool, until: float | None) -> list[Outcome]:
         loop = asyncio.get_running_loop()
         looked = loop.time()
-        found = await self._threads.run(self._look_up, refs)
+        run = self._threads.background if ahead else self._threads.run
+        found = await run(self._look_up, refs)
         outcomes = [self._known(one, looked) if isinstance(one, BlockSource) else one for one in found]
         flights = {n: self._join(one, ahead=ahead) for n, one in enumerate(outcomes) if isinstance(one, BlockSource)}
         if flights:
@@ -209,7 +210,8 @@ class Fetcher:
             )
             if len(data) != source.length:
                 raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
-            location = await self._threads.run(self._store.put, source.key, data, transient=flight.demanded)
+            run = self._threads.run if flight.demanded else self._threads.background
+            location = await run(self._store.put, source.key, data, transient=flight.demanded)
         self.fetched_blocks += 1
         self.fetched_bytes += source.length
         if location is None:

@@ -33,7 +33,7 @@ class Pins:
         async with self._changing:
             snapshot = self._datasets.snapshot(request.dataset)
             paths = selection.distinct(request.paths or [b""])
-            pinned = await self._threads.walk(_each_key, self._store.pin, snapshot, paths)
+            pinned = await self._threads.background(_each_key, self._store.pin, snapshot, paths)
             known = self._datasets.get(request.dataset).record.pins
             await self._datasets.set_pins(request.dataset, selection.distinct([*known, *paths]))
             return pinned
@@ -48,7 +48,7 @@ class Pins:
                 if path not in known:
                     raise NotFound(_not_pinned(path, known, request.dataset))
             await self._datasets.set_pins(request.dataset, [pin for pin in known if pin not in paths])
-            released = await self._threads.walk(_each_key, self._store.unpin, snapshot, _present(snapshot, paths))
+            released = await self._threads.background(_each_key, self._store.unpin, snapshot, _present(snapshot, paths))
             # Other pins may cover some of the same content.
             await self._apply_all()
             return released
@@ -59,7 +59,7 @@ class Pins:
             return
         async with self._changing:
             if before is not None:
-                await self._threads.walk(_each_key, self._store.unpin, before, _present(before, paths))
+                await self._threads.background(_each_key, self._store.unpin, before, _present(before, paths))
             await self._apply_all()
 
     async def apply(self) -> None:
@@ -71,7 +71,7 @@ class Pins:
         for dataset in self._datasets:
             if dataset.current is not None and dataset.record.pins:
                 paths = _present(dataset.current, dataset.record.pins)
-                await self._threads.walk(_each_key, self._store.pin, dataset.current, paths)
+                await self._threads.background(_each_key, self._store.pin, dataset.current, paths)
 
 
 def _each_key(change: Callable[[Iterable[bytes]], None], snapshot: Snapshot, paths: list[bytes]) -> Pinned:

@@ -81,7 +81,7 @@ class Service:
         while True:
             await asyncio.sleep(MAINTENANCE_SECONDS)
             try:
-                await self._threads.walk(self._store.maintain)
+                await self._threads.background(self._store.maintain)
                 self._mounts.forget_gone()
                 if time.monotonic() - self._started > PRUNE_AFTER:
                     await self._datasets.prune(self._mounts.may_use)
@@ -167,7 +167,7 @@ class Service:
             dataset=self._datasets.view(dataset),
             block_size=snapshot.block_size,
             options=dataset.record.options,
-            cached=await self._threads.walk(residency.cached_bytes, self._store, snapshot),
+            cached=await self._threads.background(residency.cached_bytes, self._store, snapshot),
             pinned=dataset.record.pins,
             problems=[Problem(key=key, reason=reason) for key, reason in snapshot.problems()],
             snapshots=[known.id for known in dataset.record.snapshots],
@@ -196,7 +196,7 @@ class Service:
         dataset = await self._datasets.remove(request.name)
         await self._pins.follow(dataset.current, dataset.record.pins)
         kept = [snapshot for other in self._datasets for snapshot in self._datasets.generations(other)]
-        freed = await self._threads.walk(residency.evict_unshared, self._store, removed, kept)
+        freed = await self._threads.background(residency.evict_unshared, self._store, removed, kept)
         await dataset.origin.close()
         return freed
 
@@ -210,8 +210,8 @@ class Service:
 
     async def evict(self, request: Selection) -> Freed:
         snapshot = self._datasets.snapshot(request.dataset)
-        files = await self._threads.walk(selection.files, snapshot, request.paths)
-        return await self._threads.walk(residency.evict, self._store, files)
+        files = await self._threads.background(selection.files, snapshot, request.paths)
+        return await self._threads.background(residency.evict, self._store, files)
 
     async def pin(self, request: Selection) -> Pinned:
         return await self._pins.pin(request)
@@ -222,9 +222,9 @@ class Service:
     async def cached(self, request: Selection) -> AsyncGenerator[CachedFiles, None]:
         snapshot = self._datasets.snapshot(request.dataset)
         pins = self._datasets.get(request.dataset).record.pins
-        files = await self._threads.walk(selection.files, snapshot, request.paths)
+        files = await self._threads.background(selection.files, snapshot, request.paths)
         pages = residency.pages(self._store, snapshot, files, pins)
-        while (page := await self._threads.walk(next, pages, None)) is not None:
+        while (page := await self._threads.background(next, pages, None)) is not None:
             yield page
 
 

@@ -44,11 +44,11 @@ class _Sweep:
 
 async def verify(store: BlockStore, threads: Threads) -> AsyncGenerator[VerifyProgress, None]:
     """Progress, and last a message that says done."""
-    keys = await threads.walk(store.keys)
+    keys = await threads.background(store.keys)
     sweep = _Sweep(iter(keys))
     going = True
     while going:
-        going = await threads.walk(sweep.advance, store)
+        going = await threads.background(sweep.advance, store)
         yield VerifyProgress(
             blocks=sweep.blocks,
             blocks_total=len(keys),
