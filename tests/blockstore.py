@@ -5,7 +5,7 @@ import os
 import random
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,9 @@ def disk_usage(directory: Path) -> int:
     """Bytes of disk a directory takes, as `du -s` counts them."""
     total = directory.stat().st_blocks
     with os.scandir(directory) as entries:
-        total += sum(entry.stat(follow_symlinks=False).st_blocks for entry in entries)
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                total += entry.stat(follow_symlinks=False).st_blocks
     return total * 512
 
 

@@ -37,6 +37,8 @@ _ATTEMPTS: Final = 16
 # How long a block somebody waits for waits for room. A block is written in well under a millisecond per megabyte.
 _PATIENCE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.002
+# Each time room is made, at least 1/256 of the tier: with 110 KB blocks a commit for each halves the rate of puts.
+_AHEAD_SHIFT: Final = 8
 # Blocks that share a commit when many leave: a commit costs 40 us, and holes wait for it.
 _BATCH: Final = 256
 # Fewer where each needs room for a second copy until the commit.
@@ -79,6 +81,7 @@ class BlockStore:
         """Open and recover. Raises ConfigError, Busy, or another CachefsError."""
         self.repairs = 0
         self._lock = threading.Lock()
+        self._maintaining = threading.Lock()
         self._pinned: set[bytes] = set()
         self._passing = Lru()
         with ExitStack() as undo:
@@ -185,14 +188,19 @@ class BlockStore:
         ]  # fmt: skip
 
     def maintain(self) -> None:
-        """Housekeeping, to be called every few seconds from one thread."""
-        self._index.drop_dead_readers()
-        for tier in self._tiers:
-            tier.refresh_limit()
-            self._shrink(tier)
-            tier.retry()
-            if not tier.problem:
-                self._compact(tier)
+        """Housekeeping, to be called every few seconds. Does nothing while the last call, on a slow disk, runs."""
+        if not self._maintaining.acquire(blocking=False):
+            return
+        try:
+            self._index.drop_dead_readers()
+            for tier in self._tiers:
+                tier.refresh_limit()
+                self._shrink(tier)
+                tier.retry()
+                if not tier.problem:
+                    self._compact(tier)
+        finally:
+            self._maintaining.release()
 
     def close(self) -> None:
         """Call it last, when no other call is under way."""
@@ -234,7 +242,8 @@ class BlockStore:
         """For a moment all room may be reserved for blocks that are being written, of which none can go yet."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while (location := self._write(self._memory, key, checksums, data, passing=True)) is None:
-            if self._memory.problem or time.monotonic() > deadline:
+            hopeless = self._memory.problem or span(len(data)) > self._memory.limit
+            if hopeless or time.monotonic() > deadline:
                 reason = self._memory.problem or f"its limit of {self._memory.limit} bytes is in use"
                 raise StoreFull(f"the memory tier cannot take a block of {len(data)} bytes: {reason}")
             time.sleep(_POLL_SECONDS)
@@ -251,7 +260,9 @@ class BlockStore:
                 if size <= free and tier.reserve(size):
                     return True
                 # A reader waits for a passing block: it goes before a pin.
-                victims = self._take_victims(tier, size - free, () if passing else self._pinned)
+                pinned = () if passing else self._pinned
+                ahead = max(size - free, tier.capacity >> _AHEAD_SHIFT)
+                victims = self._take_victims(tier, ahead, pinned) or self._take_victims(tier, size - free, pinned)
             if not victims:
                 return False
             self._give_up(tier, victims)

@@ -1,10 +1,12 @@
 """The block store against a model, and its promises one by one."""
 
 import os
+import random
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -257,6 +259,38 @@ def test_sparse_segments_are_copied_forward_and_unlinked(root: Path) -> None:
         assert after.segments <= 2 < before.segments
         assert len(list(after.directory.glob("*.seg"))) == after.segments
         assert after.blocks == before.blocks == len(kept)
+
+
+@pytest.mark.parametrize("policy", ["minio", "lru"])
+def test_budgets_hold_at_every_moment_of_concurrent_use(root: Path, tmp_path: Path, policy: str) -> None:
+    config = store_config(root, memory=4 << 20, policy=policy)
+    # Not on tmpfs: a disk's file system adds its own to what `du` counts.
+    config = replace(config, ssd=replace(config.ssd, directory=tmp_path / "ssd"))
+    with opened(config) as store:
+
+        def churn(seed: int) -> None:
+            draw = random.Random(seed)
+            for _ in range(300):
+                number = draw.randrange(400)
+                fill(store, range(number, number + 1))
+                if number % 8 == 0:
+                    store.evict([key_of(draw.randrange(400))])
+                    store.maintain()
+
+        samples = 0
+        with ThreadPoolExecutor() as pool:
+            churning = [pool.submit(churn, seed) for seed in range(4)]
+            while not all(thread.done() for thread in churning):
+                for usage in store.usage():
+                    # A block that moves between two files while they are being counted is counted twice.
+                    assert disk_usage(usage.directory) <= usage.budget + config.memory.segment_size
+                samples += 1
+        for thread in churning:
+            thread.result()
+        assert samples > 3
+        assert len(readable(store, range(400))) == len(store.keys())
+        for usage in store.usage():
+            assert disk_usage(usage.directory) <= usage.budget
 
 
 def test_a_lowered_budget_is_kept_from_the_start(root: Path) -> None:
