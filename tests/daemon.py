@@ -83,15 +83,22 @@ class Daemon:
         self._overrides = overrides or {}
 
     def __enter__(self) -> "Daemon":
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self._clean_up()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
             self.stop()
         finally:
-            self.kill9()
-            shutil.rmtree(self.memory, ignore_errors=True)
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        self.kill9()
+        shutil.rmtree(self.memory, ignore_errors=True)
 
     def start(self, overrides: Sections | None = None) -> None:
         """Start it (again); returns when it answers. *overrides* replace those it was made with."""
