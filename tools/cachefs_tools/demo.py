@@ -249,7 +249,7 @@ def table(runs: list[Run]) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title=f"{native.files:,} files, {size(native.bytes)}, one reader",
-        caption="page cache to origin: shares of the bytes read; FUSE, S3: requests to the mount and the origin\n"
+        caption="page cache to origin: shares of the bytes; FUSE, S3: requests to mount and origin\n"
         f"epoch 2 and local: everything page-cached, the best of {TURNS} passes in turn",
     )
     result.add_column("", no_wrap=True)

@@ -109,10 +109,9 @@ def wait_until(ready: Callable[[], bool], process: Child, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
-            program = Path(os.fsdecode(process.args[0])).name  # type: ignore[index,arg-type]
-            raise CachefsError(
-                f"{program} did not start; its log ends: {log.read_text(errors='replace')[-1000:].strip()}"
-            )
+            state = "is not ready in time" if process.returncode is None else f"ended with status {process.returncode}"
+            last_words = log.read_text(errors="replace")[-1000:].strip()
+            raise CachefsError(f"{log.stem} {state}; its log ends: {last_words or '(empty)'}")
         time.sleep(0.01)
 
 
