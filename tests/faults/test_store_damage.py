@@ -1,11 +1,11 @@
 """Damage to the store's files, full and read-only disks, kills: nothing read is ever wrong, nothing sound is lost."""
 
-import errno
 import os
 import random
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,14 +51,8 @@ def small_disk(directory: Path, size: str) -> Iterator[Path]:
 
 
 def fill_disk(ballast: Path) -> None:
-    fd = os.open(ballast, os.O_WRONLY | os.O_CREAT)
-    try:
-        while True:
-            os.write(fd, bytes(4096))
-    except OSError as error:
-        assert error.errno == errno.ENOSPC
-    finally:
-        os.close(fd)
+    with pytest.raises(OSError, match="No space"), ballast.open("wb", buffering=0) as file:
+        deque(iter(lambda: file.write(bytes(4096)), 0), maxlen=0)
 
 
 def index_of(root: Path) -> Path:
