@@ -61,7 +61,7 @@ def daemon(config: Path, socket: Path, log: Path) -> Iterator[DaemonClient]:
 @contextmanager
 def mounted(dataset: str, directory: Path, socket: Path, log: Path) -> Iterator[None]:
     directory.mkdir()
-    command = ["mount.cachefs", dataset, str(directory), "-f", "-o", f"socket={socket},noallow_other"]
+    command = ["mount.cachefs", dataset, str(directory), "-f", "-o", f"socket={socket}"]
     try:
         with running(command, log) as process:
             wait_until(lambda: is_mounted(directory), process, log)
