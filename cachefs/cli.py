@@ -47,7 +47,7 @@ def install_mount_helper(force: bool) -> None:
     except OSError as error:
         if error.errno == errno.EEXIST:
             raise click.ClickException(f"{HELPER_LINK} exists and is not a link; replace it with --force") from None
-        raise click.ClickException(f"cannot link {HELPER_LINK}: {error.strerror}; run this as root") from None
+        raise click.ClickException(f"cannot link {HELPER_LINK} ({error.strerror}); this needs root") from None
     click.echo(f"{HELPER_LINK} -> {script}")
 
 

@@ -1,6 +1,5 @@
 """cachectl mount, umount: mount points of this node."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from cachefs_tools.cachectl.session import Session, with_session
 
 # A mount whose process hangs must not hang us.
 PROBE_SECONDS: Final = 5.0
+DEAD: Final = 3
 
 
 @click.command()
@@ -62,14 +62,14 @@ def umount(session: Session, directory: str, lazy: bool) -> None:
 
 
 def is_dead(path: Path) -> bool:
-    """Is the process behind the mount gone, or does it not answer? Asked in a child, which may hang in our stead.
-
-    By statvfs, as the kernel answers a stat from what it has cached.
-    """
-    probe = "import os, sys\ntry: os.statvfs(sys.argv[1])\nexcept OSError as error: sys.exit(error.errno)"
-    child = subprocess.Popen([sys.executable, "-S", "-c", probe, path], start_new_session=True)
+    """Is the process behind the mount gone, or does it not answer? Asked in a child, which may hang in our stead."""
+    probe = (
+        "import pathlib, sys, cachefs.mount.kernel;"
+        f"sys.exit({DEAD} if cachefs.mount.kernel.is_dead(pathlib.Path(sys.argv[1])) else 0)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", probe, path], start_new_session=True)
     try:
-        return child.wait(PROBE_SECONDS) == errno.ENOTCONN
+        return child.wait(PROBE_SECONDS) == DEAD
     except subprocess.TimeoutExpired:
         child.kill()
         return True
