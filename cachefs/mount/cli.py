@@ -47,8 +47,8 @@ def main(
 ) -> None:
     """Mount datasets as plain read-only files.
 
-    SPEC is a dataset (NAME), one of its snapshots (NAME@ID), several (NAME,NAME) or `all`; with one dataset, DIR shows
-    its files, else a directory for each.
+    SPEC is a dataset (NAME, or its URL), one of its snapshots (NAME@ID), several (NAME,NAME) or `all`; with one
+    dataset, DIR shows its files, else a directory for each.
 
     \b
     Options for -o:

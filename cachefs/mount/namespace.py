@@ -29,9 +29,9 @@ def slot_of(snapshot_id: str) -> int:
 
 def wanted_datasets(spec: str, datasets: Sequence[DatasetView]) -> list[DatasetView]:
     """The datasets a mount SPEC names: `NAME`, `NAME@SNAPSHOT`, `NAME,NAME...`, or `all`. Raises NotFound."""
-    by_name = {dataset.name: dataset for dataset in datasets}
     if spec == ALL_DATASETS:
-        return list(by_name.values())
+        return list(datasets)
+    by_name = {dataset.name: dataset for dataset in datasets}
     found = []
     for part in spec.split(","):
         name, _, snapshot = part.partition("@")
@@ -41,6 +41,14 @@ def wanted_datasets(spec: str, datasets: Sequence[DatasetView]) -> list[DatasetV
             raise NotFound(f"no dataset named {name!r} (known: {known}); add it with `cachectl dataset add {name} URL`")
         found.append(at_snapshot(dataset, snapshot) if snapshot else dataset)
     return found
+
+
+def spec_of_url(url: str, datasets: Sequence[DatasetView]) -> str:
+    """The name of the dataset at *url*. Raises NotFound."""
+    for dataset in datasets:
+        if dataset.url == url.rstrip("/"):
+            return dataset.name
+    raise NotFound(f"no dataset is at {url}; give it a name with `cachectl dataset add NAME {url}`")
 
 
 def at_snapshot(dataset: DatasetView, snapshot: str) -> DatasetView:

@@ -20,7 +20,7 @@ from cachefs.mount import kernel, zero_open
 from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.counters import Counters
 from cachefs.mount.daemon_link import DaemonLink
-from cachefs.mount.namespace import Namespace
+from cachefs.mount.namespace import Namespace, spec_of_url
 from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
 from cachefs.rpc import REPORT, DaemonClient
@@ -45,7 +45,9 @@ class MountProcess:
         self._id = uuid.uuid4().hex
         self._client = DaemonClient(options.socket)
         self._view = self._attach()
-        self._namespace = Namespace(spec, self._view.datasets, time.time_ns)
+        if "://" in spec:
+            self.spec = spec_of_url(spec, self._view.datasets)
+        self._namespace = Namespace(self.spec, self._view.datasets, time.time_ns)
 
     def run(self, interposer: ctypes.CDLL | None, ready: Callable[[], None]) -> None:
         """Mount, call *ready* once reads are served, and serve until unmounted or told to end."""

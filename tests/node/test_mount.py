@@ -250,6 +250,11 @@ def test_owner_and_umask(daemon: Daemon, tmp_path: Path) -> None:
         assert "Permission denied" in denied.stderr
 
 
+def test_a_dataset_mounts_by_its_url(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    with mounted(daemon.socket, f"file://{tree}", tmp_path / "mnt") as directory:
+        assert (directory / "one byte").read_bytes() == b"x"
+
+
 def test_several_datasets_come_and_go(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
     origin = tmp_path / "second"
     origin.mkdir()

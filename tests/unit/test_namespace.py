@@ -8,7 +8,7 @@ import pytest
 
 from cachefs.errors import NotFound
 from cachefs.messages import DatasetView
-from cachefs.mount.namespace import ENTRY_BITS, ROOT, Namespace, wanted_datasets
+from cachefs.mount.namespace import ENTRY_BITS, ROOT, Namespace, spec_of_url, wanted_datasets
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
 
@@ -94,3 +94,10 @@ def test_an_unknown_spec_names_what_is_known(tmp_path: Path, spec: str) -> None:
     with pytest.raises(NotFound) as caught:
         wanted_datasets(spec, [dataset(tmp_path, "one", b"a")])
     assert "one" in str(caught.value)
+
+
+def test_a_dataset_is_found_by_its_url(tmp_path: Path) -> None:
+    view = dataset(tmp_path, "one", b"a")
+    assert spec_of_url("file:///one/", [view]) == "one"
+    with pytest.raises(NotFound, match="cachectl dataset add NAME s3://other"):
+        spec_of_url("s3://other", [view])
