@@ -1,6 +1,7 @@
 """`cachefsd`: start the node's cache daemon, keep it running, and end it in order."""
 
 import asyncio
+import grp
 import logging
 import os
 import signal
@@ -28,8 +29,9 @@ USAGE: Final = 2
 GRACE: Final = 5.0
 # A stop that takes longer is stuck (a hung disk); a killed daemon loses nothing, one that does not end does harm.
 STOP_DEADLINE: Final = 20.0
-# What is cached is readable by those who may use the socket, not by everybody on the machine.
-UMASK: Final = 0o027
+# What is cached is for those who may use the socket, not for everybody on the machine. Mounts of other users read the
+# index too, and LMDB's readers write to its lock file.
+UMASK: Final = 0o007
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,6 +69,8 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
 def run(config: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises CachefsError where the daemon cannot start."""
     log.info("cachefsd %s (pid %d): %s", __version__, os.getpid(), config.summary())
+    if config.daemon.socket_group:
+        _share_with(config.daemon.socket_group)
     # The store checks its index in a forked child, so it opens before anything that does not survive a fork.
     store = BlockStore(config.store_config())
     threads = Threads()
@@ -76,6 +80,14 @@ def run(config: Config) -> None:
         threads.close()
         store.close()
     log.info("stopped")
+
+
+def _share_with(group: str) -> None:
+    """Whatever is made from now on belongs to *group*. Raises CachefsError."""
+    try:
+        os.setegid(grp.getgrnam(group).gr_gid)
+    except OSError as error:
+        raise CachefsError(f"daemon.socket_group = {group!r}: {error.strerror}; the daemon must be a member") from None
 
 
 async def _serve(config: Config, store: BlockStore, threads: Threads) -> None:

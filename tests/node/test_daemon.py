@@ -1,6 +1,7 @@
 """What a running cachefsd does for mounts and for cachectl, over its socket."""
 
 import errno
+import grp
 import os
 import random
 import signal
@@ -457,3 +458,20 @@ def test_no_daemon_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(errors.DaemonUnavailable, match="no daemon answers at"):
         client.call(STATUS, Empty())
     client.close()
+
+
+def test_members_of_the_socket_group_can_open_what_a_mount_opens(tmp_path: Path, origin: Path) -> None:
+    with Daemon(tmp_path / "node", {"daemon": {"socket_group": "games"}}) as daemon:
+        view = daemon.add_dataset("images", f"file://{origin}")
+        daemon.read(view, "class0/000.jpg")
+        index = Path(daemon.report().index)
+        group = grp.getgrnam("games").gr_gid
+        for path, bits in (
+            (daemon.socket, stat.S_IRGRP | stat.S_IWGRP),
+            (index, stat.S_IRGRP),
+            (index.with_name(index.name + "-lock"), stat.S_IRGRP | stat.S_IWGRP),
+            (Path(view.path), stat.S_IRGRP),
+            (next(daemon.memory.glob("*.seg")), stat.S_IRGRP),
+        ):
+            assert path.stat().st_gid == group
+            assert path.stat().st_mode & bits == bits
