@@ -45,7 +45,7 @@ class SegmentReader:
             got = os.preadv(self._file(location), [pieces], location.offset + begin, 0 if wait else os.RWF_NOWAIT)
         except BlockingIOError:
             raise
-        except OSError:
+        except (OSError, KeyError):  # the segment, or the whole tier, is gone
             return None
         if got < len(pieces):
             if not wait:

@@ -48,7 +48,8 @@ class ErrorLog:
         if now - failure.logged >= QUIET and self._may_log(now):
             failure.logged = now
             times = f" ({failure.count} times by now)" if failure.count > 1 else ""
-            log.warning("%s: %s%s", subject, message, times, exc_info=bug)
+            text = message if subject in message else f"{subject}: {message}"
+            log.warning("%s%s", text, times, exc_info=bug)
 
     def views(self) -> list[ErrorView]:
         """Newest first."""
