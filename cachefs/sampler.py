@@ -39,8 +39,8 @@ def epoch_order(spec: SamplerSpec, epoch: int) -> Order:
       torch computes a second one when the sampler is exhausted, of which it uses nothing. So every epoch before must
       have been read to its end. (`RandomSampler` without a generator seeds itself from torch's global one as each epoch
       starts, which cannot be known before.)
-    - `torch-loader`: `DataLoader(dataset, shuffle=True, generator=g)`. As torch-random, but before each epoch the loader
-      takes a base seed for its workers from the same g.
+    - `torch-loader`: `DataLoader(dataset, shuffle=True, generator=g)`. As torch-random, but before each epoch the
+      loader takes a base seed for its workers from the same g.
     - `torch-loader-persistent`: the same with persistent_workers=True, where the loader does so before epoch 0 only.
     - `torch-distributed`: `DistributedSampler` after `set_epoch(epoch)`: seed + epoch, padded or cut as torch does to
       give spec.replicas equal shares, of which this is that of spec.rank.

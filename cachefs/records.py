@@ -1,0 +1,273 @@
+"""Where the records of an array-like file lie, found by reading as little of the file as possible."""
+
+import ast
+import functools
+import struct
+from array import array
+from collections.abc import Callable
+
+import numpy
+from numpy.typing import NDArray
+
+from cachefs.errors import ConfigError
+
+Read = Callable[[int, int], bytes]  # (offset, length) -> the bytes there, fewer only at the end of the file
+Offsets = NDArray[numpy.uint64]
+Extents = tuple[Offsets, Offsets]
+
+INDEXERS = ("npy", "tar", "tfrecord", "fixed:<bytes>")
+
+# Skipping less than this costs more than reading it: 64 KiB take an object store under a millisecond, a request 20.
+AHEAD = 64 << 10
+# What is read after a longer skip: a tar header with the extended headers before it.
+HEADER = 4 << 10
+
+
+def index(kind: str, read: Read, size: int) -> Extents:
+    """(offsets, lengths) of the records of a file of *size* bytes, in file order, as uint64; lengths in bytes.
+
+    - `npy`: the rows (items along the first axis) of the array in a file of numpy.save.
+    - `tar`: the data of the regular files of an uncompressed archive (ustar, GNU or pax).
+    - `tfrecord`: the records with their frame (length, data and both checksums), as in NVIDIA DALI's index files. The
+      checksums of the lengths are verified, those of the data, which is not read, are not.
+    - `fixed:<bytes>`: records of that many bytes from the start of the file to its end.
+
+    Raises ConfigError, without the name of the file, which it does not know.
+    """
+    file = _Window(read, size)
+    if kind == "npy":
+        return _npy(file)
+    if kind == "tar":
+        return _tar(file)
+    if kind == "tfrecord":
+        return _tfrecord(file)
+    if kind.startswith("fixed:"):
+        return _fixed(kind.removeprefix("fixed:"), size)
+    raise ConfigError(f"unknown record format {kind!r}; known: {', '.join(INDEXERS)}")
+
+
+class _Window:
+    """A file of which one stretch is in memory. Reads that follow each other closely ask for AHEAD bytes at once."""
+
+    def __init__(self, read: Read, size: int) -> None:
+        self.size = size
+        self._read = read
+        self._start = 0
+        self._held = b""
+
+    def at(self, offset: int, length: int) -> bytes:
+        """The bytes there; fewer at the end of the file. Raises ConfigError if the file is shorter than *size*."""
+        length = min(length, self.size - offset)
+        if length <= 0:
+            return b""
+        skipped = offset - self._start
+        if not 0 <= skipped <= len(self._held) - length:
+            near = bool(self._held) and 0 <= skipped <= len(self._held) + AHEAD
+            wanted = min(max(length, AHEAD if near else HEADER), self.size - offset)
+            self._start, self._held, skipped = offset, self._read(offset, wanted), 0
+            if len(self._held) < wanted:
+                raise ConfigError(
+                    f"the file ends at byte {offset + len(self._held)}, not {self.size}; refresh the dataset"
+                )
+        return self._held[skipped : skipped + length]
+
+
+def _evenly(start: int, length: int, count: int) -> Extents:
+    offsets = numpy.uint64(start) + numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(length)
+    return offsets, numpy.full(count, length, dtype=numpy.uint64)
+
+
+def _fixed(bytes_per_record: str, size: int) -> Extents:
+    if not bytes_per_record.isdecimal() or not 0 < int(bytes_per_record) < 2**63:
+        raise ConfigError(f"record format 'fixed:{bytes_per_record}' lacks a number of bytes, such as fixed:3073")
+    count, rest = divmod(size, int(bytes_per_record))
+    if rest:
+        raise ConfigError(f"{size} bytes are not a whole number of records of {bytes_per_record} bytes")
+    return _evenly(0, int(bytes_per_record), count)
+
+
+# --- npy (numpy.lib.format) ---
+
+# version -> size of the header's length field
+_NPY_LENGTH_SIZE = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
+# numpy itself refuses to load longer headers from files it does not trust.
+_NPY_MAX_HEADER = 10_000
+
+
+def _npy(file: _Window) -> Extents:
+    start = file.at(0, 12)
+    if start[:6] != b"\x93NUMPY":
+        raise ConfigError("this is not an npy file (numpy.save); its first bytes are not \\x93NUMPY")
+    length_size = _NPY_LENGTH_SIZE.get((start[6], start[7])) if len(start) == 12 else None
+    if length_size is None:
+        raise ConfigError("this npy file is cut off, or newer than format version 3.0")
+    header_length = int.from_bytes(start[8 : 8 + length_size], "little")
+    if header_length > _NPY_MAX_HEADER:
+        raise ConfigError(f"the npy header is {header_length} bytes long; more than {_NPY_MAX_HEADER} are not accepted")
+    data = 8 + length_size + header_length
+    rows, row_bytes = _npy_rows(file.at(8 + length_size, header_length))
+    if data + rows * row_bytes > file.size:
+        raise ConfigError(
+            f"the npy file is cut off: its array needs {data + rows * row_bytes} bytes, it has {file.size}"
+        )
+    return _evenly(data, row_bytes, rows)
+
+
+def _npy_rows(header: bytes) -> tuple[int, int]:
+    """(number of rows, bytes per row)."""
+    try:
+        described = ast.literal_eval(header.decode("utf-8" if not header.isascii() else "ascii"))
+        shape: tuple[int, ...] = described["shape"]
+        dtype = numpy.lib.format.descr_to_dtype(described["descr"])
+        fortran_order = bool(described["fortran_order"])
+        sizes_make_sense = all(type(length) is int and 0 <= length < 2**63 for length in shape)
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        raise ConfigError("the npy header is damaged") from None
+    if not sizes_make_sense:
+        raise ConfigError("the npy header is damaged")
+    if not shape:
+        raise ConfigError("the npy file holds a single number, which has no rows")
+    if dtype.hasobject:
+        raise ConfigError("the npy file holds pickled objects, which cannot be found without reading them all")
+    if fortran_order and len(shape) > 1:
+        raise ConfigError(
+            "the npy array is in Fortran order, so its rows are scattered; save numpy.ascontiguousarray of it"
+        )
+    row_bytes = dtype.itemsize
+    for length in shape[1:]:
+        row_bytes *= length
+    return shape[0], row_bytes
+
+
+# --- tar (POSIX pax, "ustar interchange format"; GNU tar manual, "basic tar format") ---
+
+_TAR_BLOCK = 512
+_TAR_FILE = (b"0", b"\0", b"7")
+_TAR_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories, whatever their size field says
+_TAR_EXTENDED, _TAR_GLOBAL, _TAR_SPARSE = (b"x", b"X"), b"g", b"S"
+# Longer extended headers (names, attributes) than this are damage or an attack.
+_TAR_MAX_EXTENDED = 1 << 20
+
+
+def _tar(file: _Window) -> Extents:
+    offsets, lengths = array("Q"), array("Q")
+    position = 0
+    extended: dict[bytes, bytes] = {}
+    while any(header := file.at(position, _TAR_BLOCK)):
+        size = _tar_size(header, position)
+        data = position + _TAR_BLOCK
+        kind = header[156:157]
+        if kind in _TAR_EXTENDED or kind == _TAR_GLOBAL:
+            _tar_extend(extended, kind, file.at(data, min(size, _TAR_MAX_EXTENDED)), position)
+        elif kind not in (b"L", b"K"):  # GNU's long names, of the member that follows
+            if kind == _TAR_SPARSE or any(key.startswith(b"GNU.sparse.") for key in extended):
+                raise ConfigError(f"the tar member at byte {position} is sparse; pack it without --sparse")
+            size = _number(extended.get(b"size"), size, position)
+            extended.clear()
+            if kind in _TAR_FILE and not _is_old_directory(kind, header):
+                offsets.append(data)
+                lengths.append(size)
+            elif kind in _TAR_WITHOUT_DATA:
+                size = 0
+        if data + size > file.size:
+            raise ConfigError(f"the tar archive is cut off in the member at byte {position}")
+        position = data + -(-size // _TAR_BLOCK) * _TAR_BLOCK
+    if position == 0 and file.size < _TAR_BLOCK:
+        raise ConfigError("this is not a tar archive; it has no header")
+    return numpy.array(offsets, dtype=numpy.uint64), numpy.array(lengths, dtype=numpy.uint64)
+
+
+def _tar_size(header: bytes, position: int) -> int:
+    """The size field of a header whose checksum is right (which counts its own field as spaces)."""
+    try:
+        if (
+            len(header) == _TAR_BLOCK
+            and int(header[148:156].strip(b" \0"), 8) == sum(header) - sum(header[148:156]) + 256
+        ):
+            if header[124] == 0x80:  # GNU: binary where octal digits do not suffice
+                return int.from_bytes(header[125:136], "big")
+            return int(header[124:136].strip(b" \0") or b"0", 8)
+    except ValueError:
+        pass
+    raise ConfigError(f"this is not an uncompressed tar archive, or it is damaged at byte {position}")
+
+
+def _is_old_directory(kind: bytes, header: bytes) -> bool:
+    return kind == b"\0" and header[:100].rstrip(b"\0").endswith(b"/")
+
+
+def _tar_extend(extended: dict[bytes, bytes], kind: bytes, records: bytes, position: int) -> None:
+    """Add the records of a pax header, each `<its length> <key>=<value>\\n`."""
+    while records.strip(b"\0"):
+        digits, _, rest = records.partition(b" ")
+        length = _number(digits, 0, position)
+        key, equals, value = rest[: length - len(digits) - 1].partition(b"=")
+        if not equals or not value.endswith(b"\n"):
+            raise ConfigError(f"the tar archive has a damaged or too long extended header at byte {position}")
+        if kind == _TAR_GLOBAL and key == b"size":
+            raise ConfigError(f"the tar archive has a global size at byte {position}; pack it with another tar")
+        if kind != _TAR_GLOBAL:
+            extended[key] = value[:-1]
+        records = records[length:]
+
+
+def _number(digits: bytes | None, otherwise: int, position: int) -> int:
+    if digits is None:
+        return otherwise
+    if not (digits.isdigit() and len(digits) < 20):
+        raise ConfigError(f"the tar archive has a damaged extended header at byte {position}")
+    return int(digits)
+
+
+# --- TFRecord (tensorflow/core/lib/io/record_writer.h) ---
+
+_TFRECORD_HEADER = struct.Struct("<QI")  # length of the data, its masked CRC-32C
+_TFRECORD_FRAME = _TFRECORD_HEADER.size + 4
+
+
+def _tfrecord(file: _Window) -> Extents:
+    offsets = [0]
+    headers = bytearray()
+    at, size, unpack = file.at, file.size, _TFRECORD_HEADER.unpack
+    while offsets[-1] < size:
+        header = at(offsets[-1], _TFRECORD_HEADER.size)
+        if len(header) < _TFRECORD_HEADER.size:
+            break
+        headers += header
+        offsets.append(offsets[-1] + unpack(header)[0] + _TFRECORD_FRAME)
+    _check_lengths(headers, offsets)
+    if offsets[-1] != size:
+        raise ConfigError(
+            f"the TFRecord file is cut off in the record at byte {offsets[-2 if offsets[-1] > size else -1]}"
+        )
+    edges = numpy.array(offsets, dtype=numpy.uint64)
+    return edges[:-1], numpy.diff(edges)
+
+
+def _check_lengths(headers: bytes | bytearray, offsets: list[int]) -> None:
+    """A wrong length led the scan astray: the first one is the one that counts."""
+    fields = numpy.frombuffer(headers, dtype=[("length", numpy.uint8, 8), ("crc", "<u4")])
+    wrong = numpy.flatnonzero(masked_crc32c(fields["length"]) != fields["crc"])
+    if len(wrong):
+        raise ConfigError(
+            f"this is not an uncompressed TFRecord file, or it is damaged: the length at byte {offsets[wrong[0]]} does "
+            "not match its checksum"
+        )
+
+
+@functools.cache
+def _crc32c_table() -> NDArray[numpy.uint32]:
+    table = numpy.arange(256, dtype=numpy.uint32)
+    for _ in range(8):
+        table = (table >> numpy.uint32(1)) ^ (table & numpy.uint32(1)) * numpy.uint32(0x82F63B78)
+    return table
+
+
+def masked_crc32c(rows: NDArray[numpy.uint8]) -> NDArray[numpy.uint32]:
+    """TFRecord's checksum of each row of a two-dimensional array."""
+    table = _crc32c_table()
+    crc = numpy.full(len(rows), 0xFFFFFFFF, dtype=numpy.uint32)
+    for column in rows.T:
+        crc = table[(crc ^ column) & numpy.uint32(0xFF)] ^ (crc >> numpy.uint32(8))
+    crc = ~crc
+    return ((crc >> numpy.uint32(15)) | (crc << numpy.uint32(17))) + numpy.uint32(0xA282EAD8)
