@@ -28,11 +28,20 @@ class DatasetView(Message, frozen=True):
     problems: int = 0
 
 
+class Stall(Message, frozen=True, array_like=True):
+    """One read that waited. source: `origin`, `ssd` or `daemon`."""
+
+    key: bytes
+    seconds: float
+    source: str
+
+
 class MountReport(Message, frozen=True):
-    """What a mount says of itself: at start, every second while anything changed, at least every 10 s, and at the end.
+    """What a mount says of itself: at start, every quarter of a second while anything changed, at least every 10 s, and
+    at the end.
 
     counters: cumulative since the mount started (see cachefs.mount.counters); accessed: keys of the blocks read from a
-    tier since the last report, oldest first; closing: the mount ends.
+    tier since the last report, oldest first; stalls: reads that waited since then; closing: the mount ends.
     """
 
     id: str
@@ -42,6 +51,7 @@ class MountReport(Message, frozen=True):
     counters: dict[str, int] = {}
     accessed: list[bytes] = []
     closing: bool = False
+    stalls: list[Stall] = []
 
 
 class NodeView(Message, frozen=True):

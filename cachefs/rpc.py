@@ -14,6 +14,7 @@ import grpc
 import msgspec
 
 from cachefs import errors
+from cachefs.job_messages import JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, StallRows
 from cachefs.messages import (
     CachedFiles,
     DatasetAdd,
@@ -83,10 +84,18 @@ PIN: Final = Method("Pin", Selection, Pinned)
 UNPIN: Final = Method("Unpin", Selection, Pinned)
 CACHED: Final = Method("Cached", Selection, CachedFiles, streams=True)
 VERIFY: Final = Method("Verify", Empty, VerifyProgress, streams=True)
+JOB_PUBLISH: Final = Method("JobPublish", JobPublish, JobView)
+JOB_EPOCH: Final = Method("JobEpoch", JobEpoch, Empty)
+JOB_PROGRESS: Final = Method("JobProgress", JobProgress, Empty)
+JOB_LIST: Final = Method("JobList", Empty, JobList)
+JOB_SHOW: Final = Method("JobShow", JobName, JobView)
+JOB_CANCEL: Final = Method("JobCancel", JobName, Empty)
+STALL_LIST: Final = Method("StallList", JobName, StallRows)  # an empty name: of all jobs
 
 METHODS: Final[tuple[Method[Any, Any], ...]] = (
     REPORT, FETCH, STATUS, DATASET_ADD, DATASET_REFRESH, DATASET_LIST, DATASET_SHOW, DATASET_REMOVE,
     WARMUP, EVICT, PIN, UNPIN, CACHED, VERIFY,
+    JOB_PUBLISH, JOB_EPOCH, JOB_PROGRESS, JOB_LIST, JOB_SHOW, JOB_CANCEL, STALL_LIST,
 )  # fmt: skip
 
 # A failed call carries the error's class name and text, so that the caller raises the very same error.

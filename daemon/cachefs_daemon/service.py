@@ -12,6 +12,7 @@ from typing import Final
 from cachefs import __version__
 from cachefs.block import Location
 from cachefs.errors import Busy, CachefsError
+from cachefs.job_messages import JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, StallRows
 from cachefs.messages import (
     CachedFiles,
     DatasetAdd,
@@ -41,6 +42,7 @@ from cachefs_daemon.datasets import Datasets
 from cachefs_daemon.errorlog import ErrorLog
 from cachefs_daemon.fetcher import Fetcher
 from cachefs_daemon.gate import Gate
+from cachefs_daemon.jobs import Jobs
 from cachefs_daemon.mounts import Mounts
 from cachefs_daemon.pins import Pins
 from cachefs_daemon.store import BlockStore, TierUsage
@@ -69,6 +71,7 @@ class Service:
         self._fetcher = Fetcher(store, self._datasets.source, threads, gate, self._errors, config.daemon.read_deadline)
         self._warmups = Warmups(self._fetcher, threads)
         self._pins = Pins(store, self._datasets, threads)
+        self._jobs = Jobs(self._datasets)
         self._tiers = {
             tier.name: str(tier.directory) for tier in store.usage()
         }  # they do not change while the daemon runs
@@ -83,6 +86,7 @@ class Service:
             try:
                 await self._threads.background(self._store.maintain)
                 self._mounts.forget_gone()
+                self._jobs.end_lapsed()
                 if time.monotonic() - self._started > PRUNE_AFTER:
                     await self._datasets.prune(self._mounts.may_use)
             except CachefsError as error:
@@ -121,6 +125,34 @@ class Service:
         # The caller's own timer runs as long as the deadline: answer a little before, so that it learns the reason.
         patience = request.deadline - min(1.0, request.deadline / 20)
         return Fetched(blocks=[_answer(outcome) for outcome in await self._fetcher.demand(request.blocks, patience)])
+
+    # --- jobs ---------------------------------------------------------------------------------------------------
+
+    async def job_publish(self, request: JobPublish) -> JobView:
+        return self._jobs.publish(request)
+
+    async def job_epoch(self, request: JobEpoch) -> Empty:
+        self._jobs.epoch(request)
+        return Empty()
+
+    async def job_progress(self, request: JobProgress) -> Empty:
+        self._jobs.progress(request)
+        return Empty()
+
+    async def job_list(self, _: Empty) -> JobList:
+        return JobList(jobs=[job.view() for job in self._jobs])
+
+    async def job_show(self, request: JobName) -> JobView:
+        return self._jobs.get(request.job).view()
+
+    async def job_cancel(self, request: JobName) -> Empty:
+        self._jobs.cancel(request.job)
+        return Empty()
+
+    async def stall_list(self, request: JobName) -> StallRows:
+        if request.job:
+            self._jobs.get(request.job)
+        return StallRows(rows=[])
 
     # --- state of the node --------------------------------------------------------------------------------------
 
