@@ -1,0 +1,147 @@
+"""The throttling proxy over real sockets: what passes is right, no faster than told, and counted.
+
+Times are only ever held against what they must not fall below.
+"""
+
+import functools
+import http.client
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from cachefs_tools.bench.ceiling import measure
+from cachefs_tools.bench.link import CATCH_UP, Limits
+from cachefs_tools.bench.throttle import Throttle, throttled
+from cachefs_tools.scratch_node import ACCESS_KEY, SECRET_KEY, s3_server
+
+from cachefs.errors import CachefsError
+from tests.servers.s3 import S3Server
+
+SIZE = 300_000
+NAMES = [f"/{number}.bin" for number in range(4)]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    directory = tmp_path / "buckets" / "images"
+    directory.mkdir(parents=True)
+    for number, name in enumerate(NAMES):
+        (directory / name[1:]).write_bytes(bytes([number]) * SIZE)
+    return directory
+
+
+@pytest.fixture
+def upstream(files: Path) -> Iterator[str]:
+    """The URL of a plain web server over the files, which keeps connections open."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(files)))
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def throttle(tmp_path: Path, upstream: str) -> Iterator[Throttle]:
+    with throttled(upstream, Limits(), tmp_path / "throttle.log") as throttle:
+        yield throttle
+
+
+def get(throttle: Throttle, *paths: str, method: str = "GET") -> list[tuple[int, bytes]]:
+    """Status and body of each, one after the other over one connection."""
+    answers = []
+    with closing(http.client.HTTPConnection(urlsplit(throttle.endpoint).netloc, timeout=30)) as connection:
+        for path in paths:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            answers.append((answer.status, answer.read()))
+    return answers
+
+
+def get_at_once(throttle: Throttle, *paths: str) -> list[tuple[int, bytes]]:
+    with ThreadPoolExecutor(len(paths)) as pool:
+        return [answer for [answer] in pool.map(lambda path: get(throttle, path), paths)]
+
+
+def test_answers_pass_unchanged_and_are_counted(throttle: Throttle) -> None:
+    expected = [(200, bytes([number]) * SIZE) for number in range(4)]
+    assert get(throttle, *NAMES) == expected
+    assert get_at_once(throttle, *NAMES) == expected
+    before = throttle.counters()
+    assert (before.requests, before.bytes, before.refused) == (8, 8 * SIZE, 0)
+    assert get(throttle, NAMES[0], NAMES[1], method="HEAD") == [(200, b"")] * 2
+    assert get(throttle, "/missing")[0][0] == 404
+    assert throttle.counters().requests == 11
+    assert throttle.counters().cpu_seconds > 0
+
+
+def test_every_answer_waits_for_its_latency(throttle: Throttle) -> None:
+    throttle.limit(Limits(latency=0.05))
+    start = time.monotonic()
+    get(throttle, *NAMES)
+    assert time.monotonic() - start >= 4 * 0.05
+
+
+def test_bandwidth_is_shared_by_all_connections(throttle: Throttle) -> None:
+    throttle.limit(Limits(bandwidth=2e6))
+    start = time.monotonic()
+    assert len(get_at_once(throttle, *NAMES)) == 4
+    assert time.monotonic() - start >= 4 * SIZE / 2e6 - CATCH_UP
+
+
+def test_each_connection_has_its_own_bandwidth(throttle: Throttle) -> None:
+    throttle.limit(Limits(stream_bandwidth=1e6))
+    start = time.monotonic()
+    get(throttle, NAMES[0])
+    assert time.monotonic() - start >= SIZE / 1e6 - CATCH_UP
+
+
+def test_requests_beyond_the_rate_are_refused_as_s3_does(throttle: Throttle) -> None:
+    throttle.limit(Limits(request_rate=0.001))
+    (first, _), (second, answer) = get(throttle, NAMES[0], NAMES[1])
+    assert (first, second) == (200, 503)
+    assert b"<Code>SlowDown</Code>" in answer
+    assert (throttle.counters().requests, throttle.counters().refused) == (2, 1)
+    throttle.limit(Limits())
+    assert get(throttle, NAMES[1]) == [(200, bytes([1]) * SIZE)]
+
+
+def test_a_dead_server_is_a_closed_connection(tmp_path: Path, files: Path) -> None:
+    with s3_server(files.parent, tmp_path / "s3.log") as server:
+        pass
+    with throttled(server, Limits(), tmp_path / "throttle.log") as throttle:
+        with pytest.raises(http.client.RemoteDisconnected):
+            get(throttle, NAMES[0])
+        assert throttle.counters().bytes == 0
+
+
+def test_a_proxy_that_has_ended_is_named(tmp_path: Path, upstream: str) -> None:
+    with throttled(upstream, Limits(), tmp_path / "throttle.log") as throttle:
+        pass
+    with pytest.raises(CachefsError, match="the throttling proxy has ended"):
+        throttle.counters()
+
+
+def test_signed_requests_and_listings_pass_to_an_s3_server(tmp_path: Path, files: Path) -> None:
+    with (
+        s3_server(files.parent, tmp_path / "s3.log") as server,
+        throttled(server, Limits(latency=0.01), tmp_path / "throttle.log") as throttle,
+    ):
+        through = S3Server(throttle.endpoint, ACCESS_KEY, SECRET_KEY)
+        through.put("images", {f"more/{number}": b"x" for number in range(50)})
+        assert len(list((files / "more").iterdir())) == 50
+        ceiling = measure(throttle, "images", [name[1:] for name in NAMES], seconds=0.2)
+        assert ceiling.bytes_per_s == pytest.approx(SIZE * ceiling.requests_per_s)
+        assert ceiling.cpu_requests_per_s > 0

@@ -1,0 +1,72 @@
+"""How fast the throttling proxy is when it throttles nothing, so that a benchmark knows it was not what it measured."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Final
+from urllib.parse import urlsplit
+
+from botocore.config import Config
+from botocore.session import Session
+
+from cachefs_tools.bench.link import Limits
+from cachefs_tools.bench.throttle import Throttle
+from cachefs_tools.scratch_node import ACCESS_KEY, SECRET_KEY
+
+CONNECTIONS: Final = 16
+SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """requests_per_s, bytes_per_s: of a bare client, proxy and server together on this machine; cpu_requests_per_s,
+    cpu_bytes_per_s: what the proxy's processor time per request would allow it on a core of its own."""
+
+    requests_per_s: float
+    bytes_per_s: float
+    cpu_requests_per_s: float
+    cpu_bytes_per_s: float
+
+
+def measure(throttle: Throttle, bucket: str, keys: Sequence[str], seconds: float = SECONDS) -> Ceiling:
+    """Lifts the proxy's limits and leaves them lifted."""
+    throttle.limit(Limits())
+    requests = [_get(url) for url in _signed(throttle.endpoint, bucket, keys)]
+    before, start = throttle.counters(), time.monotonic()
+    asyncio.run(_load(throttle.endpoint, requests, start + seconds))
+    after, elapsed = throttle.counters(), time.monotonic() - start
+    count, size = after.requests - before.requests, after.bytes - before.bytes
+    cpu = after.cpu_seconds - before.cpu_seconds
+    return Ceiling(count / elapsed, size / elapsed, count / cpu, size / cpu)
+
+
+def _signed(endpoint: str, bucket: str, keys: Sequence[str]) -> list[str]:
+    client = Session().create_client(
+        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY, config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
+    )  # fmt: skip
+    return [client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}) for key in keys]
+
+
+def _get(url: str) -> bytes:
+    parts = urlsplit(url)
+    return f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode()
+
+
+async def _load(endpoint: str, requests: Sequence[bytes], until: float) -> None:
+    turns = cycle(requests)
+    await asyncio.gather(*(_connection(endpoint, turns, until) for _ in range(CONNECTIONS)))
+
+
+async def _connection(endpoint: str, requests: Iterator[bytes], until: float) -> None:
+    parts = urlsplit(endpoint)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 20)
+    while time.monotonic() < until:
+        writer.write(next(requests))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+        await reader.readexactly(int(length))
+    writer.close()
