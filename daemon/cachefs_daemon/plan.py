@@ -1,0 +1,337 @@
+"""The plan: what the published sequences say about when each block of this node is read next.
+
+Time is counted in *reads*: a consumer reads one block after the other, `blocks[0]`, `blocks[1]`, ..., so many a second.
+For every block the plan keeps at which of its reads each consumer comes to it next; dividing by the consumer's rate
+gives seconds, and the minimum over consumers is the block's next use. Beyond the last published epoch there are only
+expectations.
+
+Only the event loop changes a plan. Policies read it from other threads without a lock: what they see of a consumer is
+one `_Now`, which is replaced as a whole, but for the entries of its array, each of which is right by itself, before or
+after the last progress.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs_daemon.block_space import BlockSpace, Ids
+
+# Reads per second of a consumer nobody has measured yet.
+FIRST_RATE: Final = 1000.0
+
+UNKNOWN: Final = np.iinfo(np.int32).max
+
+Seconds = npt.NDArray[np.float64]
+
+# Progress reports that are remembered for policies that look at the plan now and then.
+_REMEMBERED: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The reads of one epoch. blocks: in order; first: per block of the space, its first read, or UNKNOWN; later: per
+    read, the next read of the same block in this epoch, or UNKNOWN; None where no block is read twice; distinct:
+    blocks in it; last: no epoch follows."""
+
+    blocks: Ids
+    first: Ids
+    later: Ids | None
+    distinct: int
+    last: bool
+
+    @classmethod
+    def of(cls, blocks: npt.NDArray[np.integer], space: BlockSpace, last: bool) -> "Epoch":
+        """Raises ValueError for a block that is not of *space*."""
+        order = np.ascontiguousarray(blocks, np.int32)
+        if len(order) and (int(order.min()) < 0 or int(order.max()) >= space.count):
+            raise ValueError(f"a sequence names blocks beyond the {space.count} of snapshot {space.snapshot}")
+        reads = np.arange(len(order), dtype=np.int32)
+        first = np.full(space.count, UNKNOWN, np.int32)
+        first[order[::-1]] = reads[::-1]
+        distinct = int(np.count_nonzero(first != UNKNOWN))
+        later = None
+        if distinct < len(order):
+            by_block = np.argsort(order, kind="stable")
+            again = order[by_block[1:]] == order[by_block[:-1]]
+            later = np.full(len(order), UNKNOWN, np.int32)
+            later[by_block[:-1][again]] = by_block[1:][again]
+        return cls(order, first, later, distinct, last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What is known of a consumer's future. next_read: per block, counted from the start of the current epoch, or
+    UNKNOWN; position: reads of that epoch that are done; beyond: expected next read of an UNKNOWN block."""
+
+    next_read: Ids
+    position: int
+    beyond: float
+
+
+@dataclass(slots=True, eq=False)
+class _Consumer:
+    """current: number of its epoch; origin: reads before that epoch, since it was first seen; generation: changes
+    whenever it does not simply read on."""
+
+    space: BlockSpace
+    current: int
+    now: _Now
+    rate: float = FIRST_RATE
+    suspended: bool = False
+    origin: int = 0
+    generation: int = 0
+    epochs: dict[int, Epoch] = field(default_factory=dict)
+
+    def starts(self) -> Iterator[tuple[int, Epoch]]:
+        """The known epochs from the current one on, and the read at which each starts. An unpublished one between
+        them counts as long as its predecessor."""
+        start, number, length = 0, self.current, 0
+        for known in sorted(self.epochs):
+            epoch = self.epochs[known]
+            start += length * (known - number)
+            yield start, epoch
+            number, length = known, len(epoch.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive reads of a consumer: start counts all its reads; seconds until the first of them, and per read."""
+
+    start: int
+    blocks: Ids
+    seconds: float
+    period: float
+
+
+class Plan:
+    """version: counts changes other than a consumer reading on: what was computed before one may be wrong after."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._spaces: dict[str, BlockSpace] = {}
+        # Replaced, never changed: other threads iterate over them.
+        self._consumers: dict[str, _Consumer] = {}
+        self._active: dict[str, tuple[_Consumer, ...]] = {}
+        self._consumed: deque[tuple[int, str, Ids]] = deque(maxlen=_REMEMBERED)
+        self._progresses = 0
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def add_space(self, space: BlockSpace) -> None:
+        """Sequences can be set that read blocks of *space*; by its snapshot's id, here as elsewhere."""
+        self._spaces = {**self._spaces, space.snapshot: space}
+        self._changed()
+
+    def remove_space(self, snapshot: str) -> None:
+        """And every consumer that reads it."""
+        space = self._spaces.get(snapshot)
+        self._spaces = {known: one for known, one in self._spaces.items() if known != snapshot}
+        self._consumers = {name: one for name, one in self._consumers.items() if one.space is not space}
+        self._changed()
+
+    def set_epoch(
+        self, consumer: str, snapshot: str, epoch: int, blocks: npt.NDArray[np.integer], *, last: bool = False
+    ) -> None:
+        """The order in which *consumer* reads blocks in *epoch*; last: no epoch follows. Publish the current epoch and
+        the next: each costs 4 bytes per read and per block of the space. A new consumer starts with its first one.
+
+        Raises KeyError for an unknown snapshot, ValueError for blocks it does not have.
+        """
+        space = self._spaces[snapshot]
+        published = Epoch.of(blocks, space, last)
+        known = self._consumers.get(consumer)
+        if known is None or known.space is not space:
+            nothing = _Now(np.full(space.count, UNKNOWN, np.int32), 0, np.inf)
+            known = _Consumer(space, epoch, nothing)
+            self._consumers = {**self._consumers, consumer: known}
+        known.epochs = {**known.epochs, epoch: published}
+        self._replan(known, known.current, known.now.position)
+
+    def set_progress(self, consumer: str, epoch: int, position: int, rate: float = 0.0) -> None:
+        """*consumer* has done *position* reads of *epoch*, at *rate* reads per second (0: as before). Reading on costs
+        microseconds; anything else plans its future anew. Unknown consumers are ignored."""
+        known = self._consumers.get(consumer)
+        if known is None:
+            return
+        if rate > 0:
+            known.rate = rate
+        if epoch == known.current and epoch in known.epochs and position >= known.now.position:
+            self._read_on(known, position)
+        elif epoch == known.current + 1 and epoch in known.epochs and known.current in known.epochs:
+            self._read_on(known, len(known.epochs[known.current].blocks))
+            self._next_epoch(known)
+            self._read_on(known, position)
+        else:
+            self._replan(known, epoch, max(0, position))
+
+    def suspend(self, consumer: str, suspended: bool) -> None:
+        """A suspended consumer has no part in the plan until it is taken back."""
+        known = self._consumers.get(consumer)
+        if known is not None and known.suspended != suspended:
+            known.suspended = suspended
+            self._changed()
+
+    def remove(self, consumer: str) -> None:
+        if consumer in self._consumers:
+            self._consumers = {name: one for name, one in self._consumers.items() if name != consumer}
+            self._changed()
+
+    # --- what follows from it -----------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody's future is known."""
+        return not self._active
+
+    @property
+    def spaces(self) -> dict[str, BlockSpace]:
+        """By snapshot. Not to be changed."""
+        return self._spaces
+
+    def next_use(self, keys: Sequence[bytes]) -> Seconds:
+        """Seconds until each block is read next, as of the last progress; inf: never, or nobody knows."""
+        soonest = np.full(len(keys), np.inf)
+        for snapshot in self._active:
+            space = self._spaces.get(snapshot)
+            if space is not None:
+                ids = space.ids(keys)
+                here = np.flatnonzero(ids >= 0)
+                soonest[here] = np.minimum(soonest[here], self.next_use_of(snapshot, ids[here]))
+        return soonest
+
+    def next_use_of(self, snapshot: str, ids: Ids) -> Seconds:
+        """`next_use` of blocks of one snapshot."""
+        soonest = np.full(len(ids), np.inf)
+        for consumer in self._active.get(snapshot, ()):
+            now = consumer.now
+            reads = now.next_read[ids]
+            seconds = (reads - float(now.position)) / consumer.rate
+            seconds[reads == UNKNOWN] = (now.beyond - now.position) / consumer.rate
+            np.minimum(soonest, seconds, out=soonest)
+        return soonest
+
+    def consumed_since(self, mark: int) -> tuple[int, list[tuple[str, Ids]] | None]:
+        """The next mark, and (snapshot, blocks) that were read since *mark*; None: too long ago to say."""
+        remembered = list(self._consumed)
+        end = remembered[-1][0] + 1 if remembered else mark
+        if remembered and remembered[0][0] > mark:
+            return end, None
+        return end, [(snapshot, ids) for number, snapshot, ids in remembered if number >= mark]
+
+    # --- one consumer -------------------------------------------------------------------------------------------------
+
+    def consumers(self) -> list[str]:
+        """Those that are not suspended."""
+        return [name for name, one in self._consumers.items() if not one.suspended]
+
+    def place(self, consumer: str) -> tuple[int, int]:
+        """(epoch, reads of it that are done). Raises KeyError."""
+        known = self._consumers[consumer]
+        return known.current, known.now.position
+
+    def epoch(self, consumer: str, epoch: int) -> Epoch | None:
+        """What was published of an epoch that is not over yet."""
+        known = self._consumers.get(consumer)
+        return known.epochs.get(epoch) if known is not None else None
+
+    def expected(self, consumer: str, ids: Ids) -> npt.NDArray[np.int64]:
+        """Next read of each block, counted from the start of the current epoch; UNKNOWN where none is. KeyError."""
+        return self._consumers[consumer].now.next_read[ids].astype(np.int64)
+
+    def window(self, consumer: str, start: int, count: int) -> Window | None:
+        """At most *count* reads from read *start* on (or from the consumer's position, if that is later), none of two
+        epochs; None where no more are known. Positions count all reads since the consumer was first seen."""
+        known = self._consumers.get(consumer)
+        if known is None or known.suspended:
+            return None
+        position = known.now.position
+        index = max(start - known.origin, position)
+        for first, epoch in known.starts():
+            if index < first + len(epoch.blocks):
+                index = max(index, first)
+                blocks = epoch.blocks[index - first : index - first + count]
+                period = 1.0 / known.rate
+                return Window(known.origin + index, blocks, (index - position) * period, period)
+        return None
+
+    def generation(self, consumer: str) -> tuple[str, int]:
+        """Snapshot and a number that changes when the consumer does not simply read on: read positions that were
+        looked at before mean nothing then. Raises KeyError."""
+        known = self._consumers[consumer]
+        return known.space.snapshot, known.generation
+
+    def _read_on(self, consumer: _Consumer, position: int) -> None:
+        now, epoch = consumer.now, consumer.epochs[consumer.current]
+        position = min(position, len(epoch.blocks))
+        done = epoch.blocks[now.position : position]
+        if not len(done):
+            return
+        later = epoch.later
+        reads = np.full(len(done), UNKNOWN, np.int32) if later is None else later[now.position : position].copy()
+        for start, following in consumer.starts():
+            if following is not epoch:
+                first = following.first[done]
+                fill = (reads == UNKNOWN) & (first != UNKNOWN)
+                reads[fill] = start + first[fill]
+        # Of a block that is in *done* twice the last one counts, which is what numpy assigns.
+        now.next_read[done] = reads
+        consumer.now = _Now(now.next_read, position, now.beyond)
+        self._consumed.append((self._progresses, consumer.space.snapshot, done.copy()))
+        self._progresses += 1
+
+    def _next_epoch(self, consumer: _Consumer) -> None:
+        """From the end of the current epoch to the start of the next, which is known."""
+        length = len(consumer.epochs[consumer.current].blocks)
+        next_read = consumer.now.next_read
+        shifted = np.where(next_read == UNKNOWN, next_read, next_read - np.int32(length))
+        consumer.current += 1
+        consumer.origin += length
+        consumer.epochs = {number: one for number, one in consumer.epochs.items() if number >= consumer.current}
+        consumer.now = _Now(shifted, 0, _beyond(consumer))
+
+    def _replan(self, consumer: _Consumer, current: int, position: int) -> None:
+        """The consumer is at *position* of epoch *current*, whatever was thought before."""
+        consumer.epochs = {number: one for number, one in consumer.epochs.items() if number >= current}
+        moved = (current, position) != (consumer.current, consumer.now.position)
+        consumer.current = current
+        if moved:
+            consumer.generation += 1
+            consumer.origin = 0
+        here = consumer.epochs.get(current)
+        position = min(position, len(here.blocks)) if here is not None else position
+        next_read = np.full(consumer.space.count, UNKNOWN, np.int32)
+        for start, epoch in reversed(list(consumer.starts())):
+            if epoch is here and position > 0:
+                ahead = epoch.blocks[position:]
+                next_read[ahead[::-1]] = np.arange(len(epoch.blocks) - 1, position - 1, -1, dtype=np.int32)
+            else:
+                np.copyto(next_read, epoch.first + np.int32(start), where=epoch.first != UNKNOWN)
+        consumer.now = _Now(next_read, position, _beyond(consumer))
+        self._changed()
+
+    def _changed(self) -> None:
+        active: dict[str, tuple[_Consumer, ...]] = {}
+        for consumer in self._consumers.values():
+            if not consumer.suspended and consumer.epochs:
+                snapshot = consumer.space.snapshot
+                active[snapshot] = (*active.get(snapshot, ()), consumer)
+        self._active = active
+        self.version += 1
+
+
+def _beyond(consumer: _Consumer) -> float:
+    """Expected next read of a block that no known epoch reads any more.
+
+    Were each later epoch of n reads to read it with probability q, the first that does would be the (1/q)-th on
+    average, half-way through; so (1/q - 1/2) n reads after the end of what is known.
+    """
+    known = list(consumer.starts())
+    if not known or known[-1][1].last or not known[-1][1].distinct:
+        return np.inf
+    start, epoch = known[-1]
+    length = len(epoch.blocks)
+    return start + length + (consumer.space.count / epoch.distinct - 0.5) * length
