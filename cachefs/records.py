@@ -73,6 +73,8 @@ class _Window:
 
 
 def _evenly(start: int, length: int, count: int) -> Extents:
+    if count >= 2**32:
+        raise ConfigError(f"{count} records are more than sample numbers of 32 bits can tell apart")
     offsets = numpy.uint64(start) + numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(length)
     return offsets, numpy.full(count, length, dtype=numpy.uint64)
 
@@ -110,7 +112,7 @@ def _npy(file: _Window) -> Extents:
         raise ConfigError(
             f"the npy file is cut off: its array needs {data + rows * row_bytes} bytes, it has {file.size}"
         )
-    return _evenly(data, row_bytes, rows)
+    return _evenly(data, row_bytes if rows else 0, rows)
 
 
 def _npy_rows(header: bytes) -> tuple[int, int]:
@@ -120,10 +122,10 @@ def _npy_rows(header: bytes) -> tuple[int, int]:
         shape: tuple[int, ...] = described["shape"]
         dtype = numpy.lib.format.descr_to_dtype(described["descr"])
         fortran_order = bool(described["fortran_order"])
-        sizes_make_sense = all(type(length) is int and 0 <= length < 2**63 for length in shape)
+        makes_sense = type(shape) is tuple and all(type(length) is int and 0 <= length < 2**63 for length in shape)
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         raise ConfigError("the npy header is damaged") from None
-    if not sizes_make_sense:
+    if not makes_sense:
         raise ConfigError("the npy header is damaged")
     if not shape:
         raise ConfigError("the npy file holds a single number, which has no rows")
@@ -136,6 +138,8 @@ def _npy_rows(header: bytes) -> tuple[int, int]:
     row_bytes = dtype.itemsize
     for length in shape[1:]:
         row_bytes *= length
+    if row_bytes == 0:
+        raise ConfigError("the rows of the npy array are empty")
     return shape[0], row_bytes
 
 
@@ -202,7 +206,7 @@ def _tar_extend(extended: dict[bytes, bytes], kind: bytes, records: bytes, posit
         digits, _, rest = records.partition(b" ")
         length = _number(digits, 0, position)
         key, equals, value = rest[: length - len(digits) - 1].partition(b"=")
-        if not equals or not value.endswith(b"\n"):
+        if length > len(records) or not equals or not value.endswith(b"\n"):
             raise ConfigError(f"the tar archive has a damaged or too long extended header at byte {position}")
         if kind == _TAR_GLOBAL and key == b"size":
             raise ConfigError(f"the tar archive has a global size at byte {position}; pack it with another tar")
@@ -223,6 +227,8 @@ def _number(digits: bytes | None, otherwise: int, position: int) -> int:
 
 _TFRECORD_HEADER = struct.Struct("<QI")  # length of the data, its masked CRC-32C
 _TFRECORD_FRAME = _TFRECORD_HEADER.size + 4
+# One by one they would take longer than the scan; all at the end, and a hole of zeros would be scanned to its end.
+_TFRECORD_CHECKED_AT_ONCE = 4096
 
 
 def _tfrecord(file: _Window) -> Extents:
@@ -235,24 +241,24 @@ def _tfrecord(file: _Window) -> Extents:
             break
         headers += header
         offsets.append(offsets[-1] + unpack(header)[0] + _TFRECORD_FRAME)
-    _check_lengths(headers, offsets)
+        if len(headers) == _TFRECORD_CHECKED_AT_ONCE * _TFRECORD_HEADER.size:
+            _check_lengths(bytes(headers), offsets)
+            headers.clear()
+    _check_lengths(bytes(headers), offsets)
     if offsets[-1] != size:
-        raise ConfigError(
-            f"the TFRecord file is cut off in the record at byte {offsets[-2 if offsets[-1] > size else -1]}"
-        )
+        last = next(offset for offset in reversed(offsets) if offset < size)
+        raise ConfigError(f"the TFRecord file is cut off in the record at byte {last}")
     edges = numpy.array(offsets, dtype=numpy.uint64)
     return edges[:-1], numpy.diff(edges)
 
 
-def _check_lengths(headers: bytes | bytearray, offsets: list[int]) -> None:
-    """A wrong length led the scan astray: the first one is the one that counts."""
+def _check_lengths(headers: bytes, offsets: list[int]) -> None:
+    """Check the headers of the last records of *offsets*. A wrong length led the scan astray: the first one counts."""
     fields = numpy.frombuffer(headers, dtype=[("length", numpy.uint8, 8), ("crc", "<u4")])
     wrong = numpy.flatnonzero(masked_crc32c(fields["length"]) != fields["crc"])
     if len(wrong):
-        raise ConfigError(
-            f"this is not an uncompressed TFRecord file, or it is damaged: the length at byte {offsets[wrong[0]]} does "
-            "not match its checksum"
-        )
+        offset = offsets[wrong[0] - len(fields) - 1]
+        raise ConfigError(f"this is not an uncompressed TFRecord file, or the length at byte {offset} is damaged")
 
 
 @functools.cache
