@@ -12,10 +12,10 @@ from typing import Final
 
 import trio
 
-from cachefs.block import MEMORY, PIECE_SIZE, TIER_NAMES, Location, block_count, block_key
+from cachefs.block import MEMORY, PIECE_SIZE, SSD, TIER_NAMES, Location, block_count, block_key
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.index import IndexReader
-from cachefs.messages import BlockRef, Fetch, NodeView
+from cachefs.messages import BlockRef, Fetch, NodeView, Stall
 from cachefs.mount.counters import Counters
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.rpc import FETCH
@@ -34,24 +34,29 @@ DAEMON_RETRY: Final = 0.1
 # The kernel follows a failed readahead with a read of the same page: that one must not wait a deadline again.
 FAILURE_SECONDS: Final = 1.0
 MAX_ACCESSED: Final = 1_000_000
+MAX_STALLS: Final = 100_000
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A fetch some reads wait for. forget_at: when its failure stops answering for the block (trio's clock)."""
+    """A fetch some reads wait for. forget_at: when its failure stops answering for the block (trio's clock);
+    daemon_away: part of the wait was for a daemon that was not there."""
 
     landed: trio.Event = field(default_factory=trio.Event)
     location: Location | None = None
     error: CachefsError | None = None
     forget_at: float = math.inf
+    daemon_away: bool = False
 
 
 class BlockReader:
-    """counters: shared with the whole mount; accessed: keys of the blocks read since the last report, oldest first."""
+    """counters: shared with the whole mount; accessed: keys of the blocks read since the last report, oldest first;
+    stalls: reads that waited since then."""
 
     def __init__(self, link: DaemonLink, view: NodeView, counters: Counters) -> None:
         self.counters = counters
         self.accessed: dict[bytes, None] = {}
+        self.stalls: list[Stall] = []
         self._link = link
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
         self._flights: dict[bytes, _Flight] = {}
@@ -149,6 +154,14 @@ class BlockReader:
             return await self._copy_in_thread(key, location, start, size)
 
     async def _copy_in_thread(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
+        began = trio.current_time()
+        try:
+            return await self._copy_waiting(key, location, start, size)
+        finally:
+            if location.tier == SSD:
+                self._note_stall(key, began, "ssd")
+
+    async def _copy_waiting(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
         def copy() -> memoryview | None:
             segments = SegmentReader(self._directories)
             try:
@@ -163,13 +176,18 @@ class BlockReader:
             self.accessed.pop(key, None)
             self.accessed[key] = None
 
+    def _note_stall(self, key: bytes, began: float, source: str) -> None:
+        if len(self.stalls) < MAX_STALLS:
+            self.stalls.append(Stall(key, trio.current_time() - began, source))
+
     async def _fetch(self, key: bytes, ref: BlockRef, deadline: float) -> Location:
         """Where the daemon has put the block. Reads of one block share one call, and for a moment its failure."""
+        began = trio.current_time()
         flight = self._flights.get(key)
         if flight is None or trio.current_time() > flight.forget_at:
             flight = self._flights[key] = _Flight()
             try:
-                flight.location = await self._ask(ref, deadline)
+                flight.location = await self._ask(flight, ref, deadline)
                 del self._flights[key]
             except CachefsError as error:
                 flight.error = error
@@ -179,6 +197,7 @@ class BlockReader:
                 flight.landed.set()
         else:
             await flight.landed.wait()
+        self._note_stall(key, began, "daemon" if flight.daemon_away else "origin")
         if flight.location is None:
             raise flight.error or CachefsError("the mount is ending")
         return flight.location
@@ -187,13 +206,14 @@ class BlockReader:
         now = trio.current_time()
         self._flights = {key: flight for key, flight in self._flights.items() if flight.forget_at >= now}
 
-    async def _ask(self, ref: BlockRef, deadline: float) -> Location:
+    async def _ask(self, flight: _Flight, ref: BlockRef, deadline: float) -> Location:
         while True:
             left = deadline - trio.current_time()
             try:
                 reply = await self._link.call(FETCH, Fetch(blocks=[ref], deadline=left), seconds=left)
             except DaemonUnavailable:
                 # A daemon that is being restarted: it has until the deadline to come back.
+                flight.daemon_away = True
                 if trio.current_time() + DAEMON_RETRY > deadline:
                     raise
                 await trio.sleep(DAEMON_RETRY)

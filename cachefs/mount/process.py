@@ -15,7 +15,7 @@ import pyfuse3
 import trio
 
 from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.messages import MountReport, NodeView
+from cachefs.messages import MountReport, NodeView, Stall
 from cachefs.mount import kernel, zero_open
 from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.counters import Counters
@@ -27,7 +27,8 @@ from cachefs.rpc import REPORT, DaemonClient
 
 log = logging.getLogger(__name__)
 
-REPORT_SECONDS: Final = 1.0
+# What is fetched next, and what gives way, follows what was read: 100 samples of a job that reads 400 a second.
+REPORT_SECONDS: Final = 0.25
 # A mount that has nothing to tell still shows that it is there.
 IDLE_REPORT_SECONDS: Final = 10.0
 REPORT_TIMEOUT: Final = 5.0
@@ -58,7 +59,7 @@ class MountProcess:
         deadline = time.monotonic() + self.options.daemon_wait
         while True:
             try:
-                return self._client.call(REPORT, self._report(), timeout=REPORT_TIMEOUT)
+                return self._client.call(REPORT, self._report([], []), timeout=REPORT_TIMEOUT)
             except DaemonUnavailable:
                 if time.monotonic() >= deadline:
                     raise
@@ -109,12 +110,11 @@ class MountProcess:
         while True:
             await trio.sleep(REPORT_SECONDS)
             now = self.counters.as_dict()
-            idle = now == reported and not reader.accessed
+            idle = now == reported and not reader.accessed and not reader.stalls
             if idle and trio.current_time() - reported_at < IDLE_REPORT_SECONDS:
                 continue
-            accessed, reader.accessed = reader.accessed, {}
             try:
-                view = await link.call(REPORT, self._report(list(accessed)), REPORT_TIMEOUT)
+                view = await link.call(REPORT, self._news(reader), REPORT_TIMEOUT)
             except CachefsError as error:
                 log.debug("no report: %s", error)
                 continue
@@ -132,21 +132,28 @@ class MountProcess:
             log.warning("cannot follow the daemon's news: %s", error)
 
     def _say_goodbye(self, reader: BlockReader) -> None:
-        report = self._report(list(reader.accessed), closing=True)
+        report = self._news(reader, closing=True)
         try:
             self._client.begin(REPORT, report, 1.0).result()
         except grpc.RpcError:
             log.debug("no daemon to say goodbye to")
         self._client.close()
 
-    def _report(self, accessed: list[bytes] | None = None, *, closing: bool = False) -> MountReport:
+    def _news(self, reader: BlockReader, *, closing: bool = False) -> MountReport:
+        """All that was read since the last call."""
+        accessed, reader.accessed = reader.accessed, {}
+        stalls, reader.stalls = reader.stalls, []
+        return self._report(list(accessed), stalls, closing=closing)
+
+    def _report(self, accessed: list[bytes], stalls: list[Stall], *, closing: bool = False) -> MountReport:
         return MountReport(
             id=self._id,
             mountpoint=str(self.directory),
             spec=self.spec,
             pid=os.getpid(),
             counters=self.counters.as_dict(),
-            accessed=accessed or [],
+            accessed=accessed,
+            stalls=stalls,
             closing=closing,
         )
 

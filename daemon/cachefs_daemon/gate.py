@@ -1,6 +1,9 @@
-"""How many origin reads run at once, and who goes next: those somebody waits for before those nobody does."""
+"""How many origin reads run at once, and who goes next: those somebody waits for, then those needed soonest."""
 
 import asyncio
+import heapq
+import itertools
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,15 +20,21 @@ class Gate:
     """Lets in at most *slots* reads with at most *capacity* bytes between them.
 
     A quarter of the slots (at least one, of several) is kept from reads ahead, so that a demand never waits for a full
-    house of them. A read larger than the whole capacity goes in alone.
+    house of them. Reads ahead go in by the time at which they will be needed. A read larger than the whole capacity
+    goes in alone.
+
+    ahead_slots: how many reads ahead go in at most.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
         self._slots = slots
-        self._ahead_slots = max(1, slots - max(1, slots // 4))
+        self.ahead_slots = max(1, slots - max(1, slots // 4))
         self._capacity = capacity
         self._demand: OrderedDict[bytes, _Waiter] = OrderedDict()
-        self._ahead: OrderedDict[bytes, _Waiter] = OrderedDict()
+        self._ahead: dict[bytes, _Waiter] = {}
+        # (needed, sequence number, key) of those ahead; some have left by another way.
+        self._order: list[tuple[float, int, bytes]] = []
+        self._numbers = itertools.count()
         self._ahead_inside = 0
         self.inside = 0
         self.bytes_inside = 0
@@ -35,9 +44,15 @@ class Gate:
         return len(self._ahead)
 
     @asynccontextmanager
-    async def passage(self, key: bytes, size: int, *, ahead: bool) -> AsyncIterator[None]:
-        """Wait for a turn and hold it. *key* names the waiter to `promote`, and must be unique among waiters."""
-        ahead = await self._enter(key, _Waiter(size, asyncio.get_running_loop().create_future()), ahead)
+    async def passage(self, key: bytes, size: int, *, ahead: bool, needed: float = math.inf) -> AsyncIterator[None]:
+        """Wait for a turn and hold it. *key* names the waiter to `promote`, and must be unique among waiters; needed:
+        loop time at which what is read ahead will be wanted."""
+        waiter = _Waiter(size, asyncio.get_running_loop().create_future())
+        if ahead:
+            if not self._ahead:
+                self._order.clear()
+            heapq.heappush(self._order, (needed, next(self._numbers), key))
+        ahead = await self._enter(key, waiter, ahead)
         try:
             yield
         finally:
@@ -73,8 +88,9 @@ class Gate:
 
     def _admit(self) -> None:
         # Demand that does not fit yet blocks reads ahead too: small ones would otherwise starve it.
-        while queue := self._demand or (self._ahead if self._ahead_inside < self._ahead_slots else None):
-            key, waiter = next(iter(queue.items()))
+        while queue := self._demand or (self._ahead if self._ahead_inside < self.ahead_slots else None):
+            key = next(iter(queue)) if queue is self._demand else self._first_ahead()
+            waiter = queue[key]
             if not waiter.turn.done() and not self._fits(waiter.size):
                 return
             del queue[key]
@@ -85,6 +101,11 @@ class Gate:
             self.bytes_inside += waiter.size
             self._ahead_inside += ahead
             waiter.turn.set_result(ahead)
+
+    def _first_ahead(self) -> bytes:
+        while (key := self._order[0][2]) not in self._ahead:
+            heapq.heappop(self._order)
+        return key
 
     def _fits(self, size: int) -> bool:
         return self.inside == 0 or (self.inside < self._slots and self.bytes_inside + size <= self._capacity)

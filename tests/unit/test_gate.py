@@ -1,6 +1,7 @@
 """Who may read from an origin, and who goes next."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from cachefs_daemon.gate import Gate
@@ -15,17 +16,17 @@ class Crowd:
         self._leave: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def come(self, name: str, size: int = 1, *, ahead: bool = False) -> None:
+    async def come(self, name: str, size: int = 1, *, ahead: bool = False, needed: float = math.inf) -> None:
         self._leave[name] = asyncio.Event()
-        self.tasks[name] = asyncio.create_task(self._visit(name, size, ahead))
+        self.tasks[name] = asyncio.create_task(self._visit(name, size, ahead, needed))
         await settle()
 
     async def leave(self, name: str) -> None:
         self._leave[name].set()
         await settle()
 
-    async def _visit(self, name: str, size: int, ahead: bool) -> None:
-        async with self.gate.passage(name.encode(), size, ahead=ahead):
+    async def _visit(self, name: str, size: int, ahead: bool, needed: float) -> None:
+        async with self.gate.passage(name.encode(), size, ahead=ahead, needed=needed):
             self.inside.append(name)
             try:
                 await self._leave[name].wait()
@@ -124,3 +125,20 @@ def test_who_gives_up_leaves_no_trace() -> None:
         assert crowd.inside == ["e"]
 
     with_gate(1, 100, scene)
+
+
+def test_reads_ahead_go_in_by_the_time_they_are_needed() -> None:
+    async def scene(crowd: Crowd) -> None:
+        await crowd.come("first", ahead=True)
+        await crowd.come("whenever", ahead=True)
+        await crowd.come("later", ahead=True, needed=20.0)
+        await crowd.come("soon", ahead=True, needed=10.0)
+        await crowd.come("also whenever", ahead=True)
+        order = []
+        while crowd.inside:
+            [name] = crowd.inside
+            order.append(name)
+            await crowd.leave(name)
+        assert order == ["first", "soon", "later", "whenever", "also whenever"]
+
+    with_gate(2, 100, scene)
