@@ -60,7 +60,10 @@ def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> N
 
     modules = "cachefs.rpc, cachefs.index, cachefs.segment, cachefs.cli, cachefs_tools.cachectl"
     run(python, "-c", f"import {modules}", env=bare)
-    assert not list(environment.rglob("_zero_open*.so"))
+    assert not list(environment.rglob("cachefs/**/*.so"))
+    names = "from cachefs.job_messages import SamplerSpec; from cachefs.sampler import epoch_order"
+    order = run(python, "-c", f"{names}; print(epoch_order(SamplerSpec('torch-random', 6), epoch=1))", env=bare)
+    assert order == "[5 2 1 3 4 0]\n"
     mount = subprocess.run(
         [environment / "bin" / "cachefs", "mount", "demo", "/mnt"], env=bare, capture_output=True, text=True
     )
@@ -94,3 +97,4 @@ def test_every_step_of_the_dockerfile_works(tmp_path: Path) -> None:
     assert "--check-config" in run(bin_directory / "cachefsd", "--help")
     run(bin_directory / "cachefsd", "--check-config")
     assert list(root.rglob("_zero_open*.so")), "the image would mount without zero-open"
+    assert list(root.rglob("_shuffle*.so")), "the image would shuffle in Python"
