@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.block import KEY_SIZE
+from cachefs.block import KEY_SIZE, block_number
 from cachefs.snapshot import Snapshot
 
 Ids = npt.NDArray[np.int32]
@@ -78,6 +78,35 @@ class BlockSpace:
             found[open_ones[within]] = block[within]
             open_ones = open_ones[~same]
             place[open_ones] += 1
+        return found
+
+    def find(self, key: bytes) -> int:
+        """`ids` of one key, in 3 us."""
+        high, low = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:16], "little")
+        place = int(self._sorted_high.searchsorted(np.uint64(high)))
+        while place < len(self._order) and int(self._sorted_high[place]) == high:
+            entry = int(self._order[place])
+            if int(self._low[entry]) == low:
+                block = int(self.first_block[entry]) + block_number(key)
+                return block if block < self.first_block[entry + 1] else NO_BLOCK
+            place += 1
+        return NO_BLOCK
+
+    def counterparts(self, other: "BlockSpace") -> Ids | None:
+        """Of each block its number in *other*, or NO_BLOCK; None where the two have no block in common.
+
+        Of contents that agree in the first 8 bytes of their ids one is found; what is missed costs a better guess.
+        """
+        place = np.searchsorted(self._sorted_high, other._sorted_high)
+        place[place == len(self._order)] = 0
+        ours, theirs = self._order[place].astype(np.int64), other._order.astype(np.int64)
+        same = (self._high[ours] == other._high[theirs]) & (self._low[ours] == other._low[theirs])
+        ours, theirs = ours[same], theirs[same]
+        starts, blocks = self.blocks_of(ours)
+        if not len(blocks):
+            return None
+        found = np.full(self.count, NO_BLOCK, np.int32)
+        found[blocks] = blocks - np.repeat(self.first_block[ours] - other.first_block[theirs], np.diff(starts))
         return found
 
     def keys(self, ids: npt.NDArray[np.integer]) -> list[bytes]:

@@ -6,13 +6,13 @@ gives seconds, and the minimum over consumers is the block's next use. Beyond th
 expectations.
 
 Only the event loop changes a plan. Policies read it from other threads without a lock: what they see of a consumer is
-one `_Now`, which is replaced as a whole, but for the entries of its array, each of which is right by itself, before or
-after the last progress.
+one `Future`, which is replaced as a whole, but for the entries of its array, each of which is right by itself, before
+or after the last progress.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -63,13 +63,23 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Now:
+class Future:
     """What is known of a consumer's future. next_read: per block, counted from the start of the current epoch, or
-    UNKNOWN; position: reads of that epoch that are done; beyond: expected next read of an UNKNOWN block."""
+    UNKNOWN; position: reads of that epoch that are done; length: reads of that epoch (0: nobody knows); beyond:
+    expected next read of an UNKNOWN block; rate: reads per second."""
 
     next_read: Ids
     position: int
+    length: int
     beyond: float
+    rate: float
+
+    def seconds(self, ids: Ids) -> Seconds:
+        """Until each block is read next."""
+        reads = self.next_read[ids]
+        seconds = np.asarray((reads - float(self.position)) / self.rate, np.float64)
+        seconds[reads == UNKNOWN] = (self.beyond - self.position) / self.rate
+        return seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -79,8 +89,7 @@ class _Consumer:
 
     space: BlockSpace
     current: int
-    now: _Now
-    rate: float = FIRST_RATE
+    now: Future
     suspended: bool = False
     origin: int = 0
     generation: int = 0
@@ -108,12 +117,14 @@ class Window:
 
 
 class Plan:
-    """version: counts changes other than a consumer reading on: what was computed before one may be wrong after."""
+    """version: counts changes other than a consumer reading on in its epoch; what one knew before is void then."""
 
     def __init__(self) -> None:
         self.version = 0
-        self._spaces: dict[str, BlockSpace] = {}
         # Replaced, never changed: other threads iterate over them.
+        self._spaces: dict[str, BlockSpace] = {}
+        # (snapshot, other snapshot): what the blocks of the one are called in the other.
+        self._counterparts: dict[tuple[str, str], Ids] = {}
         self._consumers: dict[str, _Consumer] = {}
         self._active: dict[str, tuple[_Consumer, ...]] = {}
         self._consumed: deque[tuple[int, str, Ids]] = deque(maxlen=_REMEMBERED)
@@ -122,15 +133,25 @@ class Plan:
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def add_space(self, space: BlockSpace) -> None:
-        """Sequences can be set that read blocks of *space*; by its snapshot's id, here as elsewhere."""
+        """Sequences can be set that read blocks of *space*; by its snapshot's id, here as elsewhere.
+
+        Where other spaces are there, it takes 0.2 s per million blocks to see what they have in common.
+        """
+        counterparts = dict(self._counterparts)
+        for snapshot, other in self._spaces.items():
+            for one, two in ((space, other), (other, space)):
+                common = one.counterparts(two) if snapshot != space.snapshot else None
+                if common is not None:
+                    counterparts[one.snapshot, two.snapshot] = common
+        self._counterparts = counterparts
         self._spaces = {**self._spaces, space.snapshot: space}
         self._changed()
 
     def remove_space(self, snapshot: str) -> None:
         """And every consumer that reads it."""
-        space = self._spaces.get(snapshot)
         self._spaces = {known: one for known, one in self._spaces.items() if known != snapshot}
-        self._consumers = {name: one for name, one in self._consumers.items() if one.space is not space}
+        self._counterparts = {pair: common for pair, common in self._counterparts.items() if snapshot not in pair}
+        self._consumers = {name: one for name, one in self._consumers.items() if one.space.snapshot != snapshot}
         self._changed()
 
     def set_epoch(
@@ -145,7 +166,7 @@ class Plan:
         published = Epoch.of(blocks, space, last)
         known = self._consumers.get(consumer)
         if known is None or known.space is not space:
-            nothing = _Now(np.full(space.count, UNKNOWN, np.int32), 0, np.inf)
+            nothing = Future(np.full(space.count, UNKNOWN, np.int32), 0, 0, np.inf, FIRST_RATE)
             known = _Consumer(space, epoch, nothing)
             self._consumers = {**self._consumers, consumer: known}
         known.epochs = {**known.epochs, epoch: published}
@@ -157,8 +178,8 @@ class Plan:
         known = self._consumers.get(consumer)
         if known is None:
             return
-        if rate > 0:
-            known.rate = rate
+        if rate > 0 and rate != known.now.rate:
+            known.now = replace(known.now, rate=rate)
         if epoch == known.current and epoch in known.epochs and position >= known.now.position:
             self._read_on(known, position)
         elif epoch == known.current + 1 and epoch in known.epochs and known.current in known.epochs:
@@ -167,6 +188,20 @@ class Plan:
             self._read_on(known, position)
         else:
             self._replan(known, epoch, max(0, position))
+
+    def read_early(self, consumer: str, reads: npt.NDArray[np.int64]) -> None:
+        """*consumer* has done these reads of its current epoch (ascending), which lie beyond its position: workers of
+        a loader read out of order. Unknown consumers and epochs are ignored."""
+        known = self._consumers.get(consumer)
+        if known is not None and known.current in known.epochs:
+            self._read(known, reads)
+
+    def read_early(self, consumer: str, reads: npt.NDArray[np.integer]) -> None:
+        """These reads of *consumer*'s current epoch, in ascending order, are done although they lie beyond its
+        position. Unknown consumers and reads are ignored."""
+        known = self._consumers.get(consumer)
+        if known is not None and known.current in known.epochs:
+            self._done(known, reads[(reads >= known.now.position) & (reads < known.now.length)])
 
     def suspend(self, consumer: str, suspended: bool) -> None:
         """A suspended consumer has no part in the plan until it is taken back."""
@@ -204,15 +239,26 @@ class Plan:
         return soonest
 
     def next_use_of(self, snapshot: str, ids: Ids) -> Seconds:
-        """`next_use` of blocks of one snapshot."""
+        """`next_use` of blocks of one snapshot, whichever snapshots' readers come to them."""
         soonest = np.full(len(ids), np.inf)
-        for consumer in self._active.get(snapshot, ()):
-            now = consumer.now
-            reads = now.next_read[ids]
-            seconds = (reads - float(now.position)) / consumer.rate
-            seconds[reads == UNKNOWN] = (now.beyond - now.position) / consumer.rate
-            np.minimum(soonest, seconds, out=soonest)
+        for future, where, theirs in self.futures(snapshot, ids):
+            soonest[where] = np.minimum(soonest[where], future.seconds(theirs))
         return soonest
+
+    def futures(self, snapshot: str, ids: Ids) -> Iterator[tuple[Future, "slice | npt.NDArray[np.int64]", Ids]]:
+        """Everybody who may read some of *ids*: (future, which of *ids*, what they are called in that future)."""
+        for other, consumers in self._active.items():
+            where: slice | npt.NDArray[np.int64] = slice(None)
+            theirs = ids
+            if other != snapshot:
+                counterparts = self._counterparts.get((snapshot, other))
+                if counterparts is None:
+                    continue
+                theirs = counterparts[ids]
+                where = np.flatnonzero(theirs >= 0)
+                theirs = theirs[where]
+            for consumer in consumers:
+                yield consumer.now, where, theirs
 
     def consumed_since(self, mark: int) -> tuple[int, list[tuple[str, Ids]] | None]:
         """The next mark, and (snapshot, blocks) that were read since *mark*; None: too long ago to say."""
@@ -254,7 +300,7 @@ class Plan:
             if index < first + len(epoch.blocks):
                 index = max(index, first)
                 blocks = epoch.blocks[index - first : index - first + count]
-                period = 1.0 / known.rate
+                period = 1.0 / known.now.rate
                 return Window(known.origin + index, blocks, (index - position) * period, period)
         return None
 
@@ -265,22 +311,24 @@ class Plan:
         return known.space.snapshot, known.generation
 
     def _read_on(self, consumer: _Consumer, position: int) -> None:
-        now, epoch = consumer.now, consumer.epochs[consumer.current]
-        position = min(position, len(epoch.blocks))
-        done = epoch.blocks[now.position : position]
-        if not len(done):
-            return
-        later = epoch.later
-        reads = np.full(len(done), UNKNOWN, np.int32) if later is None else later[now.position : position].copy()
+        before = consumer.now.position
+        position = min(position, consumer.now.length)
+        if position > before:
+            self._done(consumer, slice(before, position))
+            consumer.now = replace(consumer.now, position=position)
+
+    def _done(self, consumer: _Consumer, reads: "slice | npt.NDArray[np.integer]") -> None:
+        """These reads of the current epoch are done: their blocks are read again later, or nobody knows."""
+        epoch = consumer.epochs[consumer.current]
+        blocks = epoch.blocks[reads]
+        next_read = np.full(len(blocks), UNKNOWN, np.int32) if epoch.later is None else epoch.later[reads]
         for start, following in consumer.starts():
             if following is not epoch:
-                first = following.first[done]
-                fill = (reads == UNKNOWN) & (first != UNKNOWN)
-                reads[fill] = start + first[fill]
-        # Of a block that is in *done* twice the last one counts, which is what numpy assigns.
-        now.next_read[done] = reads
-        consumer.now = _Now(now.next_read, position, now.beyond)
-        self._consumed.append((self._progresses, consumer.space.snapshot, done.copy()))
+                first = following.first[blocks]
+                next_read = np.where((next_read == UNKNOWN) & (first != UNKNOWN), start + first, next_read)
+        # Of a block that is read twice here the last read counts, which is the one that numpy assigns.
+        consumer.now.next_read[blocks] = next_read
+        self._consumed.append((self._progresses, consumer.space.snapshot, blocks.copy()))
         self._progresses += 1
 
     def _next_epoch(self, consumer: _Consumer) -> None:
@@ -291,7 +339,9 @@ class Plan:
         consumer.current += 1
         consumer.origin += length
         consumer.epochs = {number: one for number, one in consumer.epochs.items() if number >= consumer.current}
-        consumer.now = _Now(shifted, 0, _beyond(consumer))
+        length = len(consumer.epochs[consumer.current].blocks)
+        consumer.now = Future(shifted, 0, length, _beyond(consumer), consumer.now.rate)
+        self.version += 1
 
     def _replan(self, consumer: _Consumer, current: int, position: int) -> None:
         """The consumer is at *position* of epoch *current*, whatever was thought before."""
@@ -310,7 +360,8 @@ class Plan:
                 next_read[ahead[::-1]] = np.arange(len(epoch.blocks) - 1, position - 1, -1, dtype=np.int32)
             else:
                 np.copyto(next_read, epoch.first + np.int32(start), where=epoch.first != UNKNOWN)
-        consumer.now = _Now(next_read, position, _beyond(consumer))
+        length = len(here.blocks) if here is not None else 0
+        consumer.now = Future(next_read, position, length, _beyond(consumer), consumer.now.rate)
         self._changed()
 
     def _changed(self) -> None:
