@@ -189,13 +189,6 @@ class Plan:
         else:
             self._replan(known, epoch, max(0, position))
 
-    def read_early(self, consumer: str, reads: npt.NDArray[np.int64]) -> None:
-        """*consumer* has done these reads of its current epoch (ascending), which lie beyond its position: workers of
-        a loader read out of order. Unknown consumers and epochs are ignored."""
-        known = self._consumers.get(consumer)
-        if known is not None and known.current in known.epochs:
-            self._read(known, reads)
-
     def read_early(self, consumer: str, reads: npt.NDArray[np.integer]) -> None:
         """These reads of *consumer*'s current epoch, in ascending order, are done although they lie beyond its
         position. Unknown consumers and reads are ignored."""
