@@ -1,9 +1,9 @@
 """Opening the store: make index and segments agree, whatever happened to either.
 
-The index is trusted where a child process could read it whole; else a new one is built. Either way the segments then
-have the last word: an entry whose bytes are not there is dropped, bytes without an entry are adopted if they are a
-record (keys are content identities, so adopting is always right) and punched out if not. A rebuild is the same thing
-starting from an empty index.
+The entries of the old index are taken where a child process could read them; else a new one starts empty. Either way
+the segments then have the last word: an entry whose bytes are not there is dropped, bytes without an entry are adopted
+if they are a record (keys are content identities, so adopting is always right) and punched out if not. A rebuild is the
+same thing starting from an empty index.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Final
 
 from cachefs.block import Location
 from cachefs_daemon.index import Index
-from cachefs_daemon.index_check import damage
+from cachefs_daemon.index_copy import copy_entries
 from cachefs_daemon.segment import PAGE, covers, header_size, page_ceil, span
 from cachefs_daemon.state import StateDirectory
 from cachefs_daemon.tier import Tier
@@ -40,19 +40,20 @@ class _Segment:
 
 
 def open_index(state: StateDirectory) -> Index:
-    """The newest index if it is sound, else a new one. Raises CachefsError."""
-    paths = state.index_paths()
-    path = paths[-1] if paths else state.new_index_path()
-    if paths:
-        reason = "the machine restarted without a shutdown of the daemon" if state.torn() else damage(path)
+    """A new index with the entries of the newest old one, as far as that can be read. Raises CachefsError."""
+    old = state.index_paths()
+    path = state.new_index_path()
+    if old:
+        reason = (
+            "the machine restarted without a shutdown of the daemon" if state.torn() else copy_entries(old[-1], path)
+        )
         if reason:
-            path = state.new_index_path()
-            _log.warning("index %s is not trusted (%s): rebuilding it from the segments as %s", paths[-1], reason, path)
+            state.remove_index(path)
+            _log.warning("index %s is not trusted (%s): rebuilding it from the segments as %s", old[-1], reason, path)
     state.mark_running()
     index = Index(path)
-    for old in paths:
-        if old != path:
-            state.remove_index(old)
+    for each in old:
+        state.remove_index(each)
     return index
 
 

@@ -1,7 +1,7 @@
 """The daemon's state directory: who owns it, which index file is in use, and whether that can be trusted.
 
     lock              held by flock while a daemon runs; contains its pid
-    index-<n>.lmdb    the highest number is in use; a rebuild makes a new one, since mounts may still map the old
+    index-<n>.lmdb    the highest number is in use; each start makes a new one, and mounts may still map the old
     running           exists while the index may differ from what is on disk; contains the boot id
 
 The index is not synced while in use. What the kernel holds outlives a killed process but not the machine, so an index
