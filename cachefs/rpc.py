@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
-import grpc
 import msgspec
 
 from cachefs import errors
@@ -36,6 +35,11 @@ from cachefs.messages import (
     Warmup,
     WarmupProgress,
 )  # fmt: skip
+
+# Nothing of ours uses gRPC on both sides of a fork, and its fork handlers have made children die of "Bad file
+# descriptor". To be set before gRPC is loaded.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+import grpc
 
 SERVICE: Final = "cachefs.Daemon"
 DEFAULT_SOCKET: Final = Path("/run/cachefs/cachefsd.sock")
