@@ -1,0 +1,255 @@
+"""Where a consumer is in its sequence, told from the blocks that are read.
+
+Nobody says which read was whose, reads of pages the kernel has never show, and a loader's workers read out of order.
+So a read is taken for a consumer's if its sequence has that block a little ahead of where the consumer was last (how
+little, follows from its loader and from how much is read). As long as more reads fit than would by chance, the consumer
+is followed. If they do not, the place at which the latest reads lie close together is looked for; where there is none,
+the sequence is not what is being read.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs_daemon.block_space import Ids
+from cachefs_daemon.plan import UNKNOWN, Epoch, Plan
+
+# Reads that are judged together; out of how many of the latest a verdict is made.
+CHUNK: Final = 32
+ENOUGH: Final = 48
+# How far ahead reads may be beyond what the loader's workers and the number of reads explain.
+SLACK: Final = 32
+# A place is found where at least this share of the latest reads lies within an eighth of the epoch, or less.
+AGREEMENT: Final = 0.35
+SPREADS: Final = (2, 4, 8, 16, 32)
+RATE_SECONDS: Final = 3.0
+# A rate that was reached is taken for possible for this long, though it may have become invisible since.
+RATE_HALF_LIFE: Final = 10.0
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """reads: of the current epoch (or beyond its end: of the next), per block; mine: where that is plausible."""
+
+    reads: Places
+    mine: npt.NDArray[np.bool_]
+    again: npt.NDArray[np.bool_]
+
+
+class Follower:
+    """One consumer. Reads are counted from the start of its epoch; see Plan.
+
+    tolerance: reads by which the loader's workers may differ from the order; following: False while what is read is
+    something else; matched, mismatched: reads so far; rate: reads per second, 0 until it is known; demand: the same
+    with the time spent waiting left out; begun: some read was its own.
+    """
+
+    def __init__(self, plan: Plan, name: str, tolerance: int) -> None:
+        self.name = name
+        self.tolerance = tolerance
+        self.following = True
+        self.begun = False
+        self.matched = 0
+        self.mismatched = 0
+        self.rate = 0.0
+        self.demand = 0.0
+        self._plan = plan
+        self._early = np.zeros(0, np.int64)  # reads that are done beyond the position
+        self._high = 0
+        self._recent = np.zeros(0, np.int32)
+        self._judged = np.zeros(0, np.int32)
+        self._fits = np.zeros(0, np.bool_)
+        self._density = 1.0
+        self._done = 0
+        self._waited = 0.0
+        self._marks: list[tuple[float, int, float]] = []  # (when, reads done, seconds waited) of the last seconds
+        self._said: tuple[int, int] = (0, 0)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(epoch, read)."""
+        return self._plan.place(self.name)
+
+    def claim(self, ids: Ids) -> Claim:
+        """Which of these blocks, read just now, are this consumer's?"""
+        _, position = self.place
+        reads = self._plan.expected(self.name, ids)
+        reach = self._reach(len(ids))
+        mine = (reads >= position) & (reads < max(position, self._high) + reach)
+        again = ~mine & np.isin(ids, self._recent)
+        return Claim(reads, mine, again)
+
+    def saw(self, ids: Ids, claim: Claim, explained: npt.NDArray[np.bool_]) -> None:
+        """*ids* were read; explained: those that some consumer claims."""
+        hits = int(np.count_nonzero(claim.mine))
+        strange = ~explained
+        self.matched += hits
+        self.mismatched += int(np.count_nonzero(strange))
+        judged = claim.mine | strange
+        self._judged = np.concatenate((self._judged, ids[judged]))[-ENOUGH:]
+        self._fits = np.concatenate((self._fits, claim.mine[judged]))[-ENOUGH:]
+        if hits:
+            self._recent = np.concatenate((self._recent, ids[claim.mine]))[-2 * (4 * ENOUGH + self.tolerance) :]
+            if self.following:
+                self.begun = True
+                self._advance(claim.reads[claim.mine])
+        self._judge()
+
+    def told(self, epoch: int, position: int) -> None:
+        """The consumer says that it has done *position* reads of *epoch*. Its loader may have read further."""
+        current, done = self.place
+        earlier = (epoch, position) < self._said
+        self._said = (epoch, position)
+        self.begun = True
+        if epoch != current or earlier:
+            if epoch == current + 1:
+                self._count(position)
+            self._jump(epoch, position)
+        elif position > done:
+            self._count(position - done)
+            self._high = max(self._high, position)
+            self._move(epoch, position)
+
+    def measure(self, now: float, waited: float, readers: int) -> None:
+        """Time has passed. waited: seconds that its *readers* parallel readers have waited since the last call."""
+        self._waited += waited
+        self._marks.append((now, self._done, self._waited))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= RATE_SECONDS:
+            del self._marks[0]
+        since, done, waited_before = self._marks[0]
+        span = now - since
+        if span < 0.2 or self._done == done:
+            return
+        self.rate = (self._done - done) / span
+        busy = max(0.1, 1 - (self._waited - waited_before) / max(1, readers) / span)
+        faded = self.demand * 0.5 ** ((now - self._marks[-2][0]) / RATE_HALF_LIFE)
+        self.demand = max(self.rate / busy, faded)
+
+    @property
+    def share(self) -> float:
+        """Of the latest reads, those that fitted; 1 before there were any."""
+        return float(self._fits.mean()) if len(self._fits) else 1.0
+
+    # --- the place ------------------------------------------------------------------------------------------------
+
+    def _advance(self, reads: Places) -> None:
+        epoch, position = self.place
+        here = self._plan.epoch(self.name, epoch)
+        if here is None:
+            return
+        length = len(here.blocks)
+        beyond = reads[reads >= length]
+        if len(beyond) > 1 or (len(beyond) and position >= length - 1):
+            self._next_epoch(epoch, length, beyond)
+            return
+        reads = reads[reads < length]
+        if not len(reads):
+            return
+        high = max(self._high, int(reads.max()) + 1)
+        gained = high - self._high
+        if gained > 0:
+            self._density = min(1.0, max(0.05, 0.8 * self._density + 0.2 * len(reads) / gained))
+        self._count(max(0, gained))
+        self._high = high
+        # Once the slowest worker may have got further, what is missing was in the kernel's cache.
+        floor = max(position, high - self.tolerance)
+        early = np.union1d(self._early, reads)
+        early = early[early >= floor]
+        run = int(np.count_nonzero(early == floor + np.arange(len(early))))
+        self._early = early[run:]
+        self._move(epoch, floor + run)
+        if len(self._early):
+            self._plan.read_early(self.name, self._early)
+
+    def _next_epoch(self, epoch: int, length: int, beyond: Places) -> None:
+        self._count(max(0, length - self._high))
+        self._high, self._early = 0, np.zeros(0, np.int64)
+        self._move(epoch + 1, 0)
+        self._advance(beyond - length)
+
+    def _move(self, epoch: int, position: int) -> None:
+        self._plan.set_progress(self.name, epoch, position, self.demand)
+
+    def _jump(self, epoch: int, position: int) -> None:
+        self._high, self._early = position, np.zeros(0, np.int64)
+        self._judged, self._fits = np.zeros(0, np.int32), np.zeros(0, np.bool_)
+        self._move(epoch, position)
+
+    def _count(self, reads: int) -> None:
+        self._done += reads
+
+    # --- the verdict ----------------------------------------------------------------------------------------------
+
+    def _reach(self, reads: int) -> float:
+        """How far ahead of the position *reads* reads may get."""
+        return self.tolerance + self._repetition * (SLACK + 1.5 * reads / self._density)
+
+    @property
+    def _repetition(self) -> float:
+        """Reads per block of the epoch: of those of one block in a row, only the first one shows."""
+        epoch, _ = self.place
+        here = self._plan.epoch(self.name, epoch)
+        return len(here.blocks) / here.distinct if here is not None and here.distinct else 1.0
+
+    def _judge(self) -> None:
+        if len(self._fits) < ENOUGH or (self.following and self.share >= self._by_chance()):
+            return
+        follow = self._resynchronise()
+        if follow != self.following:
+            self.following = follow
+            self._plan.suspend(self.name, not follow)
+
+    def _by_chance(self) -> float:
+        """The share of fitting reads below which the sequence says nothing."""
+        epoch, _ = self.place
+        here = self._plan.epoch(self.name, epoch)
+        if here is None or not len(here.blocks):
+            return 0.0
+        return min(0.5, max(0.1, 3 * self._reach(CHUNK) / len(here.blocks)))
+
+    def _resynchronise(self) -> bool:
+        """Look for where the latest reads lie close together, in the epochs the plan knows."""
+        current, _ = self.place
+        best = Cluster(0.0, 0, 1.0)
+        for number in (current, current + 1):
+            epoch = self._plan.epoch(self.name, number)
+            found = densest(epoch, self._judged, self.tolerance) if epoch is not None else best
+            if found.share > best.share:
+                best, current = found, number
+        if best.share < AGREEMENT:
+            return False
+        self._jump(current, max(0, best.end - self.tolerance))
+        self._high, self._density = best.end, best.density
+        self.begun = True
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """share: of the reads that are in it; end: the read after its last one; density: reads seen per read done."""
+
+    share: float
+    end: int
+    density: float
+
+
+def densest(epoch: Epoch, ids: Ids, tolerance: int) -> Cluster:
+    """Where in the epoch these reads lie closest together; a share of 0 where they do nowhere."""
+    ids = ids[-max(8, len(epoch.blocks) // 16) :]
+    reads = np.sort(epoch.first[ids])
+    reads = reads[reads != UNKNOWN].astype(np.int64)
+    repetition = len(epoch.blocks) / max(1, epoch.distinct)
+    for spread in SPREADS:
+        width = int(tolerance + repetition * spread * len(ids))
+        if not len(reads) or 8 * width > len(epoch.blocks):
+            break
+        counts = np.searchsorted(reads, reads + width) - np.arange(len(reads))
+        start = int(counts.argmax())
+        share = float(counts[start]) / len(ids)
+        if share >= AGREEMENT:
+            return Cluster(share, int(reads[start + counts[start] - 1]) + 1, min(1.0, 2 / spread))
+    return Cluster(0.0, 0, 1.0)

@@ -1,0 +1,179 @@
+"""Following a consumer through its sequence, with what a mount would see of it."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from cachefs_daemon.block_space import BlockSpace
+from cachefs_daemon.follower import CHUNK, Follower
+from cachefs_daemon.plan import Plan
+
+COUNT = 3000
+Order = npt.NDArray[np.int64]
+
+
+def space_of(count: int = COUNT) -> BlockSpace:
+    contents = np.zeros(count, np.dtype([("high", "<u8"), ("low", "<u8")]))
+    contents["high"] = np.random.default_rng(0).integers(1, 2**63, count)
+    return BlockSpace("s", 1 << 20, np.full(count, 1000, np.int64), contents)
+
+
+def shuffled(seed: int, count: int = COUNT) -> Order:
+    return np.random.default_rng(seed).permutation(count)
+
+
+def followed(*epochs: Order, tolerance: int = 0, name: str = "c", plan: Plan | None = None) -> Follower:
+    plan = plan or Plan()
+    if "s" not in plan.spaces:
+        plan.add_space(space_of())
+    for number, order in enumerate(epochs):
+        plan.set_epoch(name, "s", number, order)
+    return Follower(plan, name, tolerance)
+
+
+def read(blocks: Order, *followers: Follower) -> None:
+    """What the daemon does with a mount's report."""
+    for start in range(0, len(blocks), CHUNK):
+        ids = blocks[start : start + CHUNK].astype(np.int32)
+        claims = [follower.claim(ids) for follower in followers]
+        explained = np.zeros(len(ids), np.bool_)
+        for follower, claim in zip(followers, claims, strict=True):
+            if follower.following:
+                explained |= claim.mine | claim.again
+        for follower, claim in zip(followers, claims, strict=True):
+            follower.saw(ids, claim, explained)
+
+
+def as_loaded(order: Order, workers: int, batch: int, seed: int = 0) -> Order:
+    """In the order in which *workers* workers read it, each its own batches, at random speeds."""
+    batches = [order[start : start + batch] for start in range(0, len(order), batch)]
+    queues = [list(np.concatenate(batches[worker::workers])) for worker in range(workers)]
+    random = np.random.default_rng(seed)
+    result = []
+    for _ in range(0, len(order), batch * workers):
+        members = [worker for worker, queue in enumerate(queues) for __ in queue[:batch]]
+        random.shuffle(members)
+        result += [queues[worker].pop(0) for worker in members]
+    return np.array(result)
+
+
+def test_every_read_moves_the_position_through_all_epochs() -> None:
+    epochs = [shuffled(1), shuffled(2)]
+    follower = followed(*epochs)
+    read(epochs[0][:1000], follower)
+    assert follower.place == (0, 1000)
+    read(epochs[0][1000:], follower)
+    read(epochs[1][:10], follower)
+    assert follower.place == (1, 10)
+    assert (follower.matched, follower.mismatched, follower.following) == (COUNT + 10, 0, True)
+
+
+def test_workers_that_read_out_of_order_do_not_lose_it() -> None:
+    order = shuffled(1)
+    follower = followed(order, shuffled(2), tolerance=4 * 16 * 2)
+    loaded = as_loaded(order, 4, 16)
+    read(loaded[:1500], follower)
+    epoch, position = follower.place
+    done = {int(block) for block in loaded[:1500]}
+    assert epoch == 0
+    assert 1500 - 128 <= position <= 1500
+    assert done.issuperset(order[:position].tolist())
+    assert follower.mismatched == 0
+    read(loaded[1500:], follower)
+    assert follower.place in ((0, COUNT), (1, 0))
+
+
+def test_what_was_read_early_is_not_expected_again_in_this_epoch() -> None:
+    order = shuffled(1)
+    follower = followed(order, shuffled(2), tolerance=64)
+    read(order[[0, 1, 2, 30, 31]], follower)
+    assert follower.place == (0, 3)
+    claim = follower.claim(order[[3, 30]].astype(np.int32))
+    assert claim.reads[0] == 3
+    assert claim.reads[1] >= COUNT
+    assert claim.again.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("seen", [0.5, 0.1])
+def test_reads_from_the_page_cache_are_not_missed(seen: float) -> None:
+    order = shuffled(1)
+    follower = followed(order, shuffled(2))
+    visible = order[np.random.default_rng(5).random(COUNT) < seen]
+    read(visible, follower)
+    assert follower.following
+    assert follower.place[0] == 0
+    assert follower.place[1] > COUNT - 200
+
+
+def test_a_wrong_sequence_is_noticed_and_given_up() -> None:
+    follower = followed(shuffled(1), shuffled(2))
+    read(shuffled(9)[:300], follower)
+    assert not follower.following
+    assert follower._plan.is_empty
+    assert follower.mismatched > 200
+
+
+def test_it_is_found_again_after_a_jump() -> None:
+    epochs = [shuffled(1), shuffled(2)]
+    follower = followed(*epochs)
+    read(epochs[0][:500], follower)
+    read(epochs[0][2000:2200], follower)
+    assert follower.following
+    assert follower.place == (0, 2200)
+    read(epochs[0][100:400], follower)
+    assert follower.place == (0, 400)
+    read(epochs[1][:200], follower)
+    assert follower.place == (1, 200)
+
+
+def test_a_job_that_comes_back_to_its_sequence_is_followed_again() -> None:
+    order = shuffled(1)
+    follower = followed(order, shuffled(2))
+    read(order[:500], follower)
+    read(shuffled(9)[:300], follower)
+    assert not follower.following
+    read(order[500:700], follower)
+    assert follower.following
+    assert follower.place == (0, 700)
+
+
+def test_two_consumers_and_a_stranger_do_not_disturb_each_other() -> None:
+    plan = Plan()
+    one = followed(shuffled(1), shuffled(2), plan=plan, name="one")
+    two = followed(shuffled(3), shuffled(4), plan=plan, name="two")
+    mixed = np.stack((shuffled(1)[:1000], shuffled(3)[:1000], shuffled(7)[:1000]), axis=1).ravel()
+    read(mixed, one, two)
+    assert one.following
+    assert two.following
+    for follower in (one, two):
+        epoch, position = follower.place
+        assert epoch == 0
+        assert 1000 <= position <= 1100  # some of the stranger's reads fit by chance
+
+
+def test_samples_that_are_parts_of_one_block_are_one_read() -> None:
+    blocks = np.repeat(np.arange(COUNT), 40)
+    follower = followed(blocks)
+    read(np.arange(1000), follower)
+    assert follower.following
+    assert follower.place[1] > 40 * 999
+    assert follower.mismatched == 0
+
+
+def test_heartbeats_move_it_where_nothing_is_seen() -> None:
+    follower = followed(shuffled(1), shuffled(2))
+    follower.told(0, 700)
+    assert follower.place == (0, 700)
+    follower.told(1, 5)
+    assert follower.place == (1, 5)
+    follower.told(1, 0)
+    assert follower.place == (1, 0)
+
+
+def test_the_rate_a_reader_could_have_leaves_its_waiting_out() -> None:
+    order = shuffled(1)
+    follower = followed(order, shuffled(2))
+    for second in range(10):
+        read(order[100 * second : 100 * second + 100], follower)
+        follower.measure(float(second), 0.5, 1)
+    assert follower.rate == pytest.approx(100, rel=0.05)
+    assert follower.demand == pytest.approx(200, rel=0.2)
