@@ -4,9 +4,7 @@ Whatever ends the block (an error, Ctrl-C, SIGTERM), the mount point is detached
 this process itself be killed, the kernel kills its children.
 """
 
-import ctypes
 import os
-import signal
 import subprocess
 import sysconfig
 import time
@@ -25,8 +23,8 @@ STOP_SECONDS: Final = 10.0
 ACCESS_KEY: Final = "scratch"
 SECRET_KEY: Final = "scratch-secret"
 Child = subprocess.Popen[bytes]
-_PR_SET_PDEATHSIG: Final = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+# Not by a preexec_fn: Python's and gRPC's fork handlers would run, and a KeyboardInterrupt raised in one is lost.
+WITH_PARENT: Final = ("setpriv", "--pdeathsig=KILL")
 
 
 @contextmanager
@@ -86,8 +84,8 @@ def running(
         raise CachefsError(f"{program} is missing; install it with: pip install 'cachefs[demo]'")
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [program, *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env,
-            start_new_session=True, preexec_fn=_die_with_parent,
+            [*WITH_PARENT, program, *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env,
+            start_new_session=True,
         )  # fmt: skip
     try:
         yield process
@@ -113,7 +111,3 @@ def wait_until(ready: Callable[[], bool], process: Child, log: Path) -> None:
             last_words = log.read_text(errors="replace")[-1000:].strip()
             raise CachefsError(f"{log.stem} {state}; its log ends: {last_words or '(empty)'}")
         time.sleep(0.01)
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
