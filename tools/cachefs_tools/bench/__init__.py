@@ -13,6 +13,7 @@ import click
 
 from cachefs.errors import CachefsError
 from cachefs_tools.bench import metadata, reads
+from cachefs_tools.bench.train_command import train_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,6 +38,9 @@ def reads_command(files: int, size: int, rounds: int, directory: Path | None) ->
 def metadata_command(files: int, entries: int, directory: Path | None) -> None:
     """A repeated find(1) beside the same on the local disk; time and memory to mount a large snapshot."""
     _print(lambda work: metadata.measure(work, files, entries), directory)
+
+
+main.add_command(train_command)
 
 
 def _print(measure: Callable[[Path], dict[str, object]], directory: Path | None) -> None:

@@ -1,0 +1,84 @@
+"""`cachefs-bench train`, small: what its runs read is right, and what it says of them adds up."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(sys.executable).with_name("cachefs-bench")
+FILES, SIZE, EPOCHS = 240, 20_000, 2
+
+
+def train(work: Path, *options: str) -> Any:
+    """The document of a run at a demand that no machine fails to meet by itself."""
+    done = subprocess.run(
+        [BENCH, "train", "--files", str(FILES), "--size", str(SIZE), "--epochs", str(EPOCHS), "--demand", "200",
+         "--workers", "2", "--directory", str(work), *options],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert list(work.glob("cachefs-bench-*")) == []
+    return json.loads(done.stdout)
+
+
+def assert_adds_up(run: dict[str, Any]) -> None:
+    for job in run["jobs"]:
+        assert [epoch["samples"] for epoch in job["epochs"]] == [FILES] * EPOCHS
+        assert job["damaged"] == 0
+        assert job["seconds"] >= EPOCHS * FILES / 200
+        assert 0 < job["utilisation"] < job["utilisation_after_first_batch"]
+        assert job["stall_seconds"] <= job["seconds"] - EPOCHS * FILES / 200
+    epochs = run["epochs"]
+    assert sum(epoch["origin_bytes"] for epoch in epochs) == run["origin"]["bytes"]
+    reads = sum(epoch["hits"] + epoch["misses"] for epoch in epochs)
+    # Of two jobs one may find what the other has just read in the page cache.
+    assert EPOCHS * FILES <= reads <= len(run["jobs"]) * EPOCHS * FILES
+    assert run["origin"]["samples"] >= run["origin"]["expected_samples"]["belady"]
+    assert set(run["machine"]["cpu_seconds"]) == {"daemon", "mount", "proxy"}
+
+
+def test_tiers_that_hold_everything_fetch_each_byte_once(tmp_path: Path) -> None:
+    plot = tmp_path / "runs.png"
+    result = train(tmp_path, "--loader", "plain", "--publish", "none", "--policy", "minio", "--plot", str(plot))
+    (run,) = result["runs"]
+    assert_adds_up(run)
+    assert run["origin"]["samples"] == FILES
+    assert run["origin"]["expected_samples"] == {"belady": FILES, "least": FILES, "lru": FILES}
+    assert run["jobs"][0]["epochs"][0]["slow_reads"] > run["jobs"][0]["epochs"][1]["slow_reads"]
+    assert result["proxy_ceiling"]["bytes_per_s"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_small_tiers_fetch_again(tmp_path: Path) -> None:
+    result = train(
+        tmp_path, "--loader", "plain", "--publish", "none", "--policy", "minio", "--policy", "lru",
+        "--capacity", "0.5", "--jobs", "2", "--stagger", "0.3",
+    )  # fmt: skip
+    for run in result["runs"]:
+        assert_adds_up(run)
+        assert len(run["jobs"]) == 2
+        assert run["origin"]["samples"] > FILES
+
+
+def test_an_unmodified_torch_script_trains(tmp_path: Path) -> None:
+    (run,) = train(tmp_path, "--publish", "none", "--policy", "minio", "--bandwidth", "20")["runs"]
+    assert_adds_up(run)
+    assert run["origin"]["bytes"] == FILES * SIZE
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [(["--size", "20"], "cachefs-bench: a tier would be smaller than one block"),
+     (["--publish", "perhaps"], "'perhaps' is not one of"), (["--preset", "m9"], "'m9' is not one of")],
+)  # fmt: skip
+def test_what_cannot_be_run_is_told_in_a_line(tmp_path: Path, options: list[str], complaint: str) -> None:
+    done = subprocess.run(
+        [BENCH, "train", "--files", "10", "--capacity", "0.5", "--directory", str(tmp_path), *options],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,41 @@
+"""A training job without torch: threads that each read one batch at a time, a bounded number of batches ahead.
+
+It reads in the order `numpy.random.RandomState(seed + epoch)` gives, and starts when its standard input says so.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy
+
+from cachefs_tools.bench.training import Batch, arguments, list_samples, read_sample, train
+
+
+def main() -> None:
+    options = arguments()
+    paths = [path for path, _ in list_samples(options.data)]
+    pool = ThreadPoolExecutor(max(1, options.workers))
+
+    def read_batch(numbers: list[int]) -> Batch:
+        reads = [read_sample(paths[number], number, options.keep_pages) for number in numbers]
+        return Batch([seconds for seconds, _ in reads], sum(not right for _, right in reads))
+
+    def load(epoch: int) -> Iterator[Batch]:
+        order = numpy.random.RandomState(options.seed + epoch).permutation(len(paths)).tolist()
+        ahead: deque[Future[Batch]] = deque()
+        for start in range(0, len(order), options.batch_size):
+            ahead.append(pool.submit(read_batch, order[start : start + options.batch_size]))
+            if len(ahead) == max(1, options.workers * options.prefetch):
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+    sys.stdin.readline()
+    train(load, options)
+    pool.shutdown(cancel_futures=True)
+
+
+if __name__ == "__main__":
+    main()

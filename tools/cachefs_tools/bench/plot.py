@@ -1,0 +1,56 @@
+"""A picture of the runs. The only module that needs matplotlib."""
+
+from pathlib import Path
+from typing import Any
+
+from cachefs.errors import CachefsError
+
+try:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+except ImportError:
+    raise CachefsError("drawing needs matplotlib; install it with: pip install 'cachefs[bench]'") from None
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Utilisation, stall per epoch and origin bytes of each run, in the format of the path's suffix."""
+    runs = result["runs"]
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 1.5 + 0.45 * len(runs)), layout="constrained")
+    names = [run["run"] for run in runs]
+    _bars(left, names, [[job["utilisation"] for job in run["jobs"]] for run in runs])
+    left.set(title="accelerator utilisation", xlim=(0, 1))
+    _stacked(middle, names, [[epoch["stall_seconds"] for epoch in run["jobs"][0]["epochs"]] for run in runs])
+    middle.set(title="stall by epoch (first job)", xlabel="seconds")
+    _bars(right, names, [[run["origin"]["bytes"] / 1e6] for run in runs])
+    for row, run in enumerate(runs):
+        least = run["origin"]["expected_samples"]["belady"] * run["scenario"]["shape"]["size"] / 1e6
+        right.plot([least, least], [row - 0.4, row + 0.4], color="black", label="least possible" if not row else None)
+    right.set(title="bytes from the origin", xlabel="MB")
+    right.legend()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _bars(axes: Any, names: list[str], groups: list[list[float]]) -> None:
+    """One row per run, with a bar for each of its values."""
+    for row, values in enumerate(groups):
+        for number, value in enumerate(values):
+            axes.barh(row + 0.8 * (number + 0.5) / len(values) - 0.4, value, 0.8 / len(values), color=f"C{number}")
+    _name_rows(axes, names)
+
+
+def _stacked(axes: Any, names: list[str], groups: list[list[float]]) -> None:
+    for row, values in enumerate(groups):
+        start = 0.0
+        for number, value in enumerate(values):
+            axes.barh(row, value, 0.8, left=start, color=f"C{number}", label=f"epoch {number + 1}" if not row else None)
+            start += value
+    axes.legend()
+    _name_rows(axes, names)
+
+
+def _name_rows(axes: Any, names: list[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()

@@ -1,0 +1,46 @@
+"""A training script as people write them: an image folder, a DistributedSampler, a DataLoader with workers.
+
+It knows nothing of cachefs. (That it measures its reads and checks their bytes is the benchmark's part.)
+"""
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from cachefs_tools.bench.training import Batch, arguments, list_samples, read_sample, train
+
+
+class ImageFolder(Dataset[tuple[float, bool, int]]):
+    def __init__(self, root: str, keep_pages: bool) -> None:
+        self.samples = list_samples(root)
+        self._keep_pages = keep_pages
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[float, bool, int]:
+        path, label = self.samples[index]
+        return *read_sample(path, index, self._keep_pages), label
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(1)
+    dataset = ImageFolder(options.data, options.keep_pages)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=1, rank=0, seed=options.seed)
+    loader = DataLoader(
+        dataset, options.batch_size, sampler=sampler, num_workers=options.workers,
+        prefetch_factor=options.prefetch if options.workers else None, persistent_workers=options.workers > 0,
+    )  # fmt: skip
+
+    def load(epoch: int) -> Any:
+        sampler.set_epoch(epoch)
+        for seconds, right, _ in loader:
+            yield Batch(seconds.tolist(), len(right) - int(right.sum()))
+
+    train(load, options)
+
+
+if __name__ == "__main__":
+    main()

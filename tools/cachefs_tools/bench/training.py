@@ -1,0 +1,122 @@
+"""The training loop of the benchmark's jobs: an accelerator that only sleeps, and a report of when it had to wait.
+
+The report is a file of JSON lines, one per epoch, so that a job that is stopped leaves what it has done. All times are
+CLOCK_MONOTONIC, which all processes of a machine share.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from cachefs_tools.bench.samples import is_sample
+
+# A read that takes longer than this has waited for something that is not in this machine's memory.
+SLOW_READ: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """seconds: how long each sample's read took; damaged: samples that were not what they should be."""
+
+    seconds: Sequence[float]
+    damaged: int
+
+
+@dataclass(slots=True)
+class EpochReport:
+    """batches: when each came; waits: seconds the accelerator waited for each; slow_reads: longer than SLOW_READ;
+    slow_after_first: those of them that are not of the first batch; read_p50, read_p99, read_longest: seconds of one
+    sample's read."""
+
+    epoch: int
+    begin: float
+    end: float = 0
+    samples: int = 0
+    damaged: int = 0
+    batches: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    slow_reads: int = 0
+    slow_after_first: int = 0
+    read_p50: float = 0
+    read_p99: float = 0
+    read_longest: float = 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", help="directory of the dataset")
+    parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--batch-size", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--prefetch", type=int, required=True, help="batches per worker")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--demand", type=float, required=True, help="samples per second the accelerator takes")
+    parser.add_argument("--batches", type=int, default=0, help="stop after so many in all (0: never)")
+    parser.add_argument("--keep-pages", action="store_true", help="leave what was read in the kernel's page cache")
+    return parser.parse_args()
+
+
+def list_samples(root: str) -> list[tuple[str, int]]:
+    """(path, class number) of each sample, as torchvision's ImageFolder lists them."""
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    return [
+        (f"{root}/{name}/{file}", label)
+        for label, name in enumerate(classes)
+        for file in sorted(os.listdir(f"{root}/{name}"))
+    ]
+
+
+def read_sample(path: str, number: int, keep_pages: bool) -> tuple[float, bool]:
+    """(seconds it took to read, whether the bytes were right)."""
+    begin = time.perf_counter()
+    with open(path, "rb", buffering=0) as file:
+        data = file.read()
+        seconds = time.perf_counter() - begin
+        if not keep_pages:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return seconds, is_sample(data, number)
+
+
+def train(load: Callable[[int], Iterable[Batch]], options: argparse.Namespace) -> None:
+    """load: the batches of an epoch."""
+    left = options.batches or -1
+    with options.report.open("w") as report:
+        for number in range(options.epochs):
+            epoch = EpochReport(number, time.monotonic())
+            left = _train_epoch(epoch, load(number), options.demand, left)
+            report.write(json.dumps(asdict(epoch)) + "\n")
+            report.flush()
+            if not left:
+                return
+
+
+def _train_epoch(epoch: EpochReport, batches: Iterable[Batch], demand: float, left: int) -> int:
+    """At most *left* batches, any number if it is negative; how many are left then."""
+    reads: list[float] = []
+    asked = time.monotonic()
+    for batch in batches:
+        came = time.monotonic()
+        epoch.batches.append(came)
+        epoch.waits.append(came - asked)
+        epoch.samples += len(batch.seconds)
+        epoch.damaged += batch.damaged
+        slow = sum(seconds > SLOW_READ for seconds in batch.seconds)
+        epoch.slow_reads += slow
+        epoch.slow_after_first += slow if reads else 0
+        reads += batch.seconds
+        time.sleep(len(batch.seconds) / demand)
+        left -= 1
+        if not left:
+            break
+        asked = time.monotonic()
+    epoch.end = time.monotonic()
+    quantiles = statistics.quantiles(reads, n=100) if len(reads) > 1 else [0.0] * 99
+    epoch.read_p50, epoch.read_p99, epoch.read_longest = quantiles[49], quantiles[98], max(reads)
+    return left
