@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.block import KEY_SIZE, block_number
+from cachefs.block import KEY_SIZE, block_key, block_number
 from cachefs.snapshot import Snapshot
 
 Ids = npt.NDArray[np.int32]
@@ -115,6 +115,12 @@ class BlockSpace:
         parts["high"], parts["low"], parts["number"] = self._high[entries], self._low[entries], numbers
         raw = parts.tobytes()
         return [raw[start : start + KEY_SIZE] for start in range(0, len(raw), KEY_SIZE)]
+
+    def key(self, number: int) -> bytes:
+        """`keys` of one block."""
+        entry = int(self.first_block.searchsorted(number, side="right")) - 1
+        content = int(self._high[entry]).to_bytes(8, "little") + int(self._low[entry]).to_bytes(8, "little")
+        return block_key(content, number - int(self.first_block[entry]))
 
     def refs(self, ids: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Entry of each block, and its number within the entry."""

@@ -28,7 +28,7 @@ UNKNOWN: Final = np.iinfo(np.int32).max
 Seconds = npt.NDArray[np.float64]
 
 # Progress reports that are remembered for policies that look at the plan now and then.
-_REMEMBERED: Final = 4096
+_REMEMBERED: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 A block enters the memory tier if that tier's policy admits it, else the SSD tier. What memory gives up moves to the
 SSD if the policy there admits it. A block nobody admits still goes to memory, as a *passing* block: first in, first
 out, ahead of everything else, so that a reader always gets its bytes through a segment. A hit in the SSD tier is not
-copied up: the kernel's page cache in front of the segment is memory already, and a copy would evict what is hot.
+copied up by itself: the kernel's page cache in front of the segment is memory already, and a copy would evict what is
+hot. Who knows what is read next can have it copied (`promote`).
 
 The order of writes is what makes a crash harmless and a reader's race detectable: bytes, then index entry; index entry
 gone and committed, then hole. See cachefs_daemon.recovery for what is left to do after a crash.
@@ -12,18 +13,24 @@ gone and committed, then hole. See cachefs_daemon.recovery for what is left to d
 import logging
 import threading
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from cachefs.block import MEMORY, SSD, Location, piece_checksums
 from cachefs.errors import StoreFull
+from cachefs_daemon.block_space import NO_BLOCK, BlockSpace
+from cachefs_daemon.plan import Plan
 from cachefs_daemon.policy import Policy, open_policy
 from cachefs_daemon.policy.lru import Lru
 from cachefs_daemon.recovery import open_index, reconcile
+from cachefs_daemon.residents import Residents, state_of
 from cachefs_daemon.segment import span
 from cachefs_daemon.state import StateDirectory
 from cachefs_daemon.tier import Tier, TierConfig
@@ -41,6 +48,10 @@ _POLL_SECONDS: Final = 0.002
 _AHEAD_SHIFT: Final = 8
 # Blocks that share a commit when many leave: a commit costs 40 us, and holes wait for it.
 _BATCH: Final = 256
+# Blocks whose state is looked up under the lock at once: 2 ms.
+_WATCH_BATCH: Final = 1024
+# So many passing blocks stay for their readers even where a policy evicts: 8 readers with 4 blocks each.
+_PASSING_KEPT: Final = 32
 # Fewer where each needs room for a second copy until the commit.
 _COPY_BATCH: Final = 4
 
@@ -74,12 +85,15 @@ class TierUsage:
 class BlockStore:
     """Thread-safe and blocking. The lock covers decisions and bookkeeping; bytes are moved outside it.
 
-    index_path: the LMDB file that mounts read; repairs: blocks dropped because their bytes were wrong.
+    index_path: the LMDB file that mounts read; repairs: blocks dropped because their bytes were wrong; plan: what the
+    policies know of the future, for others to fill.
     """
 
     def __init__(self, config: StoreConfig) -> None:
         """Open and recover. Raises ConfigError, Busy, or another CachefsError."""
         self.repairs = 0
+        self.plan = Plan()
+        self._residents = Residents()
         self._lock = threading.Lock()
         self._maintaining = threading.Lock()
         self._pinned: set[bytes] = set()
@@ -95,7 +109,8 @@ class BlockStore:
                 self._ssd = Tier(SSD, config.ssd, config.block_size)
                 undo.callback(self._ssd.close)
                 self._tiers.append(self._ssd)
-            self._policies: list[Policy] = [open_policy(tier.config.policy) for tier in self._tiers]
+            self._policies: list[Policy] = [open_policy(tier.config.policy, self.plan) for tier in self._tiers]
+            self._evicting = self._policies[MEMORY].evicts
             self._share = min(max(config.memory.budget // 8, 4 * span(config.block_size)), self._memory.capacity)
             self._index = open_index(self._state)
             undo.callback(self._index.close)
@@ -162,6 +177,58 @@ class BlockStore:
             blocks += len(gone)
             freed += sum(location.length for location in gone)
         return blocks, freed
+
+    def promote(self, keys: Iterable[bytes]) -> int:
+        """Move blocks from the SSD to the memory tier, as far as its policy prefers them to what goes for them, which
+        goes to the SSD. How many were moved."""
+        moved = 0
+        for batch in _batches(keys, _COPY_BATCH) if self._ssd is not None else ():
+            gone = []
+            for key in batch:
+                location = self.get(key)
+                data = self.read(key, location) if location is not None and location.tier == SSD else None
+                if location is None or data is None:
+                    continue
+                copy = self._write(self._memory, key, location.checksums, data)
+                if copy is not None and self._move(key, location, copy):
+                    gone.append(location)
+            self._index.commit()
+            self._tiers[SSD].free_blocks(gone)
+            moved += len(gone)
+        return moved
+
+    def room_for(self, key: bytes) -> int:
+        """About how many bytes are free, or taken by blocks that would be given up for this one."""
+        with self._lock:
+            self._follow_policy()
+            return sum(
+                max(0, tier.free - self._held_back(tier)) + self._policies[tier.number].replaceable(key)
+                for tier in self._tiers
+                if not tier.problem
+            )
+
+    def watch(self, space: BlockSpace) -> npt.NDArray[np.uint8]:
+        """The state of each block of *space* (see cachefs_daemon.residents), kept up to date until `unwatch`. Takes
+        seconds with a million blocks, so call it in a thread; until it returns, some count as absent that are not."""
+        with self._lock:
+            self._residents.watch(space)
+        for batch in _batches(self.keys(), _WATCH_BATCH):
+            ids = space.ids(batch)
+            here = np.flatnonzero(ids != NO_BLOCK)
+            with self._lock:
+                if space.snapshot in self._residents.states:
+                    states = [state_of(self.get(batch[index])) for index in here.tolist()]
+                    self._residents.set_all(space.snapshot, ids[here], states)
+        return self._residents.states.get(space.snapshot, np.zeros(space.count, np.uint8))
+
+    def unwatch(self, snapshot: str) -> None:
+        with self._lock:
+            self._residents.unwatch(snapshot)
+
+    @property
+    def residents(self) -> Mapping[str, npt.NDArray[np.uint8]]:
+        """What `watch` returned, by snapshot."""
+        return self._residents.states
 
     def pin(self, keys: Iterable[bytes]) -> None:
         """Keep these blocks, once a policy has admitted them, until unpinned or evicted by name."""
@@ -254,19 +321,56 @@ class BlockStore:
         policy = self._policies[tier.number]
         for _ in range(_ATTEMPTS):
             with self._lock:
+                self._follow_policy()
                 free = tier.free if passing else tier.free - self._held_back(tier)
                 if not passing and not policy.admits(key, size, free):
                     return False
                 if size <= free and tier.reserve(size):
                     return True
-                # A reader waits for a passing block: it goes before a pin.
-                pinned = () if passing else self._pinned
-                ahead = max(size - free, tier.capacity >> _AHEAD_SHIFT)
-                victims = self._take_victims(tier, ahead, pinned) or self._take_victims(tier, size - free, pinned)
+                victims = self._room_makers(tier, size - free, b"" if passing else key)
             if not victims:
                 return False
             self._give_up(tier, victims)
         return False
+
+    def _room_makers(self, tier: Tier, size: int, incoming: bytes) -> list[bytes]:
+        """Blocks that go for *incoming*, or for a passing block if that is empty. Needs the lock."""
+        ahead = max(size, tier.capacity >> _AHEAD_SHIFT)
+        if self._keeps_passing(tier):
+            for wanted in (ahead, size) if incoming else (size,):
+                if victims := self._take_victims(tier, wanted, 0, self._pinned, incoming):
+                    return victims
+        passing = self._passing.bytes if tier is self._memory else 0
+        # A reader waits for a passing block: it goes before a pin.
+        pinned = self._pinned if incoming else ()
+        return self._take_victims(tier, ahead, passing, pinned, incoming) or self._take_victims(
+            tier, size, passing, pinned, incoming
+        )
+
+    def _keeps_passing(self, tier: Tier) -> bool:
+        """Are passing blocks so few that what their readers have not read yet may be among them?"""
+        if tier is not self._memory or not self._policies[MEMORY].evicts:
+            return False
+        return len(self._passing) < _PASSING_KEPT and self._passing.bytes < self._share // 2
+
+    def _follow_policy(self) -> None:
+        """A policy begins to evict when something is published, and ends when nothing is. Needs the lock."""
+        policy = self._policies[MEMORY]
+        if policy.evicts == self._evicting:
+            return
+        self._evicting = policy.evicts
+        if self._evicting:
+            source: Policy = self._passing
+            target, excess = policy, self._passing.bytes
+        else:
+            source, target = policy, self._passing
+            excess = self._memory.used - self._passing.bytes - (self._memory.capacity - self._share)
+        keys = source.victims(excess, self._pinned) or source.victims(excess, ()) if excess > 0 else ()
+        for key in keys:
+            source.removed(key)
+            location = self.get(key)
+            if location is not None and location.tier == MEMORY:
+                target.added(key, span(location.length))
 
     def _held_back(self, tier: Tier) -> int:
         """Room for passing blocks that a policy which never evicts must leave."""
@@ -281,6 +385,7 @@ class BlockStore:
             if found is None:
                 self._index.put(key, location)
                 policy.added(key, span(location.length))
+                self._residents.set(key, state_of(location))
                 tier.blocks += 1
                 return location
         tier.free_blocks([location])
@@ -288,11 +393,14 @@ class BlockStore:
 
     # --- going ----------------------------------------------------------------------------------------------------
 
-    def _take_victims(self, tier: Tier, size: int, pinned: Container[bytes]) -> list[bytes]:
-        """Blocks that free *size* bytes, or none; no other thread will be given the same. Needs the lock."""
-        passing = min(size, self._passing.bytes) if tier is self._memory else 0
+    def _take_victims(
+        self, tier: Tier, size: int, passing: int, pinned: Collection[bytes], incoming: bytes = b""
+    ) -> list[bytes]:
+        """Blocks that free *size* bytes, the first *passing* of them of passing blocks, or none; no other thread will
+        be given the same. Needs the lock."""
+        passing = min(size, passing)
         policy = self._policies[tier.number]
-        victims = list(policy.victims(size - passing, pinned)) if size > passing else []
+        victims = list(policy.victims(size - passing, pinned, incoming)) if size > passing and policy.evicts else []
         if size > passing and not victims:
             return []
         for key in victims:
@@ -332,6 +440,7 @@ class BlockStore:
             self._index.delete(key)
             self._policies[location.tier].removed(key)
             self._passing.removed(key)
+            self._residents.set(key, state_of(None))
             self._tiers[location.tier].blocks -= 1
             return True
 
@@ -341,6 +450,9 @@ class BlockStore:
             if self._index.get(key) == old:
                 self._index.put(key, new)
                 if old.tier != new.tier:
+                    self._policies[old.tier].removed(key)
+                    self._passing.removed(key)
+                    self._residents.set(key, state_of(new))
                     self._policies[new.tier].added(key, span(new.length))
                     self._tiers[old.tier].blocks -= 1
                     self._tiers[new.tier].blocks += 1
@@ -355,7 +467,8 @@ class BlockStore:
         while (excess := -tier.free) > 0:
             used = tier.used
             with self._lock:
-                victims = self._take_victims(tier, excess, self._pinned)
+                passing = self._passing.bytes if tier is self._memory else 0
+                victims = self._take_victims(tier, excess, passing, self._pinned)
             # The limit is physical: where the policy names none, the oldest blocks go, pinned or not.
             self._give_up(tier, victims or self._oldest_blocks(tier))
             if tier.used >= used:

@@ -1,4 +1,5 @@
 import pytest
+from cachefs_daemon.plan import Plan
 from cachefs_daemon.policy import POLICIES, open_policy
 from cachefs_daemon.policy.minio import Minio
 
@@ -18,7 +19,7 @@ def test_it_wins_over_lru_under_shuffled_epochs() -> None:
     import random
 
     def hits(name: str) -> int:
-        policy, inside, free, count, draw = open_policy(name), set[bytes](), 500, 0, random.Random(0)
+        policy, inside, free, count, draw = open_policy(name, Plan()), set[bytes](), 500, 0, random.Random(0)
         keys = [b"%d" % number for number in range(1000)]
         for _ in range(5):
             draw.shuffle(keys)
@@ -44,4 +45,4 @@ def test_it_wins_over_lru_under_shuffled_epochs() -> None:
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=", ".join(POLICIES)):
-        open_policy("magic")
+        open_policy("magic", Plan())

@@ -4,18 +4,25 @@ A policy does no I/O, has no clock and no lock of its own: the store calls it un
 same object in a loop. Sizes are bytes as the tier accounts for them.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from cachefs.errors import ConfigError
+from cachefs_daemon.plan import Plan
+from cachefs_daemon.policy.alsd import Alsd
+from cachefs_daemon.policy.clairvoyant import Clairvoyant
+from cachefs_daemon.policy.fifo import Fifo
+from cachefs_daemon.policy.lfu import Lfu
 from cachefs_daemon.policy.lru import Lru
 from cachefs_daemon.policy.minio import Minio
+from cachefs_daemon.policy.refcount import Refcount
 
 
 class Policy(Protocol):
     """The decisions of one tier.
 
-    evicts: False where the policy keeps what it has, so that the store must hold room back for passing blocks.
+    evicts: False where the policy keeps what it has, so that the store must hold room back for passing blocks. It may
+    change when the plan does.
     """
 
     @property
@@ -35,17 +42,31 @@ class Policy(Protocol):
         """The block left the tier. Unknown keys are ignored."""
         ...
 
-    def victims(self, size: int, pinned: Container[bytes]) -> Sequence[bytes]:
-        """Blocks to give up so that at least *size* bytes come free: all of them, or none where that is impossible."""
+    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
+        """Blocks to give up so that at least *size* bytes come free: all of them, or none where that is impossible, or
+        where the policy would rather keep them than have *incoming*."""
+        ...
+
+    def replaceable(self, incoming: bytes) -> int:
+        """About how many bytes it would give up for this block."""
         ...
 
 
-POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {"minio": Minio, "lru": Lru}
+POLICIES: Final[Mapping[str, Callable[[Plan], Policy]]] = {
+    "clairvoyant": Clairvoyant,
+    "alsd": Alsd,
+    "refcount": Refcount,
+    "minio": lambda plan: Minio(),
+    "lru": lambda plan: Lru(),
+    "lfu": lambda plan: Lfu(),
+    "fifo": lambda plan: Fifo(),
+}
 
 
-def open_policy(name: str) -> Policy:
-    """Raises ConfigError for a name that is not in POLICIES."""
+def open_policy(name: str, plan: Plan) -> Policy:
+    """The policy of one tier; those that know the future know it from *plan*. Raises ConfigError for a name that is not
+    in POLICIES."""
     try:
-        return POLICIES[name]()
+        return POLICIES[name](plan)
     except KeyError:
         raise ConfigError(f"policy {name!r} does not exist; choose one of: {', '.join(POLICIES)}") from None

@@ -1,7 +1,7 @@
 """Give up what was used longest ago."""
 
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 
@@ -16,6 +16,9 @@ class Lru:
     def __init__(self) -> None:
         self.bytes = 0
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sizes)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._sizes
@@ -35,7 +38,7 @@ class Lru:
     def removed(self, key: bytes) -> None:
         self.bytes -= self._sizes.pop(key, 0)
 
-    def victims(self, size: int, pinned: Container[bytes]) -> Sequence[bytes]:
+    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
         if size > self.bytes:
             return ()
         found, passed, total = [], [], 0
@@ -51,3 +54,6 @@ class Lru:
         for key in passed:
             self._sizes.move_to_end(key)
         return found if total >= size else ()
+
+    def replaceable(self, incoming: bytes) -> int:
+        return self.bytes

@@ -5,7 +5,7 @@ single node can have, and LRU gives nearly none (Mohan et al., "Analyzing and Mi
 VLDB 2021, section 4.1). It costs no memory per block.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 
@@ -24,5 +24,8 @@ class Minio:
     def removed(self, key: bytes) -> None:
         pass
 
-    def victims(self, size: int, pinned: Container[bytes]) -> Sequence[bytes]:
+    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
         return ()
+
+    def replaceable(self, incoming: bytes) -> int:
+        return 0

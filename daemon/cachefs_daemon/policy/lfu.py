@@ -1,0 +1,63 @@
+"""Give up what was used least often while it was here; of those, what was used longest ago."""
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import Final
+
+
+class Lfu:
+    """A least-recently-used list for each number of uses. A new block has been used once: it came for somebody."""
+
+    evicts: Final = True
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._uses: dict[bytes, int] = {}
+        self._sizes: dict[bytes, int] = {}
+        self._by_uses: dict[int, OrderedDict[bytes, None]] = {}
+
+    def admits(self, key: bytes, size: int, free: int) -> bool:
+        return True
+
+    def added(self, key: bytes, size: int) -> None:
+        self.removed(key)
+        self._sizes[key] = size
+        self.bytes += size
+        self._count(key, 1)
+
+    def accessed(self, key: bytes) -> None:
+        if key in self._sizes:
+            self._count(key, self._uncount(key) + 1)
+
+    def removed(self, key: bytes) -> None:
+        if key in self._sizes:
+            self.bytes -= self._sizes.pop(key)
+            self._uncount(key)
+
+    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
+        if size > self.bytes:
+            return ()
+        found = []
+        for uses in sorted(self._by_uses):
+            for key in self._by_uses[uses]:
+                if key not in pinned:
+                    found.append(key)
+                    size -= self._sizes[key]
+                    if size <= 0:
+                        return found
+        return ()
+
+    def replaceable(self, incoming: bytes) -> int:
+        return self.bytes
+
+    def _count(self, key: bytes, uses: int) -> None:
+        self._uses[key] = uses
+        self._by_uses.setdefault(uses, OrderedDict())[key] = None
+
+    def _uncount(self, key: bytes) -> int:
+        uses = self._uses.pop(key)
+        alike = self._by_uses[uses]
+        del alike[key]
+        if not alike:
+            del self._by_uses[uses]
+        return uses
