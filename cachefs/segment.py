@@ -4,6 +4,7 @@ Bytes are copied out with pread, never handed out as a mapping: the copy is veri
 change under it when the daemon punches the block out, and a truncated file is a short read and not a SIGBUS.
 """
 
+import errno
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from typing import Final
 from cachefs.block import PIECE_SIZE, Location, pieces_match
 
 MAX_OPEN_SEGMENTS: Final = 512
+# A file system without RWF_NOWAIT (tmpfs, overlayfs, NFS, ZFS) says so: nobody knows whether a read of it would wait.
+_NO_NOWAIT: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def segment_path(directory: Path, number: int) -> Path:
@@ -35,7 +38,7 @@ class SegmentReader:
         """Bytes [start, start + size) of block *key*, as a view into *buffer*; None where they are not right.
 
         *buffer* must hold size + 2 * PIECE_SIZE bytes, as whole pieces are read to be verified. With wait=False a read
-        that would wait for the disk raises BlockingIOError.
+        that would wait for the disk, or might, raises BlockingIOError.
         """
         first = start // PIECE_SIZE
         begin = first * PIECE_SIZE
@@ -45,8 +48,12 @@ class SegmentReader:
             got = os.preadv(self._file(location), [pieces], location.offset + begin, 0 if wait else os.RWF_NOWAIT)
         except BlockingIOError:
             raise
-        except (OSError, KeyError):  # the segment, or the whole tier, is gone
+        except KeyError:  # the whole tier is gone
             return None
+        except OSError as error:
+            if not wait and error.errno in _NO_NOWAIT:
+                raise BlockingIOError from None
+            return None  # the segment is gone
         if got < len(pieces):
             if not wait:
                 # RWF_NOWAIT may return the cached part only; only the slow read tells missing from cold.

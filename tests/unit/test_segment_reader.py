@@ -1,5 +1,8 @@
 """Verified reads out of segments: right bytes or none."""
 
+import errno
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,20 @@ def test_unlinked_segments_are_let_go(tmp_path: Path) -> None:
     assert reader.read(KEY, location, 0, 10, buffer()) is not None
     reader.forget_unlinked()
     assert reader.read(KEY, location, 0, 10, buffer()) is None
+
+
+def test_where_the_file_system_cannot_tell_a_read_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    location = written(tmp_path)
+    preadv = os.preadv
+
+    def without_nowait(fd: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> int:
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", without_nowait)
+    reader = SegmentReader({MEMORY: tmp_path})
+    with pytest.raises(BlockingIOError):
+        reader.read(KEY, location, 0, 10, buffer(), wait=False)
+    assert reader.read(KEY, location, 0, 10, buffer()) is not None
+    reader.close()
