@@ -22,6 +22,7 @@ Reply = TypeVar("Reply", bound=Message)
 class DaemonLink:
     def __init__(self, client: DaemonClient) -> None:
         self.client = client
+        self._sent: set[Any] = set()
 
     async def call(self, method: Method[Request, Reply], request: Request, seconds: float) -> Reply:
         """Waits at most *seconds*, also for a daemon that is not there yet. Raises as DaemonClient.call does."""
@@ -45,4 +46,7 @@ class DaemonLink:
 
     def send(self, method: Method[Request, Reply], request: Request) -> None:
         """Tell the daemon something whose answer, or loss, nobody waits for."""
-        self.client.begin(method, request, SEND_TIMEOUT)
+        future = self.client.begin(method, request, SEND_TIMEOUT)
+        # gRPC cancels a call nobody refers to any more, and so before it was ever sent.
+        self._sent.add(future)
+        future.add_done_callback(self._sent.discard)

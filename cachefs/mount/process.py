@@ -165,7 +165,9 @@ def fuse_options(spec: str, options: MountOptions) -> set[str]:
     kernel check modes, which costs 7 % of a warm open+fstat+read+close (0.88 of native with it, 0.95 without, one
     reader); so it is asked for only where a umask makes modes deny anything.
     """
-    given = {"ro", f"fsname=cachefs:{spec}", "subtype=cachefs", *options.kernel}
+    # libfuse would take what follows a bare comma for an option of its own.
+    source = spec.replace(",", "\\,")
+    given = {"ro", f"fsname=cachefs:{source}", "subtype=cachefs", *options.kernel}
     if options.allow_other:
         given.add("allow_other")
     if options.umask & 0o555:

@@ -12,6 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.messages import BlockRef, Fetch
+from cachefs.mount import kernel
+from cachefs.mount.daemon_link import DaemonLink
+from cachefs.rpc import FETCH
+from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mounted, read_tree
 
@@ -258,6 +263,30 @@ def test_owner_and_umask(daemon: Daemon, tmp_path: Path) -> None:
 def test_a_dataset_mounts_by_its_url(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
     with mounted(daemon.socket, f"file://{tree}", tmp_path / "mnt") as directory:
         assert (directory / "one byte").read_bytes() == b"x"
+
+
+def test_several_datasets_mount_by_their_names(tree: Path, tmp_path: Path) -> None:
+    with Daemon(tmp_path / "node") as daemon:
+        daemon.add_dataset("tree", f"file://{tree}")
+        daemon.add_dataset("other", f"file://{tree / 'images'}")
+        with mounted(daemon.socket, "tree,other", tmp_path / "mnt") as directory:
+            assert sorted(os.listdir(directory)) == ["other", "tree"]
+            sources = [point.source for point in kernel.mount_points() if point.path == directory]
+            assert sources == ["cachefs:tree,other"]
+
+
+def test_what_is_asked_for_ahead_comes_without_anybody_waiting(tree: Path, tmp_path: Path) -> None:
+    with Daemon(tmp_path / "node") as daemon:
+        view = daemon.add_dataset("tree", f"file://{tree}")
+        snapshot = Snapshot(Path(view.path))
+        entry = snapshot.find(b"size-13000000")
+        assert entry is not None
+        link = DaemonLink(daemon.client)
+        for number in range(4):
+            blocks = [BlockRef(snapshot=view.snapshot, entry=entry.number, number=number)]
+            link.send(FETCH, Fetch(blocks=blocks, ahead=True))
+        snapshot.close()
+        _eventually(lambda: daemon.status().fetched_blocks == 4)
 
 
 def test_several_datasets_come_and_go(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
