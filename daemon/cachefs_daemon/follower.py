@@ -7,6 +7,7 @@ is followed. If they do not, the place at which the latest reads lie close toget
 the sequence is not what is being read.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,7 @@ from cachefs_daemon.plan import UNKNOWN, Epoch, Plan
 
 # Reads that are judged together; out of how many of the latest a verdict is made.
 CHUNK: Final = 32
+MAX_CHUNKS: Final = 16
 ENOUGH: Final = 48
 # How far ahead reads may be beyond what the loader's workers and the number of reads explain.
 SLACK: Final = 32
@@ -114,6 +116,11 @@ class Follower:
             self._high = max(self._high, position)
             self._move(epoch, position)
 
+    def found(self, epoch: int, cluster: "Cluster") -> None:
+        """The latest reads lie there, in an epoch the plan knows by now."""
+        self._settle(epoch, cluster)
+        self._follow(True)
+
     def measure(self, now: float, waited: float, readers: int) -> None:
         """Time has passed. waited: seconds that its *readers* parallel readers have waited since the last call."""
         self._waited += waited
@@ -128,6 +135,11 @@ class Follower:
         busy = max(0.1, 1 - (self._waited - waited_before) / max(1, readers) / span)
         faded = self.demand * 0.5 ** ((now - self._marks[-2][0]) / RATE_HALF_LIFE)
         self.demand = max(self.rate / busy, faded)
+
+    @property
+    def judged(self) -> Ids:
+        """The latest reads that were its own, or nobody's."""
+        return self._judged
 
     @property
     def share(self) -> float:
@@ -198,7 +210,9 @@ class Follower:
     def _judge(self) -> None:
         if len(self._fits) < ENOUGH or (self.following and self.share >= self._by_chance()):
             return
-        follow = self._resynchronise()
+        self._follow(self._resynchronise())
+
+    def _follow(self, follow: bool) -> None:
         if follow != self.following:
             self.following = follow
             self._plan.suspend(self.name, not follow)
@@ -222,10 +236,27 @@ class Follower:
                 best, current = found, number
         if best.share < AGREEMENT:
             return False
-        self._jump(current, max(0, best.end - self.tolerance))
-        self._high, self._density = best.end, best.density
-        self.begun = True
+        self._settle(current, best)
         return True
+
+    def _settle(self, epoch: int, cluster: "Cluster") -> None:
+        self._jump(epoch, max(0, cluster.end - self.tolerance))
+        self._high, self._density = cluster.end, cluster.density
+        self.begun = True
+
+
+def observe(followers: Sequence[Follower], ids: Ids) -> None:
+    """*ids*, of the space that all of them read, were read, in this order."""
+    size = max(CHUNK, len(ids) // MAX_CHUNKS)
+    for start in range(0, len(ids), size):
+        chunk = ids[start : start + size]
+        claims = [follower.claim(chunk) for follower in followers]
+        explained = np.zeros(len(chunk), np.bool_)
+        for follower, claim in zip(followers, claims, strict=True):
+            if follower.following:
+                explained |= claim.mine | claim.again
+        for follower, claim in zip(followers, claims, strict=True):
+            follower.saw(chunk, claim, explained)
 
 
 @dataclass(frozen=True, slots=True)

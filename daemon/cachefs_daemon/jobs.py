@@ -3,10 +3,11 @@
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,15 +20,23 @@ from cachefs.job_messages import (
     JobView,
     SampleMap,
     SamplerSpec,
-)  # fmt: skip
+)
+from cachefs.messages import Stall
+from cachefs.sampler import LOADER_DRAWS
 from cachefs.snapshot import Snapshot
+from cachefs_daemon.block_space import Ids
+from cachefs_daemon.consumer import Consumer, order_of
 from cachefs_daemon.datasets import Datasets
-from cachefs_daemon.lease import Lease
+from cachefs_daemon.follower import observe
+from cachefs_daemon.plan import Plan
+from cachefs_daemon.sample_maps import TREE
+from cachefs_daemon.sequences import Sequences
+from cachefs_daemon.stalls import Stalls
 
 log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,127}")
-SAMPLERS: Final = ("sequential", "torch-random", "torch-distributed", "numpy", "explicit")
+SAMPLERS: Final = ("sequential", *LOADER_DRAWS, "torch-distributed", "numpy", "explicit")
 MAPS: Final = ("tree", "files", "records")
 MAX_EPOCHS: Final = 1_000_000
 MAX_SAMPLES: Final = 2**32 - 1
@@ -39,40 +48,11 @@ RUNNING: Final = "running"
 ENDED: Final = "ended"
 CANCELLED: Final = "cancelled"
 
-Order = npt.NDArray[np.uint32]
-
-
-@dataclass(slots=True, eq=False)
-class Consumer:
-    """One reader of a job. orders: explicit ones by epoch, while they are needed; epoch, position: how far it is."""
-
-    name: str
-    request: JobPublish
-    snapshot: Snapshot
-    lease: Lease
-    orders: dict[int, Order] = field(default_factory=dict)
-    epoch: int = 0
-    position: int = 0
-
-    def view(self) -> ConsumerView:
-        spec = self.request.spec
-        known = set(self.orders) | set(range(spec.epochs) if spec is not None and spec.kind != "explicit" else ())
-        return ConsumerView(
-            consumer=self.name,
-            epoch=self.epoch,
-            position=self.position,
-            epoch_length=len(self.orders.get(self.epoch, ())),
-            known_epochs=sorted(known),
-            rate=0.0,
-            matched=0,
-            mismatched=0,
-            state="waiting",
-        )
-
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """started: unix seconds; maps: the sample map last published for each snapshot; reason: why it ended."""
+    """started: unix seconds; maps: the sample map last published for each snapshot; reason: why it ended; last: how its
+    consumers were then; fetched_bytes: for those that have ended."""
 
     name: str
     source: str
@@ -81,27 +61,21 @@ class Job:
     reason: str = ""
     consumers: dict[str, Consumer] = field(default_factory=dict)
     maps: dict[str, SampleMap] = field(default_factory=dict)
-
-    def view(self) -> JobView:
-        consumers = list(self.consumers.values())
-        return JobView(
-            job=self.name,
-            dataset=",".join(dict.fromkeys(consumer.request.dataset for consumer in consumers)),
-            snapshot=",".join(dict.fromkeys(consumer.snapshot.id for consumer in consumers)),
-            source=self.source,
-            started=self.started,
-            state=self.state,
-            consumers=[consumer.view() for consumer in consumers],
-            problems=[self.reason] if self.reason else [],
-        )
+    datasets: dict[str, str] = field(default_factory=dict)
+    last: list[ConsumerView] = field(default_factory=list)
+    fetched_bytes: int = 0
 
 
 class Jobs:
     """Used from the event loop only."""
 
-    def __init__(self, datasets: Datasets) -> None:
+    def __init__(self, datasets: Datasets, plan: Plan, sequences: Sequences) -> None:
         self._datasets = datasets
+        self._plan = plan
+        self._sequences = sequences
         self._jobs: dict[str, Job] = {}
+        self._consumers: dict[str, Consumer] = {}
+        self.stalls = Stalls()
 
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
@@ -113,36 +87,62 @@ class Jobs:
             raise NotFound(f"no job named {name!r} has published anything here; see `cachectl job list`")
         return job
 
+    def view(self, job: Job) -> JobView:
+        waited, seconds = self.stalls.of(job.name)
+        return JobView(
+            job=job.name,
+            dataset=",".join(dict.fromkeys(job.datasets.values())),
+            snapshot=",".join(job.datasets),
+            source=job.source,
+            started=job.started,
+            state=job.state,
+            consumers=[*job.last, *(consumer.view(0) for consumer in job.consumers.values())],
+            stalls=waited,
+            stall_seconds=seconds,
+            fetched_bytes=job.fetched_bytes + sum(consumer.fetched_bytes for consumer in job.consumers.values()),
+            problems=[job.reason] if job.reason else [],
+        )
+
+    # --- what jobs say ----------------------------------------------------------------------------------------------
+
     def publish(self, request: JobPublish) -> JobView:
         """Raises ConfigError, NotFound."""
         _check(request)
         snapshot = self._snapshot(request)
         job = self._jobs.get(request.job)
         if job is None or job.state != RUNNING:
-            self._jobs.pop(request.job, None)
+            if job is not None:
+                self._forget(job)
             job = self._jobs[request.job] = Job(request.job, request.source)
             log.info("job %s began (%s)", job.name, request.source or "published")
-        lease = Lease(request.pid, request.lease)
-        job.consumers[request.consumer] = Consumer(request.consumer, request, snapshot, lease)
+        known = job.consumers.get(request.consumer)
+        if known is not None:
+            if known.request == request:
+                known.lease.renew()
+                return self.view(job)
+            self._close(job, known)
+        job.datasets[snapshot.id] = request.dataset
         if request.map is not None:
             job.maps[snapshot.id] = request.map
-        return job.view()
+        sample_map = job.maps.get(snapshot.id, TREE)
+        consumer = Consumer(request, snapshot, sample_map, self._plan, self._sequences)
+        job.consumers[request.consumer] = self._consumers[consumer.key] = consumer
+        job.last = [view for view in job.last if view.consumer != consumer.name]
+        return self.view(job)
 
     def epoch(self, request: JobEpoch) -> None:
         """Raises NotFound, ConfigError."""
         consumer = self._consumer(request.job, request.consumer)
         if request.epoch < 0 or len(request.order) % 4:
             raise ConfigError(
-                f"epoch {request.epoch} of job {request.job}: expected u32 sample numbers from epoch 0 on"
+                f"epoch {request.epoch} of job {request.job}: expected u32 sample numbers, and epochs from 0 on"
             )
-        consumer.lease.renew()
-        consumer.orders[request.epoch] = np.frombuffer(request.order, "<u4").astype(np.uint32, copy=False)
+        consumer.add_order(request.epoch, order_of(request.order))
 
     def progress(self, request: JobProgress) -> None:
         """Raises NotFound."""
         consumer = self._consumer(request.job, request.consumer)
-        consumer.lease.renew()
-        consumer.epoch, consumer.position = request.epoch, request.position
+        consumer.told(request.epoch, request.position)
         if request.ended:
             self._end_consumer(self.get(request.job), consumer, "it said so")
 
@@ -150,37 +150,117 @@ class Jobs:
         """Raises NotFound."""
         self._end(self.get(name), CANCELLED, "cancelled")
 
+    # --- what is seen of them ---------------------------------------------------------------------------------------
+
+    def saw(self, accessed: Sequence[bytes], stalls: Sequence[Stall]) -> None:
+        """What a mount reports: blocks that were read, in order, and reads that waited."""
+        waited = self._attribute(stalls)
+        now = time.monotonic()
+        for snapshot, consumers in self._by_snapshot().items():
+            followers = [consumer.follower for consumer in consumers if consumer.follower is not None]
+            ids = self._plan.spaces[snapshot].ids(accessed)
+            before = [follower.matched for follower in followers]
+            observe(followers, ids[ids >= 0])
+            for consumer, follower, matched in zip(consumers, followers, before, strict=True):
+                if follower.matched > matched:
+                    consumer.lease.renew()
+                follower.measure(now, waited.get(consumer.key, 0.0), consumer.request.workers)
+                consumer.moved()
+
+    def fetched(self, key: str, size: int) -> None:
+        """*size* bytes were fetched ahead for the consumer *key*."""
+        consumer = self._consumers.get(key)
+        if consumer is not None:
+            consumer.fetched_bytes += size
+
+    def _attribute(self, stalls: Sequence[Stall]) -> dict[str, float]:
+        """Seconds that each consumer has waited."""
+        owners: list[Consumer | None] = [None] * len(stalls)
+        if stalls:
+            for snapshot, consumers in self._by_snapshot().items():
+                space = self._plan.spaces[snapshot]
+                ids = space.ids([stall.key for stall in stalls])
+                here = np.flatnonzero(ids >= 0)
+                for consumer in consumers:
+                    # A sequence that is wrong claims nothing; if there is only one, it is still its job that waits.
+                    theirs = np.ones(len(here), np.bool_) if len(consumers) == 1 else _claims(consumer, ids[here])
+                    for place in here[theirs].tolist():
+                        if owners[place] is None:
+                            owners[place] = consumer
+                            consumer.fetched_bytes += int(space.sizes[ids[place]]) * (stalls[place].source == "origin")
+        waited: dict[str, float] = {}
+        for stall, owner in zip(stalls, owners, strict=True):
+            if owner is None:
+                self.stalls.add("", "", 0, stall.source, stall.seconds)
+            else:
+                self.stalls.add(owner.request.job, owner.name, owner.epoch, stall.source, stall.seconds)
+                waited[owner.key] = waited.get(owner.key, 0.0) + stall.seconds
+        return waited
+
+    def _by_snapshot(self) -> dict[str, list[Consumer]]:
+        """Those whose place is known."""
+        found: dict[str, list[Consumer]] = {}
+        for consumer in self._consumers.values():
+            if consumer.follower is not None:
+                found.setdefault(consumer.snapshot.id, []).append(consumer)
+        return found
+
+    # --- their ends ---------------------------------------------------------------------------------------------------
+
     def end_lapsed(self) -> None:
         """End what is there no longer; to be called every few seconds."""
         for job in self:
-            if job.state == RUNNING:
-                for consumer in list(job.consumers.values()):
-                    reason = consumer.lease.lapsed()
-                    if reason:
-                        self._end_consumer(job, consumer, reason)
+            for consumer in list(job.consumers.values()):
+                reason = consumer.lease.lapsed()
+                if reason:
+                    self._end_consumer(job, consumer, reason)
+
+    async def close(self) -> None:
+        for consumer in self._consumers.values():
+            consumer.close()
 
     def _consumer(self, job: str, name: str) -> Consumer:
         found = self.get(job)
         consumer = found.consumers.get(name)
-        if consumer is None or found.state != RUNNING:
+        if consumer is None:
             state = f"has {found.state}" if found.state != RUNNING else "has not published it"
             raise NotFound(f"job {job} has no consumer {name!r}: it {state}; publish first")
         return consumer
 
     def _end_consumer(self, job: Job, consumer: Consumer, reason: str) -> None:
-        if len(job.consumers) == 1:
+        job.last.append(self._ended_view(consumer))
+        self._close(job, consumer)
+        if not job.consumers:
             self._end(job, ENDED, reason)
         else:
-            del job.consumers[consumer.name]
             log.info("consumer %s of job %s ended: %s", consumer.name, job.name, reason)
+
+    def _ended_view(self, consumer: Consumer) -> ConsumerView:
+        return msgspec.structs.replace(consumer.view(0), state=ENDED)
+
+    def _close(self, job: Job, consumer: Consumer) -> None:
+        consumer.close()
+        del job.consumers[consumer.name]
+        del self._consumers[consumer.key]
+        job.fetched_bytes += consumer.fetched_bytes
+        snapshot = consumer.snapshot.id
+        if all(other.snapshot.id != snapshot for other in self._consumers.values()):
+            self._plan.remove_space(snapshot)
 
     def _end(self, job: Job, state: str, reason: str) -> None:
         if job.state != RUNNING:
             return
+        for consumer in list(job.consumers.values()):
+            job.last.append(self._ended_view(consumer))
+            self._close(job, consumer)
         job.state, job.reason = state, reason
         log.info("job %s ended: %s", job.name, reason)
-        for old in [one.name for one in self if one.state != RUNNING][:-ENDED_KEPT]:
-            del self._jobs[old]
+        for old in [one for one in self if one.state != RUNNING][:-ENDED_KEPT]:
+            self._forget(old)
+
+    def _forget(self, job: Job) -> None:
+        del self._jobs[job.name]
+        self.stalls.forget(job.name)
 
     def _snapshot(self, request: JobPublish) -> Snapshot:
         """The one it names by its first digits, else the dataset's current one."""
@@ -190,6 +270,12 @@ class Jobs:
             if snapshot.id.startswith(request.snapshot):
                 return snapshot
         raise NotFound(f"dataset {request.dataset} has no snapshot {request.snapshot} on this node")
+
+
+def _claims(consumer: Consumer, ids: Ids) -> npt.NDArray[np.bool_]:
+    assert consumer.follower is not None
+    claim = consumer.follower.claim(ids)
+    return claim.mine | claim.again
 
 
 def _check(request: JobPublish) -> None:

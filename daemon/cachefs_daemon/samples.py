@@ -8,7 +8,7 @@ import numpy.typing as npt
 from cachefs_daemon.block_space import BlockSpace, Ids
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Samples:
     """Sample s has the blocks ids[starts[s]:starts[s + 1]] of *space*."""
 

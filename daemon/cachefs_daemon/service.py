@@ -45,6 +45,8 @@ from cachefs_daemon.gate import Gate
 from cachefs_daemon.jobs import Jobs
 from cachefs_daemon.mounts import Mounts
 from cachefs_daemon.pins import Pins
+from cachefs_daemon.plan import Plan
+from cachefs_daemon.sequences import Sequences
 from cachefs_daemon.store import BlockStore, TierUsage
 from cachefs_daemon.threads import Threads
 from cachefs_daemon.warmup import Warmups
@@ -71,7 +73,8 @@ class Service:
         self._fetcher = Fetcher(store, self._datasets.source, threads, gate, self._errors, config.daemon.read_deadline)
         self._warmups = Warmups(self._fetcher, threads)
         self._pins = Pins(store, self._datasets, threads)
-        self._jobs = Jobs(self._datasets)
+        self._plan = Plan()
+        self._jobs = Jobs(self._datasets, self._plan, Sequences(store, self._fetcher, threads))
         self._tiers = {
             tier.name: str(tier.directory) for tier in store.usage()
         }  # they do not change while the daemon runs
@@ -96,6 +99,7 @@ class Service:
 
     async def stop_background(self) -> None:
         await self._warmups.close()
+        await self._jobs.close()
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -105,6 +109,8 @@ class Service:
 
     async def report(self, report: MountReport) -> NodeView:
         self._mounts.report(report)
+        if report.accessed or report.stalls:
+            self._jobs.saw(report.accessed, report.stalls)
         if report.accessed:
             await self._threads.run(self._store.accessed, report.accessed)
         usage = await self._threads.run(self._store.usage)
@@ -140,10 +146,10 @@ class Service:
         return Empty()
 
     async def job_list(self, _: Empty) -> JobList:
-        return JobList(jobs=[job.view() for job in self._jobs])
+        return JobList(jobs=[self._jobs.view(job) for job in self._jobs])
 
     async def job_show(self, request: JobName) -> JobView:
-        return self._jobs.get(request.job).view()
+        return self._jobs.view(self._jobs.get(request.job))
 
     async def job_cancel(self, request: JobName) -> Empty:
         self._jobs.cancel(request.job)
@@ -152,7 +158,7 @@ class Service:
     async def stall_list(self, request: JobName) -> StallRows:
         if request.job:
             self._jobs.get(request.job)
-        return StallRows(rows=[])
+        return StallRows(rows=self._jobs.stalls.rows(request.job))
 
     # --- state of the node --------------------------------------------------------------------------------------
 

@@ -3,15 +3,30 @@
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cachefs.block import block_key
 from cachefs.errors import ConfigError, NotFound
-from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, JobView, SamplerSpec
-from cachefs.messages import Empty
-from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW
+from cachefs.job_messages import (
+    ConsumerView,
+    JobEpoch,
+    JobName,
+    JobProgress,
+    JobPublish,
+    JobView,
+    SampleMap,
+    SamplerSpec,
+    StallRow,
+)
+from cachefs.messages import DatasetView, Empty, Stall
+from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STALL_LIST
+from cachefs.sampler import epoch_order
+from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 
 
@@ -29,6 +44,123 @@ def wait_for_state(daemon: Daemon, job: str, state: str) -> JobView:
             return view
         time.sleep(0.05)
     raise AssertionError(f"job {job} does not become {state}: {view}")
+
+
+def wait_for_consumer(daemon: Daemon, job: str, is_right: Callable[[ConsumerView], bool]) -> ConsumerView:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        [view] = daemon.client.call(JOB_SHOW, JobName(job=job)).consumers
+        if is_right(view):
+            return view
+        time.sleep(0.02)
+    raise AssertionError(f"the consumer does not get there: {view}")
+
+
+def publish(daemon: Daemon, spec: SamplerSpec | None, **fields: Any) -> JobView:
+    request = JobPublish(job="train", dataset="images", spec=spec, pid=os.getpid(), **fields)
+    return daemon.client.call(JOB_PUBLISH, request)
+
+
+def keys_in_path_order(view: DatasetView) -> list[bytes]:
+    """Of all files' first blocks."""
+    snapshot = Snapshot(Path(view.path))
+    try:
+        entries = [snapshot.entry(number) for number in range(1 + view.files + view.directories)]
+        files = sorted((snapshot.path(entry.number), entry.content) for entry in entries if not entry.is_dir)
+    finally:
+        snapshot.close()
+    return [block_key(content, 0) for _, content in files]
+
+
+def test_reads_move_a_consumer_through_its_epochs(tmp_path: Path) -> None:
+    write_files(tmp_path / "origin", 300, size=100)
+    with Daemon(tmp_path / "node") as daemon:
+        keys = keys_in_path_order(daemon.add_dataset("images", f"file://{tmp_path}/origin"))
+        spec = SamplerSpec(kind="torch-distributed", size=300, seed=3, epochs=4)
+        publish(daemon, spec)
+        view = wait_for_consumer(daemon, "train", lambda view: view.epoch_length > 0)
+        assert (view.state, view.known_epochs, view.epoch_length) == ("waiting", [0, 1, 2, 3], 300)
+        for epoch in range(3):
+            order = [keys[sample] for sample in epoch_order(spec, epoch)]
+            for start in range(0, 300, 50):
+                daemon.report(accessed=order[start : start + 50])
+                place = (epoch, start + 50)
+                wait_for_consumer(daemon, "train", lambda view: (view.epoch, view.position) == place)  # noqa: B023
+        view = wait_for_consumer(daemon, "train", lambda view: view.state == "following")
+        assert (view.matched, view.mismatched) == (900, 0)
+        time.sleep(0.25)
+        daemon.report(accessed=[keys[sample] for sample in epoch_order(spec, 3)[:5]])
+        assert wait_for_consumer(daemon, "train", lambda view: view.epoch == 3).rate > 0
+        daemon.client.call(JOB_PROGRESS, JobProgress(job="train", consumer="0", epoch=3, position=7))
+        wait_for_consumer(daemon, "train", lambda view: (view.epoch, view.position) == (3, 7))
+        daemon.client.call(JOB_PROGRESS, JobProgress(job="train", consumer="0", epoch=0, position=9))
+        wait_for_consumer(daemon, "train", lambda view: (view.epoch, view.position) == (0, 9))
+
+
+def test_a_sequence_that_is_not_read_is_told_and_found_again_in_another_epoch(tmp_path: Path) -> None:
+    write_files(tmp_path / "origin", 600, size=100)
+    with Daemon(tmp_path / "node") as daemon:
+        keys = keys_in_path_order(daemon.add_dataset("images", f"file://{tmp_path}/origin"))
+        spec = SamplerSpec(kind="torch-distributed", size=600, epochs=9)
+        publish(daemon, spec)
+        wait_for_consumer(daemon, "train", lambda view: view.epoch_length > 0)
+        strange = [keys[sample] for sample in epoch_order(SamplerSpec(kind="numpy", size=600, seed=77), 0)]
+        daemon.report(accessed=strange[:300])
+        view = wait_for_consumer(daemon, "train", lambda view: view.state == "not followed")
+        assert "of the latest reads are not where the sequence has them" in view.problem
+        assert view.mismatched > 200
+        order = [keys[sample] for sample in epoch_order(spec, 6)]
+        daemon.report(accessed=order[:200])
+        view = wait_for_consumer(daemon, "train", lambda view: view.state == "following")
+        assert (view.epoch, view.position) == (6, 200)
+
+
+def test_explicit_orders_and_what_is_wrong_with_them(tmp_path: Path) -> None:
+    write_files(tmp_path / "origin", 10, size=100)
+    with Daemon(tmp_path / "node") as daemon:
+        daemon.add_dataset("images", f"file://{tmp_path}/origin")
+        publish(daemon, SamplerSpec(kind="explicit", size=12))
+        order = np.array([3, 11, 2, 10, 1], "<u4").tobytes()
+        daemon.client.call(JOB_EPOCH, JobEpoch(job="train", consumer="0", epoch=2, order=order))
+        view = wait_for_consumer(daemon, "train", lambda view: view.epoch_length > 0)
+        assert (view.epoch, view.epoch_length, view.known_epochs) == (2, 3, [2])
+        assert "epoch 2: 2 of 5 samples do not exist" in view.problem
+        assert "the sampler has 12 samples, the dataset 10" in view.problem
+
+
+def test_records_of_a_file_are_found_by_the_daemon_itself(tmp_path: Path) -> None:
+    (tmp_path / "origin").mkdir()
+    np.save(tmp_path / "origin" / "rows.npy", np.arange(1000 * 600, dtype=np.float32).reshape(1000, 600))
+    with Daemon(tmp_path / "node", {"daemon": {"block_size": "128KiB"}}) as daemon:
+        daemon.add_dataset("images", f"file://{tmp_path}/origin")
+        rows = SampleMap(kind="records", indexer="npy", paths=[b"rows.npy"])
+        publish(daemon, SamplerSpec(kind="numpy", size=1000, epochs=2), map=rows)
+        view = wait_for_consumer(daemon, "train", lambda view: view.epoch_length > 0)
+        assert (view.epoch_length, view.problem) == (1000, "")
+        missing = SampleMap(kind="records", indexer="npy", paths=[b"lines.npy"])
+        publish(daemon, SamplerSpec(kind="numpy", size=1000), map=missing)
+        view = wait_for_consumer(daemon, "train", lambda view: view.state == "not followed")
+        assert "has no file lines.npy" in view.problem
+
+
+def test_stalls_are_counted_by_job_and_epoch(tmp_path: Path) -> None:
+    write_files(tmp_path / "origin", 100, size=100)
+    with Daemon(tmp_path / "node") as daemon:
+        keys = keys_in_path_order(daemon.add_dataset("images", f"file://{tmp_path}/origin"))
+        daemon.report(stalls=[Stall(keys[0], 0.25, "origin")])
+        publish(daemon, SamplerSpec(kind="sequential", size=100, epochs=2))
+        wait_for_consumer(daemon, "train", lambda view: view.epoch_length > 0)
+        waits = [Stall(keys[0], 0.5, "origin"), Stall(keys[1], 0.25, "ssd"), Stall(keys[2], 1.5, "origin")]
+        daemon.report(accessed=keys[:3], stalls=waits)
+        rows = daemon.client.call(STALL_LIST, JobName(job="train")).rows
+        assert rows == [
+            StallRow(job="train", consumer="0", epoch=0, source="origin", count=2, seconds=2.0, longest=1.5),
+            StallRow(job="train", consumer="0", epoch=0, source="ssd", count=1, seconds=0.25, longest=0.25),
+        ]
+        everybody = daemon.client.call(STALL_LIST, JobName(job="")).rows
+        assert [(row.job, row.count) for row in everybody] == [("", 1), ("train", 2), ("train", 1)]
+        view = daemon.client.call(JOB_SHOW, JobName(job="train"))
+        assert (view.stalls, view.stall_seconds) == (3, 2.25)
 
 
 def test_a_job_is_published_shown_and_cancelled(tmp_path: Path) -> None:
@@ -51,8 +183,8 @@ def test_bad_publications_are_refused_with_a_reason(tmp_path: Path) -> None:
     with Daemon(tmp_path / "node") as daemon:
         daemon.add_dataset("images", f"file://{tmp_path}/origin")
 
-        def publish(**fields: object) -> None:
-            daemon.client.call(JOB_PUBLISH, JobPublish(**{"job": "train", "dataset": "images", **fields}))  # type: ignore[arg-type]
+        def publish(**fields: Any) -> None:
+            daemon.client.call(JOB_PUBLISH, JobPublish(**{"job": "train", "dataset": "images", **fields}))
 
         with pytest.raises(NotFound, match="no dataset named 'videos'"):
             publish(dataset="videos")

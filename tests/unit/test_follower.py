@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from cachefs_daemon.block_space import BlockSpace
-from cachefs_daemon.follower import CHUNK, Follower
+from cachefs_daemon.follower import Follower, observe
 from cachefs_daemon.plan import Plan
 
 COUNT = 3000
@@ -31,16 +31,8 @@ def followed(*epochs: Order, tolerance: int = 0, name: str = "c", plan: Plan | N
 
 
 def read(blocks: Order, *followers: Follower) -> None:
-    """What the daemon does with a mount's report."""
-    for start in range(0, len(blocks), CHUNK):
-        ids = blocks[start : start + CHUNK].astype(np.int32)
-        claims = [follower.claim(ids) for follower in followers]
-        explained = np.zeros(len(ids), np.bool_)
-        for follower, claim in zip(followers, claims, strict=True):
-            if follower.following:
-                explained |= claim.mine | claim.again
-        for follower, claim in zip(followers, claims, strict=True):
-            follower.saw(ids, claim, explained)
+    for start in range(0, len(blocks), 100):
+        observe(followers, blocks[start : start + 100].astype(np.int32))
 
 
 def as_loaded(order: Order, workers: int, batch: int, seed: int = 0) -> Order:

@@ -1,0 +1,236 @@
+"""One reader of a job: its sequence on the way into the plan, and its place in it."""
+
+import asyncio
+import itertools
+import logging
+from typing import Final
+
+import numpy as np
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import ConsumerView, JobPublish, SampleMap, SamplerSpec
+from cachefs.sampler import worst_displacement
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.follower import Follower
+from cachefs_daemon.lease import Lease
+from cachefs_daemon.plan import Plan
+from cachefs_daemon.samples import Reads, Samples
+from cachefs_daemon.sequences import Order, Sequences
+
+log = logging.getLogger(__name__)
+
+# Epochs that were published far ahead wait as they came, and no more than this of them (in bytes).
+MAX_WAITING: Final = 64 << 20
+SEARCH_SECONDS: Final = 2.0
+# Epochs of a spec, from the current one on, in which a consumer that is lost is looked for, besides the first one.
+SEARCHED: Final = 16
+
+_serial = itertools.count(1)
+
+
+class Consumer:
+    """name: within its job; key: in the plan; follower: once the plan knows an epoch; fetched_bytes: for its sake.
+
+    Its task brings epochs into the plan, the current one and the next, until `close`.
+    """
+
+    def __init__(
+        self, request: JobPublish, snapshot: Snapshot, sample_map: SampleMap, plan: Plan, sequences: Sequences
+    ) -> None:
+        self.request = request
+        self.name = request.consumer
+        self.key = f"{request.job}/{request.consumer}#{next(_serial)}"
+        self.snapshot = snapshot
+        self.lease = Lease(request.pid, request.lease)
+        self.follower: Follower | None = None
+        self.fetched_bytes = 0
+        spec = request.spec
+        self._computable = range(spec.epochs) if spec is not None and spec.kind != "explicit" else range(0)
+        self._map = sample_map
+        self._plan = plan
+        self._sequences = sequences
+        self._orders: dict[int, Order] = {}
+        self._reads: dict[int, Reads] = {}
+        self._said: tuple[int, int] | None = None
+        self._problems: dict[str, None] = {}
+        self._samples: Samples | None = None
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._work())
+
+    def close(self) -> None:
+        self._task.cancel()
+        self._plan.remove(self.key)
+
+    def add_order(self, epoch: int, order: Order) -> None:
+        """What is too far ahead to be kept is forgotten: the nearest epochs matter."""
+        self.lease.renew()
+        self._orders[epoch] = order
+        while sum(one.nbytes for one in self._orders.values()) > MAX_WAITING and len(self._orders) > 2:
+            del self._orders[max(self._orders)]
+        self._news.set()
+
+    def told(self, epoch: int, position: int) -> None:
+        """A heartbeat: *position* samples of the epoch are delivered."""
+        self.lease.renew()
+        self._said = (epoch, position)
+        self.moved()
+
+    def moved(self) -> None:
+        """Its place may have changed."""
+        if self._said is not None and self.follower is not None and self._said[0] in self._reads:
+            epoch, position = self._said
+            self._said = None
+            self.follower.told(epoch, self._reads[epoch].after_samples(position))
+        if self._missing() is not None or self._is_lost:
+            self._news.set()
+
+    @property
+    def epoch(self) -> int:
+        """The one it is in, or will begin with."""
+        if self._said is not None:
+            return self._said[0]
+        if self.follower is not None:
+            return self.follower.place[0]
+        return 0 if self._computable else min(self._orders, default=0)
+
+    def view(self, resident_bytes: int) -> ConsumerView:
+        follower, epoch = self.follower, self.epoch
+        reads = self._reads.get(epoch)
+        position = follower.place[1] if follower is not None and follower.place[0] == epoch else 0
+        state, problem = self._state()
+        return ConsumerView(
+            consumer=self.name,
+            epoch=epoch,
+            position=reads.samples_after(position) if reads is not None else 0,
+            epoch_length=reads.samples if reads is not None else 0,
+            known_epochs=self._known(),
+            rate=self._in_samples(follower.rate) if follower is not None else 0.0,
+            matched=follower.matched if follower is not None else 0,
+            mismatched=follower.mismatched if follower is not None else 0,
+            state=state,
+            problem=problem,
+            ahead_bytes=resident_bytes,
+        )
+
+    # --- its sequence ---------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        try:
+            self._samples = await self._sequences.samples(self.snapshot, self._map)
+            self._check_size(self._samples)
+            while True:
+                self._news.clear()
+                while (epoch := self._missing()) is not None:
+                    await self._bring(self._samples, epoch)
+                if self._is_lost:
+                    await self._search(self._samples)
+                    await asyncio.sleep(SEARCH_SECONDS)
+                await self._news.wait()
+        except CachefsError as error:
+            self._problems[str(error)] = None
+            log.warning("job %s, consumer %s: no plan: %s", self.request.job, self.name, error)
+        except Exception as error:
+            self._problems[f"internal error ({error!r}); see the daemon's log"] = None
+            log.exception("job %s, consumer %s: no plan", self.request.job, self.name)
+
+    def _missing(self) -> int | None:
+        """An epoch the plan should know and does not."""
+        if self._samples is None:
+            return None
+        for number in (self.epoch, self.epoch + 1):
+            if number in self._orders or (number in self._computable and number not in self._reads):
+                return number
+        return None
+
+    async def _bring(self, samples: Samples, epoch: int) -> None:
+        order = self._orders.pop(epoch, None)
+        if order is not None:
+            reads = await self._sequences.reads(samples, order)
+        else:
+            reads = await self._sequences.computed(samples, self._spec, epoch)
+        self._publish(samples, epoch, reads)
+        self.moved()
+
+    def _publish(self, samples: Samples, epoch: int, reads: Reads) -> None:
+        if reads.unknown:
+            total = reads.unknown + reads.samples
+            self._problems[f"epoch {epoch}: {reads.unknown} of {total} samples do not exist"] = None
+        if self._plan.spaces.get(self.snapshot.id) is not samples.space:
+            self._plan.add_space(samples.space)
+        if self._reads and epoch < min(self._reads):
+            self._go_back()
+        last = bool(self._computable) and epoch == self._computable[-1]
+        self._plan.set_epoch(self.key, self.snapshot.id, epoch, reads.blocks, last=last)
+        self._reads[epoch] = reads
+        if self.follower is None:
+            request = self.request
+            spread = worst_displacement(request.workers, request.batch_size, request.prefetch)
+            per_sample = len(reads.blocks) / max(1, reads.samples)
+            self.follower = Follower(self._plan, self.key, int(spread * max(1.0, per_sample)))
+        current = self.follower.place[0]
+        self._reads = {number: one for number, one in self._reads.items() if number >= current}
+
+    def _go_back(self) -> None:
+        """A plan knows no past: an earlier epoch that is set next is where it begins anew."""
+        self._plan.remove(self.key)
+        self._reads = {}
+
+    @property
+    def _spec(self) -> SamplerSpec:
+        assert self.request.spec is not None
+        return self.request.spec
+
+    def _check_size(self, samples: Samples) -> None:
+        spec = self.request.spec
+        if spec is not None and spec.size != len(samples):
+            self._problems[f"the sampler has {spec.size} samples, the dataset {len(samples)}"] = None
+
+    # --- its place ------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_lost(self) -> bool:
+        return bool(self._computable) and self.follower is not None and not self.follower.following
+
+    async def _search(self, samples: Samples) -> None:
+        """Look for what is being read in other epochs of the spec: the first one, as if the loader forgot to count
+        epochs, the one before, and those that follow."""
+        follower = self.follower
+        assert follower is not None
+        current = self.epoch
+        epochs = dict.fromkeys([0, max(0, current - 1), *self._computable[current : current + SEARCHED]])
+        found = await self._sequences.locate(samples, self._spec, list(epochs), follower.judged, follower.tolerance)
+        if found is None or follower.following:
+            return
+        epoch, reads, cluster = found
+        self._said = None
+        self._go_back()
+        self._publish(samples, epoch, reads)
+        follower.found(epoch, cluster)
+        log.info("job %s, consumer %s: found again in epoch %d", self.request.job, self.name, epoch)
+
+    # --- what is shown --------------------------------------------------------------------------------------------
+
+    def _state(self) -> tuple[str, str]:
+        problem = "; ".join(self._problems)
+        follower = self.follower
+        if self._task.done():
+            return "not followed", problem
+        if follower is None:
+            return ("waiting" if self._samples is not None else "preparing"), problem
+        if not follower.following:
+            strange = f"{1 - follower.share:.0%} of the latest reads are not where the sequence has them"
+            return "not followed", f"{strange}; {problem}" if problem else strange
+        return ("following" if follower.begun else "waiting"), problem
+
+    def _known(self) -> list[int]:
+        return sorted({*self._computable[self.epoch :], *self._orders, *self._reads})
+
+    def _in_samples(self, reads: float) -> float:
+        for known in self._reads.values():
+            return reads * known.samples / max(1, len(known.blocks))
+        return reads
+
+
+def order_of(raw: bytes) -> Order:
+    """u32 little-endian, as they travel."""
+    return np.frombuffer(raw, "<u4").astype(np.uint32, copy=False)
