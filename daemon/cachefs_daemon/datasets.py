@@ -7,6 +7,7 @@ one is kept, the one before it, and any that a living mount may still read.
 import contextlib
 import logging
 import re
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ class Datasets:
         self._datasets: dict[str, Dataset] = {}
         self._held: dict[str, _Held] = {}
         self._changing: set[str] = set()
+        self._saving = threading.Lock()
         self._directory.mkdir(parents=True, exist_ok=True)
         for record in registry.load(state_dir):
             self._load(record)
@@ -320,15 +322,15 @@ class Datasets:
     def _tidy(self) -> None:
         """Let go of the snapshots no dataset refers to, and remove their files and what a broken listing left.
 
-        Not while a listing is under way, whose file nobody refers to yet.
+        No files while a listing is under way, whose file nobody refers to yet.
         """
-        if self._changing:
-            return
         wanted: dict[str, list[Origin]] = {}
         for dataset in self:
             for record in dataset.record.snapshots:
                 wanted.setdefault(record.id, []).append(dataset.origin)
         self._held = {held: _Held(one.snapshot, wanted[held]) for held, one in self._held.items() if held in wanted}
+        if self._changing:
+            return
         kept = {self._path(snapshot_id) for snapshot_id in wanted}
         for path in self._directory.iterdir():
             if path not in kept and path.is_file():
@@ -339,7 +341,12 @@ class Datasets:
         return self._directory / f"{snapshot_id}{snapshots.SUFFIX}"
 
     async def _save(self) -> None:
-        await self._threads.background(registry.save, self._state_dir, [dataset.record for dataset in self])
+        await self._threads.background(self._save_now)
+
+    def _save_now(self) -> None:
+        """In a thread. One at a time, and each what is true when its turn comes: so the last is never an older one."""
+        with self._saving:
+            registry.save(self._state_dir, [dataset.record for dataset in self])
 
     @contextlib.contextmanager
     def _changing_name(self, name: str) -> Iterator[None]:

@@ -1,16 +1,21 @@
 """Which snapshots a dataset keeps, and what is left of a listing whose caller went away."""
 
 import asyncio
+import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
+from cachefs_daemon import registry
 from cachefs_daemon.datasets import KEPT_GENERATIONS, Datasets
 from cachefs_daemon.origin import OriginSettings
 from cachefs_daemon.threads import Threads
 
-from cachefs.messages import DatasetAdd, Empty, ListingProgress, Warmup
+from cachefs.messages import BlockRef, DatasetAdd, Empty, ListingProgress, Warmup
 from cachefs.rpc import DATASET_ADD, DATASET_LIST, WARMUP
 from tests.daemon import Daemon
 
@@ -76,6 +81,47 @@ def test_two_datasets_share_a_snapshot_until_both_are_gone(tmp_path: Path) -> No
         assert files(state) == set()
 
     with_datasets(state, scene)
+
+
+def test_the_origin_of_a_removed_dataset_serves_no_other_one(tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    (origin / "file").write_bytes(b"x")
+
+    async def scene(datasets: Datasets) -> None:
+        for name in ("a", "b"):
+            await _drain(datasets.add(DatasetAdd(name=name, url=f"file://{origin}")))
+        snapshot = datasets.snapshot("b")
+        file = snapshot.find(b"file")
+        assert file is not None
+        async with contextlib.aclosing(datasets.add(DatasetAdd(name="c", url=f"file://{tmp_path}"))) as listing:
+            await anext(listing)
+            await datasets.remove("a")
+            source = datasets.source(BlockRef(snapshot=snapshot.id, entry=file.number, number=0))
+            assert source.origin is datasets.get("b").origin
+
+    with_datasets(tmp_path / "state", scene)
+
+
+def test_changes_at_once_are_all_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "origin").mkdir()
+    (tmp_path / "origin" / "file").touch()
+    state = tmp_path / "state"
+    save, calls = registry.save, itertools.count()
+
+    def first_is_slow(*args: Any) -> None:
+        if next(calls) == 0:
+            time.sleep(0.2)
+        save(*args)
+
+    async def scene(datasets: Datasets) -> None:
+        for name in ("a", "b"):
+            await _drain(datasets.add(DatasetAdd(name=name, url=f"file://{tmp_path}/origin")))
+        monkeypatch.setattr(registry, "save", first_is_slow)
+        await asyncio.gather(datasets.set_pins("a", [b"file"]), datasets.set_pins("b", [b"file"]))
+
+    with_datasets(state, scene)
+    assert [record.pins for record in registry.load(state)] == [[b"file"], [b"file"]]
 
 
 async def _drain(steps: AsyncIterator[ListingProgress]) -> None:
