@@ -169,8 +169,7 @@ class BlockStore:
         """Drop blocks, pinned or not. Blocks and bytes that were there."""
         blocks = freed = 0
         for batch in _batches(keys):
-            left = [(key, location) for key in batch if (location := self.get(key)) is not None]
-            gone = [location for key, location in left if self._leave(key, location)]
+            gone = [location for key in batch if (location := self._drop(key)) is not None]
             self._index.commit()
             for tier in self._tiers:
                 tier.free_blocks(location for location in gone if location.tier == tier.number)
@@ -413,18 +412,26 @@ class BlockStore:
     def _give_up(self, tier: Tier, keys: Iterable[bytes]) -> None:
         """Move blocks to the SSD tier or drop them, and free their room."""
         for batch in _batches(keys):
-            gone = []
-            for key in batch:
-                location = self.get(key)
-                if location is None or location.tier != tier.number:
-                    continue
-                lower = self._demote(key, location) if tier is self._memory else None
-                if self._leave(key, location) if lower is None else self._move(key, location, lower):
-                    gone.append(location)
+            gone = [location for key in batch if (location := self._give_up_block(tier, key)) is not None]
             self._index.commit()
             tier.free_blocks(gone)
             with self._lock:
                 tier.evicted += len(gone)
+
+    def _give_up_block(self, tier: Tier, key: bytes) -> Location | None:
+        """Where it was. Where it is moved within the tier meanwhile it is tried again, since no policy knows it now."""
+        while (location := self.get(key)) is not None and location.tier == tier.number:
+            lower = self._demote(key, location) if tier is self._memory else None
+            if self._leave(key, location) if lower is None else self._move(key, location, lower):
+                return location
+        return None
+
+    def _drop(self, key: bytes) -> Location | None:
+        """Where it was."""
+        while (location := self.get(key)) is not None:
+            if self._leave(key, location):
+                return location
+        return None
 
     def _demote(self, key: bytes, location: Location) -> Location | None:
         """Where in the SSD tier a memory block's copy now is; None where that tier does not take it."""
@@ -509,8 +516,11 @@ class BlockStore:
         return True
 
     def _live_blocks(self, tier: Tier, number: int) -> Iterator[tuple[bytes, Location]]:
-        """Raises OSError."""
-        _, ranges = tier.survey(number)
+        """None where somebody has deleted the segment. Raises OSError."""
+        try:
+            _, ranges = tier.survey(number)
+        except FileNotFoundError:
+            return
         for record in tier.records(number, ranges):
             location = record.location(tier.number, number)
             if self.get(record.key) == location:

@@ -261,6 +261,48 @@ def test_sparse_segments_are_copied_forward_and_unlinked(root: Path) -> None:
         assert after.blocks == before.blocks == len(kept)
 
 
+def test_a_deleted_segment_does_not_stop_the_others_from_being_compacted(root: Path) -> None:
+    with opened(store_config(root, memory=16 << 20, segment=1 << 20)) as store:
+        fill(store, range(100))
+        deleted = store.get(key_of(0))
+        assert deleted is not None
+        segment_path(root / "memory", deleted.segment).unlink()
+        kept = range(0, 100, 10)
+        store.evict([key_of(number) for number in range(100) if number not in kept])
+        store.maintain()
+        usage = store.usage()[0]
+        assert usage.segments <= 2
+        assert usage.used >= disk_usage(usage.directory) - PAGE
+        assert readable(store, range(100)) == set(kept) - {0}
+
+
+def test_a_block_that_is_moved_while_it_is_given_up_goes_all_the_same(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(store_config(root, policy="lru")) as store:
+        fill(store, range(30))
+        first = store.get(key_of(0))
+        assert first is not None
+        neighbours = [key_of(n) for n in range(1, 30) if (at := store.get(key_of(n))) and at.segment == first.segment]
+        store.evict(neighbours)
+        read, moved = segment_module.read_block, threading.Event()
+
+        def compact_first(path: Path, key: bytes, location: Location) -> bytes | None:
+            if key == key_of(0) and not moved.is_set():
+                moved.set()
+                store.maintain()
+            return read(path, key, location)
+
+        monkeypatch.setattr(segment_module, "read_block", compact_first)
+        number = 100
+        while not moved.is_set():
+            fill(store, range(number, number + 1))
+            number += 1
+        location = store.get(key_of(0))
+        assert location is not None
+        assert location.tier == SSD
+
+
 @pytest.mark.parametrize("policy", ["minio", "lru"])
 def test_budgets_hold_at_every_moment_of_concurrent_use(root: Path, tmp_path: Path, policy: str) -> None:
     config = store_config(root, memory=4 << 20, policy=policy)
