@@ -1,3 +1,30 @@
-"""cachefs: a clairvoyant cache between training jobs and object storage, read as plain files."""
+"""cachefs: a clairvoyant cache between training jobs and object storage, read as plain files.
+
+For training code: `publish` and `PublishedSampler` (see docs/publishing.md), and the `SamplerSpec` they take.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cachefs.job_messages import SamplerSpec as SamplerSpec
+    from cachefs.publishing.publication import Publication as Publication
+    from cachefs.publishing.sampler import PublishedSampler as PublishedSampler
+    from cachefs.publishing.sampler import publish as publish
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "Publication": "cachefs.publishing.publication",
+    "PublishedSampler": "cachefs.publishing.sampler",
+    "SamplerSpec": "cachefs.job_messages",
+    "publish": "cachefs.publishing.sampler",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names on demand: a mount and the daemon import `cachefs` too, and need none of this."""
+    if name in _PUBLIC:
+        from importlib import import_module
+
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,6 +35,20 @@ def mount(arguments: tuple[str, ...]) -> None:
     os.execv(script, [str(script), *arguments])
 
 
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--job", help="Name of the job (default: of the cluster's job, or the script and its process number).")
+@click.option("--socket", help="The daemon's socket (default: $CACHEFS_SOCKET, or the system-wide one).")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(job: str | None, socket: str | None, command: tuple[str, ...]) -> None:
+    """Run a training COMMAND whose torch DataLoaders publish what they are going to read.
+
+    The command is not changed: it gets an environment in which Python loads a hook.
+    """
+    from cachefs.run import run as become
+
+    sys.exit(become(command, job, socket))
+
+
 @main.command()
 @click.option("--force", is_flag=True, help="Replace whatever is at /sbin/mount.cachefs.")
 def install_mount_helper(force: bool) -> None:

@@ -1,0 +1,217 @@
+"""The helper process: listens to one training process and its workers, and tells the daemon for them.
+
+It ends when the training process has ended, whichever way. Where the daemon cannot be reached it tries again, less and
+less often, and says so once on stderr.
+"""
+
+import array
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs.publishing.channel import MAX_PACKET, PAGE_NAME, SLOTS, SOCKET_NAME, Line, Page, Unheard
+from cachefs.publishing.consumer import Consumer, Opening, as_order, spec_of
+from cachefs.publishing.reporter import Reporter
+from cachefs.rpc import DaemonClient, socket_path
+
+# How often the daemon hears how far a consumer is.
+TICK: Final = 0.25
+# A loader made anew for every epoch is the same consumer: its end waits for the next beginning.
+REOPEN_SECONDS: Final = 10.0
+_ONE_FD: Final = socket.CMSG_SPACE(array.array("i").itemsize)
+
+
+def main(listener: str, owner: str, directory: str) -> None:
+    """listener: descriptor of a listening socket; owner: process number of the training process."""
+    try:
+        alive = os.pidfd_open(int(owner))
+    except ProcessLookupError:
+        _clean_up(Path(directory))
+        return
+    try:
+        # If it died before we could watch it, its number may be somebody else's by now.
+        if os.getppid() == int(owner):
+            Helper(socket.socket(fileno=int(listener)), alive, Path(directory), int(owner)).run()
+    finally:
+        _clean_up(Path(directory))
+
+
+class Helper:
+    """consumers: by slot; siblings: lines to the helpers of the job's other processes on this node."""
+
+    def __init__(self, listener: socket.socket, alive: int, directory: Path, owner: int) -> None:
+        self.consumers: dict[int, Consumer] = {}
+        self.reporter = Reporter(DaemonClient(socket_path()), owner)
+        self._listener = listener
+        self._alive = alive
+        self._directory = directory
+        self._page = Page(directory / PAGE_NAME)
+        self._siblings: dict[Path, Line] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(alive, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Until the training process has ended."""
+        due = 0.0
+        while True:
+            ready = [key.fileobj for key, _ in self._selector.select(max(0.0, due - time.monotonic()))]
+            for source in ready:
+                if source is self._listener:
+                    self._accept()
+                elif isinstance(source, socket.socket) and self._receive(source):
+                    due = 0.0
+            if time.monotonic() >= due:
+                self._tick()
+                due = time.monotonic() + TICK
+            if self._alive in ready:
+                self._farewell()
+                return
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _receive(self, connection: socket.socket) -> bool:
+        """True where the daemon should hear of it at once."""
+        try:
+            packet, ancillary, _, _ = connection.recvmsg(MAX_PACKET, _ONE_FD)
+        except BlockingIOError:
+            return False
+        except OSError:
+            packet, ancillary = b"", []
+        fds = array.array("i")
+        for _, _, data in ancillary:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        if not packet:
+            self._selector.unregister(connection)
+            connection.close()
+            return False
+        try:
+            message = json.loads(packet)
+            self._handle(message, b"".join(_read_all(fd) for fd in fds))
+            return bool(message["op"] in ("order", "spec"))
+        except (CachefsError, OSError) as error:
+            self.reporter.say(str(error))
+        except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
+            self.reporter.say(f"a message of the training process makes no sense ({error!r})")
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return False
+
+    def _handle(self, message: dict[str, Any], bulk: bytes) -> None:
+        if message["op"] == "open":
+            self._open(msgspec.convert(message["opening"], Opening), bulk)
+            return
+        consumer = self.consumers.get(message["slot"])
+        if consumer is None:
+            return
+        if message["op"] == "order":
+            consumer.set_order(message["epoch"], as_order(bulk))
+        elif message["op"] == "spec":
+            consumer.set_spec(spec_of(message["spec"]), message["epoch"])
+            consumer.published = False
+        elif message["op"] == "opened" and message["length"] == consumer.opening.length and consumer.opening.learn:
+            consumer.learn(message["pairs"])
+            if not message.get("relayed"):
+                self._relay(message)
+        elif message["op"] == "close":
+            consumer.closing = time.monotonic() + message.get("after", REOPEN_SECONDS)
+
+    def _open(self, opening: Opening, bulk: bytes) -> None:
+        if not 0 <= opening.slot < SLOTS:
+            raise ConfigError(f"consumer {opening.name} has no slot {opening.slot}")
+        old = self.consumers.get(opening.slot)
+        if old is not None and old.opening == opening and opening.learn:
+            old.reopen()
+            return
+        consumer = self.consumers[opening.slot] = Consumer(opening)
+        self._page.set_learned(opening.slot, not opening.learn)
+        if opening.tree:
+            consumer.set_files(files_below(os.path.join(opening.cwd, opening.tree)))
+        elif not opening.learn:
+            consumer.set_files([os.fsdecode(path) for path in bulk.split(b"\0")])
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for slot, consumer in list(self.consumers.items()):
+            if consumer.closing is not None and now >= consumer.closing:
+                self.reporter.end(consumer)
+                del self.consumers[slot]
+                continue
+            told = self._page.told(slot)
+            moved = told is not None and consumer.move(*told)
+            if consumer.opening.learn:
+                self._page.set_learned(slot, consumer.is_learned)
+                try:
+                    consumer.resolve_learned()
+                except OSError as error:
+                    self.reporter.say(f"{error.filename}: {error.strerror}")
+            self.reporter.report(consumer, moved)
+
+    def _farewell(self) -> None:
+        for consumer in self.consumers.values():
+            self.reporter.end(consumer)
+
+    def _relay(self, message: dict[str, Any]) -> None:
+        """Ranks read different samples of the same dataset: what one has learned, the others can use."""
+        for path in self._directory.parent.glob(f"*/{SOCKET_NAME}"):
+            directory = path.parent
+            if directory == self._directory:
+                continue
+            try:
+                if directory not in self._siblings:
+                    self._siblings[directory] = Line(directory)
+                self._siblings[directory].send({**message, "relayed": True}, wait=False)
+            except ConnectionRefusedError:
+                # Its helper was killed and could not clean up.
+                shutil.rmtree(directory, ignore_errors=True)
+            except (OSError, Unheard):
+                self._siblings.pop(directory, None)
+
+
+def files_below(directory: str) -> list[str]:
+    """All files below *directory* in order of their path bytes, as a dataset's `tree` has them. Raises OSError."""
+    found: list[bytes] = []
+    for parent, _, names in os.walk(os.fsencode(directory), onerror=_raise):
+        found += [os.path.join(parent, name) for name in names]
+    return [os.fsdecode(path) for path in sorted(found)]
+
+
+def _clean_up(directory: Path) -> None:
+    """Remove the directory, those of the job and of the user too if it was the last in them."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        directory.parent.rmdir()
+        directory.parent.parent.rmdir()
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _read_all(fd: int) -> bytes:
+    size = os.fstat(fd).st_size
+    parts = []
+    offset = 0
+    while offset < size and (part := os.pread(fd, size - offset, offset)):
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(*sys.argv[1:])

@@ -1,0 +1,171 @@
+"""What the daemon is told of the consumers, and what becomes of the telling."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import numpy
+
+from cachefs.errors import CachefsError, DaemonUnavailable, NotFound
+from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, SampleMap
+from cachefs.messages import DatasetName, Empty
+from cachefs.mount.namespace import slot_of
+from cachefs.publishing.channel import job_name
+from cachefs.publishing.consumer import Consumer
+from cachefs.publishing.shares import Share
+from cachefs.rpc import DATASET_LIST, DATASET_SHOW, JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, DaemonClient
+
+# A job that says nothing for so long has ended, though its process number may not tell (containers).
+LEASE: Final = 60.0
+RENEW_SECONDS: Final = LEASE / 4
+PUBLISH_TIMEOUT: Final = 30.0
+TIMEOUT: Final = 5.0
+RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0)
+
+
+class Reporter:
+    """pid: the training process."""
+
+    def __init__(self, client: DaemonClient, pid: int) -> None:
+        self._client = client
+        self._pid = pid
+        self._job = job_name()
+        self._said: set[str] = set()
+        self._failures = 0
+        self._quiet_until = 0.0
+        self._daemon_pid: int | None = None
+
+    def say(self, problem: str) -> None:
+        """Once each, on the job's stderr."""
+        if problem not in self._said:
+            self._said.add(problem)
+            print(f"cachefs: {problem}; the job goes on without that", file=sys.stderr, flush=True)
+
+    def report(self, consumer: Consumer, moved: bool) -> None:
+        """Tell what the daemon does not know yet."""
+        now = time.monotonic()
+        if consumer.failed or not consumer.shares or now < self._quiet_until:
+            return
+        try:
+            if not consumer.published:
+                self._publish(consumer)
+            self._tell_orders(consumer)
+            if moved or now - consumer.heard >= RENEW_SECONDS:
+                self._tell_progress(consumer)
+                consumer.heard = now
+            self._failures = 0
+        except DaemonUnavailable as error:
+            self.say(str(error))
+            self._quiet_until = now + RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
+            self._failures += 1
+            consumer.published = False
+        except NotFound as error:
+            self._lost(consumer, error)
+        except CachefsError as error:
+            self.say(str(error))
+            consumer.failed = True
+
+    def end(self, consumer: Consumer) -> None:
+        if not consumer.published:
+            return
+        try:
+            for number in range(len(consumer.shares)):
+                self._client.call(JOB_PROGRESS, self._progress(consumer, number, ended=True), TIMEOUT)
+        except CachefsError:
+            return  # It ends with its process or its lease.
+
+    def _publish(self, consumer: Consumer) -> None:
+        opening = consumer.opening
+        for number, share in enumerate(consumer.shares):
+            dataset, snapshot = self._dataset(share)
+            request = JobPublish(
+                job=self._job,
+                dataset=dataset,
+                snapshot=snapshot,
+                consumer=_name(consumer, number),
+                spec=consumer.takes_spec(share),
+                map=_sample_map(share, opening.indexer),
+                rank=opening.rank,
+                world_size=opening.world_size,
+                workers=opening.workers,
+                batch_size=opening.batch_size,
+                prefetch=opening.prefetch,
+                pid=self._shared_pid(),
+                lease=LEASE,
+                source=opening.source,
+            )
+            self._client.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT)
+        consumer.published = True
+        consumer.told.clear()
+        consumer.heard = 0.0
+
+    def _tell_orders(self, consumer: Consumer) -> None:
+        for number, share in enumerate(consumer.shares):
+            for epoch in consumer.untold(number):
+                samples = consumer.order(epoch)
+                if samples is not None:
+                    order = numpy.ascontiguousarray(share.order(samples), dtype="<u4").tobytes()
+                    request = JobEpoch(job=self._job, consumer=_name(consumer, number), epoch=epoch, order=order)
+                    self._client.call(JOB_EPOCH, request, PUBLISH_TIMEOUT)
+                    consumer.told.add((number, epoch))
+
+    def _tell_progress(self, consumer: Consumer) -> None:
+        for number in range(len(consumer.shares)):
+            self._client.call(JOB_PROGRESS, self._progress(consumer, number), TIMEOUT)
+
+    def _progress(self, consumer: Consumer, number: int, *, ended: bool = False) -> JobProgress:
+        position = consumer.position_in(consumer.shares[number])
+        name = _name(consumer, number)
+        return JobProgress(job=self._job, consumer=name, epoch=consumer.epoch, position=position, ended=ended)
+
+    def _lost(self, consumer: Consumer, error: NotFound) -> None:
+        """The daemon does not know the consumer (any more). Begin again where it has forgotten it, and not where it was
+        told to."""
+        try:
+            state = self._client.call(JOB_SHOW, JobName(job=self._job), TIMEOUT).state
+        except NotFound:
+            state = "unknown"
+        except CachefsError:
+            return
+        if state == "cancelled" or not consumer.published:
+            self.say(str(error))
+            consumer.failed = True
+        consumer.published = False
+
+    def _dataset(self, share: Share) -> tuple[str, str]:
+        """Name, and snapshot where it is not the current one. Raises NotFound."""
+        views = self._client.call(DATASET_LIST, Empty(), TIMEOUT).datasets
+        spec = share.mount.source.removeprefix("cachefs:")
+        mounted = [part.partition("@")[0] for part in spec.split(",")]
+        views = [view for view in views if view.name in mounted or spec == "all"]
+        for view in views:
+            if slot_of(view.snapshot) == share.slot:
+                return view.name, view.snapshot
+        for view in views:
+            detail = self._client.call(DATASET_SHOW, DatasetName(name=view.name), TIMEOUT)
+            for snapshot in detail.snapshots:
+                if slot_of(snapshot) == share.slot:
+                    return view.name, snapshot
+        raise NotFound(f"the daemon at {self._client.socket} does not know the snapshot at {share.mount.path}")
+
+    def _shared_pid(self) -> int:
+        """The training process's number, if the daemon would mean the same process by it: not across containers."""
+        if self._daemon_pid is None:
+            self._daemon_pid = self._client.call(STATUS, Empty(), TIMEOUT).pid
+        try:
+            command = Path(f"/proc/{self._daemon_pid}/cmdline").read_bytes()
+            same = os.stat(f"/proc/{self._daemon_pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino
+        except OSError:
+            return 0
+        return self._pid if same and b"cachefsd" in command else 0
+
+
+def _name(consumer: Consumer, number: int) -> str:
+    return consumer.opening.name if number == 0 else f"{consumer.opening.name}+{number}"
+
+
+def _sample_map(share: Share, indexer: str) -> SampleMap:
+    entries = numpy.ascontiguousarray(share.entries, dtype="<u4").tobytes()
+    return SampleMap(kind="records" if indexer else "files", entries=entries, indexer=indexer)

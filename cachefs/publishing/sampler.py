@@ -1,0 +1,118 @@
+"""Publishing by a line in the training script: `publish`, and a sampler around any other."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cachefs.publishing.publication import Publication
+from cachefs.publishing.samples import listed_files
+
+Path = str | os.PathLike[str]
+
+
+def publish(
+    files: Path | Sequence[Path] | Any,
+    *,
+    sampler: Any = None,
+    records: str = "",
+    consumer: str | None = None,
+    rank: int | None = None,
+    world_size: int = 1,
+    workers: int = 0,
+    batch_size: int = 1,
+    prefetch: int = 2,
+) -> Publication:
+    """Begin to publish what this process will read; say the orders with the result's `order`, or give a *sampler*.
+
+    files: the path of each sample; or a directory under a mount, whose files, in order of their paths, are the samples;
+    or a dataset that lists its files as torchvision's and Hugging Face's do. sampler: a cachefs.SamplerSpec, from which
+    the daemon computes every epoch. records: the samples are records of the files, in order, of this kind (`npy`,
+    `tar`, `tfrecord`, `fixed:<bytes>`). workers, batch_size, prefetch: as the DataLoader's, which reads that much out
+    of order. rank: as of the environment (RANK, SLURM_PROCID, ...) where not given.
+
+    Never raises for a daemon or a mount that is not there. Raises TypeError for files that are none.
+    """
+    opening: dict[str, Any] = {
+        "world_size": world_size,
+        "workers": workers,
+        "batch_size": batch_size,
+        "prefetch": prefetch,
+        "indexer": records,
+    }
+    paths: Sequence[str] = ()
+    if isinstance(files, (str, os.PathLike)):
+        opening["tree"] = os.fspath(files)
+    else:
+        paths = _paths(files)
+    publication = Publication(paths, opening, rank=rank, name=consumer)
+    if sampler is not None:
+        publication.sampler(_fields(sampler))
+    return publication
+
+
+class PublishedSampler:
+    """A sampler that publishes what the one it wraps says, at the start of each epoch, and is otherwise that one.
+
+        sampler = cachefs.PublishedSampler(DistributedSampler(dataset), dataset)
+        loader = DataLoader(dataset, batch_size=64, sampler=sampler, num_workers=4)
+
+    The wrapped sampler is exhausted when an epoch begins. Further arguments are those of `publish`; where *workers* is
+    given, so that it is known how far the loader runs ahead, progress is published too, and else seen at the mount.
+    """
+
+    def __init__(self, sampler: Any, files: Path | Sequence[Path] | Any, **options: Any) -> None:
+        self.sampler = sampler
+        self._options = options
+        self._files = files
+        self._publication: Publication | None = None
+        self._iterations = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = list(self.sampler)
+        if self._publication is None:
+            self._publication = publish(self._files, **self._options)
+        epoch = getattr(self.sampler, "epoch", self._iterations)
+        self._iterations = epoch + 1
+        self._publication.order(epoch, samples)
+        self._publication.progress(epoch, 0)
+        return self._publishing(self._publication, epoch, samples)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        """`set_epoch`, and whatever else the wrapped sampler has."""
+        if name == "sampler":
+            raise AttributeError(name)  # not there yet: being unpickled
+        return getattr(self.sampler, name)
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        """Without the publication, which belongs to one process."""
+        return {**self.__dict__, "_publication": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def _publishing(self, publication: Publication, epoch: int, samples: list[Any]) -> Iterator[Any]:
+        workers = self._options.get("workers")
+        if workers is None:
+            yield from samples
+            return
+        ahead = workers * self._options.get("prefetch", 2) * self._options.get("batch_size", 1)
+        for drawn, sample in enumerate(samples):
+            publication.progress(epoch, max(0, drawn - ahead))
+            yield sample
+
+
+def _paths(files: Any) -> Sequence[str]:
+    listed = listed_files(files)
+    if listed is not None:
+        return listed
+    try:
+        return [os.fspath(path) for path in files]
+    except TypeError:
+        raise TypeError(f"{type(files).__name__} does not say which files its samples are; give their paths") from None
+
+
+def _fields(spec: Any) -> Mapping[str, Any]:
+    return spec if isinstance(spec, Mapping) else {name: getattr(spec, name) for name in spec.__struct_fields__}

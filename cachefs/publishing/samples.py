@@ -1,0 +1,66 @@
+"""Which file each sample of a dataset is, where the dataset has a list of them."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+# What torchvision's and many people's datasets call it: one path per sample, or a tuple that begins with one.
+LIST_NAMES: Final = (
+    "samples", "imgs", "image_paths", "img_paths", "file_paths", "paths", "files", "file_list", "filenames",
+    "image_files", "img_files", "images", "_image_files", "_images",
+)  # fmt: skip
+
+
+def listed_files(dataset: Any) -> list[str] | None:
+    """Path of each sample's file, or None where the dataset has no such list.
+
+    Understands torch's Subset and ConcatDataset of what it understands, and Hugging Face datasets with an image or
+    audio column that refers to files.
+    """
+    torch_datasets = sys.modules.get("torch.utils.data.dataset")
+    if torch_datasets is not None and isinstance(dataset, torch_datasets.Subset):
+        whole = listed_files(dataset.dataset)
+        return None if whole is None else [whole[index] for index in dataset.indices]
+    if torch_datasets is not None and isinstance(dataset, torch_datasets.ConcatDataset):
+        parts = [listed_files(part) for part in dataset.datasets]
+        return None if None in parts else [path for part in parts if part is not None for path in part]
+    hugging_face = sys.modules.get("datasets.arrow_dataset")
+    if hugging_face is not None and isinstance(dataset, hugging_face.Dataset):
+        return _of_hugging_face(dataset)
+    for name in LIST_NAMES:
+        found = _paths(getattr(dataset, name, None), dataset)
+        if found is not None:
+            return found
+    return None
+
+
+def _paths(entries: Any, dataset: Any) -> list[str] | None:
+    entries = entries.tolist() if hasattr(entries, "tolist") else entries
+    if not isinstance(entries, Sequence) or isinstance(entries, (str, bytes)):
+        return None
+    try:
+        if not entries or len(entries) != len(dataset):
+            return None
+        first = entries[0]
+        if _is_path(first):
+            return [os.fspath(entry) for entry in entries]
+        if isinstance(first, (tuple, list)) and first and _is_path(first[0]):
+            return [os.fspath(entry[0]) for entry in entries]
+    except (TypeError, IndexError, KeyError):
+        return None  # not all are of one kind
+    return None
+
+
+def _is_path(value: Any) -> bool:
+    """With a directory: a bare name could be anything."""
+    return isinstance(value, (str, os.PathLike)) and os.sep in str(value)
+
+
+def _of_hugging_face(dataset: Any) -> list[str] | None:
+    for name, feature in dataset.features.items():
+        if type(feature).__name__ in ("Image", "Audio", "Video"):
+            column = dataset.cast_column(name, type(feature)(decode=False))[name]
+            if all(value and value["path"] and not value.get("bytes") for value in column):
+                return [value["path"] for value in column]
+    return None

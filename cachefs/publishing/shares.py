@@ -1,0 +1,128 @@
+"""From samples to files: which of a job's samples are files of which dataset, and the orders that follow."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy
+from numpy.typing import NDArray
+
+from cachefs.mount.kernel import MountPoint
+from cachefs.mount.namespace import ENTRY_BITS, ENTRY_MASK
+from cachefs.publishing.places import Places
+
+Order = NDArray[numpy.uint32]
+Numbers = NDArray[numpy.int64]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The files that samples have in one snapshot. The daemon is told of files, of which a sample may have none or
+    several, so orders and positions are translated.
+
+    mount: one they were found below; slot: of the snapshot (cachefs.mount.namespace); entries: of each file, its number
+    in the snapshot; samples: of each file, the sample it belongs to, ascending; length: number of samples.
+    """
+
+    mount: MountPoint
+    slot: int
+    entries: Order
+    samples: Numbers
+    length: int
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Is each sample one file?"""
+        return len(self.samples) == self.length and bool((self._counts == 1).all())
+
+    @cached_property
+    def _counts(self) -> Numbers:
+        return numpy.bincount(self.samples, minlength=self.length)
+
+    @cached_property
+    def _first(self) -> Numbers:
+        return numpy.cumsum(self._counts) - self._counts
+
+    def order(self, samples: Order) -> Order:
+        """The files in the order in which *samples* want them, as places in `entries`."""
+        samples = self._existing(samples)
+        if self.is_plain:
+            return samples
+        counts = self._counts[samples]
+        before = numpy.cumsum(counts) - counts
+        within = numpy.arange(int(counts.sum())) - numpy.repeat(before, counts)
+        return (numpy.repeat(self._first[samples], counts) + within).astype(numpy.uint32)
+
+    def position(self, samples: Order, position: int) -> int:
+        """How many files of `order(samples)` belong to the first *position* samples."""
+        return position if self.is_plain else int(self._counts[self._existing(samples[:position])].sum())
+
+    def _existing(self, samples: Order) -> Order:
+        return samples if not len(samples) or samples.max() < self.length else samples[samples < self.length]
+
+
+@dataclass(slots=True)
+class _Directory:
+    """Names looked for in a directory, and the samples they are for."""
+
+    mount: MountPoint
+    names: list[str] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+
+
+def shares(files: Sequence[str | Sequence[str]], places: Places, length: int | None = None) -> list[Share]:
+    """*files*: path or paths of each sample. Paths below no mount, and names that are not there, are left out.
+
+    Each directory is listed once: that gives all its inode numbers, and after the job has listed it itself, costs no
+    request. Raises OSError.
+    """
+    found: dict[int, tuple[MountPoint, list[Numbers], list[Numbers]]] = {}
+    for path, directory in _by_directory(files, places).items():
+        inodes = _inodes(path, directory.names)
+        samples = numpy.array(directory.samples, dtype=numpy.int64)
+        for slot in numpy.unique(inodes >> ENTRY_BITS):
+            if slot:
+                here = inodes >> ENTRY_BITS == slot
+                _, slot_inodes, slot_samples = found.setdefault(int(slot), (directory.mount, [], []))
+                slot_inodes.append(inodes[here] & ENTRY_MASK)
+                slot_samples.append(samples[here])
+    return [
+        _share(mount, slot, numpy.concatenate(entries), numpy.concatenate(samples), length or len(files))
+        for slot, (mount, entries, samples) in found.items()
+    ]
+
+
+def _by_directory(files: Sequence[str | Sequence[str]], places: Places) -> dict[str, _Directory]:
+    found: dict[str, _Directory] = {}
+    for sample, path in _each(files):
+        mount = places.mount_of(path)
+        if mount is not None:
+            directory, _, name = path.rpartition("/")
+            known = found.get(directory)
+            if known is None:
+                known = found[directory] = _Directory(mount)
+            known.names.append(name)
+            known.samples.append(sample)
+    return found
+
+
+def _each(files: Sequence[str | Sequence[str]]) -> Iterator[tuple[int, str]]:
+    for sample, of_sample in enumerate(files):
+        if isinstance(of_sample, str):
+            yield sample, of_sample
+        else:
+            for path in of_sample:
+                yield sample, path
+
+
+def _inodes(directory: str, names: Sequence[str]) -> Numbers:
+    """0 for a name that is not there."""
+    with os.scandir(directory or ".") as entries:
+        known = {entry.name: entry.inode() for entry in entries}
+    return numpy.array([known.get(name, 0) for name in names], dtype=numpy.int64)
+
+
+def _share(mount: MountPoint, slot: int, entries: Numbers, samples: Numbers, length: int) -> Share:
+    order = numpy.argsort(samples, kind="stable")
+    return Share(mount, slot, entries[order].astype(numpy.uint32), samples[order], length)

@@ -1,0 +1,43 @@
+"""`cachefs run`: a command in whose Python processes torch's DataLoaders are watched, and nothing else is changed."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
+from cachefs.rpc import SOCKET_VARIABLE
+
+STARTUP: Final = Path(__file__).parent / "hooks" / "startup"
+# What Python, like every shell, calls a command that is not there, or cannot be run.
+NOT_FOUND: Final = 127
+NOT_RUN: Final = 126
+
+
+def environment(
+    given: Mapping[str, str], command: Sequence[str], job: str | None, socket: str | None
+) -> dict[str, str]:
+    """*given* with what makes *command* publish as *job* to the daemon at *socket*."""
+    paths = [str(STARTUP), *filter(None, given.get("PYTHONPATH", "").split(os.pathsep))]
+    changed = {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        PYTHON_VARIABLE: sys.executable,
+        JOB_VARIABLE: job or job_name(command),
+    }
+    if socket:
+        changed[SOCKET_VARIABLE] = os.path.abspath(socket)
+    return {**given, **changed}
+
+
+def run(command: Sequence[str], job: str | None, socket: str | None) -> int:
+    """Become *command*: signals, terminal and exit status are its own. Returns only where it cannot be run, with the
+    exit status."""
+    try:
+        os.execvpe(command[0], list(command), environment(os.environ, command, job, socket))
+    except FileNotFoundError:
+        print(f"cachefs: {command[0]}: no such command", file=sys.stderr)
+        return NOT_FOUND
+    except OSError as error:
+        print(f"cachefs: {command[0]} cannot be run: {error.strerror}", file=sys.stderr)
+        return NOT_RUN
