@@ -12,12 +12,16 @@ import psutil
 
 from cachefs.messages import MountReport, MountView
 
+# A mount that lives reports at least every 10 s, if the daemon answers.
+SILENCE: Final = 30.0
+
 _ESCAPED: Final = re.compile(rb"\\(\d{3})")
 
 
 @dataclass(slots=True)
 class _Mount:
-    """seen: monotonic time of the last report; born: start time of its process, which tells it from a reused pid."""
+    """seen: monotonic time of the last report; born: start time of its process, which tells it from a reused pid; 0
+    where we cannot see the process, as in a container of its own."""
 
     report: MountReport
     seen: float
@@ -110,6 +114,8 @@ def _born(pid: int) -> float:
 
 
 def _lives(mount: _Mount) -> bool:
+    if not mount.born:
+        return time.monotonic() - mount.seen < SILENCE
     try:
         process = psutil.Process(mount.report.pid)
         return bool(process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - mount.born) < 1)

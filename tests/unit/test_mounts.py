@@ -36,6 +36,23 @@ def test_a_mount_whose_process_ended_is_not_alive(process: subprocess.Popen[byte
     assert mounts.counters()["hits_memory"] == 4
 
 
+def test_a_mount_whose_process_cannot_be_seen_lives_as_long_as_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = Mounts()
+    unseen = 1 << 30  # no pid is that high
+    for hits in (4, 7):
+        mounts.report(report("a", unseen, hits=hits))
+        mounts.forget_gone()
+    assert mounts.using("images") is not None
+    assert mounts.may_use("3f9c", replaced=time.time())
+    assert mounts.counters()["hits_memory"] == 7
+    later = time.monotonic() + 60
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert mounts.using("images") is None
+    mounts.forget_gone()
+    assert mounts.views() == []
+    assert mounts.counters()["hits_memory"] == 7
+
+
 def test_a_dead_mount_point_stays_in_sight_until_it_is_mounted_again(process: subprocess.Popen[bytes]) -> None:
     mounts = Mounts()
     dead = report("a", process.pid, hits=4)
