@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cachefs_daemon.origin import s3_listing
+from cachefs_daemon.origin.s3_errors import BrokenAnswer
 from cachefs_daemon.origin.s3_listing import Page, list_bucket, parse_page, parse_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -128,3 +129,8 @@ def test_keys_are_decoded_as_the_server_says(encoding: str | None, key: str, exp
 
 def test_times_in_headers_are_understood_too() -> None:
     assert parse_time("Fri, 02 Jan 2026 03:04:05 GMT") == parse_time("2026-01-02T03:04:05Z")
+
+
+def test_a_page_that_cannot_be_followed_is_not_taken_for_the_last() -> None:
+    with pytest.raises(BrokenAnswer, match="cut short"):
+        parse_page({"IsTruncated": True, "Contents": []}, "p/")

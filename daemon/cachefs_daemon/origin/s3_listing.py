@@ -19,6 +19,7 @@ from urllib.parse import unquote_to_bytes
 from botocore.utils import parse_timestamp
 
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.s3_errors import BrokenAnswer
 
 # Cut once there are this many names to cut at, or after this many levels of a narrow tree.
 _ENOUGH_NAMES: Final = 32
@@ -74,7 +75,7 @@ async def list_bucket(fetch: FetchPage, prefix: str) -> AsyncIterator[list[Liste
 
 
 def parse_page(answer: Any, prefix: str) -> Page:
-    """The page that a ListObjectsV2 answer, asked for with EncodingType=url, stands for."""
+    """The page that a ListObjectsV2 answer, asked for with EncodingType=url, stands for. Raises BrokenAnswer."""
     encoded = answer.get("EncodingType") == "url"
     start = len(prefix.encode())
 
@@ -89,7 +90,11 @@ def parse_page(answer: Any, prefix: str) -> Page:
         for found in answer.get("Contents", ())
     ]
     directories = [relative(found["Prefix"]) for found in answer.get("CommonPrefixes", ())]
-    return Page(objects, directories, answer.get("NextContinuationToken") if answer.get("IsTruncated") else None)
+    token = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
+    if answer.get("IsTruncated") and not token:
+        # As a server that only knows the first version of ListObjects: going on as if this were all would lose files.
+        raise BrokenAnswer("the listing is cut short without a token to go on with; does it know ListObjectsV2?")
+    return Page(objects, directories, token)
 
 
 def parse_time(text: str) -> datetime:
