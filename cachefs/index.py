@@ -13,6 +13,7 @@ from typing import Final
 import lmdb
 
 from cachefs.block import Location
+from cachefs.errors import CachefsError
 
 BLOCKS_DB: Final = b"blocks"
 # Address space only; LMDB files are sparse. 64 GiB of index is about half a billion blocks.
@@ -25,18 +26,25 @@ class IndexReader:
     """Read-only view of the index. LMDB allows one environment per file and process, none across a fork."""
 
     def __init__(self, path: Path) -> None:
+        """Raises CachefsError."""
         self.path = path
-        self._env = lmdb.open(
-            str(path),
-            readonly=True,
-            subdir=False,
-            max_dbs=MAX_DBS,
-            map_size=MAP_SIZE,
-            max_readers=MAX_READERS,
-            readahead=False,
-        )
-        self._blocks = self._env.open_db(BLOCKS_DB, create=False)
-        self._opened = os.stat(path)
+        with contextlib.ExitStack() as undo:
+            try:
+                self._env = lmdb.open(
+                    str(path),
+                    readonly=True,
+                    subdir=False,
+                    max_dbs=MAX_DBS,
+                    map_size=MAP_SIZE,
+                    max_readers=MAX_READERS,
+                    readahead=False,
+                )
+                undo.callback(self._env.close)
+                self._blocks = self._env.open_db(BLOCKS_DB, create=False)
+                self._opened = os.stat(path)
+            except (lmdb.Error, OSError) as error:
+                raise CachefsError(f"the index {path} cannot be read: {error}") from None
+            undo.pop_all()
 
     def get(self, key: bytes) -> Location | None:
         try:

@@ -67,10 +67,11 @@ class BlockReader:
         self._segments = SegmentReader(self._directories)
 
     def follow(self, view: NodeView) -> None:
-        """Use what a (restarted) daemon says of its index and tiers."""
+        """Use what a (restarted) daemon says of its index and tiers. Raises CachefsError, all being as it was."""
         if view.index != self._view.index or not self._index.is_current():
+            fresh = IndexReader(Path(view.index))
             self._index.close()
-            self._index = IndexReader(Path(view.index))
+            self._index = fresh
         if view.tiers != self._view.tiers:
             self._segments.close()
             self._directories = _directories(view)

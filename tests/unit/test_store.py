@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cachefs.block import MEMORY, SSD, Location
-from cachefs.errors import ConfigError, StoreFull
+from cachefs.errors import CachefsError, ConfigError, StoreFull
 from cachefs.index import IndexReader
 from cachefs.segment import segment_path
 from tests.blockstore import (
@@ -160,6 +160,11 @@ def test_a_put_block_is_soon_seen_by_other_processes_and_an_evicted_one_is_gone(
     finally:
         reader.close()
         process.stop()
+
+
+def test_an_index_that_is_not_there_is_an_error_of_ours(root: Path) -> None:
+    with pytest.raises(CachefsError, match=r"index .*/nothing\.lmdb cannot be read"):
+        IndexReader(root / "nothing.lmdb")
 
 
 def test_the_second_put_answers_with_the_first_place(root: Path) -> None:
