@@ -3,6 +3,7 @@
 import os
 import statistics
 import subprocess
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,9 @@ def measure_mount(work: Path, entries: int) -> dict[str, Any]:
     mount.mkdir()
     write_empty_files(source, entries)
     with dataset_node(node, source, MEMORY) as (client, socket):
+        command = Path(sysconfig.get_path("scripts"), "mount.cachefs")
         start = time.perf_counter()
-        subprocess.run(["mount.cachefs", "bench", mount, "-o", f"socket={socket}"], check=True)
+        subprocess.run([command, "bench", mount, "-o", f"socket={socket}"], check=True)
         seconds = time.perf_counter() - start
         try:
             os.listdir(mount)
