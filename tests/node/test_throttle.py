@@ -18,7 +18,7 @@ import pytest
 from cachefs_tools.bench.ceiling import measure
 from cachefs_tools.bench.link import CATCH_UP, Limits
 from cachefs_tools.bench.throttle import Throttle, throttled
-from cachefs_tools.scratch_node import ACCESS_KEY, SECRET_KEY, s3_server
+from cachefs_tools.scratch_node import SCRATCH, s3_server
 
 from cachefs.errors import CachefsError
 from tests.servers.s3 import S3Server
@@ -139,9 +139,9 @@ def test_signed_requests_and_listings_pass_to_an_s3_server(tmp_path: Path, files
         s3_server(files.parent, tmp_path / "s3.log") as server,
         throttled(server, Limits(latency=0.01), tmp_path / "throttle.log") as throttle,
     ):
-        through = S3Server(throttle.endpoint, ACCESS_KEY, SECRET_KEY)
+        through = S3Server(throttle.endpoint, SCRATCH.access_key, SCRATCH.secret_key)
         through.put("images", {f"more/{number}": b"x" for number in range(50)})
         assert len(list((files / "more").iterdir())) == 50
-        ceiling = measure(throttle, "images", [name[1:] for name in NAMES], seconds=0.2)
+        ceiling = measure(throttle, SCRATCH, [f"images{name}" for name in NAMES], seconds=0.2)
         assert ceiling.bytes_per_s == pytest.approx(SIZE * ceiling.requests_per_s)
         assert ceiling.cpu_requests_per_s > 0

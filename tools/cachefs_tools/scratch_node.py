@@ -10,6 +10,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,11 +21,20 @@ from cachefs.rpc import STATUS, DaemonClient
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
-ACCESS_KEY: Final = "scratch"
-SECRET_KEY: Final = "scratch-secret"
 Child = subprocess.Popen[bytes]
 # Not by a preexec_fn: Python's and gRPC's fork handlers would run, and a KeyboardInterrupt raised in one is lost.
 WITH_PARENT: Final = ("setpriv", "--pdeathsig=KILL")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Credentials of an S3 server."""
+
+    access_key: str
+    secret_key: str
+
+
+SCRATCH: Final = Account("scratch", "scratch-secret")
 
 
 @contextmanager
@@ -32,18 +42,19 @@ def s3_server(buckets: Path, log: Path) -> Iterator[str]:
     """rclone's S3 server over the directory *buckets*; its endpoint URL."""
     announcement = "Starting s3 server on ["
     command = ["rclone", "serve", "s3", "--config", "/dev/null", "--addr", "127.0.0.1:0",
-               "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", str(buckets)]  # fmt: skip
+               "--auth-key", f"{SCRATCH.access_key},{SCRATCH.secret_key}", str(buckets)]  # fmt: skip
     with running(command, log) as process:
         wait_until(lambda: announcement in log.read_text(), process, log)
         yield log.read_text().partition(announcement)[2].partition("/]")[0]
 
 
 @contextmanager
-def daemon(config: Path, socket: Path, log: Path) -> Iterator[DaemonClient]:
-    """cachefsd with the configuration file *config*, with the S3 server's credentials and no others."""
+def daemon(config: Path, socket: Path, log: Path, account: Account = SCRATCH) -> Iterator[DaemonClient]:
+    """cachefsd with the configuration file *config*, with the account's credentials and no others."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     credentials = {
-        "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ACCESS_KEY_ID": account.access_key, "AWS_SECRET_ACCESS_KEY": account.secret_key,
+        "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
     }  # fmt: skip
     with running(["cachefsd", "--config", str(config)], log, {**own, **credentials}) as process:

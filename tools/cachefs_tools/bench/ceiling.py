@@ -13,7 +13,7 @@ from botocore.session import Session
 
 from cachefs_tools.bench.link import Limits
 from cachefs_tools.bench.throttle import Throttle
-from cachefs_tools.scratch_node import ACCESS_KEY, SECRET_KEY
+from cachefs_tools.scratch_node import Account
 
 CONNECTIONS: Final = 16
 SECONDS: Final = 2.0
@@ -30,10 +30,10 @@ class Ceiling:
     cpu_bytes_per_s: float
 
 
-def measure(throttle: Throttle, bucket: str, keys: Sequence[str], seconds: float = SECONDS) -> Ceiling:
-    """Lifts the proxy's limits and leaves them lifted."""
+def measure(throttle: Throttle, account: Account, paths: Sequence[str], seconds: float = SECONDS) -> Ceiling:
+    """Lifts the proxy's limits and leaves them lifted. paths: bucket/key of the objects to read."""
     throttle.limit(Limits())
-    requests = [_get(url) for url in _signed(throttle.endpoint, bucket, keys)]
+    requests = [_get(url) for url in _signed(throttle.endpoint, account, paths)]
     before, start = throttle.counters(), time.monotonic()
     asyncio.run(_load(throttle.endpoint, requests, start + seconds))
     after, elapsed = throttle.counters(), time.monotonic() - start
@@ -42,12 +42,14 @@ def measure(throttle: Throttle, bucket: str, keys: Sequence[str], seconds: float
     return Ceiling(count / elapsed, size / elapsed, count / cpu, size / cpu)
 
 
-def _signed(endpoint: str, bucket: str, keys: Sequence[str]) -> list[str]:
+def _signed(endpoint: str, account: Account, paths: Sequence[str]) -> list[str]:
     client = Session().create_client(
-        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=ACCESS_KEY,
-        aws_secret_access_key=SECRET_KEY, config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
+        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=account.access_key,
+        aws_secret_access_key=account.secret_key,
+        config=Config(signature_version="s3v4", s3={"addressing_style": "path"}),
     )  # fmt: skip
-    return [client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}) for key in keys]
+    places = (path.split("/", 1) for path in paths)
+    return [client.generate_presigned_url("get_object", {"Bucket": bucket, "Key": key}) for bucket, key in places]
 
 
 def _get(url: str) -> bytes:

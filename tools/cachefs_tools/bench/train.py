@@ -27,6 +27,7 @@ from cachefs.messages import Empty
 from cachefs.rpc import JOB_LIST, JOB_PUBLISH, SOCKET_VARIABLE, STALL_LIST
 from cachefs.sampler import epoch_order
 from cachefs_tools.bench.bounds import belady_reads, least_reads, lru_reads
+from cachefs_tools.bench.origin_server import OriginServer
 from cachefs_tools.bench.scenario import Job, Scenario
 from cachefs_tools.bench.timeline import Timeline, recorded
 from cachefs_tools.bench.training import EpochReport
@@ -49,9 +50,8 @@ class JobResult:
         return self.epochs[0].batches[0]
 
 
-def run(scenario: Scenario, server: str, work: Path) -> dict[str, Any]:
-    """One run, as a JSON-serialisable document. server: an S3 server with the dataset's files; work: an empty
-    directory. Raises CachefsError where a job fails."""
+def run(scenario: Scenario, server: OriginServer, work: Path) -> dict[str, Any]:
+    """One run, as a JSON-serialisable document. work: an empty directory. Raises CachefsError where a job fails."""
     with training_node(work, server, scenario) as node:
         with recorded(node) as timeline:
             results, views = _run_jobs(scenario, node, work)

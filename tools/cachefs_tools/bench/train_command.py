@@ -3,8 +3,6 @@
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -16,12 +14,11 @@ from rich.console import Console
 from cachefs.errors import CachefsError
 from cachefs_tools.bench import ceiling, scenario, train
 from cachefs_tools.bench.link import Limits
+from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
 from cachefs_tools.bench.report import summary, table
-from cachefs_tools.bench.samples import sample_name, write_samples
+from cachefs_tools.bench.samples import sample_name
 from cachefs_tools.bench.scenario import Job, Scenario, Shape, Tiers
 from cachefs_tools.bench.throttle import throttled
-from cachefs_tools.bench.training_node import BUCKET
-from cachefs_tools.scratch_node import s3_server
 
 # The proxy must be able to do this many times what it lets through, or it is part of what is measured.
 HEADROOM: Final = 2.0
@@ -87,9 +84,16 @@ DEFAULT: Final = Shape()
 @click.option("--stream-bandwidth", default=0.0, help="MB/s of one connection (0: any).")
 @click.option("--request-rate", default=0.0, help="Requests per second, above which it answers SlowDown (0: any).")
 @click.option("--keep-pages", is_flag=True, help="Let the kernel's page cache keep what was read.")
+@click.option(
+    "--endpoint",
+    help="URL of a running S3 server, with its credentials in AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY.  [default: start rclone's]",
+)
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the runs (needs matplotlib).")
 @click.option("--directory", type=click.Path(path_type=Path), help="Where to work (default: a temporary directory).")
-def train_command(preset: str | None, plot: Path | None, directory: Path | None, **options: Any) -> None:
+def train_command(
+    preset: str | None, endpoint: str | None, plot: Path | None, directory: Path | None, **options: Any
+) -> None:
     """Training jobs in front of a slow origin: accelerator utilisation, stalls and origin bytes."""
     base = _base(options)
     runs = scenario.preset(preset, base) if preset else _variants(base, options)
@@ -99,7 +103,8 @@ def train_command(preset: str | None, plot: Path | None, directory: Path | None,
         documents = []
         with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
             work = Path(name)
-            with _filled_server(work, base.shape) as server:
+            _say(f"writing {base.shape.files:,} files of {base.shape.size:,} bytes")
+            with filled_server(work, base.shape, endpoint) as server:
                 limit = _measure_ceiling(work, server, runs)
                 for number, one in enumerate(runs):
                     place = work / f"run{number}"
@@ -143,19 +148,11 @@ def _variants(base: Scenario, options: dict[str, Any]) -> list[Scenario]:
     ]  # fmt: skip
 
 
-@contextmanager
-def _filled_server(work: Path, shape: Shape) -> Iterator[str]:
-    _say(f"writing {shape.files:,} files of {shape.size:,} bytes")
-    write_samples(work / "buckets" / BUCKET, shape.files, shape.size)
-    with s3_server(work / "buckets", work / "s3.log") as server:
-        yield server
-
-
-def _measure_ceiling(work: Path, server: str, runs: list[Scenario]) -> dict[str, float]:
+def _measure_ceiling(work: Path, server: OriginServer, runs: list[Scenario]) -> dict[str, float]:
     shape = runs[0].shape
-    keys = [sample_name(number) for number in range(min(CEILING_FILES, shape.files))]
-    with throttled(server, Limits(), work / "ceiling.log") as throttle:
-        found = ceiling.measure(throttle, BUCKET, keys)
+    paths = [f"{BUCKET}/{sample_name(number)}" for number in range(min(CEILING_FILES, shape.files))]
+    with throttled(server.endpoint, Limits(), work / "ceiling.log") as throttle:
+        found = ceiling.measure(throttle, server.account, paths)
     _say(
         f"the proxy without limits: {found.bytes_per_s / 1e6:.0f} MB/s, {found.requests_per_s:.0f} requests/s with its "
         f"client and the server on this machine; {found.cpu_bytes_per_s / 1e6:.0f} MB/s by its own processor time"

@@ -14,11 +14,11 @@ from cachefs.errors import CachefsError
 from cachefs.messages import DatasetAdd, OriginOptions
 from cachefs.rpc import DATASET_ADD, DaemonClient
 from cachefs_tools.bench.link import Limits
+from cachefs_tools.bench.origin_server import BUCKET, OriginServer
 from cachefs_tools.bench.scenario import Scenario
 from cachefs_tools.bench.throttle import Throttle, throttled
 from cachefs_tools.scratch_node import daemon, mounted
 
-BUCKET: Final = "bench"
 DATASET: Final = "bench"
 # The daemon asks for room for a block of the largest size, whatever the files are.
 BLOCK_SIZE: Final = 256 << 10
@@ -55,11 +55,8 @@ class TrainingNode:
 
 
 @contextmanager
-def training_node(work: Path, server: str, scenario: Scenario) -> Iterator[TrainingNode]:
-    """A new, empty node with the dataset listed and mounted; from then on the origin is throttled.
-
-    server: URL of an S3 server that has the dataset's files in BUCKET.
-    """
+def training_node(work: Path, server: OriginServer, scenario: Scenario) -> Iterator[TrainingNode]:
+    """A new, empty node with the dataset listed and mounted; from then on the origin is throttled."""
     record = span(scenario.shape.size)
     if scenario.shape.size > BLOCK_SIZE:
         raise CachefsError(f"files of {scenario.shape.size} bytes are more than one block of {BLOCK_SIZE}")
@@ -74,12 +71,12 @@ def training_node(work: Path, server: str, scenario: Scenario) -> Iterator[Train
     with ExitStack() as stack:
         memory = Path(tempfile.mkdtemp(prefix="cachefs-bench-", dir="/dev/shm"))
         stack.callback(shutil.rmtree, memory, ignore_errors=True)
-        throttle = stack.enter_context(throttled(server, Limits(), work / "throttle.log"))
+        throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log"))
         config = work / "cachefsd.toml"
         budgets = {"memory_budget": memory_budget, "ssd_budget": ssd_budget, "block_size": BLOCK_SIZE}
         places = {"work": work, "socket": socket, "memory": memory}
         config.write_text(CONFIG.format(**places, **budgets, policy=scenario.policy))
-        client = stack.enter_context(daemon(config, socket, work / "cachefsd.log"))
+        client = stack.enter_context(daemon(config, socket, work / "cachefsd.log", server.account))
         options = OriginOptions(endpoint_url=throttle.endpoint, region="us-east-1", addressing_style="path")
         for _ in client.stream(DATASET_ADD, DatasetAdd(name=DATASET, url=f"s3://{BUCKET}", options=options)):
             pass

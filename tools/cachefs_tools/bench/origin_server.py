@@ -1,0 +1,97 @@
+"""The S3 server behind the throttle, filled: rclone's by default, or one that is already running."""
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError, ClientError
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs_tools.bench.samples import write_samples
+from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.scratch_node import SCRATCH, Account, s3_server
+
+BUCKET: Final = "cachefs-bench"
+PARALLEL: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class OriginServer:
+    """An S3 server whose bucket BUCKET holds the dataset. endpoint: its URL."""
+
+    endpoint: str
+    account: Account
+
+
+@contextmanager
+def filled_server(work: Path, shape: Shape, endpoint: str | None) -> Iterator[OriginServer]:
+    """endpoint: of a running server, in which the bucket is made and removed again; None: one of our own."""
+    directory = work / "buckets" / BUCKET
+    write_samples(directory, shape.files, shape.size)
+    if endpoint is None:
+        with s3_server(directory.parent, work / "s3.log") as own:
+            yield OriginServer(own, SCRATCH)
+        return
+    server = OriginServer(endpoint, _account())
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    keys = [str(path.relative_to(directory)) for path in files]
+    _talk(server, lambda client: client.create_bucket(Bucket=BUCKET))
+    try:
+        _talk(server, lambda client: _put(client, keys, files))
+        yield server
+    finally:
+        _talk(server, lambda client: _remove(client, keys))
+
+
+def _account() -> Account:
+    try:
+        return Account(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
+    except KeyError as error:
+        raise ConfigError(f"set {error.args[0]} to the credentials of the S3 server") from None
+
+
+async def _put(client: Any, keys: Sequence[str], files: Sequence[Path]) -> None:
+    rest = iter(zip(keys, files, strict=True))
+
+    async def worker() -> None:
+        for key, file in rest:
+            await client.put_object(Bucket=BUCKET, Key=key, Body=file.read_bytes())
+
+    await asyncio.gather(*(worker() for _ in range(PARALLEL)))
+
+
+async def _remove(client: Any, keys: Sequence[str]) -> None:
+    rest = iter(keys)
+
+    async def worker() -> None:
+        for key in rest:
+            await client.delete_object(Bucket=BUCKET, Key=key)
+
+    await asyncio.gather(*(worker() for _ in range(PARALLEL)))
+    await client.delete_bucket(Bucket=BUCKET)
+
+
+def _talk(server: OriginServer, work: Any) -> None:
+    """Do *work* with a client of the server. Raises CachefsError."""
+
+    async def connected() -> None:
+        config = AioConfig(
+            s3={"addressing_style": "path"}, max_pool_connections=PARALLEL, connect_timeout=5, read_timeout=20,
+            request_checksum_calculation="when_required", response_checksum_validation="when_required",
+        )  # fmt: skip
+        async with get_session().create_client(
+            "s3", endpoint_url=server.endpoint, region_name="us-east-1",
+            aws_access_key_id=server.account.access_key, aws_secret_access_key=server.account.secret_key, config=config,
+        ) as client:  # fmt: skip
+            await work(client)
+
+    try:
+        asyncio.run(connected())
+    except (BotoCoreError, ClientError) as error:
+        raise CachefsError(f"the S3 server at {server.endpoint} cannot be filled: {error}") from None
