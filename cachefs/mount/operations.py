@@ -17,7 +17,9 @@ import pyfuse3
 
 from cachefs.block import TIER_NAMES, Location
 from cachefs.errors import CachefsError, NotFound
+from cachefs.mount import control
 from cachefs.mount.block_reader import BlockReader
+from cachefs.mount.control import Control
 from cachefs.mount.counters import Counters
 from cachefs.mount.namespace import ROOT, Namespace
 from cachefs.mount.options import MountOptions
@@ -66,9 +68,17 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = True
     enable_writeback_cache = False
 
-    def __init__(self, namespace: Namespace, reader: BlockReader, options: MountOptions, counters: Counters) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        control_directory: Control,
+        reader: BlockReader,
+        options: MountOptions,
+        counters: Counters,
+    ) -> None:
         super().__init__()
         self.namespace = namespace
+        self.control = control_directory
         self.reader = reader
         self.options = options
         self.counters = counters
@@ -76,9 +86,11 @@ class Operations(pyfuse3.Operations):
         self._dir_mode = stat.S_IFDIR | (0o555 & ~options.umask)
 
     @handler
-    async def lookup(self, parent: int, name: bytes, ctx: object) -> pyfuse3.EntryAttributes:
+    async def lookup(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         if len(name) > MAX_NAME:
             raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
+        if parent <= control.DIRECTORY and (inode := self.control.find(parent, name, ctx.pid)):
+            return self._control_attributes(inode)
         if parent == ROOT and not self.namespace.single:
             return self._lookup_dataset(name)
         snapshot, number = self.namespace.resolve(parent)
@@ -94,6 +106,8 @@ class Operations(pyfuse3.Operations):
     async def getattr(self, inode: int, ctx: object) -> pyfuse3.EntryAttributes:
         if inode == ROOT and not self.namespace.single:
             return self._root_attributes()
+        if inode in (control.DIRECTORY, control.PUBLISH):
+            return self._control_attributes(inode)
         return self._attributes(inode, self._entry(inode))
 
     @handler
@@ -134,8 +148,10 @@ class Operations(pyfuse3.Operations):
     @handler
     async def access(self, inode: int, mode: int, ctx: object) -> bool:
         """Sent for access(2) and chdir(2) where the kernel does not check modes itself: then they deny nobody but X."""
-        lists_datasets = inode == ROOT and not self.namespace.single
-        is_dir = lists_datasets or self._entry(inode).is_dir
+        if inode == control.PUBLISH:
+            return mode == os.W_OK or mode == os.F_OK
+        lists = inode == control.DIRECTORY or (inode == ROOT and not self.namespace.single)
+        is_dir = lists or self._entry(inode).is_dir
         return not mode & os.W_OK and (is_dir or not mode & os.X_OK)
 
     @handler
@@ -205,6 +221,11 @@ class Operations(pyfuse3.Operations):
             for name, root, snapshot in itertools.islice(self.namespace.datasets(), start, None):
                 yield name, self._dataset_attributes(root, snapshot)
             return
+        if inode == control.DIRECTORY:
+            yield from itertools.islice(
+                [(control.PUBLISH_NAME, self._control_attributes(control.PUBLISH))], start, None
+            )
+            return
         snapshot, number = self.namespace.resolve(inode)
         for entry in snapshot.children(snapshot.entry(number), start):
             yield entry.name, self._attributes(inode, entry)
@@ -225,6 +246,13 @@ class Operations(pyfuse3.Operations):
     def _root_attributes(self) -> pyfuse3.EntryAttributes:
         attributes = self._new_attributes(ROOT, self._dir_mode, 0, self.namespace.root_changed_ns)
         attributes.entry_timeout = attributes.attr_timeout = ROOT_SECONDS
+        return attributes
+
+    def _control_attributes(self, inode: int) -> pyfuse3.EntryAttributes:
+        """Everybody may write to the FIFO, less the umask; its name is asked for at each open (see Control)."""
+        mode = self._dir_mode if inode == control.DIRECTORY else stat.S_IFIFO | (0o222 & ~self.options.umask)
+        attributes = self._new_attributes(inode, mode, 0, self.namespace.root_changed_ns)
+        attributes.entry_timeout = FOR_EVER if inode == control.DIRECTORY else 0
         return attributes
 
     def _attributes(self, relative: int, entry: Entry) -> pyfuse3.EntryAttributes:

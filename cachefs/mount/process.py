@@ -18,6 +18,7 @@ from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import MountReport, NodeView, Stall
 from cachefs.mount import kernel, zero_open
 from cachefs.mount.block_reader import BlockReader
+from cachefs.mount.control import Control
 from cachefs.mount.counters import Counters
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.namespace import Namespace, spec_of_url
@@ -66,8 +67,10 @@ class MountProcess:
                 time.sleep(0.1)
 
     async def _run(self, interposer: ctypes.CDLL | None, ready: Callable[[], None]) -> None:
-        reader = BlockReader(DaemonLink(self._client), self._view, self.counters)
-        operations = Operations(self._namespace, reader, self.options, self.counters)
+        link = DaemonLink(self._client)
+        reader = BlockReader(link, self._view, self.counters)
+        control = Control(self.directory, self._namespace, link)
+        operations = Operations(self._namespace, control, reader, self.options, self.counters)
         try:
             pyfuse3.init(operations, str(self.directory), fuse_options(self.spec, self.options))
         except RuntimeError:
@@ -78,6 +81,7 @@ class MountProcess:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_on_signal)
                 nursery.start_soon(self._keep_reporting, reader)
+                nursery.start_soon(control.serve)
                 nursery.start_soon(self._announce, ready)
                 await pyfuse3.main()
                 nursery.cancel_scope.cancel()

@@ -1,0 +1,190 @@
+"""`.cachefs/publish`: where a program in any language says what it is going to read, by writing lines of JSON.
+
+It is a FIFO, since the kernel lets nobody write to a regular file of a read-only mount. The kernel moves the bytes;
+this process sees a name being looked up, then opens the FIFO as anybody would and reads it until its writers are gone.
+It does not keep it open: that would keep the mount busy, and nobody could unmount it.
+"""
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy
+import trio
+
+from cachefs.errors import CachefsError, NotFound
+from cachefs.job_messages import JobEpoch, JobProgress, JobPublish, SampleMap, SamplerSpec
+from cachefs.messages import Message
+from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.namespace import ROOT, Namespace
+from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, Method
+
+log = logging.getLogger(__name__)
+
+# Below the first inode of any snapshot.
+DIRECTORY: Final = 2
+PUBLISH: Final = 3
+DIRECTORY_NAME: Final = b".cachefs"
+PUBLISH_NAME: Final = b"publish"
+
+# Between a writer's looking the name up and its opening it.
+IDLE_SECONDS: Final = 2.0
+CALL_SECONDS: Final = 30.0
+MAX_LINE: Final = 64 << 20
+_PIPE: Final = 1 << 16
+
+
+class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fields=True):
+    """files: paths relative to the dataset, one per sample; none: all files, in order of their paths. records: the
+    samples are records of those files (`npy`, `tar`, `tfrecord`, `fixed:<bytes>`). The rest as in JobPublish."""
+
+    job: str
+    dataset: str = ""
+    consumer: str = "0"
+    sampler: SamplerSpec | None = None
+    files: list[str] = []
+    records: str = ""
+    rank: int = 0
+    world_size: int = 1
+    workers: int = 0
+    batch_size: int = 1
+    prefetch: int = 2
+    pid: int = 0
+    lease: float = 60.0
+
+
+class Epoch(msgspec.Struct, tag_field="op", tag="epoch", forbid_unknown_fields=True):
+    job: str
+    epoch: int
+    order: list[int]
+    consumer: str = "0"
+
+
+class Progress(msgspec.Struct, tag_field="op", tag="progress", forbid_unknown_fields=True):
+    job: str
+    epoch: int = 0
+    position: int = 0
+    ended: bool = False
+    consumer: str = "0"
+
+
+class Control:
+    """The control directory of one mount."""
+
+    def __init__(self, mountpoint: Path, namespace: Namespace, link: DaemonLink) -> None:
+        self._path = mountpoint / os.fsdecode(DIRECTORY_NAME) / os.fsdecode(PUBLISH_NAME)
+        self._namespace = namespace
+        self._link = link
+        self._decode = msgspec.json.Decoder(Publish | Epoch | Progress).decode
+        self._wanted = trio.Event()
+        self._own_thread = 0
+
+    def find(self, parent: int, name: bytes, thread: int) -> int:
+        """The inode of *name*, 0 where it is none of ours. A dataset's own `.cachefs` comes first."""
+        if parent == DIRECTORY:
+            if name == PUBLISH_NAME:
+                if thread != self._own_thread:
+                    self._wanted.set()
+                return PUBLISH
+            return {b".": DIRECTORY, b"..": ROOT}.get(name, 0)
+        if parent != ROOT or name != DIRECTORY_NAME:
+            return 0
+        if self._namespace.single:
+            snapshot, number = self._namespace.resolve(ROOT)
+            if snapshot.lookup(number, name) is not None:
+                return 0
+        return DIRECTORY
+
+    async def serve(self) -> None:
+        """Runs as long as the mount."""
+        while True:
+            await self._wanted.wait()
+            try:
+                fd = await self._open()
+            except OSError as error:
+                log.warning("%s cannot be read: %s", self._path, error.strerror)
+                await trio.sleep(IDLE_SECONDS)
+                continue
+            try:
+                while await self._read(fd) or self._wanted.is_set():
+                    # Once a writer has gone, poll(2) says so for ever: only a new descriptor waits for the next. Until
+                    # that is there, the old one keeps what the next has already written.
+                    old, fd = fd, await self._open()
+                    os.close(old)
+            finally:
+                os.close(fd)
+
+    async def _open(self) -> int:
+        def open_here() -> int:
+            self._own_thread = threading.get_native_id()
+            try:
+                return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            finally:
+                self._own_thread = 0
+
+        self._wanted = trio.Event()
+        return await trio.to_thread.run_sync(open_here, abandon_on_cancel=True)
+
+    async def _read(self, fd: int) -> bool:
+        """What writers write, until the last has gone; False where none came."""
+        text = b""
+        while True:
+            with trio.move_on_after(IDLE_SECONDS) as waiting:
+                await trio.lowlevel.wait_readable(fd)
+            try:
+                piece = os.read(fd, _PIPE)
+            except BlockingIOError:
+                continue  # a writer is there, and silent
+            *lines, text = (text + piece).split(b"\n")
+            for line in lines if piece else [text]:
+                await self._obey(line)
+            if not piece:
+                return not waiting.cancelled_caught
+            if len(text) > MAX_LINE:
+                log.warning("%s: a line longer than %d bytes is ignored", self._path, MAX_LINE)
+                text = b""
+
+    async def _obey(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        try:
+            method, request = await trio.to_thread.run_sync(self._request, line)
+            await self._link.call(method, request, CALL_SECONDS)
+        except (msgspec.DecodeError, OverflowError, CachefsError) as error:
+            log.warning("%s: %s; it said %r", self._path, error, line[:200])
+
+    def _request(self, line: bytes) -> tuple[Method[Any, Any], Message]:
+        said = self._decode(line)
+        if isinstance(said, Epoch):
+            order = numpy.array(said.order, dtype="<u4").tobytes()
+            return JOB_EPOCH, JobEpoch(job=said.job, consumer=said.consumer, epoch=said.epoch, order=order)
+        if isinstance(said, Progress):
+            return JOB_PROGRESS, JobProgress(**{name: getattr(said, name) for name in said.__struct_fields__})
+        return JOB_PUBLISH, self._publication(said)
+
+    def _publication(self, said: Publish) -> JobPublish:
+        names = {os.fsdecode(name): snapshot for name, _, snapshot in self._namespace.datasets()}
+        dataset = said.dataset or (next(iter(names)) if len(names) == 1 else "")
+        if dataset not in names:
+            raise NotFound(f"this mount has no dataset {dataset!r}; name one of {', '.join(names)}")
+        paths = [os.fsencode(path) for path in said.files]
+        kind = "records" if said.records else "files" if paths else "tree"
+        return JobPublish(
+            job=said.job,
+            dataset=dataset,
+            snapshot=names[dataset].id,
+            consumer=said.consumer,
+            spec=said.sampler,
+            map=SampleMap(kind=kind, paths=paths, indexer=said.records),
+            rank=said.rank,
+            world_size=said.world_size,
+            workers=said.workers,
+            batch_size=said.batch_size,
+            prefetch=said.prefetch,
+            pid=said.pid,
+            lease=said.lease,
+            source="control file",
+        )

@@ -1,0 +1,153 @@
+"""The control file of a mount: publishing from a shell, or any language, by writing lines of JSON."""
+
+import json
+import os
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachefs.errors import NotFound
+from cachefs.job_messages import JobName, JobView
+from cachefs.mount import kernel
+from cachefs.rpc import JOB_SHOW
+from tests.daemon import Daemon
+from tests.mounting import mounted, read_tree
+
+FILES = 6
+SEQUENTIAL = {"kind": "sequential", "size": FILES}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    top = tmp_path_factory.mktemp("origin")
+    for number in range(FILES):
+        (top / f"{number}.bin").write_bytes(bytes([number]) * 100)
+    own = tmp_path_factory.mktemp("own")
+    (own / ".cachefs").write_text("the dataset's")
+    with Daemon(tmp_path_factory.mktemp("node")) as running:
+        running.add_dataset("numbers", f"file://{top}")
+        running.add_dataset("own", f"file://{own}")
+        yield running
+
+
+@pytest.fixture(scope="module", params=["zero_open", "no_zero_open"])
+def mount(daemon: Daemon, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with mounted(daemon.socket, "numbers", tmp_path_factory.mktemp("mnt") / "numbers", request.param) as directory:
+        yield directory
+
+
+def job(daemon: Daemon, name: str, seen: Callable[[JobView], bool] = lambda _: True) -> JobView:
+    """The job, once the daemon shows it so."""
+    deadline = time.monotonic() + 20
+    view: JobView | None = None
+    while time.monotonic() < deadline:
+        try:
+            view = daemon.client.call(JOB_SHOW, JobName(job=name))
+            if seen(view):
+                return view
+        except NotFound:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"job {name} stays {view}")
+
+
+def say(mount: Path, *messages: dict[str, Any]) -> None:
+    (mount / ".cachefs" / "publish").write_text("".join(json.dumps(message) + "\n" for message in messages))
+
+
+def test_a_shell_publishes(daemon: Daemon, mount: Path) -> None:
+    name = f"shell-{mount.parent.name}"
+    line = json.dumps({"op": "publish", "job": name, "sampler": SEQUENTIAL, "workers": 3})
+    subprocess.run(["sh", "-c", f"echo '{line}' > {mount}/.cachefs/publish"], check=True, timeout=20)
+    view = job(daemon, name)
+    assert (view.source, view.dataset, view.state) == ("control file", "numbers", "running")
+    assert [consumer.consumer for consumer in view.consumers] == ["0"]
+
+
+def test_orders_progress_and_the_end_follow(daemon: Daemon, mount: Path) -> None:
+    name = f"steps-{mount.parent.name}"
+    order = [5, 4, 3, 2, 1, 0] * 50_000  # many times what a pipe holds
+    files = [f"{number}.bin" for number in range(FILES)]
+    say(
+        mount,
+        {"op": "publish", "job": name, "consumer": "7", "files": files},
+        {"op": "epoch", "job": name, "consumer": "7", "epoch": 2, "order": order},
+        {"op": "progress", "job": name, "consumer": "7", "epoch": 2, "position": 4},
+    )
+    view = job(daemon, name, lambda view: view.consumers[0].epoch_length == len(order))
+    assert view.consumers[0].known_epochs == [2]
+    assert view.consumers[0].epoch == 2
+    say(mount, {"op": "progress", "job": name, "consumer": "7", "ended": True})
+    assert job(daemon, name, lambda view: view.state != "running").state == "ended"
+
+
+def test_what_makes_no_sense_is_logged_and_the_rest_obeyed(daemon: Daemon, mount: Path) -> None:
+    name = f"sense-{mount.parent.name}"
+    publish = mount / ".cachefs" / "publish"
+    good = json.dumps({"op": "publish", "job": name, "sampler": SEQUENTIAL})
+    publish.write_text(
+        f'nonsense\n{{"op": "publish", "job": 3}}\n{{"op": "publish", "job": "x", "dataset": "no"}}\n{good}'
+    )
+    job(daemon, name)
+    log = Path(f"{mount}.log").read_text()
+    assert "nonsense" in log
+    assert "Expected `str`, got `int`" in log
+    assert "this mount has no dataset 'no'" in log
+
+
+def test_many_writers_at_once_are_all_heard(daemon: Daemon, mount: Path) -> None:
+    names = [f"writer-{number}-{mount.parent.name}" for number in range(8)]
+    script = 'echo "$1" > "$2/.cachefs/publish"'
+    writers = [
+        subprocess.Popen(
+            ["sh", "-c", script, "sh", json.dumps({"op": "publish", "job": name, "sampler": SEQUENTIAL}), str(mount)]
+        )
+        for name in names
+    ]
+    assert [writer.wait(20) for writer in writers] == [0] * len(names)
+    for name in names:
+        job(daemon, name)
+
+
+def test_the_control_directory_is_there_but_not_listed(mount: Path) -> None:
+    assert sorted(read_tree(mount)) == [f"{number}.bin".encode() for number in range(FILES)]
+    assert os.listdir(mount / ".cachefs") == ["publish"]
+    assert stat.S_ISFIFO((mount / ".cachefs" / "publish").stat().st_mode)
+    assert os.access(mount / ".cachefs", os.X_OK)
+    assert os.access(mount / ".cachefs" / "publish", os.W_OK)
+    with pytest.raises(FileNotFoundError):
+        (mount / ".cachefs" / "other").stat()
+
+
+def test_a_datasets_own_name_comes_first(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "own", tmp_path / "own") as directory:
+        assert (directory / ".cachefs").read_text() == "the dataset's"
+
+
+def test_a_mount_of_several_needs_the_dataset_named(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "numbers,own", tmp_path / "several") as directory:
+        say(
+            directory,
+            {"op": "publish", "job": "unnamed", "sampler": SEQUENTIAL},
+            {"op": "publish", "job": "named", "dataset": "numbers", "sampler": SEQUENTIAL},
+        )
+        assert job(daemon, "named").dataset == "numbers"
+    assert "name one of numbers, own" in Path(f"{directory}.log").read_text()
+    with pytest.raises(NotFound):
+        daemon.client.call(JOB_SHOW, JobName(job="unnamed"))
+
+
+def test_a_mount_that_was_published_through_can_be_unmounted(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "numbers", tmp_path / "busy") as directory:
+        say(directory, {"op": "publish", "job": "busy", "sampler": SEQUENTIAL})
+        job(daemon, "busy")
+        deadline = time.monotonic() + 20
+        while kernel.mount_points() and any(point.path == directory for point in kernel.mount_points()):
+            done = subprocess.run(["umount", "-i", str(directory)], capture_output=True, text=True, timeout=10)
+            assert time.monotonic() < deadline, done.stderr
+            time.sleep(0.2)
