@@ -24,6 +24,7 @@ from cachefs.errors import CachefsError
 from tests.servers.s3 import S3Server
 
 SIZE = 300_000
+IDLE_SECONDS = 0.5
 NAMES = [f"/{number}.bin" for number in range(4)]
 
 
@@ -38,10 +39,11 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def upstream(files: Path) -> Iterator[str]:
-    """The URL of a plain web server over the files, which keeps connections open."""
+    """The URL of a plain web server over the files, which closes idle connections."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        timeout = IDLE_SECONDS
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -116,6 +118,14 @@ def test_requests_beyond_the_rate_are_refused_as_s3_does(throttle: Throttle) -> 
     assert (throttle.counters().requests, throttle.counters().refused) == (2, 1)
     throttle.limit(Limits())
     assert get(throttle, NAMES[1]) == [(200, bytes([1]) * SIZE)]
+
+
+def test_a_connection_outlives_the_one_to_the_server(throttle: Throttle) -> None:
+    with closing(http.client.HTTPConnection(urlsplit(throttle.endpoint).netloc, timeout=30)) as connection:
+        for pause in (2 * IDLE_SECONDS, 0):
+            connection.request("GET", NAMES[0])
+            assert len(connection.getresponse().read()) == SIZE
+            time.sleep(pause)
 
 
 def test_a_dead_server_is_a_closed_connection(tmp_path: Path, files: Path) -> None:

@@ -68,11 +68,10 @@ class Proxy:
 
     async def serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """One connection of a client."""
-        with closing(to_client), suppress(ConnectionError, asyncio.IncompleteReadError):
-            server, to_server = await asyncio.open_connection(*self._upstream, limit=BUFFER)
-            with closing(to_server):
-                while await self._answer(_Pair(client, to_client, server, to_server)):
-                    pass
+        pair = _Pair(client, to_client)
+        with closing(pair), suppress(ConnectionError, asyncio.IncompleteReadError):
+            while await self._answer(pair):
+                pass
 
     async def _answer(self, pair: "_Pair") -> bool:
         """Serve one request; whether the connection may be used again."""
@@ -87,6 +86,7 @@ class Proxy:
             pair.to_client.write(REFUSAL)
             await pair.to_client.drain()
             return True
+        await pair.connect(self._upstream)
         pair.to_server.writelines((head, body))
         while (answer := await pair.server.readuntil(b"\r\n\r\n"))[9:12] == b"100":
             pass  # we have told the client already
@@ -129,14 +129,30 @@ class Proxy:
             await pair.to_client.drain()
 
 
-@dataclass(frozen=True, slots=True)
 class _Pair:
-    """The two connections of one client."""
+    """A client's connection, and the one to the server that serves it."""
 
-    client: asyncio.StreamReader
-    to_client: asyncio.StreamWriter
     server: asyncio.StreamReader
     to_server: asyncio.StreamWriter
+
+    def __init__(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        self.client = client
+        self.to_client = to_client
+        self._connected = False
+
+    async def connect(self, upstream: tuple[str, int]) -> None:
+        """To the server, if that has not been done yet, or the server has closed the connection since."""
+        if self._connected and not self.server.at_eof():
+            return
+        if self._connected:
+            self.to_server.close()
+        self.server, self.to_server = await asyncio.open_connection(*upstream, limit=BUFFER)
+        self._connected = True
+
+    def close(self) -> None:
+        self.to_client.close()
+        if self._connected:
+            self.to_server.close()
 
 
 def _header(head: bytes, name: bytes) -> bytes:
