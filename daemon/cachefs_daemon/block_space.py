@@ -118,13 +118,14 @@ class BlockSpace:
 
     def key(self, number: int) -> bytes:
         """`keys` of one block."""
-        entry = int(self.first_block.searchsorted(number, side="right")) - 1
+        # Of the array's own type: for any other, numpy first converts the array.
+        entry = int(self.first_block.searchsorted(np.int32(number), side="right")) - 1
         content = int(self._high[entry]).to_bytes(8, "little") + int(self._low[entry]).to_bytes(8, "little")
         return block_key(content, number - int(self.first_block[entry]))
 
     def refs(self, ids: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Entry of each block, and its number within the entry."""
-        entries = np.searchsorted(self.first_block, ids, side="right") - 1
+        entries = np.searchsorted(self.first_block, ids.astype(np.int32), side="right") - 1
         return entries, ids.astype(np.int64) - self.first_block[entries]
 
     def blocks_of(

@@ -17,7 +17,9 @@ from cachefs_daemon.plan import Plan
 Residents = Mapping[str, npt.NDArray[np.uint8]]
 
 _FIRST_LOOK: Final = 1024
-_LONGEST_LOOK: Final = 1 << 17
+_LONGEST_LOOK: Final = 1 << 15
+# Reads of one consumer that are looked at in one call: 0.2 ms.
+_MOST_LOOKS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +77,15 @@ class Lookahead:
         reads: list[npt.NDArray[np.int64]] = []
         ids: list[Ids] = []
         due: list[npt.NDArray[np.float64]] = []
-        count, look = 0, _FIRST_LOOK
-        while count < blocks and (window := self._plan.window(consumer, end, look)) is not None:
+        count, seen, look = 0, 0, _FIRST_LOOK
+        while count < blocks and seen < _MOST_LOOKS and (window := self._plan.window(consumer, end, look)) is not None:
             near = int(min(len(window.blocks), max(0.0, (seconds - window.seconds) / window.period + 1)))
             here = np.flatnonzero(state[window.blocks[:near]] == self._wanted)
             reads.append(window.start + here)
             ids.append(window.blocks[here])
             due.append(np.asarray(window.seconds + window.period * here, np.float64))
             count += len(here)
+            seen += near
             end = window.start + near
             if near < len(window.blocks):
                 break
