@@ -34,6 +34,7 @@ DAEMON_RETRY: Final = 0.1
 # The kernel follows a failed readahead with a read of the same page: that one must not wait a deadline again.
 FAILURE_SECONDS: Final = 1.0
 MAX_ACCESSED: Final = 1_000_000
+MUCH_ACCESSED: Final = 32
 MAX_STALLS: Final = 100_000
 
 
@@ -51,11 +52,12 @@ class _Flight:
 
 class BlockReader:
     """counters: shared with the whole mount; accessed: keys of the blocks read since the last report, oldest first;
-    stalls: reads that waited since then."""
+    much_accessed: set once there are MUCH_ACCESSED of them; stalls: reads that waited since then."""
 
     def __init__(self, link: DaemonLink, view: NodeView, counters: Counters) -> None:
         self.counters = counters
         self.accessed: dict[bytes, None] = {}
+        self.much_accessed = trio.Event()
         self.stalls: list[Stall] = []
         self._link = link
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
@@ -176,6 +178,8 @@ class BlockReader:
         if len(self.accessed) < MAX_ACCESSED:
             self.accessed.pop(key, None)
             self.accessed[key] = None
+            if len(self.accessed) == MUCH_ACCESSED:
+                self.much_accessed.set()
 
     def _note_stall(self, key: bytes, began: float, source: str) -> None:
         if len(self.stalls) < MAX_STALLS:

@@ -28,8 +28,10 @@ from cachefs.rpc import REPORT, DaemonClient
 
 log = logging.getLogger(__name__)
 
-# What is fetched next, and what gives way, follows what was read: 100 samples of a job that reads 400 a second.
+# What is fetched next, and what gives way, follows what was read: a report at least so often while there is anything to
+# tell, and sooner where many blocks were read, but not more than 20 a second (each takes 1 ms of the mount).
 REPORT_SECONDS: Final = 0.25
+SHORTEST_REPORT_SECONDS: Final = 0.05
 # A mount that has nothing to tell still shows that it is there.
 IDLE_REPORT_SECONDS: Final = 10.0
 REPORT_TIMEOUT: Final = 5.0
@@ -112,7 +114,9 @@ class MountProcess:
         link = DaemonLink(self._client)
         reported, reported_at = self.counters.as_dict(), trio.current_time()
         while True:
-            await trio.sleep(REPORT_SECONDS)
+            await trio.sleep(SHORTEST_REPORT_SECONDS)
+            with trio.move_on_after(REPORT_SECONDS - SHORTEST_REPORT_SECONDS):
+                await reader.much_accessed.wait()
             now = self.counters.as_dict()
             idle = now == reported and not reader.accessed and not reader.stalls
             if idle and trio.current_time() - reported_at < IDLE_REPORT_SECONDS:
@@ -146,6 +150,7 @@ class MountProcess:
     def _news(self, reader: BlockReader, *, closing: bool = False) -> MountReport:
         """All that was read since the last call."""
         accessed, reader.accessed = reader.accessed, {}
+        reader.much_accessed = trio.Event()
         stalls, reader.stalls = reader.stalls, []
         return self._report(list(accessed), stalls, closing=closing)
 

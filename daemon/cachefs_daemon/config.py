@@ -19,6 +19,7 @@ from cachefs.block import PIECE_SIZE
 from cachefs.errors import ConfigError
 from cachefs.rpc import DEFAULT_SOCKET
 from cachefs_daemon.origin import OriginSettings
+from cachefs_daemon.prefetcher import PrefetchSettings
 from cachefs_daemon.sizes import Share, format_size, parse_share, parse_size
 from cachefs_daemon.store import StoreConfig, TierConfig
 
@@ -61,7 +62,7 @@ class DaemonSection(_Section):
     socket_group: str = ""
     state_dir: Directory = Path("/var/lib/cachefs")
     block_size: Size = 4 << 20
-    policy: Literal["minio", "lru"] = "minio"
+    policy: Literal["clairvoyant", "alsd", "refcount", "minio", "lru", "lfu", "fifo"] = "clairvoyant"
     read_deadline: Seconds = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -89,11 +90,26 @@ class OriginSection(_Section):
     attempts: Count = 8
 
 
+class PrefetchSection(_Section):
+    enabled: bool = True
+    safety: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 4.0
+    memory_ahead: Size = 256 << 20
+
+
 class Config(_Section):
     daemon: DaemonSection = DaemonSection()
     memory: MemorySection = MemorySection()
     ssd: SsdSection | None = None
     origin: OriginSection = OriginSection()
+    prefetch: PrefetchSection = PrefetchSection()
+
+    def prefetch_settings(self) -> PrefetchSettings:
+        return PrefetchSettings(
+            enabled=self.prefetch.enabled,
+            safety=self.prefetch.safety,
+            memory_ahead=self.prefetch.memory_ahead,
+            max_bytes=self.origin.max_bytes_in_flight,
+        )
 
     def origin_settings(self) -> OriginSettings:
         origin = self.origin
@@ -188,6 +204,7 @@ def _nearest(location: list[str]) -> str:
 
 _SECTIONS: Final[dict[str, type[_Section]]] = {
     "daemon": DaemonSection, "memory": MemorySection, "ssd": SsdSection, "origin": OriginSection,
+    "prefetch": PrefetchSection,
 }  # fmt: skip
 
 

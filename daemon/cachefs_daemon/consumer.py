@@ -25,6 +25,10 @@ SEARCH_SECONDS: Final = 2.0
 # Epochs of a spec, from the current one on, in which a consumer that is lost is looked for, besides the first one.
 SEARCHED: Final = 16
 
+# A mount reports as soon as the one or the other has passed (see cachefs.mount.process), and the report travels.
+REPORT_SECONDS: Final = 0.3
+REPORT_READS: Final = 64
+
 _serial = itertools.count(1)
 
 
@@ -92,6 +96,14 @@ class Consumer:
         if self.follower is not None:
             return self.follower.place[0]
         return 0 if self._computable else min(self._orders, default=0)
+
+    @property
+    def margin(self) -> float:
+        """Seconds by which it may be ahead of its place in the plan."""
+        if self.follower is None or not self.follower.following or self.follower.demand <= 0:
+            return REPORT_SECONDS
+        spread = max(0, self.request.workers - 1) * self.request.batch_size
+        return (min(REPORT_SECONDS * self.follower.demand, REPORT_READS) + spread) / self.follower.demand
 
     def view(self, resident_bytes: int) -> ConsumerView:
         follower, epoch = self.follower, self.epoch

@@ -5,6 +5,7 @@ came meanwhile get its result. Flights somebody waits for take off before those 
 """
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ RECENT: Final = 4096
 # Reading ahead is a hint. More than this many waiting flights help nobody.
 MAX_AHEAD: Final = 8192
 
+# Until one was measured; an object store's.
+FIRST_LATENCY: Final = 0.05
+
 # With a full tier and a policy that never evicts, an ahead block would be fetched only to be thrown away, so after a
 # refusal nothing as large is fetched ahead for a moment.
 REFUSAL_MEMORY: Final = 1.0
@@ -35,11 +39,13 @@ Outcome = Location | CachefsError | None
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """demanded: somebody waits for it; deadline: loop time at which reading must have ended, from the first demand."""
+    """demanded: somebody waits for it; deadline: loop time at which reading must have ended, from the first demand;
+    needed: loop time at which somebody will want what is fetched ahead (inf: nobody knows)."""
 
     source: BlockSource
     demanded: bool
     deadline: float
+    needed: float
     task: "asyncio.Task[Outcome]" = field(init=False)
 
 
@@ -52,7 +58,8 @@ class _Landing:
 
 
 class Fetcher:
-    """Counters: blocks and bytes fetched since the daemon started."""
+    """Counters: blocks and bytes fetched since the daemon started. latency: of late, how long one takes from its turn
+    to its place in a tier, in seconds; spread: how much that varies."""
 
     def __init__(
         self,
@@ -75,6 +82,8 @@ class Fetcher:
         self._refused_at = float("-inf")
         self.fetched_blocks = 0
         self.fetched_bytes = 0
+        self.latency = FIRST_LATENCY
+        self.spread = FIRST_LATENCY
 
     @property
     def in_flight(self) -> tuple[int, int]:
@@ -96,6 +105,16 @@ class Fetcher:
     async def ahead(self, refs: Sequence[BlockRef]) -> list[Outcome]:
         """Nobody waits for these blocks yet: they yield to those somebody waits for, and to what the policy wants."""
         return await self._outcomes(refs, ahead=True, until=None)
+
+    async def start(self, refs: Sequence[BlockRef], needed: Sequence[float]) -> list["asyncio.Task[Outcome] | Outcome"]:
+        """Begin to bring blocks that will be wanted at *needed* (loop time), the soonest first. The tasks are not to be
+        cancelled: others may wait for them."""
+        looked = asyncio.get_running_loop().time()
+        begun: list[asyncio.Task[Outcome] | Outcome] = []
+        for found, when in zip(await self._threads.background(self._look_up, refs), needed, strict=True):
+            one = self._known(found, looked) if isinstance(found, BlockSource) else found
+            begun.append(self._join(one, ahead=True, needed=when).task if isinstance(one, BlockSource) else one)
+        return begun
 
     async def hint(self, refs: Sequence[BlockRef]) -> None:
         """Start bringing these blocks, if there is room in the queue, and return."""
@@ -153,11 +172,11 @@ class Fetcher:
         fresh = asyncio.get_running_loop().time() - self._refused_at < REFUSAL_MEMORY
         return fresh and source.length >= self._refused_length
 
-    def _join(self, source: BlockSource, *, ahead: bool) -> _Flight:
+    def _join(self, source: BlockSource, *, ahead: bool, needed: float = math.inf) -> _Flight:
         now = asyncio.get_running_loop().time()
         flight = self._flights.get(source.key)
         if flight is None:
-            flight = _Flight(source, not ahead, now + self._read_deadline)
+            flight = _Flight(source, not ahead, now + self._read_deadline, needed)
             flight.task = asyncio.create_task(self._fly(flight))
             self._flights[source.key] = flight
         elif not ahead and not flight.demanded:
@@ -194,8 +213,10 @@ class Fetcher:
 
     async def _bring(self, flight: _Flight) -> Location | None:
         source = flight.source
-        async with self._gate.passage(source.key, source.length, ahead=not flight.demanded):
-            if not flight.demanded and self._is_futile(source):
+        ahead = not flight.demanded
+        async with self._gate.passage(source.key, source.length, ahead=ahead, needed=flight.needed):
+            # Who says when a block is needed has asked for room before.
+            if not flight.demanded and flight.needed == math.inf and self._is_futile(source):
                 return None
             now = asyncio.get_running_loop().time()
             # What nobody waits for may have waited long for its turn; its time starts now.
@@ -212,8 +233,14 @@ class Fetcher:
                 raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
             run = self._threads.run if flight.demanded else self._threads.background
             location = await run(self._store.put, source.key, data, transient=flight.demanded)
+            self._measure(asyncio.get_running_loop().time() - now)
         self.fetched_blocks += 1
         self.fetched_bytes += source.length
-        if location is None:
+        if location is None and flight.needed == math.inf:
             self._refused_length, self._refused_at = source.length, asyncio.get_running_loop().time()
         return location
+
+    def _measure(self, seconds: float) -> None:
+        """Smoothed as TCP does with round-trip times (RFC 6298)."""
+        self.spread += (abs(seconds - self.latency) - self.spread) / 16
+        self.latency += (seconds - self.latency) / 16

@@ -28,10 +28,11 @@ from cachefs_daemon.block_space import Ids
 from cachefs_daemon.consumer import Consumer, order_of
 from cachefs_daemon.datasets import Datasets
 from cachefs_daemon.follower import observe
-from cachefs_daemon.plan import Plan
+from cachefs_daemon.residents import ABSENT
 from cachefs_daemon.sample_maps import TREE
 from cachefs_daemon.sequences import Sequences
 from cachefs_daemon.stalls import Stalls
+from cachefs_daemon.store import BlockStore
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +70,10 @@ class Job:
 class Jobs:
     """Used from the event loop only."""
 
-    def __init__(self, datasets: Datasets, plan: Plan, sequences: Sequences) -> None:
+    def __init__(self, datasets: Datasets, store: BlockStore, sequences: Sequences) -> None:
         self._datasets = datasets
-        self._plan = plan
+        self._store = store
+        self._plan = store.plan
         self._sequences = sequences
         self._jobs: dict[str, Job] = {}
         self._consumers: dict[str, Consumer] = {}
@@ -96,12 +98,20 @@ class Jobs:
             source=job.source,
             started=job.started,
             state=job.state,
-            consumers=[*job.last, *(consumer.view(0) for consumer in job.consumers.values())],
+            consumers=[*job.last, *(self._consumer_view(consumer) for consumer in job.consumers.values())],
             stalls=waited,
             stall_seconds=seconds,
             fetched_bytes=job.fetched_bytes + sum(consumer.fetched_bytes for consumer in job.consumers.values()),
             problems=[job.reason] if job.reason else [],
         )
+
+    def _consumer_view(self, consumer: Consumer) -> ConsumerView:
+        states = self._store.residents.get(consumer.snapshot.id)
+        window = self._plan.window(consumer.key, 0, MAX_SAMPLES)
+        if states is None or window is None:
+            return consumer.view(0)
+        blocks = window.blocks[states[window.blocks] != ABSENT]
+        return consumer.view(int(self._plan.spaces[consumer.snapshot.id].sizes[blocks].sum(dtype=np.int64)))
 
     # --- what jobs say ----------------------------------------------------------------------------------------------
 
@@ -167,6 +177,11 @@ class Jobs:
                 follower.measure(now, waited.get(consumer.key, 0.0), consumer.request.workers)
                 consumer.moved()
 
+    def margin(self) -> float:
+        """Seconds by which some reader may be ahead of its place in the plan: that of its last report, and of the
+        slowest of its loader's workers."""
+        return max((consumer.margin for consumer in self._consumers.values()), default=0.0)
+
     def fetched(self, key: str, size: int) -> None:
         """*size* bytes were fetched ahead for the consumer *key*."""
         consumer = self._consumers.get(key)
@@ -207,13 +222,14 @@ class Jobs:
 
     # --- their ends ---------------------------------------------------------------------------------------------------
 
-    def end_lapsed(self) -> None:
+    async def end_lapsed(self) -> None:
         """End what is there no longer; to be called every few seconds."""
         for job in self:
             for consumer in list(job.consumers.values()):
                 reason = consumer.lease.lapsed()
                 if reason:
                     self._end_consumer(job, consumer, reason)
+        await self._sequences.close_unused({consumer.snapshot.id for consumer in self._consumers.values()})
 
     async def close(self) -> None:
         for consumer in self._consumers.values():
@@ -243,9 +259,6 @@ class Jobs:
         del job.consumers[consumer.name]
         del self._consumers[consumer.key]
         job.fetched_bytes += consumer.fetched_bytes
-        snapshot = consumer.snapshot.id
-        if all(other.snapshot.id != snapshot for other in self._consumers.values()):
-            self._plan.remove_space(snapshot)
 
     def _end(self, job: Job, state: str, reason: str) -> None:
         if job.state != RUNNING:

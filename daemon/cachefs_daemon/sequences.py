@@ -2,7 +2,7 @@
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 import numpy as np
@@ -46,6 +46,8 @@ class Sequences:
             space = self._spaces.get(snapshot.id)
             if space is None:
                 space = self._spaces[snapshot.id] = await self._threads.background(BlockSpace.of, snapshot)
+            if snapshot.id not in self._store.residents:
+                await self._threads.background(self._store.watch, space)
             if sample_map.kind == "tree":
                 tree = self._trees.get(snapshot.id)
                 if tree is None:
@@ -53,6 +55,16 @@ class Sequences:
                     self._trees[snapshot.id] = tree
                 return tree
         return await self._resolve(sample_map, snapshot, space)
+
+    async def close_unused(self, used: Container[str]) -> None:
+        """Let go of the snapshots that are not among *used*."""
+        plan = self._store.plan
+        for snapshot in {*plan.spaces, *self._store.residents}:
+            lock = self._making.setdefault(snapshot, asyncio.Lock())
+            if snapshot not in used and not lock.locked():
+                async with lock:
+                    plan.remove_space(snapshot)
+                    await self._threads.background(self._store.unwatch, snapshot)
 
     async def reads(self, samples: Samples, order: Order) -> Reads:
         return await self._threads.background(samples.reads, order)

@@ -45,7 +45,7 @@ from cachefs_daemon.gate import Gate
 from cachefs_daemon.jobs import Jobs
 from cachefs_daemon.mounts import Mounts
 from cachefs_daemon.pins import Pins
-from cachefs_daemon.plan import Plan
+from cachefs_daemon.prefetcher import Prefetcher
 from cachefs_daemon.sequences import Sequences
 from cachefs_daemon.store import BlockStore, TierUsage
 from cachefs_daemon.threads import Threads
@@ -73,14 +73,18 @@ class Service:
         self._fetcher = Fetcher(store, self._datasets.source, threads, gate, self._errors, config.daemon.read_deadline)
         self._warmups = Warmups(self._fetcher, threads)
         self._pins = Pins(store, self._datasets, threads)
-        self._plan = Plan()
-        self._jobs = Jobs(self._datasets, self._plan, Sequences(store, self._fetcher, threads))
+        self._jobs = Jobs(self._datasets, store, Sequences(store, self._fetcher, threads))
+        self._prefetcher = Prefetcher(
+            store, self._fetcher, gate, threads, config.prefetch_settings(), self._jobs.margin, self._jobs.fetched
+        )
+        self._prefetching: asyncio.Task[None] | None = None
         self._tiers = {
             tier.name: str(tier.directory) for tier in store.usage()
         }  # they do not change while the daemon runs
 
     async def start(self) -> None:
         await self._pins.apply()
+        self._prefetching = asyncio.create_task(self._prefetcher.run())
 
     async def maintain(self) -> None:
         """Runs as long as the daemon."""
@@ -89,7 +93,7 @@ class Service:
             try:
                 await self._threads.background(self._store.maintain)
                 self._mounts.forget_gone()
-                self._jobs.end_lapsed()
+                await self._jobs.end_lapsed()
                 if time.monotonic() - self._started > PRUNE_AFTER:
                     await self._datasets.prune(self._mounts.may_use)
             except CachefsError as error:
@@ -98,6 +102,9 @@ class Service:
                 self._errors.add("maintenance", f"internal error ({error!r})", bug=error)
 
     async def stop_background(self) -> None:
+        if self._prefetching is not None:
+            self._prefetching.cancel()
+            await asyncio.gather(self._prefetching, return_exceptions=True)
         await self._warmups.close()
         await self._jobs.close()
 
@@ -111,6 +118,7 @@ class Service:
         self._mounts.report(report)
         if report.accessed or report.stalls:
             self._jobs.saw(report.accessed, report.stalls)
+            self._prefetcher.wake()
         if report.accessed:
             await self._threads.run(self._store.accessed, report.accessed)
         usage = await self._threads.run(self._store.usage)

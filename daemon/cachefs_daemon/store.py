@@ -46,6 +46,8 @@ _PATIENCE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.002
 # Each time room is made, at least 1/256 of the tier: with 110 KB blocks a commit for each halves the rate of puts.
 _AHEAD_SHIFT: Final = 8
+# A tier of which less than 1/64 is free is full.
+_FREE_SHIFT: Final = 6
 # Blocks that share a commit when many leave: a commit costs 40 us, and holes wait for it.
 _BATCH: Final = 256
 # Blocks whose state is looked up under the lock at once: 2 ms.
@@ -195,6 +197,22 @@ class BlockStore:
             self._tiers[SSD].free_blocks(gone)
             moved += len(gone)
         return moved
+
+    def read_ahead(self, keys: Iterable[bytes]) -> None:
+        """Have blocks of the SSD tier in the kernel's page cache when a reader comes."""
+        for key in keys:
+            location = self.get(key)
+            if location is not None and location.tier == SSD:
+                self._tiers[SSD].read_ahead(location)
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Bytes per tier that nobody uses or is about to: room is made in larger steps than it is needed in, so a
+        little free room is that of a full tier."""
+        return tuple(
+            0 if tier.problem else max(0, tier.free - self._held_back(tier) - (tier.capacity >> _FREE_SHIFT))
+            for tier in self._tiers
+        )
 
     def room_for(self, key: bytes) -> int:
         """About how many bytes are free, or taken by blocks that would be given up for this one."""

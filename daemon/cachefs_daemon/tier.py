@@ -5,6 +5,7 @@ A tier knows where bytes go and how many there are, not which blocks they are (t
 says of the directory never exceeds the budget.
 """
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -163,6 +164,15 @@ class Tier:
 
     def read(self, key: bytes, location: Location) -> bytes | None:
         return segment.read_block(self._path(location.segment), key, location)
+
+    def read_ahead(self, location: Location) -> None:
+        """Let the kernel begin to read a block into its page cache."""
+        with contextlib.suppress(OSError):
+            segment = os.open(self._path(location.segment), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(segment, location.offset, location.length, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(segment)
 
     def free_blocks(self, locations: Iterable[Location]) -> None:
         """Punch blocks out that no index entry, committed or not, points to any more."""

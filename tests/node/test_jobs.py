@@ -4,6 +4,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from cachefs.block import block_key
 from cachefs.errors import ConfigError, NotFound
+from cachefs.index import IndexReader
 from cachefs.job_messages import (
     ConsumerView,
     JobEpoch,
@@ -23,7 +25,7 @@ from cachefs.job_messages import (
     SamplerSpec,
     StallRow,
 )
-from cachefs.messages import DatasetView, Empty, Stall
+from cachefs.messages import BlockRef, DatasetView, Empty, Stall
 from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STALL_LIST
 from cachefs.sampler import epoch_order
 from cachefs.snapshot import Snapshot
@@ -216,3 +218,89 @@ def test_a_job_ends_with_its_process_or_its_lease(tmp_path: Path) -> None:
             process.wait()
         assert f"process {process.pid} is gone" in wait_for_state(daemon, "dies", "ended").problems[0]
         assert daemon.client.call(JOB_SHOW, JobName(job="lives")).state == "running"
+
+
+# --- prefetch -----------------------------------------------------------------------------------------------------
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_what_fits_is_fetched_before_anybody_reads(tmp_path: Path) -> None:
+    write_files(tmp_path / "origin", 300)
+    with Daemon(tmp_path / "node") as daemon:
+        daemon.add_dataset("images", f"file://{tmp_path}/origin")
+        publish(daemon, SamplerSpec(kind="numpy", size=200, epochs=2))
+        wait_until(lambda: daemon.status().fetched_blocks == 200)
+        view = wait_for_consumer(daemon, "train", lambda view: view.ahead_bytes == 200 * 20_000)
+        assert view.state == "waiting"
+        wait_until(lambda: daemon.client.call(JOB_SHOW, JobName(job="train")).fetched_bytes == 200 * 20_000)
+        time.sleep(0.3)
+        assert daemon.status().fetched_blocks == 200
+
+
+def test_a_switched_off_prefetcher_fetches_nothing(tmp_path: Path) -> None:
+    write_files(tmp_path / "origin", 20)
+    with Daemon(tmp_path / "node", {"prefetch": {"enabled": False}}) as daemon:
+        daemon.add_dataset("images", f"file://{tmp_path}/origin")
+        publish(daemon, SamplerSpec(kind="sequential", size=20, epochs=2))
+        wait_for_consumer(daemon, "train", lambda view: view.epoch_length > 0)
+        time.sleep(0.5)
+        assert daemon.status().fetched_blocks == 0
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_a_full_cache_gives_up_what_was_read_for_what_is_read_next(tmp_path: Path, workers: int) -> None:
+    """Origin bytes near the bound F + (E-1)(F-C), and hardly a read that has to wait."""
+    files, size, epochs = 3000, 12_000, 3
+    write_files(tmp_path / "origin", files, size=size)
+    budget = {"memory": {"budget": "24MiB", "segment_size": "1MiB"}, "ssd": {"budget": 0}}
+    budget["daemon"] = {"block_size": "128KiB"}
+    with Daemon(tmp_path / "node", budget) as daemon:
+        view = daemon.add_dataset("images", f"file://{tmp_path}/origin")
+        keys = keys_in_path_order(view)
+        spec = SamplerSpec(kind="numpy", size=files, epochs=epochs)
+        publish(daemon, spec, workers=workers, batch_size=16)
+        wait_for_consumer(daemon, "train", lambda view: view.epoch_length > 0)
+        misses = play(daemon, view, spec, keys, workers or 1, 16)
+        kept = daemon.status().tiers[0].blocks
+        fetched = daemon.status().fetched_blocks
+        bound = files + (epochs - 1) * (files - kept)
+        print(f"{workers} workers: {fetched} of at least {bound} blocks; {misses} misses")
+        assert fetched <= 1.05 * bound
+        assert misses < files * epochs // 50
+
+
+def play(daemon: Daemon, view: DatasetView, spec: SamplerSpec, keys: list[bytes], workers: int, batch: int) -> int:
+    """Read as a mount would for a loader: 500 samples a second, reports now and then. How many were not there."""
+    snapshot = Snapshot(Path(view.path))
+    paths = {snapshot.file(number)[1]: number for number in range(1, 1 + view.files)}
+    index = IndexReader(Path(daemon.report().index))
+    misses = 0
+    seen: list[bytes] = []
+    try:
+        for epoch in range(spec.epochs):
+            order = epoch_order(spec, epoch)
+            batches = [order[start : start + batch] for start in range(0, len(order), batch)]
+            for turn in range(0, len(batches), workers):
+                for row in zip_longest(*batches[turn : turn + workers]):
+                    for sample in row:
+                        if sample is None:
+                            continue
+                        key = keys[sample]
+                        if index.get(key) is None:
+                            misses += 1
+                            daemon.fetch(BlockRef(view.snapshot, paths[key[:16]], 0))
+                        seen.append(key)
+                        time.sleep(0.002)
+                        if len(seen) == 32:
+                            daemon.report(accessed=seen)
+                            seen.clear()
+    finally:
+        index.close()
+        snapshot.close()
+    return misses
