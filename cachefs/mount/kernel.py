@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ log = logging.getLogger(__name__)
 
 FS_TYPE = "fuse.cachefs"
 UNMOUNT_SECONDS = 10
+# A mount that has not answered for so long is taken to hang.
+ANSWER_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,18 @@ def is_dead(directory: Path) -> bool:
     return False
 
 
+def is_stuck(directory: Path) -> bool:
+    """Does what is mounted on *directory* not answer at all? Asked in a child, which may hang in our stead."""
+    probe = "import contextlib, os, sys\nwith contextlib.suppress(OSError): os.statvfs(sys.argv[1])"
+    child = subprocess.Popen([sys.executable, "-SIc", probe, directory], start_new_session=True)
+    try:
+        child.wait(ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return True
+    return False
+
+
 def unmount(directory: Path, *, lazy: bool = False) -> None:
     """Raises CachefsError with what the system's own command says."""
     command = ["umount", "-i", str(directory)] if os.geteuid() == 0 else ["fusermount3", "-u", str(directory)]
@@ -57,7 +72,14 @@ def unmount(directory: Path, *, lazy: bool = False) -> None:
 
 
 def prepare_mount_point(directory: Path) -> None:
-    """Make sure *directory* can be mounted on; what a killed mount process has left there is cleared away."""
+    """Make sure *directory* can be mounted on; what a killed mount process has left there is cleared away.
+
+    Raises CachefsError.
+    """
+    # Before anything looks at the directory itself, since that would ask the mount.
+    place = directory.parent.resolve() / directory.name
+    if any(point.path == place for point in mount_points()) and is_stuck(directory):
+        raise Busy(f"{directory} is a cachefs mount that does not answer; free it with `cachectl umount {directory}`")
     if is_dead(directory):
         log.warning("%s is the mount point of a process that is gone; unmounting it", directory)
         unmount(directory, lazy=True)

@@ -134,6 +134,19 @@ def test_a_killed_mount_is_recovered_by_mounting_again(daemon: Daemon, tree: Pat
             assert (again / "large").read_bytes() == (tree / "large").read_bytes()
 
 
+def test_a_mount_that_hangs_does_not_hang_who_mounts_there_again(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
+        pid = mount_pid(daemon.client, mount)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            again = run_mount(daemon.socket, "tree", mount)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert again.returncode == 32
+        assert f"cachectl umount {mount}" in again.stderr
+        assert "does not answer" in again.stderr
+
+
 def test_sigterm_unmounts_under_load(daemon: Daemon, tmp_path: Path) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
         pid = mount_pid(daemon.client, mount)
