@@ -80,6 +80,22 @@ def test_links_and_special_files(tmp_path: Path) -> None:
     assert "no regular file" in problems[b"pipe"]
 
 
+def test_a_path_that_is_too_long_costs_only_what_is_below_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    opened_at = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for _ in range(20):
+            os.mkdir("d" * 250, dir_fd=opened_at)
+            deeper = os.open("d" * 250, os.O_RDONLY, dir_fd=opened_at)
+            os.close(opened_at)
+            opened_at = deeper
+    finally:
+        os.close(opened_at)
+    objects, problems = listing(f"file://{tmp_path}")
+    assert b"file" in objects
+    assert any("too long" in reason for reason in problems.values())
+
+
 def test_reads_ranges(tmp_path: Path) -> None:
     (tmp_path / "odd %name").write_bytes(bytes(range(256)) * 1000)
     url = f"file://{tmp_path}"

@@ -133,6 +133,8 @@ class FileOrigin:
         except (FileNotFoundError, NotADirectoryError):
             return _Portion([], [(prefix, "vanished while it was listed")], [], None)
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return _Portion([], [(prefix, "is a directory with too long a path to be opened")], [], None)
             raise self._unavailable(prefix, error) from None
 
     def _portion(self, scan: _Scan) -> _Portion:
