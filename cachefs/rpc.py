@@ -54,7 +54,15 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
+    # A stream has no deadline. A daemon that does not even answer a ping for so long is stopped or stuck.
+    ("grpc.keepalive_time_ms", 15_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.http2.ping_timeout_ms", 15_000),
+    # The daemon's side: by default it takes pings 15 s apart for abuse and hangs up.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
+# sun_path, less its final NUL.
+MAX_SOCKET_PATH: Final = 107
 
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
@@ -107,7 +115,12 @@ ERROR_TRAILER: Final = "cachefs-error"
 
 
 def encode(message: Message) -> bytes:
-    return msgspec.msgpack.encode(message)
+    """Raises ConfigError where a text was not UTF-8 on the command line."""
+    try:
+        return msgspec.msgpack.encode(message)
+    except UnicodeEncodeError as error:
+        shown = error.object.encode("utf-8", "backslashreplace").decode()
+        raise errors.ConfigError(f"{shown!r} is not UTF-8; only paths in a dataset may be anything else") from None
 
 
 def decoder(kind: type[Reply]) -> Callable[[bytes], Reply]:
@@ -119,18 +132,31 @@ def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
     return Path(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
 
 
+def _target(socket: Path) -> str:
+    path = str(socket.absolute())
+    shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise errors.ConfigError(f"the path of the socket {shown} is longer than {MAX_SOCKET_PATH} bytes")
+    if shown != path:
+        raise errors.ConfigError(f"the path of the socket {shown} is not UTF-8")
+    return f"unix:{path}"
+
+
 class DaemonClient:
     """Blocking client of the node's daemon. Start it after the last fork."""
 
     def __init__(self, socket: Path) -> None:
+        """Raises ConfigError where no socket can have such a path."""
         self.socket = socket
-        self._channel = grpc.insecure_channel(f"unix:{socket.absolute()}", options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(_target(socket), options=CHANNEL_OPTIONS)
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
         """Raises the CachefsError the daemon raised, or DaemonUnavailable."""
-        stub = self._channel.unary_unary(method.path, encode, decoder(method.reply))
+        # Encoded here, as gRPC would hide what is wrong with a request.
+        encoded = encode(request)
+        stub = self._channel.unary_unary(method.path, None, decoder(method.reply))
         try:
-            return cast(Reply, stub(request, timeout=timeout))
+            return cast(Reply, stub(encoded, timeout=timeout))
         except grpc.RpcError as error:
             raise self.error(error) from None
 
@@ -140,9 +166,11 @@ class DaemonClient:
         return stub.future(request, timeout=timeout, wait_for_ready=True)
 
     def stream(self, method: Method[Request, Reply], request: Request, timeout: float | None = None) -> Iterator[Reply]:
-        stub = self._channel.unary_stream(method.path, encode, decoder(method.reply))
+        """Raises as `call` does, also where the daemon stops answering in the midst of it."""
+        encoded = encode(request)
+        stub = self._channel.unary_stream(method.path, None, decoder(method.reply))
         try:
-            yield from stub(request, timeout=timeout)
+            yield from stub(encoded, timeout=timeout)
         except grpc.RpcError as error:
             raise self.error(error) from None
 

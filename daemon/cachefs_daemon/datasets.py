@@ -87,7 +87,10 @@ class Datasets:
         self._held: dict[str, _Held] = {}
         self._changing: set[str] = set()
         self._saving = threading.Lock()
-        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CachefsError(f"{self._directory} cannot be used: {error.strerror}; move it away") from None
         for record in registry.load(state_dir):
             self._load(record)
         self._tidy()

@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -191,6 +192,36 @@ def test_a_file_that_changed_or_went_is_an_error_that_names_it(daemon: Daemon, t
     failures = daemon.status().errors
     assert {os.path.basename(failure.subject) for failure in failures} == {"000", "001", "002"}
     assert all(failure.count == 1 for failure in failures)
+
+
+def test_a_stopped_daemon_ends_a_stream_it_has_begun(daemon: Daemon, tmp_path: Path) -> None:
+    make_files(tmp_path / "data", 200, 400_000)
+    daemon.add_dataset("d", f"file://{tmp_path}/data")
+    progress = daemon.client.stream(WARMUP, Warmup(dataset="d"))
+    next(progress)
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    # Should it wait for ever, the daemon's end is its end.
+    end = threading.Timer(90, daemon.process.kill)
+    end.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(errors.DaemonUnavailable):
+            list(progress)
+        assert time.monotonic() - began < 60
+    finally:
+        end.cancel()
+        daemon.process.send_signal(signal.SIGCONT)
+
+
+def test_a_file_in_the_place_of_the_snapshots_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "node" / "state").mkdir(parents=True)
+    (tmp_path / "node" / "state" / "snapshots").touch()
+    daemon = Daemon(tmp_path / "node")
+    try:
+        assert "snapshots cannot be used" in refused(daemon).splitlines()[-1]
+    finally:
+        shutil.rmtree(daemon.memory)
 
 
 def test_a_directory_that_vanishes_and_comes_back(daemon: Daemon, tmp_path: Path) -> None:
