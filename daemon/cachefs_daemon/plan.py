@@ -10,6 +10,7 @@ one `Future`, which is replaced as a whole, but for the entries of its array, ea
 or after the last progress.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -104,14 +105,16 @@ class _Consumer:
     epochs: dict[int, Epoch] = field(default_factory=dict)
 
     def starts(self) -> Iterator[tuple[int, Epoch]]:
-        """The known epochs from the current one on, and the read at which each starts. An unpublished one between
-        them counts as long as its predecessor."""
-        start, number, length = 0, self.current, 0
-        for known in sorted(self.epochs):
-            epoch = self.epochs[known]
-            start += length * (known - number)
+        """The known epochs from the current one on, and the read at which each starts. One that nobody published
+        counts as long as the one before it, or else the first that is known."""
+        known = sorted(self.epochs)
+        start, number = 0, self.current
+        length = len(self.epochs[known[0]].blocks) if known else 0
+        for following in known:
+            epoch = self.epochs[following]
+            start += length * (following - number)
             yield start, epoch
-            number, length = known, len(epoch.blocks)
+            number, length = following, len(epoch.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +370,7 @@ class Plan:
         here = consumer.epochs.get(current)
         if here is None:
             next_read, length = np.full(consumer.space.count, UNKNOWN, np.int32), 0
+            position = min([position, *(start for start, _ in consumer.starts())])
         else:
             length = len(here.blocks)
             position = min(position, length)
@@ -416,4 +420,4 @@ def _beyond(consumer: _Consumer) -> float:
         return np.inf
     start, epoch = known[-1]
     length = len(epoch.blocks)
-    return start + length + (consumer.space.count / epoch.distinct - 0.5) * length
+    return math.ceil(start + length + (consumer.space.count / epoch.distinct - 0.5) * length)
