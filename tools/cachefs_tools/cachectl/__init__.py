@@ -9,6 +9,7 @@ import click
 import cachefs
 from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
 from cachefs_tools.cachectl.dataset import dataset
+from cachefs_tools.cachectl.job import job, stalls
 from cachefs_tools.cachectl.mounting import mount, umount
 from cachefs_tools.cachectl.status import errors, mounts, status
 
@@ -23,5 +24,5 @@ def main() -> None:
     """
 
 
-for command in (status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, errors):
+for command in (status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, errors, job, stalls):
     main.add_command(command)

@@ -1,0 +1,234 @@
+"""cachectl job, stalls: what jobs have said they will read, how far they are, and what they waited for."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+import numpy as np
+from rich.table import Table
+
+from cachefs.errors import ConfigError
+from cachefs.job_messages import (
+    ConsumerView,
+    JobEpoch,
+    JobName,
+    JobPublish,
+    JobView,
+    SampleMap,
+    SamplerSpec,
+    StallRow,
+)
+from cachefs.messages import DatasetName, Empty
+from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
+from cachefs.sampler import LOADER_DRAWS
+from cachefs_tools.cachectl.content import dataset_path
+from cachefs_tools.cachectl.display import duration, size, table
+from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.cachectl.session import Session, with_session
+
+SAMPLERS = ("sequential", *LOADER_DRAWS, "torch-distributed", "numpy", "explicit")
+SOURCE = "cachectl"
+# Somebody types this before the training starts, and it sends no heartbeats.
+LEASE = 3600.0
+
+
+@click.group()
+def job() -> None:
+    """Publish in which order a job reads, and see how it gets on."""
+
+
+def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]:
+    """`3`, `0-7` or `0-3,8`."""
+    try:
+        parts = [part.partition("-") for part in text.split(",")]
+        return [rank for first, _, last in parts for rank in range(int(first), int(last or first) + 1)]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a number nor ranges of them like 0-3,8") from None
+
+
+@job.command()
+@click.argument("name", metavar="JOB")
+@click.argument("dataset")
+@click.option("--sampler", type=click.Choice(SAMPLERS), required=True, help="How the order of each epoch comes about.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--size", "samples", type=click.IntRange(min=0), help="Samples [default: files, or records, there are].")
+@click.option("--no-shuffle", is_flag=True, help="The sampler was made with shuffle=False.")
+@click.option("--drop-last", is_flag=True, help="torch-distributed with drop_last=True.")
+@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of the whole job.")
+@click.option("--rank", "ranks", default="0", callback=ranks_of, help="Those that run on this node, such as 3 or 0-7.")
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Of each rank's DataLoader.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=1)
+@click.option(
+    "--prefetch", type=click.IntRange(min=0), default=2, show_default=True, help="DataLoader's prefetch_factor."
+)
+@click.option("--files", type=click.File("rb"), help="Path in the dataset of each sample, one per line; - is stdin.")
+@click.option("--records", metavar="FORMAT", help="Samples are records: npy, tar, tfrecord or fixed:<bytes>.")
+@click.option("--path", "paths", multiple=True, help="A file of records; may be given several times, in order.")
+@click.option(
+    "--order",
+    "orders",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="explicit: the sample numbers of an epoch (.npy, or text); again for the next epoch.",
+)
+@click.option("--pid", type=click.IntRange(min=0), default=0, help="The job ends with this process.")
+@click.option(
+    "--lease",
+    type=click.FloatRange(min=0, min_open=True),
+    default=LEASE,
+    show_default=True,
+    help="Without a process: seconds without a read after which the job ends.",
+)
+@with_session
+def publish(session: Session, name: str, dataset: str, **given: Any) -> None:
+    """Say in which order JOB will read DATASET, so that its samples are here before they are read.
+
+    A sample is a file, in order of paths, unless --files or --records says otherwise.
+    """
+    sample_map = map_of(given["files"], given["records"], given["paths"])
+    orders = [order_of(path) for path in given["orders"]]
+    if (given["sampler"] == "explicit") != bool(orders):
+        raise click.UsageError("--order and --sampler explicit need each other")
+    spec = SamplerSpec(
+        kind=given["sampler"],
+        size=samples_of(session, dataset, sample_map, given["samples"]),
+        seed=given["seed"],
+        epochs=len(orders) or given["epochs"],
+        shuffle=not given["no_shuffle"],
+        drop_last=given["drop_last"],
+        replicas=given["world_size"] if given["sampler"] == "torch-distributed" else 1,
+    )
+    for rank in given["ranks"]:
+        request = JobPublish(
+            job=name, dataset=dataset, consumer=str(rank), map=sample_map, rank=rank, source=SOURCE,
+            spec=spec_of_rank(spec, rank), world_size=given["world_size"], workers=given["workers"],
+            batch_size=given["batch_size"], prefetch=given["prefetch"], pid=given["pid"], lease=given["lease"],
+        )  # fmt: skip
+        view = session.call(JOB_PUBLISH, request)
+        for epoch, order in enumerate(orders):
+            session.call(JOB_EPOCH, JobEpoch(job=name, consumer=str(rank), epoch=epoch, order=order))
+    session.answer(view, f"published {name}: {spec.size:,} samples of {dataset}; see `cachectl job show {name}`")
+
+
+def spec_of_rank(spec: SamplerSpec, rank: int) -> SamplerSpec:
+    values = {field: getattr(spec, field) for field in spec.__struct_fields__}
+    return SamplerSpec(**{**values, "rank": rank if spec.replicas > 1 else 0})
+
+
+def map_of(files: BinaryIO | None, records: str | None, paths: tuple[str, ...]) -> SampleMap | None:
+    if files and records:
+        raise click.UsageError("--files and --records exclude each other")
+    if bool(records) != bool(paths):
+        raise click.UsageError("--records and --path need each other")
+    if files:
+        return SampleMap(kind="files", paths=[dataset_path(line) for line in files.read().split(b"\n") if line])
+    if records:
+        return SampleMap(kind="records", indexer=records, paths=[dataset_path(path) for path in paths])
+    return None
+
+
+def samples_of(session: Session, dataset: str, sample_map: SampleMap | None, given: int | None) -> int:
+    if given is not None:
+        return given
+    if sample_map is None:
+        return session.call(DATASET_SHOW, DatasetName(name=dataset)).dataset.files
+    if sample_map.kind == "files":
+        return len(sample_map.paths)
+    raise click.UsageError("--records needs --size, the number of records that the sampler was made for")
+
+
+def order_of(path: Path) -> bytes:
+    """Raises ConfigError."""
+    try:
+        numbers = np.load(path) if path.suffix == ".npy" else np.loadtxt(path, dtype=np.int64, ndmin=1)
+        if numbers.ndim != 1 or (len(numbers) and not 0 <= numbers.min() <= numbers.max() < 2**32):
+            raise ValueError("expected one sample number per line, or an array of one dimension")
+        return bytes(numbers.astype("<u4").tobytes())
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{path} is no order of samples: {error}") from None
+
+
+@job.command("list")
+@with_session
+def list_jobs(session: Session) -> None:
+    """All jobs that have published something, those that ended a while ago included."""
+    found = session.call(JOB_LIST, Empty())
+    if not found.jobs:
+        session.answer(found, "no job has published anything")
+        return
+    session.answer(
+        found, table("JOB DATASET STATE >RANKS >EPOCH >DONE >RATE >STALLS >WAITED", map(job_row, found.jobs))
+    )
+
+
+def job_row(view: JobView) -> tuple[str, ...]:
+    slowest = min(view.consumers, key=lambda one: (one.epoch, one.position), default=None)
+    place = (str(slowest.epoch), done(slowest)) if slowest is not None else ("-", "-")
+    rate = sum(one.rate for one in view.consumers)
+    return (
+        shown(view.job), shown(view.dataset), view.state, str(len(view.consumers)), *place, f"{rate:,.0f}/s",
+        f"{view.stalls:,}", f"{view.stall_seconds:.1f} s",
+    )  # fmt: skip
+
+
+def done(view: ConsumerView) -> str:
+    return f"{100 * view.position / view.epoch_length:.0f} %" if view.epoch_length else "-"
+
+
+@job.command()
+@click.argument("name", metavar="JOB")
+@with_session
+def show(session: Session, name: str) -> None:
+    """One job: where each of its readers is, whether what it reads is what it published, and what it waited for."""
+    view = session.call(JOB_SHOW, JobName(job=name))
+    session.answer(view, *describe(view))
+
+
+def describe(view: JobView) -> Iterator[str | Table]:
+    age = duration(max(0.0, time.time() - view.started))
+    yield f"{shown(view.job)}: {view.state}, {age} old, published by {view.source or 'nobody known'}"
+    yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
+    yield f"fetched for it: {size(view.fetched_bytes)}; {view.stalls:,} reads waited, {view.stall_seconds:.1f} s in all"
+    for problem in view.problems:
+        yield f"! {shown(problem)}"
+    yield ""
+    yield table("CONSUMER STATE >EPOCH >SAMPLE >OF >RATE >MATCHED >STRANGE >AHEAD", map(consumer_row, view.consumers))
+    for consumer in view.consumers:
+        if consumer.problem:
+            yield f"! {shown(consumer.consumer)}: {shown(consumer.problem)}"
+
+
+def consumer_row(view: ConsumerView) -> tuple[str, ...]:
+    return (
+        shown(view.consumer), view.state, str(view.epoch), f"{view.position:,}", f"{view.epoch_length:,}",
+        f"{view.rate:,.0f}/s", f"{view.matched:,}", f"{view.mismatched:,}", size(view.ahead_bytes),
+    )  # fmt: skip
+
+
+@job.command()
+@click.argument("name", metavar="JOB")
+@with_session
+def cancel(session: Session, name: str) -> None:
+    """Forget what a job has published. The job itself goes on; nothing is read ahead for it any more."""
+    session.answer(session.call(JOB_CANCEL, JobName(job=name)), f"{name} is cancelled")
+
+
+@click.command()
+@click.argument("name", metavar="[JOB]", default="")
+@with_session
+def stalls(session: Session, name: str) -> None:
+    """Reads that had to wait, by job, reader, epoch and what they waited for: the origin, the SSD, or a daemon that was
+    away. Without a JOB those of all jobs, and of readers that have published nothing."""
+    found = session.call(STALL_LIST, JobName(job=name))
+    if not found.rows:
+        session.answer(found, "nobody had to wait")
+        return
+    session.answer(found, table("JOB CONSUMER >EPOCH SOURCE >READS >WAITED >LONGEST", map(stall_row, found.rows)))
+
+
+def stall_row(row: StallRow) -> tuple[str, ...]:
+    whose = (shown(row.job), shown(row.consumer), str(row.epoch)) if row.job else ("-", "-", "-")
+    return *whose, row.source, f"{row.count:,}", f"{row.seconds:.2f} s", f"{1000 * row.longest:,.0f} ms"
