@@ -20,7 +20,8 @@ def main() -> None:
 
     def read_batch(numbers: list[int]) -> Batch:
         reads = [read_sample(paths[number], number, options.keep_pages) for number in numbers]
-        return Batch([seconds for seconds, _ in reads], sum(not right for _, right in reads))
+        begins, seconds, right = zip(*reads, strict=True)
+        return Batch(begins, seconds, len(right) - sum(right))
 
     def load(epoch: int) -> Iterator[Batch]:
         order = numpy.random.RandomState(options.seed + epoch).permutation(len(paths)).tolist()

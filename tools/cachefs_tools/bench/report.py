@@ -5,7 +5,15 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-JOB_COLUMNS = ("utili-\nsation", "first\nbatch s", "samples\n/s", "stalled\ns", "by epoch", "wrong\nsamples")
+JOB_COLUMNS = (
+    "utili-\nsation",
+    "first\nbatch s",
+    "samples\n/s",
+    "stalled\ns",
+    "by epoch",
+    "fast reads\nafter 1st",
+    "wrong",
+)
 NODE_COLUMNS = ("on node\nafter 1st", "origin\nMB", "of the\nleast", "busy\ncores")
 
 
@@ -38,6 +46,7 @@ def _job_cells(job: dict[str, Any]) -> list[str]:
         f"{job['samples_per_s']:.0f}",
         f"{job['stall_seconds']:.1f}",
         " ".join(f"{epoch['stall_seconds']:.1f}" for epoch in job["epochs"]),
+        f"{100 * job['fast_after_first_batch']:.2f} %",
         str(job["damaged"]),
     ]
 
@@ -45,7 +54,7 @@ def _job_cells(job: dict[str, Any]) -> list[str]:
 def _node_cells(document: dict[str, Any]) -> list[str]:
     origin = document["origin"]
     return [
-        f"{100 * document['found_on_node_after_first_batch']:.1f} %",
+        f"{100 * document['found_on_node_after_first_batch']:.2f} %",
         f"{origin['bytes'] / 1e6:.1f}",
         f"{origin['samples'] / origin['expected_samples']['belady']:.3f}",
         f"{document['machine']['busy_cores']:.2f}",

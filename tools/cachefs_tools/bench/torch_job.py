@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from cachefs_tools.bench.training import Batch, arguments, list_samples, read_sample, train
 
 
-class ImageFolder(Dataset[tuple[float, bool, int]]):
+class ImageFolder(Dataset[tuple[torch.Tensor, bool, int]]):
     def __init__(self, root: str, keep_pages: bool) -> None:
         self.samples = list_samples(root)
         self._keep_pages = keep_pages
@@ -19,9 +19,10 @@ class ImageFolder(Dataset[tuple[float, bool, int]]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> tuple[float, bool, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, bool, int]:
         path, label = self.samples[index]
-        return *read_sample(path, index, self._keep_pages), label
+        begin, seconds, right = read_sample(path, index, self._keep_pages)
+        return torch.tensor([begin, seconds], dtype=torch.float64), right, label
 
 
 def main() -> None:
@@ -36,8 +37,8 @@ def main() -> None:
 
     def load(epoch: int) -> Any:
         sampler.set_epoch(epoch)
-        for seconds, right, _ in loader:
-            yield Batch(seconds.tolist(), len(right) - int(right.sum()))
+        for reads, right, _ in loader:
+            yield Batch(reads[:, 0].tolist(), reads[:, 1].tolist(), len(right) - int(right.sum()))
 
     train(load, options)
 

@@ -180,6 +180,7 @@ def _job_document(scenario: Scenario, job: JobResult) -> dict[str, Any]:
     begin, end = job.epochs[0].begin, job.epochs[-1].end
     samples = sum(epoch.samples for epoch in job.epochs)
     compute = samples / scenario.shape.demand
+    later, slow = (sum(getattr(epoch, name) for epoch in job.epochs) for name in ("later_reads", "slow_later"))
     return {
         "utilisation": compute / (end - begin),
         "utilisation_after_first_batch": compute / (end - job.first_batch),
@@ -188,6 +189,7 @@ def _job_document(scenario: Scenario, job: JobResult) -> dict[str, Any]:
         "samples_per_s": samples / (end - begin),
         "stall_seconds": sum(sum(epoch.waits) for epoch in job.epochs),
         "damaged": sum(epoch.damaged for epoch in job.epochs),
+        "fast_after_first_batch": 1 - slow / later if later else 1.0,
         "epochs": [_epoch_document(scenario, epoch) for epoch in job.epochs],
     }
 
@@ -201,7 +203,7 @@ def _epoch_document(scenario: Scenario, epoch: EpochReport) -> dict[str, Any]:
         "stall_seconds": sum(epoch.waits),
         "longest_stall": max(epoch.waits),
         "slow_reads": epoch.slow_reads,
-        "slow_after_first_batch": epoch.slow_after_first,
+        "slow_after_first_batch": epoch.slow_later,
         "read_ms": {"p50": 1e3 * epoch.read_p50, "p99": 1e3 * epoch.read_p99, "longest": 1e3 * epoch.read_longest},
     }
 

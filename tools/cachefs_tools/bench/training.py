@@ -20,19 +20,24 @@ from cachefs_tools.bench.samples import is_sample
 SLOW_READ: Final = 0.01
 
 
+Read = tuple[float, float]  # when it began, seconds it took
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """seconds: how long each sample's read took; damaged: samples that were not what they should be."""
+    """begins, seconds: when each sample's read began, and how long it took; damaged: samples that were not right."""
 
+    begins: Sequence[float]
     seconds: Sequence[float]
     damaged: int
 
 
 @dataclass(slots=True)
 class EpochReport:
-    """batches: when each came; waits: seconds the accelerator waited for each; slow_reads: longer than SLOW_READ;
-    slow_after_first: those of them that are not of the first batch; read_p50, read_p99, read_longest: seconds of one
-    sample's read."""
+    """batches: when each came; waits: seconds the accelerator waited for each; read_p50, read_p99, read_longest:
+    seconds of one sample's read; slow_reads: those over SLOW_READ; later_reads, slow_later: those that began when the
+    job had its first batch.
+    """
 
     epoch: int
     begin: float
@@ -41,11 +46,12 @@ class EpochReport:
     damaged: int = 0
     batches: list[float] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
-    slow_reads: int = 0
-    slow_after_first: int = 0
     read_p50: float = 0
     read_p99: float = 0
     read_longest: float = 0
+    slow_reads: int = 0
+    later_reads: int = 0
+    slow_later: int = 0
 
 
 def arguments() -> argparse.Namespace:
@@ -73,33 +79,36 @@ def list_samples(root: str) -> list[tuple[str, int]]:
     ]
 
 
-def read_sample(path: str, number: int, keep_pages: bool) -> tuple[float, bool]:
-    """(seconds it took to read, whether the bytes were right)."""
-    begin = time.perf_counter()
+def read_sample(path: str, number: int, keep_pages: bool) -> tuple[float, float, bool]:
+    """(when reading began, seconds it took, whether the bytes were right)."""
+    begin = time.monotonic()
     with open(path, "rb", buffering=0) as file:
         data = file.read()
-        seconds = time.perf_counter() - begin
+        seconds = time.monotonic() - begin
         if not keep_pages:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return seconds, is_sample(data, number)
+    return begin, seconds, is_sample(data, number)
 
 
 def train(load: Callable[[int], Iterable[Batch]], options: argparse.Namespace) -> None:
     """load: the batches of an epoch."""
     left = options.batches or -1
+    first_batch = 0.0
     with options.report.open("w") as report:
         for number in range(options.epochs):
             epoch = EpochReport(number, time.monotonic())
-            left = _train_epoch(epoch, load(number), options.demand, left)
+            reads, left = _train_epoch(epoch, load(number), options.demand, left)
+            first_batch = first_batch or epoch.batches[0]
+            _sum_up(epoch, reads, first_batch)
             report.write(json.dumps(asdict(epoch)) + "\n")
             report.flush()
             if not left:
                 return
 
 
-def _train_epoch(epoch: EpochReport, batches: Iterable[Batch], demand: float, left: int) -> int:
-    """At most *left* batches, any number if it is negative; how many are left then."""
-    reads: list[float] = []
+def _train_epoch(epoch: EpochReport, batches: Iterable[Batch], demand: float, left: int) -> tuple[list[Read], int]:
+    """At most *left* batches, any number if it is negative; all reads, and how many batches are left then."""
+    reads: list[Read] = []
     asked = time.monotonic()
     for batch in batches:
         came = time.monotonic()
@@ -107,16 +116,20 @@ def _train_epoch(epoch: EpochReport, batches: Iterable[Batch], demand: float, le
         epoch.waits.append(came - asked)
         epoch.samples += len(batch.seconds)
         epoch.damaged += batch.damaged
-        slow = sum(seconds > SLOW_READ for seconds in batch.seconds)
-        epoch.slow_reads += slow
-        epoch.slow_after_first += slow if reads else 0
-        reads += batch.seconds
+        reads += zip(batch.begins, batch.seconds, strict=True)
         time.sleep(len(batch.seconds) / demand)
         left -= 1
         if not left:
             break
         asked = time.monotonic()
     epoch.end = time.monotonic()
-    quantiles = statistics.quantiles(reads, n=100) if len(reads) > 1 else [0.0] * 99
-    epoch.read_p50, epoch.read_p99, epoch.read_longest = quantiles[49], quantiles[98], max(reads)
-    return left
+    return reads, left
+
+
+def _sum_up(epoch: EpochReport, reads: Sequence[Read], first_batch: float) -> None:
+    seconds = [seconds for _, seconds in reads]
+    later = [seconds for begin, seconds in reads if begin > first_batch]
+    quantiles = statistics.quantiles(seconds, n=100) if len(reads) > 1 else seconds * 99
+    epoch.read_p50, epoch.read_p99, epoch.read_longest = quantiles[49], quantiles[98], max(seconds)
+    epoch.slow_reads = sum(one > SLOW_READ for one in seconds)
+    epoch.later_reads, epoch.slow_later = len(later), sum(one > SLOW_READ for one in later)
