@@ -33,6 +33,8 @@ COLD_READS: Final = 32
 DAEMON_RETRY: Final = 0.1
 # The kernel follows a failed readahead with a read of the same page: that one must not wait a deadline again.
 FAILURE_SECONDS: Final = 1.0
+# Between tries of a block that the daemon says is there and we cannot read: tiers we may not open must not spin.
+UNREADABLE_PAUSE: Final = 0.01
 MAX_ACCESSED: Final = 1_000_000
 MUCH_ACCESSED: Final = 32
 MAX_STALLS: Final = 100_000
@@ -132,6 +134,7 @@ class BlockReader:
                 return data
             # Evicted again before we came to read it, or written badly: the daemon finds out which.
             bad = location.pack()
+            await trio.sleep(UNREADABLE_PAUSE)
             if trio.current_time() > deadline:
                 name = snapshot.path(number).decode(errors="backslashreplace")
                 raise CachefsError(f"block {block} of {name} could not be read within the deadline")
@@ -193,13 +196,14 @@ class BlockReader:
             flight = self._flights[key] = _Flight()
             try:
                 flight.location = await self._ask(flight, ref, deadline)
-                del self._flights[key]
             except CachefsError as error:
                 flight.error = error
                 self._forget_old_failures()
                 flight.forget_at = trio.current_time() + FAILURE_SECONDS
             finally:
                 flight.landed.set()
+                if flight.error is None:
+                    del self._flights[key]
         else:
             await flight.landed.wait()
         self._note_stall(key, began, "daemon" if flight.daemon_away else "origin")

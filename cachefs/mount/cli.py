@@ -64,7 +64,7 @@ def main(
     try:
         parsed = parse((*options, "no_zero_open") if no_zero_open else options)
         directory = directory.absolute()
-        kernel.prepare_mount_point(directory)
+        claim = kernel.prepare_mount_point(directory)
     except ConfigError as error:
         fail(error, USAGE_STATUS)
     except CachefsError as error:
@@ -72,12 +72,17 @@ def main(
     level = logging.DEBUG if verbose else logging.INFO
     if foreground:
         log_to(logging.StreamHandler(), level)
+
+        def ready() -> None:
+            os.close(claim)
+            print(f"mounted on {directory}", flush=True)
+
         try:
-            serve(spec, directory, parsed, lambda: print(f"mounted on {directory}", flush=True))
+            serve(spec, directory, parsed, ready)
         except CachefsError as error:
             fail(error, FAILURE_STATUS)
     else:
-        sys.exit(in_background(spec, directory, parsed, level))
+        sys.exit(in_background(spec, directory, parsed, level, claim))
 
 
 def serve(spec: str, directory: Path, options: MountOptions, ready: Callable[[], None]) -> None:
@@ -99,8 +104,8 @@ def serve(spec: str, directory: Path, options: MountOptions, ready: Callable[[],
     MountProcess(spec, directory, options).run(interposer, ready)
 
 
-def in_background(spec: str, directory: Path, options: MountOptions, level: int) -> int:
-    """Exit status of the command, once the child serves or has failed."""
+def in_background(spec: str, directory: Path, options: MountOptions, level: int, claim: int) -> int:
+    """Exit status of the command, once the child serves or has failed. claim: closed when it serves."""
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
@@ -123,6 +128,7 @@ def in_background(spec: str, directory: Path, options: MountOptions, level: int)
             writer = -1
 
     def ready() -> None:
+        os.close(claim)
         tell(READY)
         detach_terminal()
 
@@ -150,7 +156,28 @@ def background_log(options: MountOptions) -> logging.Handler:
     return logging.NullHandler()
 
 
+class FewLines(logging.Filter):
+    """Lets *most* lines through a minute and counts the rest: a failing origin fails thousands of reads a minute."""
+
+    def __init__(self, most: int = 120) -> None:
+        super().__init__()
+        self._most = most
+        self._minute = 0
+        self._lines = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        minute = int(record.created // 60)
+        if minute != self._minute:
+            dropped = max(0, self._lines - self._most)
+            if dropped:
+                record.msg, record.args = f"{record.getMessage()} ({dropped} lines of an earlier minute left out)", ()
+            self._minute, self._lines = minute, 0
+        self._lines += 1
+        return self._lines <= self._most
+
+
 def log_to(handler: logging.Handler, level: int) -> None:
+    handler.addFilter(FewLines())
     handler.setFormatter(logging.Formatter("%(asctime)s mount.cachefs[%(process)d] %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("pyfuse3").setLevel(logging.INFO)

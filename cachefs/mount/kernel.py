@@ -1,6 +1,7 @@
 """What the mount asks of the kernel besides FUSE itself: mount points alive and dead, and readahead."""
 
 import errno
+import fcntl
 import logging
 import os
 import subprocess
@@ -71,10 +72,10 @@ def unmount(directory: Path, *, lazy: bool = False) -> None:
         raise CachefsError(f"cannot unmount {directory}: {done.stderr.strip() or f'{command[0]} failed'}")
 
 
-def prepare_mount_point(directory: Path) -> None:
+def prepare_mount_point(directory: Path) -> int:
     """Make sure *directory* can be mounted on; what a killed mount process has left there is cleared away.
 
-    Raises CachefsError.
+    The descriptor it returns keeps other mounts off the directory until it is closed. Raises CachefsError.
     """
     # Before anything looks at the directory itself, since that would ask the mount.
     place = directory.parent.resolve() / directory.name
@@ -87,8 +88,21 @@ def prepare_mount_point(directory: Path) -> None:
         raise NotFound(f"mount point {directory} does not exist; create it with `mkdir -p {directory}`")
     if not directory.is_dir():
         raise CachefsError(f"mount point {directory} is not a directory")
+    claim = _claim(directory)
     if any(point.path == directory.resolve() for point in mount_points()):
         raise Busy(f"{directory} already is a cachefs mount; unmount it first with `cachectl umount {directory}`")
+    return claim
+
+
+def _claim(directory: Path) -> int:
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Busy(f"another mount.cachefs is mounting on {directory} at this moment") from None
+    except OSError as error:
+        raise CachefsError(f"mount point {directory} cannot be used: {error.strerror}") from None
+    return descriptor
 
 
 def raise_readahead(directory: Path, kib: int) -> None:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,18 @@ def test_a_mount_that_hangs_does_not_hang_who_mounts_there_again(daemon: Daemon,
         assert again.returncode == 32
         assert f"cachectl umount {mount}" in again.stderr
         assert "does not answer" in again.stderr
+
+
+def test_of_two_mounts_on_one_directory_one_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+    directory = tmp_path / "mnt"
+    directory.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: run_mount(daemon.socket, "tree", directory), range(2)))
+    try:
+        assert sorted(done.returncode for done in both) == [0, 32], both
+        assert [point.path for point in kernel.mount_points()].count(directory) == 1
+    finally:
+        kernel.unmount(directory, lazy=True)
 
 
 def test_sigterm_unmounts_under_load(daemon: Daemon, tmp_path: Path) -> None:
