@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -106,6 +107,8 @@ class SamplerOrder:
         limit = None
         with contextlib.suppress(TypeError, NotImplementedError):
             limit = len(self._indices)
+        # Python's own generator, unlike those of torch and numpy, is seeded anew in a forked child.
+        state = random.getstate()
         child = os.fork()
         if child:
             self._children.append(child)
@@ -114,6 +117,7 @@ class SamplerOrder:
             for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.alarm(CHILD_SECONDS)
+            random.setstate(state)
             # OpenMP's other threads do not exist in the child, and it would wait for them.
             self._torch.set_num_threads(1)
             found = flattened(itertools.islice(indices, limit))

@@ -93,7 +93,10 @@ class Consumer:
 
     def set_order(self, epoch: int, order: Order) -> None:
         self._begin(epoch)
-        self.spec = None
+        if self.spec is not None:
+            # It holds no longer, and the daemon is to forget it.
+            self.spec = None
+            self.published = False
         self.orders[epoch] = order
         self.told = {(share, told) for share, told in self.told if told != epoch}
 

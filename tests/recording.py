@@ -1,0 +1,62 @@
+"""Between the helper of a training process and a real daemon: passes every call on, and keeps the requests."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from cachefs.errors import CachefsError
+from cachefs.messages import Message
+from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, DaemonClient, Method, decoder, encode
+
+Kind = TypeVar("Kind", bound=Message)
+
+
+class Recording:
+    """requests: in the order in which the daemon answered them without an error."""
+
+    def __init__(self, client: DaemonClient) -> None:
+        self.requests: list[Message] = []
+        self._client = client
+        self._lock = threading.Lock()
+
+    def of(self, kind: type[Kind], job: str) -> list[Kind]:
+        """The requests of *kind* about *job*, so far."""
+        with self._lock:
+            return [request for request in self.requests if isinstance(request, kind) and request.job == job]  # type: ignore[attr-defined]
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        unary = {method.name: self._handler(method) for method in METHODS if not method.streams}
+        return grpc.method_handlers_generic_handler(SERVICE, unary)
+
+    def _handler(self, method: Method[Any, Any]) -> grpc.RpcMethodHandler:
+        def answer(request: Message, context: grpc.ServicerContext) -> Message:
+            try:
+                reply = self._client.call(method, request)
+            except CachefsError as error:
+                context.set_trailing_metadata(((ERROR_TRAILER, f"{type(error).__name__}:{error}"),))
+                context.abort(grpc.StatusCode.UNKNOWN, str(error))
+                raise AssertionError from None  # abort raises
+            with self._lock:
+                self.requests.append(request)
+            return reply
+
+        return grpc.unary_unary_rpc_method_handler(answer, decoder(method.request), encode)
+
+
+@contextlib.contextmanager
+def recording(client: DaemonClient, socket: Path) -> Iterator[Recording]:
+    """What is said to the daemon of *client* at *socket*."""
+    record = Recording(client)
+    server = grpc.server(ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
+    server.add_generic_rpc_handlers((record.handlers(),))
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    try:
+        yield record
+    finally:
+        server.stop(None)
