@@ -135,7 +135,7 @@ class BlockSpace:
         lengths: npt.NDArray[np.integer] | None = None,
     ) -> tuple[npt.NDArray[np.int64], Ids]:
         """Blocks of whole entries, or of [offset, offset + length) of each: (starts, ids); of entries[i] they are
-        ids[starts[i]:starts[i + 1]]. What lies beyond the end of a file has no blocks, nor has an unknown entry."""
+        ids[starts[i]:starts[i + 1]]. What lies beyond the last block of a file has none, nor has an unknown entry."""
         entries = np.asarray(entries, np.int64)
         known = (entries >= 0) & (entries < len(self.first_block) - 1)
         safe = np.where(known, entries, 0)

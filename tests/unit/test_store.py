@@ -50,7 +50,7 @@ MANY = st.lists(NUMBERS, max_size=20)
 class StoreModel(RuleBasedStateMachine):
     """Whatever is put, evicted, compacted and however often the process dies: like a dict with a budget."""
 
-    @initialize(policy=st.sampled_from(["minio", "lru"]), ssd=st.sampled_from([0, 6 << 20]))
+    @initialize(policy=st.sampled_from(["minio", "lru", "clairvoyant"]), ssd=st.sampled_from([0, 6 << 20]))
     def start(self, policy: str, ssd: int) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="cachefs-test-"))
         self.config = store_config(self.root, memory=3 << 20, ssd=ssd, policy=policy, segment=BLOCK_SIZE * 3)

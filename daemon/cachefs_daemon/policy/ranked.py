@@ -4,7 +4,9 @@ Scores are computed for whole arrays, and only for a short list of candidates ea
 look at all blocks the candidates are the highest of them, and later nothing gets above a candidate but a block that was
 consumed or came meanwhile, which joins them. So eviction is exact, up to how time runs differently for two consumers.
 
-Measured at 1.3 million blocks and 8 consumers, see FIGURES.
+Measured at 1.3 million blocks and 8 consumers: a look at all blocks takes 60 to 100 ms, once per 2,048 victims; a batch
+of 256 victims 1.5 ms; all in all 37 us per victim. `added` takes 7 us. Per tier it takes 5 bytes per block of the
+snapshot, and some 100 per block of no planned one.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -30,7 +32,8 @@ _STRANGERS_AT_ONCE: Final = 256
 @dataclass(slots=True, eq=False)
 class _Members:
     """The tier's blocks of one snapshot. sizes: bytes as the tier accounts for them, per block of the space, 0 where
-    the tier does not have it; spared: pinned at the last look; fresh: came since."""
+    the tier does not have it; spared: was pinned (it is looked at again when the plan changes); fresh: came since the
+    last look."""
 
     space: BlockSpace
     sizes: npt.NDArray[np.uint32]
@@ -107,7 +110,7 @@ class Ranked:
             members.sizes[number] = 0
 
     def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
-        if size > self.bytes:
+        if size > self.bytes or (incoming and not self.evicts):
             return ()
         self._settle()
         bound = self.score(incoming) if incoming else float("-inf")
