@@ -89,10 +89,10 @@ class SamplerOrder:
         generators = [self._torch.default_generator, *(one for one in given if one is not None)]
         states = [generator.get_state() for generator in generators]
         try:
-            current = self._whole(numpy.fromiter(self._sampler, dtype=numpy.int64))
+            current = self._whole(self._samples())
             if self._draws_worker_seeds:
                 self._torch.empty((), dtype=self._torch.int64).random_(generator=self._loader_generator)
-            return current, self._whole(numpy.fromiter(self._sampler, dtype=numpy.int64))
+            return current, self._whole(self._samples())
         finally:
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
@@ -125,6 +125,23 @@ class SamplerOrder:
                 send(found)
         finally:
             os._exit(0)
+
+    def _samples(self) -> AnyOrder:
+        """What the sampler gives now, with all that this does to generators."""
+        sampler, torch = self._sampler, self._torch
+        is_permutation = _iterates_as(sampler, torch.utils.data.RandomSampler) and not sampler.replacement
+        if not is_permutation or sampler.num_samples != len(sampler.data_source):
+            return numpy.fromiter(sampler, dtype=numpy.int64)
+        # The usual case written out, which for 1.28 M samples takes 20 ms instead of 200: RandomSampler.__iter__.
+        generator = sampler.generator
+        if generator is None:
+            generator = torch.Generator()
+            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        order: AnyOrder = torch.randperm(sampler.num_samples, generator=generator).numpy()
+        if sampler.generator is not None:
+            # At its end it computes another one, of which it uses nothing.
+            torch.randperm(sampler.num_samples, generator=generator)
+        return order
 
     def _whole(self, samples: AnyOrder) -> AnyOrder:
         return samples[: len(samples) // self._whole_batches * self._whole_batches]

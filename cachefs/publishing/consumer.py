@@ -1,5 +1,6 @@
 """What the helper knows of one consumer: its samples' files, given or learned, and its orders."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -145,7 +146,11 @@ class Consumer:
 
     def _resolve(self, files: Sequence[str | list[str]]) -> None:
         length = max(self.opening.length, len(files))
-        self.shares = sorted(shares(files, Places(), length), key=lambda share: -len(share.entries))
+        found = shares(files, Places(), length)
+        if self.opening.indexer:
+            found = [dataclasses.replace(share, of_records=True) for share in found]
+        # The largest first: it is called what the consumer is called.
+        self.shares = sorted(found, key=lambda share: -len(share.entries))
         self.published = False
         self.told.clear()
 

@@ -101,7 +101,7 @@ class Publication:
             self._channel = channel()
             self._slot = self._channel.slot()
             message = {"op": "open", "opening": self._describe()}
-            bulk = b"\0".join(map(os.fsencode, self._files)) if self._files else None
+            bulk = "\0".join(self._files).encode(errors="surrogateescape") if self._files else None
             self._channel.line.send(message, bulk)
         except (OSError, Unheard, IndexError, ValueError) as error:
             self._fail(error)

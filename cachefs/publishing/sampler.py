@@ -109,7 +109,7 @@ def _paths(files: Any) -> Sequence[str]:
     if listed is not None:
         return listed
     try:
-        return [os.fspath(path) for path in files]
+        return [os.fsdecode(path) for path in files]
     except TypeError:
         raise TypeError(f"{type(files).__name__} does not say which files its samples are; give their paths") from None
 

@@ -44,9 +44,9 @@ def _paths(entries: Any, dataset: Any) -> list[str] | None:
             return None
         first = entries[0]
         if _is_path(first):
-            return [os.fspath(entry) for entry in entries]
+            return [os.fsdecode(entry) for entry in entries]
         if isinstance(first, (tuple, list)) and first and _is_path(first[0]):
-            return [os.fspath(entry[0]) for entry in entries]
+            return [os.fsdecode(entry[0]) for entry in entries]
     except (TypeError, IndexError, KeyError):
         return None  # not all are of one kind
     return None

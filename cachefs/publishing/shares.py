@@ -22,7 +22,8 @@ class Share:
     several, so orders and positions are translated.
 
     mount: one they were found below; slot: of the snapshot (cachefs.mount.namespace); entries: of each file, its number
-    in the snapshot; samples: of each file, the sample it belongs to, ascending; length: number of samples.
+    in the snapshot; samples: of each file, the sample it belongs to, ascending; length: number of samples; of_records:
+    samples are the records of the files instead, and the daemon finds out how many each file has.
     """
 
     mount: MountPoint
@@ -30,11 +31,12 @@ class Share:
     entries: Order
     samples: Numbers
     length: int
+    of_records: bool = False
 
     @cached_property
     def is_plain(self) -> bool:
-        """Is each sample one file?"""
-        return len(self.samples) == self.length and bool((self._counts == 1).all())
+        """Does the daemon count as the job does? So where each sample is one file, or one record."""
+        return self.of_records or (len(self.samples) == self.length and bool((self._counts == 1).all()))
 
     @cached_property
     def _counts(self) -> Numbers:
@@ -46,6 +48,8 @@ class Share:
 
     def order(self, samples: Order) -> Order:
         """The files in the order in which *samples* want them, as places in `entries`."""
+        if self.of_records:
+            return samples
         samples = self._existing(samples)
         if self.is_plain:
             return samples

@@ -50,12 +50,13 @@ def _indexed(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """The records of its files, one file after the other."""
     entries, offsets, lengths = [], [], []
-    for path in sample_map.paths:
-        entry = _file(snapshot, path)
+    files = [snapshot.entry(int(number)) for number in np.frombuffer(sample_map.entries, "<u4")]
+    for entry in files or [_file(snapshot, path) for path in sample_map.paths]:
         try:
             begins, sizes = records.index(sample_map.indexer, functools.partial(read, entry.number), entry.size)
         except ConfigError as error:
-            raise ConfigError(f"{path.decode(errors='backslashreplace')}: {error}") from None
+            path = snapshot.path(entry.number).decode(errors="backslashreplace")
+            raise ConfigError(f"{path}: {error}") from None
         entries.append(np.full(len(begins), entry.number, np.int64))
         offsets.append(begins)
         lengths.append(sizes)

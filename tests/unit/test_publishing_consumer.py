@@ -1,0 +1,113 @@
+"""The helper's picture of one consumer: when learned files are worth telling, and which orders are still to be told."""
+
+from pathlib import Path
+
+import numpy
+import pytest
+
+from cachefs.job_messages import SamplerSpec
+from cachefs.mount.kernel import MountPoint
+from cachefs.publishing import consumer as module
+from cachefs.publishing.consumer import Consumer, Opening
+from cachefs.publishing.shares import Order, Share
+
+POINT = MountPoint(Path("/mnt"), "0:1", "cachefs:images")
+
+
+def order(*samples: int) -> Order:
+    return numpy.array(samples, numpy.uint32)
+
+
+def plain_share(length: int) -> Share:
+    return Share(POINT, 1, numpy.arange(length, dtype=numpy.uint32), numpy.arange(length), length)
+
+
+@pytest.fixture
+def learning(monkeypatch: pytest.MonkeyPatch) -> Consumer:
+    """Ten samples nobody lists; a file is its own number."""
+
+    def shares(files: list[list[str]], places: object, length: int) -> list[Share]:
+        known = [sample for sample, paths in enumerate(files) if paths]
+        return [Share(POINT, 1, order(*known), numpy.array(known, numpy.int64), length)]
+
+    monkeypatch.setattr(module, "shares", shares)
+    return Consumer(Opening(0, "0", "test", 10, learn=True))
+
+
+def pairs(*samples: int) -> list[tuple[int, list[str]]]:
+    return [(sample, [f"/mnt/{sample}"]) for sample in samples]
+
+
+def test_what_an_epoch_taught_is_told_when_it_is_over(learning: Consumer) -> None:
+    learning.set_order(0, order(1, 2, 3))
+    learning.learn(pairs(1, 2, 3))
+    assert not learning.resolve_learned()
+    learning.move(1, 0)
+    assert learning.resolve_learned()
+    assert learning.shares[0].entries.tolist() == [1, 2, 3]
+    assert not learning.resolve_learned()
+    learning.learn(pairs(4))
+    assert learning.resolve_learned()
+    assert not learning.is_learned
+
+
+def test_when_all_is_learned_nothing_is_waited_for(learning: Consumer) -> None:
+    learning.set_order(0, order(*range(10)))
+    learning.learn(pairs(*range(9)))
+    assert not learning.resolve_learned()
+    learning.learn(pairs(9, 10, -1))
+    assert learning.is_learned
+    assert learning.resolve_learned()
+    assert not learning.resolve_learned()
+
+
+def test_a_loader_made_anew_uses_what_the_last_one_taught(learning: Consumer) -> None:
+    learning.set_order(0, order(1, 2))
+    learning.learn(pairs(1, 2))
+    learning.closing = 1.0
+    learning.reopen()
+    learning.set_order(0, order(2, 1))
+    learning.move(0, 0)
+    assert learning.closing is None
+    assert learning.resolve_learned()
+    assert learning.untold(0) == [0]
+
+
+def test_orders_are_told_once_and_forgotten_when_they_are_over() -> None:
+    consumer = Consumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
+    consumer.set_order(0, order(0, 1, 2))
+    consumer.set_order(1, order(2, 1, 0))
+    assert consumer.untold(0) == [0, 1]
+    consumer.told.update({(0, 0), (0, 1)})
+    assert consumer.untold(0) == []
+    consumer.set_order(1, order(1, 2, 0))
+    assert consumer.untold(0) == [1]
+    assert consumer.move(1, 2)
+    assert not consumer.move(1, 2)
+    assert list(consumer.orders) == [1]
+
+
+def test_a_spec_is_left_to_the_daemon_only_where_samples_are_files() -> None:
+    spec = SamplerSpec(kind="sequential", size=3, epochs=5)
+    consumer = Consumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
+    consumer.set_spec(spec, 0)
+    assert consumer.takes_spec(consumer.shares[0]) == spec
+    assert consumer.untold(0) == []
+
+    pairs = Share(POINT, 1, order(0, 1, 2, 3, 4, 5), numpy.array([0, 0, 1, 1, 2, 2]), 3)
+    consumer = Consumer(Opening(0, "0", "test", 3), shares=[pairs])
+    consumer.set_spec(spec, 3)
+    assert consumer.takes_spec(pairs) is None
+    assert consumer.untold(0) == [3, 4]
+    consumer.move(4, 2)
+    assert consumer.untold(0) == [4, 5]
+    assert consumer.position_in(pairs) == 4
+    assert consumer.order(5) is None
+
+
+def test_a_spec_that_no_longer_holds_is_taken_back() -> None:
+    consumer = Consumer(Opening(0, "0", "test", 3), shares=[plain_share(3)], published=True)
+    consumer.set_spec(SamplerSpec(kind="sequential", size=3, epochs=5), 0)
+    consumer.set_order(1, order(0, 2, 1))
+    assert consumer.spec is None
+    assert not consumer.published
