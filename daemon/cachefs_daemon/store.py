@@ -13,7 +13,7 @@ gone and committed, then hole. See cachefs_daemon.recovery for what is left to d
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -26,11 +26,11 @@ import numpy.typing as npt
 from cachefs.block import MEMORY, SSD, Location, piece_checksums
 from cachefs.errors import StoreFull
 from cachefs_daemon.block_space import NO_BLOCK, BlockSpace
+from cachefs_daemon.placement import Placement
 from cachefs_daemon.plan import Plan
-from cachefs_daemon.policy import Policy, open_policy
-from cachefs_daemon.policy.lru import Lru
+from cachefs_daemon.policy import open_policy
 from cachefs_daemon.recovery import open_index, reconcile
-from cachefs_daemon.residents import Residents, state_of
+from cachefs_daemon.residents import state_of
 from cachefs_daemon.segment import span
 from cachefs_daemon.state import StateDirectory
 from cachefs_daemon.tier import Tier, TierConfig
@@ -44,16 +44,10 @@ _ATTEMPTS: Final = 16
 # How long a block somebody waits for waits for room. A block is written in well under a millisecond per megabyte.
 _PATIENCE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.002
-# Each time room is made, at least 1/256 of the tier: with 110 KB blocks a commit for each halves the rate of puts.
-_AHEAD_SHIFT: Final = 8
-# A tier of which less than 1/64 is free is full.
-_FREE_SHIFT: Final = 6
 # Blocks that share a commit when many leave: a commit costs 40 us, and holes wait for it.
 _BATCH: Final = 256
 # Blocks whose state is looked up under the lock at once: 2 ms.
 _WATCH_BATCH: Final = 1024
-# So many passing blocks stay for their readers even where a policy evicts: 8 readers with 4 blocks each.
-_PASSING_KEPT: Final = 32
 # Fewer where each needs room for a second copy until the commit.
 _COPY_BATCH: Final = 4
 
@@ -95,11 +89,8 @@ class BlockStore:
         """Open and recover. Raises ConfigError, Busy, or another CachefsError."""
         self.repairs = 0
         self.plan = Plan()
-        self._residents = Residents()
         self._lock = threading.Lock()
         self._maintaining = threading.Lock()
-        self._pinned: set[bytes] = set()
-        self._passing = Lru()
         with ExitStack() as undo:
             self._state = StateDirectory(config.state_dir)
             undo.callback(self._state.close)
@@ -111,12 +102,11 @@ class BlockStore:
                 self._ssd = Tier(SSD, config.ssd, config.block_size)
                 undo.callback(self._ssd.close)
                 self._tiers.append(self._ssd)
-            self._policies: list[Policy] = [open_policy(tier.config.policy, self.plan) for tier in self._tiers]
-            self._evicting = self._policies[MEMORY].evicts
-            self._share = min(max(config.memory.budget // 8, 4 * span(config.block_size)), self._memory.capacity)
             self._index = open_index(self._state)
             undo.callback(self._index.close)
             self.index_path = self._index.path
+            policies = [open_policy(tier.config.policy, self.plan) for tier in self._tiers]
+            self._placement = Placement(self._tiers, policies, self.get, config.block_size)
             self._recover()
             undo.pop_all()
 
@@ -136,11 +126,11 @@ class BlockStore:
         for tier in self._tiers:
             location = self._write(tier, key, checksums, data)
             if location is not None:
-                return self._enter(key, location, self._policies[tier.number])
+                return self._enter(key, location)
         if not transient:
             return None
         location = self._write_passing(key, checksums, data)
-        return self._enter(key, location, self._passing)
+        return self._enter(key, location, passing=True)
 
     def read(self, key: bytes, location: Location) -> bytes | None:
         """The block's bytes, verified; None if they are not right (or no longer there)."""
@@ -163,9 +153,7 @@ class BlockStore:
     def accessed(self, keys: Sequence[bytes]) -> None:
         """Readers used these blocks, oldest use first."""
         with self._lock:
-            for policy in self._policies:
-                for key in keys:
-                    policy.accessed(key)
+            self._placement.accessed(keys)
 
     def evict(self, keys: Iterable[bytes]) -> tuple[int, int]:
         """Drop blocks, pinned or not. Blocks and bytes that were there."""
@@ -207,54 +195,46 @@ class BlockStore:
 
     @property
     def free(self) -> tuple[int, ...]:
-        """Bytes per tier that nobody uses or is about to: room is made in larger steps than it is needed in, so a
-        little free room is that of a full tier."""
-        return tuple(
-            0 if tier.problem else max(0, tier.free - self._held_back(tier) - (tier.capacity >> _FREE_SHIFT))
-            for tier in self._tiers
-        )
+        """Bytes per tier that nobody uses or is about to."""
+        return tuple(self._placement.free(tier) for tier in self._tiers)
 
     def room_for(self, key: bytes) -> int:
         """About how many bytes are free, or taken by blocks that would be given up for this one."""
         with self._lock:
-            self._follow_policy()
-            return sum(
-                max(0, tier.free - self._held_back(tier)) + self._policies[tier.number].replaceable(key)
-                for tier in self._tiers
-                if not tier.problem
-            )
+            return self._placement.room_for(key)
 
     def watch(self, space: BlockSpace) -> npt.NDArray[np.uint8]:
         """The state of each block of *space* (see cachefs_daemon.residents), kept up to date until `unwatch`. Takes
         seconds with a million blocks, so call it in a thread; until it returns, some count as absent that are not."""
+        residents = self._placement.residents
         with self._lock:
-            self._residents.watch(space)
+            residents.watch(space)
         for batch in _batches(self.keys(), _WATCH_BATCH):
             ids = space.ids(batch)
             here = np.flatnonzero(ids != NO_BLOCK)
             with self._lock:
-                if space.snapshot in self._residents.states:
+                if space.snapshot in residents.states:
                     states = [state_of(self.get(batch[index])) for index in here.tolist()]
-                    self._residents.set_all(space.snapshot, ids[here], states)
-        return self._residents.states.get(space.snapshot, np.zeros(space.count, np.uint8))
+                    residents.set_all(space.snapshot, ids[here], states)
+        return residents.states.get(space.snapshot, np.zeros(space.count, np.uint8))
 
     def unwatch(self, snapshot: str) -> None:
         with self._lock:
-            self._residents.unwatch(snapshot)
+            self._placement.residents.unwatch(snapshot)
 
     @property
     def residents(self) -> Mapping[str, npt.NDArray[np.uint8]]:
         """What `watch` returned, by snapshot."""
-        return self._residents.states
+        return self._placement.residents.states
 
     def pin(self, keys: Iterable[bytes]) -> None:
         """Keep these blocks, once a policy has admitted them, until unpinned or evicted by name."""
         with self._lock:
-            self._pinned.update(keys)
+            self._placement.pin(keys)
 
     def unpin(self, keys: Iterable[bytes]) -> None:
         with self._lock:
-            self._pinned.difference_update(keys)
+            self._placement.unpin(keys)
 
     def blocks_of(self, content: bytes) -> list[tuple[bytes, Location]]:
         return self._index.blocks_of(content)
@@ -295,21 +275,7 @@ class BlockStore:
         self._state.close()
 
     def _recover(self) -> None:
-        kept = 0
-
-        def remember(tier: Tier, key: bytes, size: int) -> None:
-            nonlocal kept
-            tier.blocks += 1
-            policy = self._policies[tier.number]
-            if tier is self._memory and not policy.evicts:
-                # Which blocks were passing is not recorded: to a policy that keeps any fixed set they are all alike.
-                if kept + size > tier.capacity - self._share:
-                    self._passing.added(key, size)
-                    return
-                kept += size
-            policy.added(key, size)
-
-        reconcile(self._index, self._tiers, remember)
+        reconcile(self._index, self._tiers, self._placement.recovered)
         for tier in self._tiers:
             self._shrink(tier)
 
@@ -335,97 +301,30 @@ class BlockStore:
 
     def _make_room(self, tier: Tier, key: bytes, size: int, passing: bool) -> bool:
         """Reserve *size* bytes, if the policy wants the block or it is only passing."""
-        policy = self._policies[tier.number]
         for _ in range(_ATTEMPTS):
             with self._lock:
-                self._follow_policy()
-                free = tier.free if passing else tier.free - self._held_back(tier)
-                if not passing and not policy.admits(key, size, free):
+                free = self._placement.room_in(tier, key, size, passing=passing)
+                if free is None:
                     return False
                 if size <= free and tier.reserve(size):
                     return True
-                victims = self._room_makers(tier, size - free, b"" if passing else key)
+                victims = self._placement.makers_of_room(tier, size - free, key, passing=passing)
             if not victims:
                 return False
             self._give_up(tier, victims)
         return False
 
-    def _room_makers(self, tier: Tier, size: int, incoming: bytes) -> list[bytes]:
-        """Blocks that go for *incoming*, or for a passing block if that is empty. Needs the lock."""
-        ahead = max(size, tier.capacity >> _AHEAD_SHIFT)
-        if self._keeps_passing(tier):
-            for wanted in (ahead, size) if incoming else (size,):
-                if victims := self._take_victims(tier, wanted, 0, self._pinned, incoming):
-                    return victims
-        passing = self._passing.bytes if tier is self._memory else 0
-        # A reader waits for a passing block: it goes before a pin.
-        pinned = self._pinned if incoming else ()
-        return self._take_victims(tier, ahead, passing, pinned, incoming) or self._take_victims(
-            tier, size, passing, pinned, incoming
-        )
-
-    def _keeps_passing(self, tier: Tier) -> bool:
-        """Are passing blocks so few that what their readers have not read yet may be among them?"""
-        if tier is not self._memory or not self._policies[MEMORY].evicts:
-            return False
-        return len(self._passing) < _PASSING_KEPT and self._passing.bytes < self._share // 2
-
-    def _follow_policy(self) -> None:
-        """A policy begins to evict when something is published, and ends when nothing is. Needs the lock."""
-        policy = self._policies[MEMORY]
-        if policy.evicts == self._evicting:
-            return
-        self._evicting = policy.evicts
-        if self._evicting:
-            source: Policy = self._passing
-            target, excess = policy, self._passing.bytes
-        else:
-            source, target = policy, self._passing
-            excess = self._memory.used - self._passing.bytes - (self._memory.capacity - self._share)
-        keys = source.victims(excess, self._pinned) or source.victims(excess, ()) if excess > 0 else ()
-        for key in keys:
-            source.removed(key)
-            location = self.get(key)
-            if location is not None and location.tier == MEMORY:
-                target.added(key, span(location.length))
-
-    def _held_back(self, tier: Tier) -> int:
-        """Room for passing blocks that a policy which never evicts must leave."""
-        if tier is not self._memory or self._policies[MEMORY].evicts:
-            return 0
-        return max(0, self._share - self._passing.bytes)
-
-    def _enter(self, key: bytes, location: Location, policy: Policy) -> Location:
-        tier = self._tiers[location.tier]
+    def _enter(self, key: bytes, location: Location, *, passing: bool = False) -> Location:
         with self._lock:
             found = self._index.get(key)
             if found is None:
                 self._index.put(key, location)
-                policy.added(key, span(location.length))
-                self._residents.set(key, state_of(location))
-                tier.blocks += 1
+                self._placement.entered(key, location, passing=passing)
                 return location
-        tier.free_blocks([location])
+        self._tiers[location.tier].free_blocks([location])
         return found
 
     # --- going ----------------------------------------------------------------------------------------------------
-
-    def _take_victims(
-        self, tier: Tier, size: int, passing: int, pinned: Collection[bytes], incoming: bytes = b""
-    ) -> list[bytes]:
-        """Blocks that free *size* bytes, the first *passing* of them of passing blocks, or none; no other thread will
-        be given the same. Needs the lock."""
-        passing = min(size, passing)
-        policy = self._policies[tier.number]
-        victims = list(policy.victims(size - passing, pinned, incoming)) if size > passing and policy.evicts else []
-        if size > passing and not victims:
-            return []
-        for key in victims:
-            policy.removed(key)
-        for key in self._passing.victims(passing, ()):
-            self._passing.removed(key)
-            victims.append(key)
-        return victims
 
     def _give_up(self, tier: Tier, keys: Iterable[bytes]) -> None:
         """Move blocks to the SSD tier or drop them, and free their room."""
@@ -463,10 +362,7 @@ class BlockStore:
             if self._index.get(key) != location:
                 return False
             self._index.delete(key)
-            self._policies[location.tier].removed(key)
-            self._passing.removed(key)
-            self._residents.set(key, state_of(None))
-            self._tiers[location.tier].blocks -= 1
+            self._placement.left(key, location)
             return True
 
     def _move(self, key: bytes, old: Location, new: Location) -> bool:
@@ -475,12 +371,7 @@ class BlockStore:
             if self._index.get(key) == old:
                 self._index.put(key, new)
                 if old.tier != new.tier:
-                    self._policies[old.tier].removed(key)
-                    self._passing.removed(key)
-                    self._residents.set(key, state_of(new))
-                    self._policies[new.tier].added(key, span(new.length))
-                    self._tiers[old.tier].blocks -= 1
-                    self._tiers[new.tier].blocks += 1
+                    self._placement.moved(key, old, new)
                 return True
         self._tiers[new.tier].free_blocks([new])
         return False
@@ -492,8 +383,7 @@ class BlockStore:
         while (excess := -tier.free) > 0:
             used = tier.used
             with self._lock:
-                passing = self._passing.bytes if tier is self._memory else 0
-                victims = self._take_victims(tier, excess, passing, self._pinned)
+                victims = self._placement.surplus(tier, excess)
             # The limit is physical: where the policy names none, the oldest blocks go, pinned or not.
             self._give_up(tier, victims or self._oldest_blocks(tier))
             if tier.used >= used:

@@ -1,0 +1,183 @@
+"""Whose is which block: what the tiers' policies keep, what is passing, what is pinned. The store's decisions, no I/O.
+
+A block nobody's policy admits is *passing*: it is in the memory tier for the readers that wait for it, first in, first
+out, ahead of everything else. Where a policy never evicts, room is held back for such blocks; where one does, they are
+few, and displace each other once there are enough.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
+
+from cachefs.block import MEMORY, Location
+from cachefs_daemon.policy import Policy
+from cachefs_daemon.policy.lru import Lru
+from cachefs_daemon.residents import Residents, state_of
+from cachefs_daemon.segment import span
+from cachefs_daemon.tier import Tier
+
+# Each time room is made, at least 1/256 of the tier: with 110 KB blocks a commit for each halves the rate of puts.
+_AHEAD_SHIFT: Final = 8
+# A tier of which less than 1/64 is free is full.
+_FREE_SHIFT: Final = 6
+# So many passing blocks stay for their readers even where a policy evicts: 8 readers with 4 blocks each.
+_PASSING_KEPT: Final = 32
+
+
+class Placement:
+    """Every call but `free` needs the store's lock. tiers, policies: by tier number; residents: who watches is told."""
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        policies: Sequence[Policy],
+        get: Callable[[bytes], Location | None],
+        block_size: int,
+    ) -> None:
+        """get: where a block is, as of the index."""
+        self.residents = Residents()
+        self._tiers = tiers
+        self._policies = policies
+        self._find = find
+        self._memory = tiers[MEMORY]
+        self._passing = Lru()
+        self._pinned: set[bytes] = set()
+        self._evicting = policies[MEMORY].evicts
+        self._share = min(max(self._memory.config.budget // 8, 4 * span(block)), self._memory.capacity)
+        self._recovered = 0
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def recovered(self, tier: Tier, key: bytes, size: int) -> None:
+        """A block of an earlier run was found."""
+        tier.blocks += 1
+        policy = self._policies[tier.number]
+        if tier is self._memory and not policy.evicts:
+            # Which blocks were passing is not recorded: to a policy that keeps any fixed set they are all alike.
+            if self._recovered + size > tier.capacity - self._share:
+                self._passing.added(key, size)
+                return
+            self._recovered += size
+        policy.added(key, size)
+
+    def entered(self, key: bytes, location: Location, *, passing: bool) -> None:
+        owner = self._passing if passing else self._policies[location.tier]
+        owner.added(key, span(location.length))
+        self._tiers[location.tier].blocks += 1
+        self.residents.set(key, state_of(location))
+
+    def left(self, key: bytes, location: Location) -> None:
+        self._forget(key, location)
+        self.residents.set(key, state_of(None))
+
+    def moved(self, key: bytes, old: Location, new: Location) -> None:
+        """From one tier to another."""
+        self._forget(key, old)
+        self._policies[new.tier].added(key, span(new.length))
+        self._tiers[new.tier].blocks += 1
+        self.residents.set(key, state_of(new))
+
+    def accessed(self, keys: Sequence[bytes]) -> None:
+        for policy in self._policies:
+            for key in keys:
+                policy.accessed(key)
+
+    def pin(self, keys: Iterable[bytes]) -> None:
+        self._pinned.update(keys)
+
+    def unpin(self, keys: Iterable[bytes]) -> None:
+        self._pinned.difference_update(keys)
+
+    # --- who may come -------------------------------------------------------------------------------------------------
+
+    def free(self, tier: Tier) -> int:
+        """Bytes that nobody uses or is about to: room is made in larger steps than it is needed in, so a little free
+        room is that of a full tier."""
+        return 0 if tier.problem else max(0, tier.free - self._held_back(tier) - (tier.capacity >> _FREE_SHIFT))
+
+    def room_for(self, key: bytes) -> int:
+        """About how many bytes are free, or taken by blocks that would be given up for this one."""
+        self._follow_policy()
+        return sum(
+            max(0, tier.free - self._held_back(tier)) + self._policies[tier.number].replaceable(key)
+            for tier in self._tiers
+            if not tier.problem
+        )
+
+    def room_in(self, tier: Tier, key: bytes, size: int, *, passing: bool) -> int | None:
+        """Bytes that a block may take without anyone leaving; None where the policy does not want it at all."""
+        self._follow_policy()
+        if passing:
+            return tier.free
+        free = tier.free - self._held_back(tier)
+        return free if self._policies[tier.number].admits(key, size, free) else None
+
+    def _held_back(self, tier: Tier) -> int:
+        """Room for passing blocks that a policy which never evicts must leave."""
+        if tier is not self._memory or self._policies[MEMORY].evicts:
+            return 0
+        return max(0, self._share - self._passing.bytes)
+
+    # --- who goes -----------------------------------------------------------------------------------------------------
+
+    def makers_of_room(self, tier: Tier, size: int, key: bytes, *, passing: bool) -> list[bytes]:
+        """Blocks that free *size* bytes or more for a block, or none; nobody else will be given the same."""
+        incoming = b"" if passing else key
+        ahead = max(size, tier.capacity >> _AHEAD_SHIFT)
+        if self._keeps_passing(tier):
+            for wanted in (size,) if passing else (ahead, size):
+                if victims := self._take(tier, wanted, 0, self._pinned, incoming):
+                    return victims
+        share = self._passing.bytes if tier is self._memory else 0
+        # A reader waits for a passing block: it goes before a pin.
+        pinned = () if passing else self._pinned
+        return self._take(tier, ahead, share, pinned, incoming) or self._take(tier, size, share, pinned, incoming)
+
+    def surplus(self, tier: Tier, size: int) -> list[bytes]:
+        """Blocks that free *size* bytes as the tier must shrink, or none."""
+        return self._take(tier, size, self._passing.bytes if tier is self._memory else 0, self._pinned)
+
+    def _keeps_passing(self, tier: Tier) -> bool:
+        """Are passing blocks so few that what their readers have not read yet may be among them?"""
+        if tier is not self._memory or not self._policies[MEMORY].evicts:
+            return False
+        return len(self._passing) < _PASSING_KEPT and self._passing.bytes < self._share // 2
+
+    def _take(
+        self, tier: Tier, size: int, passing: int, pinned: Collection[bytes], incoming: bytes = b""
+    ) -> list[bytes]:
+        """Blocks that free *size* bytes, the first *passing* of them of passing blocks, or none."""
+        passing = min(size, passing)
+        policy = self._policies[tier.number]
+        victims = list(policy.victims(size - passing, pinned, incoming)) if size > passing and policy.evicts else []
+        if size > passing and not victims:
+            return []
+        for key in victims:
+            policy.removed(key)
+        for key in self._passing.victims(passing, ()):
+            self._passing.removed(key)
+            victims.append(key)
+        return victims
+
+    def _forget(self, key: bytes, location: Location) -> None:
+        self._policies[location.tier].removed(key)
+        self._passing.removed(key)
+        self._tiers[location.tier].blocks -= 1
+
+    def _follow_policy(self) -> None:
+        """A policy begins to evict when something is published, and ends when nothing is."""
+        policy = self._policies[MEMORY]
+        if policy.evicts == self._evicting:
+            return
+        self._evicting = policy.evicts
+        if self._evicting:
+            source: Policy = self._passing
+            target, excess = policy, self._passing.bytes
+        else:
+            source, target = policy, self._passing
+            excess = self._memory.used - self._passing.bytes - (self._memory.capacity - self._share)
+        keys = source.victims(excess, self._pinned) or source.victims(excess, ()) if excess > 0 else ()
+        for key in keys:
+            source.removed(key)
+            location = self._find(key)
+            if location is not None and location.tier == MEMORY:
+                target.added(key, span(location.length))
