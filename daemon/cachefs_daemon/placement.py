@@ -37,12 +37,12 @@ class Placement:
         self.residents = Residents()
         self._tiers = tiers
         self._policies = policies
-        self._find = find
+        self._get = get
         self._memory = tiers[MEMORY]
         self._passing = Lru()
         self._pinned: set[bytes] = set()
         self._evicting = policies[MEMORY].evicts
-        self._share = min(max(self._memory.config.budget // 8, 4 * span(block)), self._memory.capacity)
+        self._share = min(max(self._memory.config.budget // 8, 4 * span(block_size)), self._memory.capacity)
         self._recovered = 0
 
     # --- what happens -------------------------------------------------------------------------------------------------
@@ -178,6 +178,6 @@ class Placement:
         keys = source.victims(excess, self._pinned) or source.victims(excess, ()) if excess > 0 else ()
         for key in keys:
             source.removed(key)
-            location = self._find(key)
+            location = self._get(key)
             if location is not None and location.tier == MEMORY:
                 target.added(key, span(location.length))
