@@ -24,8 +24,8 @@ class SampleMap(Message, frozen=True):
 
     kind: `tree`, all files in order of their path bytes; `files`, one file per sample; `records`, a part of a file per
     sample. entries: u32 little-endian snapshot entry number per sample; offsets, lengths: u64 little-endian per sample.
-    indexer: `npy`, `tar`, `tfrecord` or `fixed:<bytes>`, with which the daemon finds the records of *entries* or *paths*.
-    paths: relative to the dataset; with kind `files` they may stand for entries.
+    indexer: `npy`, `tar`, `tfrecord` or `fixed:<bytes>`, with which the daemon finds the records of the files in
+    *entries* or *paths*. paths: relative to the dataset; with kind `files` they may stand for entries.
     """
 
     kind: str

@@ -167,6 +167,8 @@ def _new_watch(loader: Any, dataloader: Any) -> Watch | None:
         name = type(loader.dataset).__name__
         warn(f"{name} is an IterableDataset, which alone knows what it reads; publish its shards with cachefs.publish")
         return None
+    if not hasattr(loader.dataset, "__len__"):
+        return None
     files = listed_files(loader.dataset)
     length = len(loader.dataset)
     if files is not None and not any(map(places.mount_of, files[:: max(1, length // PROBES)])):

@@ -60,13 +60,15 @@ class Observer:
     def saw(self, sample: Any, opened: list[Any]) -> None:
         if type(sample) is not int or sample in self._seen:
             return
-        paths = list(dict.fromkeys(path for path in map(_path, opened) if path and self._places.mount_of(path)))
-        if paths:
-            self._seen.add(sample)
-            self._pairs.append((sample, [os.path.abspath(path) for path in paths]))
-            self._characters += sum(map(len, paths)) + 16
-            if self._characters > MAX_CHARACTERS:
+        paths = [os.path.abspath(path) for path in map(_path, opened) if path and self._places.mount_of(path)]
+        paths = list(dict.fromkeys(paths))
+        length = sum(map(len, paths)) + 16
+        if paths and length < MAX_CHARACTERS:
+            if self._characters + length > MAX_CHARACTERS:
                 self.flush()
+            self._seen.add(sample)
+            self._pairs.append((sample, paths))
+            self._characters += length
 
     def flush(self) -> None:
         pairs, self._pairs, self._characters = self._pairs, [], 0

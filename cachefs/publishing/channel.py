@@ -80,6 +80,8 @@ class Line:
         """Raises OSError."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            # Where so many wait to be accepted that there is no room, this fails at once, and does not wait.
+            self._socket.settimeout(SEND_SECONDS)
             self._socket.connect(str(directory / SOCKET_NAME))
         except OSError:
             self._socket.close()
@@ -116,7 +118,7 @@ class Channel:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(str(self.directory / SOCKET_NAME))
             # From here on messages wait for the helper to come up.
-            listener.listen(128)
+            listener.listen(1024)
             self._process = _start(listener.fileno(), self._owner, self.directory)
         self.line = Line(self.directory)
         os.environ[DIRECTORY_VARIABLE] = str(self.directory)

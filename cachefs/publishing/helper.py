@@ -102,7 +102,9 @@ class Helper:
             message = json.loads(packet)
             self._handle(message, b"".join(_read_all(fd) for fd in fds))
             return bool(message["op"] in ("order", "spec"))
-        except (CachefsError, OSError) as error:
+        except OSError as error:
+            self.reporter.say(_of_system(error))
+        except CachefsError as error:
             self.reporter.say(str(error))
         except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
             self.reporter.say(f"a message of the training process makes no sense ({error!r})")
@@ -158,7 +160,7 @@ class Helper:
                 try:
                     consumer.resolve_learned()
                 except OSError as error:
-                    self.reporter.say(f"{error.filename}: {error.strerror}")
+                    self.reporter.say(_of_system(error))
             self.reporter.report(consumer, moved)
 
     def _farewell(self) -> None:
@@ -196,6 +198,10 @@ def _clean_up(directory: Path) -> None:
     with contextlib.suppress(OSError):
         directory.parent.rmdir()
         directory.parent.parent.rmdir()
+
+
+def _of_system(error: OSError) -> str:
+    return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else str(error)
 
 
 def _raise(error: OSError) -> None:
