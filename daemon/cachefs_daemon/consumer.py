@@ -76,6 +76,9 @@ class Consumer:
     def told(self, epoch: int, position: int) -> None:
         """A heartbeat: *position* samples of the epoch are delivered."""
         self.lease.renew()
+        if self._computable and epoch not in self._computable and epoch not in self._orders:
+            self._problems[f"it reads epoch {epoch}, and has published {len(self._computable)}"] = None
+            return
         self._said = (epoch, position)
         self.moved()
 

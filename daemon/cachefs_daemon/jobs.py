@@ -150,7 +150,9 @@ class Jobs:
         consumer.add_order(request.epoch, order_of(request.order))
 
     def progress(self, request: JobProgress) -> None:
-        """Raises NotFound."""
+        """Raises NotFound, ConfigError."""
+        if request.epoch < 0 or request.position < 0:
+            raise ConfigError(f"job {request.job}: epochs and positions count from 0")
         consumer = self._consumer(request.job, request.consumer)
         consumer.told(request.epoch, request.position)
         if request.ended:
@@ -287,8 +289,7 @@ class Jobs:
 
 def _claims(consumer: Consumer, ids: Ids) -> npt.NDArray[np.bool_]:
     assert consumer.follower is not None
-    claim = consumer.follower.claim(ids)
-    return claim.mine | claim.again
+    return consumer.follower.claim(ids).mine | consumer.follower.knows(ids)
 
 
 def _check(request: JobPublish) -> None:

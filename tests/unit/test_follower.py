@@ -82,7 +82,8 @@ def test_what_was_read_early_is_not_expected_again_in_this_epoch() -> None:
     claim = follower.claim(order[[3, 30]].astype(np.int32))
     assert claim.reads[0] == 3
     assert claim.reads[1] >= COUNT
-    assert claim.again.tolist() == [False, True]
+    assert claim.mine.tolist() == [True, False]
+    assert follower.knows(order[[3, 30]].astype(np.int32)).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("seen", [0.5, 0.1])
