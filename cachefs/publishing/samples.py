@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Final
 
 # What torchvision's and many people's datasets call it: one path per sample, or a tuple that begins with one.
@@ -58,9 +59,14 @@ def _is_path(value: Any) -> bool:
 
 
 def _of_hugging_face(dataset: Any) -> list[str] | None:
+    """Straight from the Arrow table, 0.1 s for 1.28 M rows; through the rows it would take minutes."""
+    compute = import_module("pyarrow.compute")
     for name, feature in dataset.features.items():
         if type(feature).__name__ in ("Image", "Audio", "Video"):
-            column = dataset.cast_column(name, type(feature)(decode=False))[name]
-            if all(value and value["path"] and not value.get("bytes") for value in column):
-                return [value["path"] for value in column]
+            column = dataset.data.column(name)
+            if compute.struct_field(column, "bytes").null_count < len(column):
+                return None  # the content is in the table itself
+            paths: list[str] = compute.struct_field(column, "path").to_pylist()
+            chosen = dataset._indices  # of a shuffled or filtered one
+            return paths if chosen is None else [paths[row] for row in chosen.column(0).to_pylist()]
     return None

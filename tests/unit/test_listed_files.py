@@ -1,7 +1,9 @@
 """Which files a dataset says its samples are."""
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -65,27 +67,52 @@ def test_parts_and_concatenations_are_seen_through() -> None:
 class Image:
     """As datasets.Image."""
 
-    decode: bool = True
+
+@dataclass
+class Column:
+    """As a column of pyarrow: here of structs, or of what is in them."""
+
+    values: list[Any]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def null_count(self) -> int:
+        return self.values.count(None)
+
+    def to_pylist(self) -> list[Any]:
+        return self.values
 
 
 @dataclass
+class Table:
+    values: list[Any]
+
+    def column(self, name: str | int) -> Column:
+        return Column(self.values)
+
+
 class HuggingFace:
-    """As datasets.Dataset: rows whose image is decoded unless the column is cast."""
+    """As datasets.Dataset, of which this is all that is used."""
 
-    rows: list[dict[str, Any]]
-    features: dict[str, Any] = field(default_factory=lambda: {"label": object(), "image": Image()})
-
-    def cast_column(self, name: str, feature: Image) -> dict[str, list[dict[str, Any]]]:
-        assert not feature.decode
-        return {name: self.rows}
+    def __init__(self, rows: list[dict[str, Any]], indices: list[int] | None) -> None:
+        self.features = {"label": object(), "image": Image()}
+        self.data = Table(rows)
+        self._indices = None if indices is None else Table(indices)
 
 
-@pytest.mark.parametrize(("content", "expected"), [(None, PATHS), (b"...", None)])
+@pytest.mark.parametrize(
+    ("content", "indices", "expected"),
+    [(None, None, PATHS), (None, [2, 0], ["/d/c", "/d/a"]), (b"...", None, None)],
+)
 def test_hugging_face_datasets_refer_to_files_or_hold_them(
-    monkeypatch: pytest.MonkeyPatch, content: bytes | None, expected: list[str] | None
+    monkeypatch: pytest.MonkeyPatch, content: bytes | None, indices: list[int] | None, expected: list[str] | None
 ) -> None:
-    class Module:
-        Dataset = HuggingFace
+    def struct_field(column: Column, name: str) -> Column:
+        return Column([value[name] for value in column.values])
 
-    monkeypatch.setitem(__import__("sys").modules, "datasets.arrow_dataset", Module)
-    assert listed_files(HuggingFace([{"path": path, "bytes": content} for path in PATHS])) == expected
+    monkeypatch.setitem(sys.modules, "datasets.arrow_dataset", SimpleNamespace(Dataset=HuggingFace))
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "pyarrow.compute", SimpleNamespace(struct_field=struct_field))
+    assert listed_files(HuggingFace([{"path": path, "bytes": content} for path in PATHS], indices)) == expected
