@@ -234,7 +234,7 @@ class Snapshot:
             first, end = below, below + count
 
     def contents(self) -> Iterator[tuple[int, int, bytes]]:
-        """(number, size, content id) of every file, in order of numbers, faster than `walk`: 1.1 us each."""
+        """(number, size, content id) of every file, in order of numbers, faster than `walk`: 0.8 us each."""
         end = 1 + self.directories + self.files
         number = -1
         for number, (key, record) in enumerate(self._records(ROOT)):

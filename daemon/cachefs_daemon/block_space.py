@@ -1,7 +1,8 @@
 """Block numbers: the blocks of one snapshot counted 0, 1, 2, ..., so that plans can be arrays.
 
 Blocks are numbered in order of entries and, within a file, of offsets. Keys turn into numbers and back for whole arrays
-at a time. With 1.3 million files it takes 47 MB and 2.4 s of a thread to build; 1,000 keys become numbers in 0.5 ms.
+at a time. With 1.3 million files it takes 47 MB, and 1.7 s of processor time to build; 1,000 keys become numbers, or
+numbers keys, in 0.14 ms, a single one in 2 us.
 """
 
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ class BlockSpace:
         return found
 
     def find(self, key: bytes) -> int:
-        """`ids` of one key, in 3 us."""
+        """`ids` of one key."""
         high, low = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:16], "little")
         place = int(self._sorted_high.searchsorted(np.uint64(high)))
         while place < len(self._order) and int(self._sorted_high[place]) == high:
