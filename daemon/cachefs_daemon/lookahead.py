@@ -1,12 +1,11 @@
 """What a prefetcher has to bring next: the blocks of the plan that are not where they should be, soonest first.
 
 A lookahead remembers how far it has looked in each consumer's sequence, so that asking again costs what is new and not
-what is known. With 8
-consumers and 1.3 million blocks, polling takes 0.07 ms where nothing is new, 0.7 ms for 64 blocks, and never more than
-3 ms, as what there is to see is looked at in steps.
+what is known. With 8 consumers and 1.3 million blocks, polling takes 0.07 ms where nothing is new, 0.7 ms for 64
+blocks, and never more than 3 ms, as what there is to see is looked at in steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from cachefs_daemon.block_space import Ids
 from cachefs_daemon.plan import Plan
 
+Name = tuple[str, int]  # snapshot, number of the block in its space
 Residents = Mapping[str, npt.NDArray[np.uint8]]
 
 _FIRST_LOOK: Final = 1024
@@ -55,15 +55,18 @@ class Lookahead:
         self._wanted = wanted
         self._looked: dict[str, tuple[tuple[str, int], int]] = {}
 
-    def take(self, residents: Residents, seconds: float, blocks: int, size: int) -> list[Upcoming]:
+    def take(
+        self, residents: Residents, seconds: float, blocks: int, size: int, known: Set[Name] = frozenset()
+    ) -> list[Upcoming]:
         """The next wanted blocks, soonest first, that are read within *seconds*: at most *blocks* of them, and at most
-        *size* bytes but for the first. None is given twice until `rewind`, or until its consumer jumps."""
+        *size* bytes but for the first. Those *known* are passed over. None is given twice until `rewind`, or until its
+        consumer jumps."""
         if blocks <= 0 or size <= 0:
             return []
         names = self._plan.consumers()
         self._looked = {name: looked for name, looked in self._looked.items() if name in names}
-        found = [self._look(name, residents, seconds, blocks) for name in names]
-        return self._choose([one for one in found if one is not None], blocks, size)
+        found = [self._look(name, residents, seconds, blocks + len(known)) for name in names]
+        return self._choose([one for one in found if one is not None], blocks, size, known)
 
     def rewind(self) -> None:
         """Look again from where consumers are: blocks that were given or passed over may be wanted now."""
@@ -97,7 +100,7 @@ class Lookahead:
             return None
         return _Found(consumer, generation[0], np.concatenate(reads), np.concatenate(ids), np.concatenate(due), end)
 
-    def _choose(self, found: list[_Found], blocks: int, size: int) -> list[Upcoming]:
+    def _choose(self, found: list[_Found], blocks: int, size: int, known: Set[Name]) -> list[Upcoming]:
         """The soonest of all; each consumer is looked at again from its first read that is left out."""
         if not found:
             return []
@@ -106,13 +109,13 @@ class Lookahead:
         due = np.concatenate([one.seconds for one in found])
         order = np.argsort(due, kind="stable")
         chosen: list[Upcoming] = []
-        given: set[tuple[str, int]] = set()
+        given: set[Name] = set()
         left_out: dict[str, int] = {}
         total = 0
         for rank, index in enumerate(order.tolist()):
             one, place = found[whose[index]], int(which[index])
             name = (one.snapshot, int(one.blocks[place]))
-            if name in given:
+            if name in given or name in known:
                 continue
             bytes_of = int(self._plan.spaces[one.snapshot].sizes[name[1]])
             if len(chosen) >= blocks or (chosen and total + bytes_of > size):
