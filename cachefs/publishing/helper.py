@@ -8,10 +8,12 @@ import array
 import contextlib
 import json
 import os
+import select
 import selectors
 import shutil
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +30,8 @@ from cachefs.rpc import DaemonClient, socket_path
 TICK: Final = 0.25
 # A loader made anew for every epoch is the same consumer: its end waits for the next beginning.
 REOPEN_SECONDS: Final = 10.0
+# To tell the daemon that it is over, once the training process has ended.
+FAREWELL_SECONDS: Final = 3.0
 _ONE_FD: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
@@ -41,6 +45,7 @@ def main(listener: str, owner: str, directory: str) -> None:
     try:
         # If it died before we could watch it, its number may be somebody else's by now.
         if os.getppid() == int(owner):
+            threading.Thread(target=_end_soon_after, args=(alive, Path(directory)), daemon=True).start()
             Helper(socket.socket(fileno=int(listener)), alive, Path(directory), int(owner)).run()
     finally:
         _clean_up(Path(directory))
@@ -190,6 +195,14 @@ def files_below(directory: str) -> list[str]:
     for parent, _, names in os.walk(os.fsencode(directory), onerror=_raise):
         found += [os.path.join(parent, name) for name in names]
     return [os.fsdecode(path) for path in sorted(found)]
+
+
+def _end_soon_after(alive: int, directory: Path) -> None:
+    """Whatever call to the daemon is under way: we hold the job's stderr, for whose end somebody may be waiting."""
+    select.select([alive], [], [])
+    time.sleep(FAREWELL_SECONDS)
+    _clean_up(directory)
+    os._exit(0)
 
 
 def _clean_up(directory: Path) -> None:

@@ -224,6 +224,19 @@ def test_what_cannot_be_predicted_is_named_and_runs(node: Node, scenario: str, r
     assert not node.record.of(JobEpoch, scenario)
 
 
+def helper_of(process: subprocess.Popen[str], node: Node, job: str) -> int:
+    """The process number of the helper, once it has published."""
+    deadline = time.monotonic() + 60
+    while not (publishes := node.record.of(JobPublish, job)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert publishes[0].pid == process.pid
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    (helper,) = [child for child, text in commands.items() if b"cachefs.publishing" in text]
+    return helper
+
+
 # --- when publishing fails --------------------------------------------------------------------------------------
 
 
@@ -247,20 +260,26 @@ def test_a_job_that_reads_elsewhere_starts_nothing(node: Node, tmp_path: Path) -
 def test_a_killed_helper_costs_only_the_publishing(node: Node) -> None:
     line = command(*script(node.mount, "shuffle", "custom", "learned"), job="killed", socket=node.socket)
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (publishes := node.record.of(JobPublish, "killed")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert publishes[0].pid == process.pid
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    (helper,) = [
-        int(child) for child in children if b"cachefs.publishing" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+    helper = helper_of(process, node, "killed")
     os.kill(helper, signal.SIGKILL)
     stdout, stderr = process.communicate(timeout=100)
     assert process.returncode == 0
     assert stdout == alone(node.mount, "shuffle", "custom", "learned")
     assert len([line for line in stderr.splitlines() if line.startswith("cachefs:")]) == 1
+
+
+def test_a_stuck_helper_does_not_hold_the_job_up(node: Node) -> None:
+    line = command(*script(node.mount, "shuffle", "learned"), job="stuck", socket=node.socket)
+    # The helper has the job's stderr, and being stopped, keeps it open.
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    helper = helper_of(process, node, "stuck")
+    os.kill(helper, signal.SIGSTOP)
+    try:
+        stdout, _ = process.communicate(timeout=100)
+    finally:
+        os.kill(helper, signal.SIGKILL)
+    assert process.returncode == 0
+    assert stdout == alone(node.mount, "shuffle", "learned")
 
 
 def test_a_restarted_daemon_is_told_again(node: Node, tmp_path: Path) -> None:
