@@ -9,7 +9,6 @@ import numpy as np
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import ConsumerView, JobPublish, SampleMap, SamplerSpec
-from cachefs.sampler import worst_displacement
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.follower import Follower
 from cachefs_daemon.lease import Lease
@@ -177,9 +176,13 @@ class Consumer:
         last = bool(self._computable) and epoch == self._computable[-1]
         self._plan.set_epoch(self.key, self.snapshot.id, epoch, reads.blocks, last=last)
         self._reads[epoch] = reads
+        if self.follower is not None and not self.follower.following:
+            self._plan.suspend(self.key, True)
         if self.follower is None:
             request = self.request
-            spread = worst_displacement(request.workers, request.batch_size, request.prefetch)
+            # From the first sample that may not have been read to the last one that may have been, which is more than
+            # a sample's displacement: some of those between have not been read either.
+            spread = request.workers * request.prefetch * request.batch_size
             per_sample = len(reads.blocks) / max(1, reads.samples)
             self.follower = Follower(self._plan, self.key, int(spread * max(1.0, per_sample)))
         current = self.follower.place[0]
@@ -214,7 +217,7 @@ class Consumer:
         current = self.epoch
         epochs = dict.fromkeys([0, max(0, current - 1), *self._computable[current : current + SEARCHED]])
         found = await self._sequences.locate(samples, self._spec, list(epochs), follower.judged, follower.tolerance)
-        if found is None or follower.following:
+        if found is None or follower.following or not follower.believes(found[2]):
             return
         epoch, reads, cluster = found
         self._said = None

@@ -27,7 +27,7 @@ from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
 from cachefs_daemon.fetcher import Fetcher, Outcome
 from cachefs_daemon.gate import Gate
-from cachefs_daemon.lookahead import Lookahead, Upcoming
+from cachefs_daemon.lookahead import Lookahead, Name, Upcoming
 from cachefs_daemon.residents import ABSENT, IN_SSD
 from cachefs_daemon.store import BlockStore
 from cachefs_daemon.threads import Threads
@@ -40,15 +40,11 @@ FASTEST: Final = 0.005
 LONGEST_WINDOW: Final = 60.0
 # Blocks that were evicted, refused or failed are looked at again after a while.
 LOOK_AGAIN: Final = 1.0
-# So many flights more than may read at once, so that the gate always has a next one.
-WAITING: Final = 16
 # A block that could not be had is not asked for again at once.
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 SSD_WINDOW: Final = 1.0
 SSD_BLOCKS: Final = 256
-
-Name = tuple[str, int]  # snapshot, number of the block in its space
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,9 @@ class Prefetcher:
         self._settings = settings
         self._margin = margin
         self._fetched = fetched
-        self._max_flights = gate.ahead_slots + WAITING
+        # None more than may read at once: what waits at the gate keeps the deadline it came with, and while estimates
+        # of the rate grow, all that comes later would overtake it.
+        self._max_flights = gate.ahead_slots
         self._some_time = Lookahead(self._plan, ABSENT)
         self._soon = Lookahead(self._plan, ABSENT)
         self._some_time_on_ssd = Lookahead(self._plan, IN_SSD)
@@ -154,17 +152,12 @@ class Prefetcher:
         room = min(room, self._settings.max_bytes - self._flying)
         if slots <= 0 or room <= 0:
             return []
-        known = len(self._flights) + len(self._paused)
-        found = lookahead.take(self._store.residents, seconds, slots + known, room + self._flying)
-        chosen: list[Upcoming] = []
-        for one in self._unread(found):
-            name = (one.snapshot, one.number)
-            if name not in self._flights and name not in self._paused and len(chosen) < slots:
-                room -= one.size
-                if room < 0:
-                    break
-                chosen.append(one)
-        return chosen
+        known = self._flights.keys() | self._paused.keys()
+        found = lookahead.take(self._store.residents, seconds, slots, room, known)
+        if found and found[0].size > room:
+            lookahead.rewind()  # it is to be given again
+            return []
+        return self._unread(found)
 
     def _unread(self, found: Sequence[Upcoming]) -> list[Upcoming]:
         """Without blocks that were read before their turn: their next read is later than it seems."""

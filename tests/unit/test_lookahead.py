@@ -51,6 +51,14 @@ def test_all_that_is_wanted_comes_once_and_soonest_first(seed: int, rates: tuple
     assert np.allclose([first[number] for number in sorted(wanted)], uses)
 
 
+def test_what_is_known_is_passed_over_and_costs_no_place() -> None:
+    lookahead = Lookahead(plan_of(job=[5, 6, 7, 8, 9, 10]), ABSENT)
+    assert numbers(lookahead.take(states(), FAR, 2, MANY, {("space", 5), ("space", 7)})) == [6, 8]
+    assert numbers(lookahead.take(states(), FAR, 10, MANY)) == [9, 10]
+    lookahead.rewind()
+    assert numbers(lookahead.take(states(), FAR, 10, MANY, {("space", 9)})) == [5, 6, 7, 8, 10]
+
+
 def test_limits_are_seconds_blocks_and_bytes() -> None:
     lookahead = Lookahead(plan_of(job=[5, 6, 7, 8, 9]), ABSENT)
     assert numbers(lookahead.take(states(), 0.15, 10, MANY)) == [5, 6]
