@@ -202,6 +202,7 @@ def _epoch_document(scenario: Scenario, epoch: EpochReport) -> dict[str, Any]:
         "utilisation": epoch.samples / scenario.shape.demand / seconds,
         "stall_seconds": sum(epoch.waits),
         "longest_stall": max(epoch.waits),
+        "waits": [round(wait, 4) for wait in epoch.waits],
         "slow_reads": epoch.slow_reads,
         "slow_after_first_batch": epoch.slow_later,
         "read_ms": {"p50": 1e3 * epoch.read_p50, "p99": 1e3 * epoch.read_p99, "longest": 1e3 * epoch.read_longest},
