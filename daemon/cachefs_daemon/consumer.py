@@ -176,6 +176,8 @@ class Consumer:
         last = bool(self._computable) and epoch == self._computable[-1]
         self._plan.set_epoch(self.key, self.snapshot.id, epoch, reads.blocks, last=last)
         self._reads[epoch] = reads
+        if self.follower is not None and not self.follower.following:
+            self._plan.suspend(self.key, True)
         if self.follower is None:
             request = self.request
             # From the first sample that may not have been read to the last one that may have been, which is more than
@@ -215,7 +217,7 @@ class Consumer:
         current = self.epoch
         epochs = dict.fromkeys([0, max(0, current - 1), *self._computable[current : current + SEARCHED]])
         found = await self._sequences.locate(samples, self._spec, list(epochs), follower.judged, follower.tolerance)
-        if found is None or follower.following:
+        if found is None or follower.following or not follower.believes(found[2]):
             return
         epoch, reads, cluster = found
         self._said = None

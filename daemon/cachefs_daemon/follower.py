@@ -7,6 +7,7 @@ is followed. If they do not, the place at which the latest reads lie close toget
 the sequence is not what is being read.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,10 +23,19 @@ CHUNK: Final = 32
 MAX_CHUNKS: Final = 16
 ENOUGH: Final = 48
 # How far ahead reads may be beyond what the loader's workers and the number of reads explain.
-SLACK: Final = 32
-# A place is found where at least this share of the latest reads lies within an eighth of the epoch, or less.
+SLACK: Final = 8
+BEHIND: Final = 64
+# A place is found where at least this share of the latest reads lies close together: within an eighth of the epoch at
+# most, and so many standard deviations more than would by chance. Looking 20 times a second, anything less is found.
 AGREEMENT: Final = 0.35
+DEVIATIONS: Final = 8
+FEWEST: Final = 8
+# Who was found where he was not is believed less from then on.
+DISTRUST: Final = 0.1
+MOST_DISTRUST: Final = 0.5
 SPREADS: Final = (2, 4, 8, 16, 32)
+LOWEST_DENSITY: Final = 0.05
+FADING: Final = 0.9
 RATE_SECONDS: Final = 3.0
 # A rate that was reached is taken for possible for this long, though it may have become invisible since.
 RATE_HALF_LIFE: Final = 10.0
@@ -64,7 +74,11 @@ class Follower:
         self._recent = np.zeros(0, np.int32)
         self._judged = np.zeros(0, np.int32)
         self._fits = np.zeros(0, np.bool_)
+        # Reads that showed of late, per read that was done: the page cache serves the rest.
+        self._seen = self._gained = float(CHUNK)
         self._density = 1.0
+        self._distrust = 0.0
+        self._found_at = -ENOUGH * 8  # reads that were matched when it was last found
         self._done = 0
         self._waited = 0.0
         self._marks: list[tuple[float, int, float]] = []  # (when, reads done, seconds waited) of the last seconds
@@ -76,11 +90,27 @@ class Follower:
         return self._plan.place(self.name)
 
     def claim(self, ids: Ids) -> Claim:
-        """Which of these blocks, read just now, are this consumer's?"""
+        """Which of these blocks, read just now, are this consumer's?
+
+        Those up to its front, and beyond it as many as reads that far explain: a single one far ahead is a stranger's.
+        And those a little behind its position: a stranger's read that fitted has pushed it too far.
+        """
         _, position = self.place
         reads = self._plan.expected(self.name, ids)
-        ahead = max(position, self._high) + self._reach(len(ids))
-        return Claim(reads, (reads >= position) & (reads < ahead))
+        front = max(position, self._high)
+        ahead = np.sort(reads[(reads >= front) & (reads != UNKNOWN)])
+        bounds = front + self._reach + self._stride * np.arange(len(ahead))
+        within = np.flatnonzero(ahead < bounds)
+        end = int(ahead[within[-1]]) + 1 if len(within) else front
+        mine = (reads >= position) & (reads < end)
+        here = self._plan.epoch(self.name, self.place[0])
+        if here is not None and not mine.all():
+            first = here.first[ids]
+            late = np.flatnonzero(~mine & (first < position) & (first >= position - self._behind))
+            late = late[~self.knows(ids[late])] if len(late) else late
+            reads[late] = first[late]
+            mine[late] = True
+        return Claim(reads, mine)
 
     def knows(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of these blocks it has read of late: they may be read once more, piece by piece."""
@@ -118,6 +148,9 @@ class Follower:
             self._count(position - done)
             self._high = max(self._high, position)
             self._move(epoch, position)
+
+    def believes(self, cluster: "Cluster") -> bool:
+        return cluster.share >= AGREEMENT + self._distrust
 
     def found(self, epoch: int, cluster: "Cluster") -> None:
         """The latest reads lie there, in an epoch the plan knows by now."""
@@ -161,13 +194,16 @@ class Follower:
         if len(beyond) > 1 or (len(beyond) and position >= length - 1):
             self._next_epoch(epoch, length, beyond)
             return
-        reads = reads[reads < length]
+        seen = len(reads)
+        reads = reads[(reads >= position) & (reads < length)]
         if not len(reads):
+            self._seen += seen
             return
         high = max(self._high, int(reads.max()) + 1)
         gained = high - self._high
-        if gained > 0:
-            self._density = min(1.0, max(0.05, 0.8 * self._density + 0.2 * len(reads) / gained))
+        self._seen = FADING * self._seen + len(reads)
+        self._gained = FADING * self._gained + max(0, gained)
+        self._density = min(1.0, max(LOWEST_DENSITY, self._seen / self._gained))
         self._count(max(0, gained))
         self._high = high
         # Once the slowest worker may have got further, what is missing was in the kernel's cache.
@@ -199,9 +235,19 @@ class Follower:
 
     # --- the verdict ----------------------------------------------------------------------------------------------
 
-    def _reach(self, reads: int) -> float:
-        """How far ahead of the position *reads* reads may get."""
-        return self.tolerance + self._repetition * (SLACK + 1.5 * reads / self._density)
+    @property
+    def _behind(self) -> float:
+        return self.tolerance + BEHIND * self._repetition
+
+    @property
+    def _stride(self) -> float:
+        """How far ahead each read that shows may be of the one before."""
+        return 2 * self._repetition / self._density
+
+    @property
+    def _reach(self) -> float:
+        """How far ahead of the front a single read may be."""
+        return self.tolerance + SLACK * self._repetition + self._stride
 
     @property
     def _repetition(self) -> float:
@@ -213,6 +259,8 @@ class Follower:
     def _judge(self) -> None:
         if len(self._fits) < ENOUGH or (self.following and self.share >= self._by_chance()):
             return
+        if self.following and self.matched - self._found_at < 2 * ENOUGH:
+            self._distrust = min(MOST_DISTRUST, self._distrust + DISTRUST)
         self._follow(self._resynchronise())
 
     def _follow(self, follow: bool) -> None:
@@ -226,7 +274,7 @@ class Follower:
         here = self._plan.epoch(self.name, epoch)
         if here is None or not len(here.blocks):
             return 0.0
-        return min(0.5, max(0.1, 3 * self._reach(CHUNK) / len(here.blocks)))
+        return min(0.5, max(0.1, 3 * (self.tolerance + self._behind + self._reach) / len(here.blocks)))
 
     def _resynchronise(self) -> bool:
         """Look for where the latest reads lie close together, in the epochs the plan knows."""
@@ -237,7 +285,7 @@ class Follower:
             found = densest(epoch, self._judged, self.tolerance) if epoch is not None else best
             if found.share > best.share:
                 best, current = found, number
-        if best.share < AGREEMENT:
+        if not self.believes(best):
             return False
         self._settle(current, best)
         return True
@@ -245,6 +293,8 @@ class Follower:
     def _settle(self, epoch: int, cluster: "Cluster") -> None:
         self._jump(epoch, max(0, cluster.end - self.tolerance))
         self._high, self._density = cluster.end, cluster.density
+        self._seen, self._gained = CHUNK * cluster.density, float(CHUNK)
+        self._found_at = self.matched
         self.begun = True
 
 
@@ -276,17 +326,20 @@ class Cluster:
 
 def densest(epoch: Epoch, ids: Ids, tolerance: int) -> Cluster:
     """Where in the epoch these reads lie closest together; a share of 0 where they do nowhere."""
-    ids = ids[-max(8, len(epoch.blocks) // 16) :]
+    ids = ids[-max(FEWEST, len(epoch.blocks) // 16) :]
     reads = np.sort(epoch.first[ids])
     reads = reads[reads != UNKNOWN].astype(np.int64)
     repetition = len(epoch.blocks) / max(1, epoch.distinct)
     for spread in SPREADS:
         width = int(tolerance + repetition * spread * len(ids))
-        if not len(reads) or 8 * width > len(epoch.blocks):
+        chance = width / max(1, len(epoch.blocks))
+        if len(reads) < FEWEST or chance > 1 / 8:
             break
         counts = np.searchsorted(reads, reads + width) - np.arange(len(reads))
         start = int(counts.argmax())
         share = float(counts[start]) / len(ids)
-        if share >= AGREEMENT:
-            return Cluster(share, int(reads[start + counts[start] - 1]) + 1, min(1.0, 2 / spread))
+        if share >= max(AGREEMENT, chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / len(ids))):
+            end = int(reads[start + counts[start] - 1]) + 1
+            density = float(counts[start]) / max(1, end - int(reads[start]))
+            return Cluster(share, end, max(LOWEST_DENSITY, min(1.0, density)))
     return Cluster(0.0, 0, 1.0)

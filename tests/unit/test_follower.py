@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from cachefs_daemon.block_space import BlockSpace
-from cachefs_daemon.follower import Follower, observe
+from cachefs_daemon.follower import CHUNK, Follower, observe
 from cachefs_daemon.plan import Plan
 
 COUNT = 3000
@@ -103,6 +103,18 @@ def test_a_wrong_sequence_is_noticed_and_given_up() -> None:
     assert not follower.following
     assert follower._plan.is_empty
     assert follower.mismatched > 200
+
+
+@pytest.mark.parametrize("tolerance", [0, 192, 384])
+def test_a_wrong_sequence_is_not_found_by_chance(tolerance: int) -> None:
+    follower = followed(shuffled(1), shuffled(2), tolerance=tolerance)
+    followed_for = 0
+    for epoch in range(10):
+        order = as_loaded(shuffled(100 + epoch), 4, 32)
+        for start in range(0, COUNT, CHUNK):
+            read(order[start : start + CHUNK], follower)
+            followed_for += CHUNK * follower.following
+    assert followed_for < 10 * COUNT / 50
 
 
 def test_it_is_found_again_after_a_jump() -> None:
