@@ -92,6 +92,10 @@ class Consumer:
         self._resolved = known
         return True
 
+    @property
+    def has_order(self) -> bool:
+        return self.spec is not None or bool(self.orders)
+
     def set_order(self, epoch: int, order: Order) -> None:
         self._begin(epoch)
         if self.spec is not None:

@@ -32,6 +32,8 @@ TICK: Final = 0.25
 REOPEN_SECONDS: Final = 10.0
 # To tell the daemon that it is over, once the training process has ended.
 FAREWELL_SECONDS: Final = 3.0
+# Between the making of a helper's socket and its listening.
+STARTING_SECONDS: Final = 60.0
 _ONE_FD: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
@@ -45,6 +47,7 @@ def main(listener: str, owner: str, directory: str) -> None:
     try:
         # If it died before we could watch it, its number may be somebody else's by now.
         if os.getppid() == int(owner):
+            _sweep(Path(directory).parent.parent)
             threading.Thread(target=_end_soon_after, args=(alive, Path(directory)), daemon=True).start()
             Helper(socket.socket(fileno=int(listener)), alive, Path(directory), int(owner)).run()
     finally:
@@ -182,9 +185,6 @@ class Helper:
                 if directory not in self._siblings:
                     self._siblings[directory] = Line(directory)
                 self._siblings[directory].send({**message, "relayed": True}, wait=False)
-            except ConnectionRefusedError:
-                # Its helper was killed and could not clean up.
-                shutil.rmtree(directory, ignore_errors=True)
             except (OSError, Unheard):
                 self._siblings.pop(directory, None)
 
@@ -215,6 +215,18 @@ def _clean_up(directory: Path) -> None:
 
 def _of_system(error: OSError) -> str:
     return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else str(error)
+
+
+def _sweep(top: Path) -> None:
+    """Remove what helpers left that were killed: nobody listens there."""
+    for socket_file in top.glob(f"*/*/{SOCKET_NAME}"):
+        with contextlib.suppress(OSError):
+            if time.time() - socket_file.lstat().st_mtime < STARTING_SECONDS:
+                continue
+            try:
+                Line(socket_file.parent).close()
+            except ConnectionRefusedError:
+                _clean_up(socket_file.parent)
 
 
 def _raise(error: OSError) -> None:

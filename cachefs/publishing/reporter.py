@@ -50,6 +50,8 @@ class Reporter:
             return
         try:
             if not consumer.published:
+                if not consumer.has_order:
+                    return  # with its files alone the daemon could do nothing
                 self._publish(consumer)
             self._tell_orders(consumer)
             if moved or now - consumer.heard >= RENEW_SECONDS:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -277,3 +278,14 @@ def test_ranks_share_what_each_has_learned(node: Node, tmp_path: Path) -> None:
         assert len(node.names(last)) == FILES
         # So it is for the daemon to compute what each rank reads.
         assert last.spec is not None
+
+
+def test_what_a_killed_helper_left_is_swept_away(node: Node) -> None:
+    left = Path(f"/dev/shm/cachefs-{os.geteuid()}/job-long-gone/1-x")
+    left.mkdir(parents=True, mode=0o700, exist_ok=True)
+    left.parents[1].chmod(0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(left / "s"))
+    os.utime(left / "s", (0, 0))
+    run(node, "sweeper", "cachefs.publish(MOUNT).order(0, [0]); time.sleep(1)")
+    assert not left.parent.exists()

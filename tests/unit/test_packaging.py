@@ -58,8 +58,11 @@ def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> N
 
     run(python, "-m", "pip", "install", "--no-cache-dir", "--only-binary=:all:", source, env=bare)
 
-    modules = "cachefs.rpc, cachefs.index, cachefs.segment, cachefs.cli, cachefs_tools.cachectl"
+    modules = (
+        "cachefs.rpc, cachefs.index, cachefs.segment, cachefs.cli, cachefs.publishing.helper, cachefs_tools.cachectl"
+    )
     run(python, "-c", f"import {modules}", env=bare)
+    assert list(environment.rglob("cachefs/hooks/startup/sitecustomize.py"))
     assert not list(environment.rglob("cachefs/**/*.so"))
     names = "from cachefs.job_messages import SamplerSpec; from cachefs.sampler import epoch_order"
     order = run(python, "-c", f"{names}; print(epoch_order(SamplerSpec('torch-random', 6), epoch=1))", env=bare)
