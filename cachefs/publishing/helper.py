@@ -12,7 +12,6 @@ import select
 import selectors
 import shutil
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -241,8 +240,3 @@ def _read_all(fd: int) -> bytes:
         parts.append(part)
         offset += len(part)
     return b"".join(parts)
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main(*sys.argv[1:])
