@@ -196,11 +196,13 @@ def _job_document(scenario: Scenario, job: JobResult) -> dict[str, Any]:
 
 def _epoch_document(scenario: Scenario, epoch: EpochReport) -> dict[str, Any]:
     seconds = epoch.end - epoch.begin
+    compute = epoch.samples / scenario.shape.demand
     return {
         "seconds": seconds,
         "samples": epoch.samples,
-        "utilisation": epoch.samples / scenario.shape.demand / seconds,
+        "utilisation": compute / seconds,
         "stall_seconds": sum(epoch.waits),
+        "overslept_seconds": seconds - compute - sum(epoch.waits),
         "longest_stall": max(epoch.waits),
         "waits": [round(wait, 4) for wait in epoch.waits],
         "slow_reads": epoch.slow_reads,
