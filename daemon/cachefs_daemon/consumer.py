@@ -184,7 +184,8 @@ class Consumer:
             # a sample's displacement: some of those between have not been read either.
             spread = request.workers * request.prefetch * request.batch_size
             per_sample = len(reads.blocks) / max(1, reads.samples)
-            self.follower = Follower(self._plan, self.key, int(spread * max(1.0, per_sample)))
+            batch = request.batch_size if reads.ends is None and spread else 1
+            self.follower = Follower(self._plan, self.key, int(spread * max(1.0, per_sample)), batch)
         current = self.follower.place[0]
         self._reads = {number: one for number, one in self._reads.items() if number >= current}
 

@@ -23,7 +23,7 @@ CHUNK: Final = 32
 MAX_CHUNKS: Final = 16
 ENOUGH: Final = 48
 # How far ahead reads may be beyond what the loader's workers and the number of reads explain.
-SLACK: Final = 8
+SLACK: Final = 4
 BEHIND: Final = 64
 # A place is found where at least this share of the latest reads lies close together: within an eighth of the epoch at
 # most, and so many standard deviations more than would by chance. Looking 20 times a second, anything less is found.
@@ -45,23 +45,30 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """reads: of the current epoch (or beyond its end: of the next), per block; mine: where that is plausible."""
+    """Per block: reads: of the current epoch (or beyond its end: of the next); gaps: how far behind it the nearest read
+    is that was done before it, inf where the block is not the consumer's."""
 
     reads: Places
-    mine: npt.NDArray[np.bool_]
+    gaps: npt.NDArray[np.float64]
+
+    @property
+    def mine(self) -> npt.NDArray[np.bool_]:
+        return np.isfinite(self.gaps)
 
 
 class Follower:
     """One consumer. Reads are counted from the start of its epoch; see Plan.
 
-    tolerance: reads by which the loader's workers may differ from the order; following: False while what is read is
-    something else; matched, mismatched: reads so far; rate: reads per second, 0 until it is known; demand: the same
-    with the time spent waiting left out; begun: some read was its own.
+    tolerance: reads by which the loader's workers may differ from the order; batch: reads that one of them does in
+    order, 1 where that varies; following: False while what is read is something else; matched, mismatched: reads so
+    far; rate: reads per second, 0 until it is known; demand: the same with the time spent waiting left out; begun: some
+    read was its own.
     """
 
-    def __init__(self, plan: Plan, name: str, tolerance: int) -> None:
+    def __init__(self, plan: Plan, name: str, tolerance: int, batch: int = 1) -> None:
         self.name = name
         self.tolerance = tolerance
+        self.batch = batch
         self.following = True
         self.begun = False
         self.matched = 0
@@ -92,25 +99,34 @@ class Follower:
     def claim(self, ids: Ids) -> Claim:
         """Which of these blocks, read just now, are this consumer's?
 
-        Those up to its front, and beyond it as many as reads that far explain: a single one far ahead is a stranger's.
-        And those a little behind its position: a stranger's read that fitted has pushed it too far.
+        A loader's workers each read a batch in order, so a read follows closely on one of before, or begins a batch.
+        Late ones are as good: a stranger's read that fitted may have pushed the position too far.
         """
-        _, position = self.place
+        epoch, position = self.place
         reads = self._plan.expected(self.name, ids)
-        front = max(position, self._high)
-        ahead = np.sort(reads[(reads >= front) & (reads != UNKNOWN)])
-        bounds = front + self._reach + self._stride * np.arange(len(ahead))
-        within = np.flatnonzero(ahead < bounds)
-        end = int(ahead[within[-1]]) + 1 if len(within) else front
-        mine = (reads >= position) & (reads < end)
-        here = self._plan.epoch(self.name, self.place[0])
-        if here is not None and not mine.all():
+        gaps = np.full(len(ids), np.inf)
+        front, step = max(position, self._high), self._step
+        places = np.flatnonzero((reads >= position) & (reads < front + self.tolerance + step * (1 + len(ids))))
+        here = self._plan.epoch(self.name, epoch)
+        if len(places):
+            ahead = reads[places]
+            done = np.sort(np.concatenate(([position - 1], self._early, ahead)))
+            gap = (ahead - done[np.searchsorted(done, ahead) - 1]).astype(np.float64)
+            length = len(here.blocks) if here is not None else 0
+            begins = np.where(ahead >= length, ahead - length, ahead) % self.batch < step
+            gap[(gap > step) & ~(begins & (ahead < front + self.tolerance))] = np.inf
+            # Beyond the front by as much as so many reads explain.
+            beyond = np.sort(ahead[np.isfinite(gap) & (ahead >= front)])
+            within = np.flatnonzero(beyond < front + self.tolerance + step * np.arange(1, len(beyond) + 1))
+            gap[ahead > (beyond[within[-1]] if len(within) else front)] = np.inf
+            gaps[places] = gap
+        if here is not None and len(places) < len(ids):
             first = here.first[ids]
-            late = np.flatnonzero(~mine & (first < position) & (first >= position - self._behind))
+            late = np.flatnonzero(np.isinf(gaps) & (first < position) & (first >= position - BEHIND * self._repetition))
             late = late[~self.knows(ids[late])] if len(late) else late
             reads[late] = first[late]
-            mine[late] = True
-        return Claim(reads, mine)
+            gaps[late] = position - first[late]
+        return Claim(reads, gaps)
 
     def knows(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of these blocks it has read of late: they may be read once more, piece by piece."""
@@ -131,7 +147,7 @@ class Follower:
             self._recent = np.concatenate((self._recent, ids[mine]))[-2 * (4 * ENOUGH + self.tolerance) :]
             if self.following:
                 self.begun = True
-                self._advance(claim.reads[mine])
+                self._advance(claim.reads[mine], claim.gaps[mine] <= self._step)
         self._judge()
 
     def told(self, epoch: int, position: int) -> None:
@@ -184,7 +200,8 @@ class Follower:
 
     # --- the place ------------------------------------------------------------------------------------------------
 
-    def _advance(self, reads: Places) -> None:
+    def _advance(self, reads: Places, follows: npt.NDArray[np.bool_]) -> None:
+        """follows: where a read follows on another one: what only seems to begin a batch does not move the front."""
         epoch, position = self.place
         here = self._plan.epoch(self.name, epoch)
         if here is None:
@@ -192,18 +209,18 @@ class Follower:
         length = len(here.blocks)
         beyond = reads[reads >= length]
         if len(beyond) > 1 or (len(beyond) and position >= length - 1):
-            self._next_epoch(epoch, length, beyond)
+            self._next_epoch(epoch, length, beyond, follows[reads >= length])
             return
-        seen = len(reads)
-        reads = reads[(reads >= position) & (reads < length)]
-        if not len(reads):
-            self._seen += seen
-            return
-        high = max(self._high, int(reads.max()) + 1)
-        gained = high - self._high
         self._seen = FADING * self._seen + len(reads)
-        self._gained = FADING * self._gained + max(0, gained)
-        self._density = min(1.0, max(LOWEST_DENSITY, self._seen / self._gained))
+        self._gained = FADING * self._gained
+        here_and_now = (reads >= position) & (reads < length)
+        reads, follows = reads[here_and_now], follows[here_and_now]
+        if not len(reads):
+            return
+        high = max(self._high, int(reads[follows].max(initial=-1)) + 1)
+        gained = high - self._high
+        self._gained += max(0, gained)
+        self._density = min(1.0, max(LOWEST_DENSITY, self._seen / max(1.0, self._gained)))
         self._count(max(0, gained))
         self._high = high
         # Once the slowest worker may have got further, what is missing was in the kernel's cache.
@@ -216,11 +233,11 @@ class Follower:
         if len(self._early):
             self._plan.read_early(self.name, self._early)
 
-    def _next_epoch(self, epoch: int, length: int, beyond: Places) -> None:
+    def _next_epoch(self, epoch: int, length: int, beyond: Places, follows: npt.NDArray[np.bool_]) -> None:
         self._count(max(0, length - self._high))
         self._high, self._early = 0, np.zeros(0, np.int64)
         self._move(epoch + 1, 0)
-        self._advance(beyond - length)
+        self._advance(beyond - length, follows)
 
     def _move(self, epoch: int, position: int) -> None:
         self._plan.set_progress(self.name, epoch, position, self.demand)
@@ -236,18 +253,9 @@ class Follower:
     # --- the verdict ----------------------------------------------------------------------------------------------
 
     @property
-    def _behind(self) -> float:
-        return self.tolerance + BEHIND * self._repetition
-
-    @property
-    def _stride(self) -> float:
-        """How far ahead each read that shows may be of the one before."""
-        return 2 * self._repetition / self._density
-
-    @property
-    def _reach(self) -> float:
-        """How far ahead of the front a single read may be."""
-        return self.tolerance + SLACK * self._repetition + self._stride
+    def _step(self) -> float:
+        """How far behind a read the one before it may be: what lies between was in the kernel's cache."""
+        return (SLACK + 2 / self._density) * self._repetition
 
     @property
     def _repetition(self) -> float:
@@ -274,7 +282,8 @@ class Follower:
         here = self._plan.epoch(self.name, epoch)
         if here is None or not len(here.blocks):
             return 0.0
-        return min(0.5, max(0.1, 3 * (self.tolerance + self._behind + self._reach) / len(here.blocks)))
+        places = BEHIND * self._repetition + self._step * (1 + len(self._early) + self.tolerance / self.batch)
+        return min(0.5, max(0.1, 3 * places / len(here.blocks)))
 
     def _resynchronise(self) -> bool:
         """Look for where the latest reads lie close together, in the epochs the plan knows."""
@@ -304,14 +313,17 @@ def observe(followers: Sequence[Follower], ids: Ids) -> None:
     for start in range(0, len(ids), size):
         chunk = ids[start : start + size]
         claims = [follower.claim(chunk) for follower in followers]
-        strange = np.ones(len(chunk), np.bool_)
+        closest = np.full(len(chunk), np.inf)
         for follower, claim in zip(followers, claims, strict=True):
             if follower.following:
-                strange &= ~claim.mine
+                np.minimum(closest, claim.gaps, out=closest)
+        strange = np.isinf(closest)
         for follower in followers if strange.any() else ():
             if follower.following:
                 strange[strange] = ~follower.knows(chunk[strange])
         for follower, claim in zip(followers, claims, strict=True):
+            # What several claim is the one's whom it fits best.
+            claim.gaps[claim.gaps > closest] = np.inf
             follower.saw(chunk, claim, strange)
 
 

@@ -21,13 +21,13 @@ def shuffled(seed: int, count: int = COUNT) -> Order:
     return np.random.default_rng(seed).permutation(count)
 
 
-def followed(*epochs: Order, tolerance: int = 0, name: str = "c", plan: Plan | None = None) -> Follower:
+def followed(*epochs: Order, tolerance: int = 0, batch: int = 1, name: str = "c", plan: Plan | None = None) -> Follower:
     plan = plan or Plan()
     if "s" not in plan.spaces:
         plan.add_space(space_of())
     for number, order in enumerate(epochs):
         plan.set_epoch(name, "s", number, order)
-    return Follower(plan, name, tolerance)
+    return Follower(plan, name, tolerance, batch)
 
 
 def read(blocks: Order, *followers: Follower) -> None:
@@ -61,7 +61,7 @@ def test_every_read_moves_the_position_through_all_epochs() -> None:
 
 def test_workers_that_read_out_of_order_do_not_lose_it() -> None:
     order = shuffled(1)
-    follower = followed(order, shuffled(2), tolerance=4 * 16 * 2)
+    follower = followed(order, shuffled(2), tolerance=4 * 16 * 2, batch=16)
     loaded = as_loaded(order, 4, 16)
     read(loaded[:1500], follower)
     epoch, position = follower.place
@@ -153,6 +153,24 @@ def test_two_consumers_and_a_stranger_do_not_disturb_each_other() -> None:
         epoch, position = follower.place
         assert epoch == 0
         assert 1000 <= position <= 1100  # some of the stranger's reads fit by chance
+
+
+def test_two_loaders_with_many_workers_are_told_apart() -> None:
+    plan = Plan()
+    orders = [[shuffled(10 * job + epoch) for epoch in range(3)] for job in range(2)]
+    jobs = [
+        followed(*epochs[:2], tolerance=256, batch=32, plan=plan, name=str(job)) for job, epochs in enumerate(orders)
+    ]
+    loaded = [np.concatenate([as_loaded(order, 4, 32, seed) for order in orders[seed]]) for seed in range(2)]
+    mixed = np.stack((loaded[0][700:2000], loaded[1][:1300]), axis=1).ravel()
+    read(loaded[0][:700], jobs[0], jobs[1])
+    read(mixed, *jobs)
+    for follower, done in zip(jobs, (2000, 1300), strict=True):
+        assert follower.following
+        epoch, position = follower.place
+        assert epoch == 0
+        assert done - 256 <= position <= done
+    assert sum(follower.mismatched for follower in jobs) < 100
 
 
 def test_samples_that_are_parts_of_one_block_are_one_read() -> None:
