@@ -2,16 +2,20 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from botocore.exceptions import ClientError
 from cachefs_tools.bench.origin_server import BUCKET
 
+from cachefs.mount import kernel
 from tests.servers.s3 import S3Server
 
 BENCH = Path(sys.executable).with_name("cachefs-bench")
@@ -83,6 +87,38 @@ def test_the_origin_may_be_any_s3_server(tmp_path: Path, radosgw: S3Server) -> N
     assert run["origin"]["bytes"] == FILES * SIZE
     with pytest.raises(ClientError, match="NoSuchBucket"):
         radosgw.put(BUCKET, {"left": b"nothing"})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    bench = subprocess.Popen(
+        [BENCH, "train", "--files", "200", "--demand", "20", "--publish", "run", "--directory", str(tmp_path)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert bench.stderr is not None
+    while not (training := [one for one in processes_with(tmp_path) if "torch_job" in " ".join(one.cmdline())]):
+        assert bench.poll() is None, bench.stderr.read()
+        time.sleep(0.1)
+    bench.send_signal(number)
+    bench.communicate(timeout=60)
+    assert bench.returncode == (130 if number == signal.SIGTERM else -number)
+    psutil.wait_procs(training, timeout=20)
+    psutil.wait_procs(processes_with(tmp_path), timeout=20)
+    assert processes_with(tmp_path) == []
+    left = [point.path for point in kernel.mount_points() if point.path.is_relative_to(tmp_path)]
+    for path in left:
+        kernel.unmount(path, lazy=True)
+    if number == signal.SIGTERM:
+        assert left == list(tmp_path.glob("cachefs-bench-*")) == []
+
+
+def processes_with(work: Path) -> list[psutil.Process]:
+    """Those that have *work* in their command line, but for the benchmark itself."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(work) in " ".join(process.info["cmdline"] or ()) and str(BENCH) not in process.info["cmdline"]
+    ]
 
 
 @pytest.mark.parametrize(

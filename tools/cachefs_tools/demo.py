@@ -7,7 +7,6 @@ training job would; then prints how that compares with the same files on the loc
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from cachefs_tools.cachectl.display import size
 from cachefs_tools.cachectl.progress import follow_listing
 from cachefs_tools.cachectl.session import Session
 from cachefs_tools.reading import Pass, drop_page_cache, find_files, read_shuffled
-from cachefs_tools.scratch_node import daemon, mounted, s3_server
+from cachefs_tools.scratch_node import daemon, end_in_order_when_interrupted, mounted, s3_server
 
 BUCKET: Final = "demo-bucket"
 DATASET: Final = "demo"
@@ -99,8 +98,7 @@ class Run:
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as one JSON document.")
 def main(files: int, file_size: int, as_json: bool) -> None:
     """Read a generated dataset through cachefs and from the local disk, and compare."""
-    signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGINT, interrupt)
+    end_in_order_when_interrupted()
     try:
         runs = demonstrate(files, file_size)
     except (CachefsError, OSError) as error:
@@ -113,13 +111,6 @@ def main(files: int, file_size: int, as_json: bool) -> None:
         click.echo(json.dumps({"files": files, "runs": [document(run, runs[-1]) for run in runs]}, indent=2))
     else:
         Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(table(runs))
-
-
-def interrupt(number: int, frame: object) -> None:
-    """The first signal ends the demo in order; later ones must not disturb its cleaning up, which has deadlines."""
-    for handled in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(handled, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def demonstrate(files: int, file_size: int) -> list[Run]:

@@ -5,6 +5,7 @@ this process itself be killed, the kernel kills its children.
 """
 
 import os
+import signal
 import subprocess
 import sysconfig
 import time
@@ -103,6 +104,18 @@ def running(
     finally:
         process.terminate()
         wait(process)
+
+
+def end_in_order_when_interrupted() -> None:
+    """SIGINT and SIGTERM raise KeyboardInterrupt, once: more must not disturb cleaning up, which has deadlines."""
+
+    def interrupt(number: int, frame: object) -> None:
+        for handled in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(handled, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for handled in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(handled, interrupt)
 
 
 def wait(process: Child) -> None:

@@ -27,7 +27,7 @@ import msgspec
 
 from cachefs.errors import CachefsError
 from cachefs_tools.bench.link import Latency, Limits, Pipe, Turnstile
-from cachefs_tools.scratch_node import wait
+from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 # Large enough to cost little, small enough that concurrent answers share the bandwidth evenly.
 CHUNK: Final = 64 << 10
@@ -203,7 +203,7 @@ class Throttle:
 @contextmanager
 def throttled(upstream: str, limits: Limits, log: Path) -> Iterator[Throttle]:
     """A proxy on a loopback port in front of the URL *upstream*."""
-    command = [sys.executable, "-m", "cachefs_tools.bench.throttle", upstream]
+    command = [*WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.throttle", upstream]
     with log.open("wb") as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True

@@ -21,7 +21,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.errors import CachefsError
+from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobName, JobPublish, JobView, SampleMap, SamplerSpec
 from cachefs.messages import Empty
 from cachefs.rpc import JOB_LIST, JOB_PUBLISH, SOCKET_VARIABLE, STALL_LIST
@@ -32,7 +32,7 @@ from cachefs_tools.bench.scenario import Job, Scenario
 from cachefs_tools.bench.timeline import Timeline, recorded
 from cachefs_tools.bench.training import EpochReport
 from cachefs_tools.bench.training_node import DATASET, TrainingNode, training_node
-from cachefs_tools.scratch_node import wait
+from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 # Of a job beyond what it should take with an origin that delivers nothing in parallel: then something hangs.
 PATIENCE_SECONDS: Final = 1800.0
@@ -52,14 +52,18 @@ class JobResult:
 
 def run(scenario: Scenario, server: OriginServer, work: Path) -> dict[str, Any]:
     """One run, as a JSON-serialisable document. work: an empty directory. Raises CachefsError where a job fails."""
-    with training_node(work, server, scenario) as node:
-        with recorded(node) as timeline:
-            results, views = _run_jobs(scenario, node, work)
-        stalls = node.client.call(STALL_LIST, JobName(job="")).rows
-        document = _document(scenario, node.capacity, results, timeline)
-        document["stalls"] = msgspec.to_builtins(stalls)
-        document["job_views"] = [_view_document(view) for view in views]
-        return document
+    try:
+        with training_node(work, server, scenario) as node:
+            with recorded(node) as timeline:
+                results, views = _run_jobs(scenario, node, work)
+            stalls = node.client.call(STALL_LIST, JobName(job="")).rows
+            document = _document(scenario, node.capacity, results, timeline)
+    except DaemonUnavailable as error:
+        last_words = (work / "cachefsd.log").read_text(errors="replace")[-1000:].strip()
+        raise CachefsError(f"{scenario.title}: {error}; the daemon's log ends: {last_words}") from None
+    document["stalls"] = msgspec.to_builtins(stalls)
+    document["job_views"] = [_view_document(view) for view in views]
+    return document
 
 
 # --- the jobs -----------------------------------------------------------------------------------------------------
@@ -114,7 +118,7 @@ def _command(scenario: Scenario, job: Job, node: TrainingNode, name: Path) -> li
     script = "torch_job" if scenario.loader == "torch" else "plain_job"
     front = [str(Path(sys.executable).with_name("cachefs")), "run", "--"] if scenario.publishing == "run" else []
     return [
-        *front, sys.executable, "-m", f"cachefs_tools.bench.{script}", str(node.mountpoint),
+        *WITH_PARENT, *front, sys.executable, "-m", f"cachefs_tools.bench.{script}", str(node.mountpoint),
         "--report", str(name.with_suffix(".jsonl")), "--epochs", str(shape.epochs),
         "--batch-size", str(shape.batch_size), "--workers", str(shape.workers), "--prefetch", str(shape.prefetch),
         "--seed", str(job.seed), "--demand", str(shape.demand),

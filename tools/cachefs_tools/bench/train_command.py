@@ -19,6 +19,7 @@ from cachefs_tools.bench.report import summary, table
 from cachefs_tools.bench.samples import sample_name
 from cachefs_tools.bench.scenario import Job, Scenario, Shape, Tiers
 from cachefs_tools.bench.throttle import throttled
+from cachefs_tools.scratch_node import end_in_order_when_interrupted
 
 # The proxy must be able to do this many times what it lets through, or it is part of what is measured.
 HEADROOM: Final = 2.0
@@ -95,6 +96,7 @@ def train_command(
     preset: str | None, endpoint: str | None, plot: Path | None, directory: Path | None, **options: Any
 ) -> None:
     """Training jobs in front of a slow origin: accelerator utilisation, stalls and origin bytes."""
+    end_in_order_when_interrupted()
     base = _base(options)
     runs = scenario.preset(preset, base) if preset else _variants(base, options)
     try:
@@ -120,6 +122,9 @@ def train_command(
     except (CachefsError, OSError) as error:
         click.echo(f"cachefs-bench: {error}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("cachefs-bench: interrupted; nothing is left mounted or running", err=True)
+        sys.exit(130)
 
 
 def _base(options: dict[str, Any]) -> Scenario:
