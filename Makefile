@@ -9,9 +9,8 @@ BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/_shuffle.c
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
 
-# Tests mostly wait: two at a time take little more than half as long. A file's tests share their servers.
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile $(PYTEST_OPTIONS)
+	$(BIN)/pytest $(PYTEST_OPTIONS)
 
 soak: $(VENV)/.ready-test
 	$(BIN)/pytest -m soak --timeout=0 $(PYTEST_OPTIONS)
