@@ -9,8 +9,10 @@ BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/_shuffle.c
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
 
+# Two test files at a time: tests mostly wait. In a short directory, since the path of a socket has at most 107 bytes.
 test: lint
-	$(BIN)/pytest $(PYTEST_OPTIONS)
+	directory=$$(mktemp -d /tmp/t.XXXX) && trap "rm -rf $$directory" EXIT && \
+	$(BIN)/pytest -n 2 --dist loadfile --basetemp=$$directory/t $(PYTEST_OPTIONS)
 
 soak: $(VENV)/.ready-test
 	$(BIN)/pytest -m soak --timeout=0 $(PYTEST_OPTIONS)
