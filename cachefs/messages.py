@@ -37,7 +37,7 @@ class Stall(Message, frozen=True, array_like=True):
 
 
 class MountReport(Message, frozen=True):
-    """What a mount says of itself: at start, every quarter of a second while anything changed, at least every 10 s, and
+    """What a mount says of itself: at start, ten times a second while anything changed, at least every 10 s, and
     at the end.
 
     counters: cumulative since the mount started (see cachefs.mount.counters); accessed: keys of the blocks read from a

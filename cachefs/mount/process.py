@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 # What is fetched next, and what gives way, follows what was read: a report at least so often while there is anything to
 # tell, and sooner where many blocks were read, but not more than 20 a second (each takes 1 ms of the mount).
-REPORT_SECONDS: Final = 0.25
+REPORT_SECONDS: Final = 0.1
 SHORTEST_REPORT_SECONDS: Final = 0.05
 # A mount that has nothing to tell still shows that it is there.
 IDLE_REPORT_SECONDS: Final = 10.0

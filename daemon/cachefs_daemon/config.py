@@ -92,7 +92,7 @@ class OriginSection(_Section):
 
 class PrefetchSection(_Section):
     enabled: bool = True
-    safety: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 4.0
+    safety: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 2.0
     memory_ahead: Size = 256 << 20
 
 

@@ -25,7 +25,7 @@ SEARCH_SECONDS: Final = 2.0
 SEARCHED: Final = 16
 
 # A mount reports as soon as the one or the other has passed (see cachefs.mount.process), and the report travels.
-REPORT_SECONDS: Final = 0.3
+REPORT_SECONDS: Final = 0.12
 REPORT_READS: Final = 64
 
 _serial = itertools.count(1)
@@ -101,11 +101,13 @@ class Consumer:
 
     @property
     def margin(self) -> float:
-        """Seconds by which it may be ahead of its place in the plan."""
-        if self.follower is None or not self.follower.following or self.follower.demand <= 0:
+        """Seconds by which it may be ahead of its place in the plan: reads since the last report, the distance between
+        its loader's workers, and the batch that the next of them begins."""
+        follower = self.follower
+        if follower is None or not follower.following or follower.demand <= 0:
             return REPORT_SECONDS
-        spread = max(0, self.request.workers - 1) * self.request.batch_size
-        return (min(REPORT_SECONDS * self.follower.demand, REPORT_READS) + spread) / self.follower.demand
+        behind = min(REPORT_SECONDS * follower.demand, REPORT_READS) + follower.spread + self.request.batch_size
+        return behind / follower.demand
 
     def view(self, resident_bytes: int) -> ConsumerView:
         follower, epoch = self.follower, self.epoch

@@ -96,6 +96,11 @@ class Follower:
         """(epoch, read)."""
         return self._plan.place(self.name)
 
+    @property
+    def spread(self) -> int:
+        """Reads between the first that is missing and the last that is done."""
+        return max(0, self._high - self.place[1])
+
     def claim(self, ids: Ids) -> Claim:
         """Which of these blocks, read just now, are this consumer's?
 

@@ -11,6 +11,8 @@ POLICIES: Final = ("clairvoyant", "alsd", "minio", "lru", "lfu", "fifo", "refcou
 PUBLISHING: Final = ("none", "run", "spec")
 # What a job that publishes a spec says, where that is not the truth.
 LIES: Final = ("seed", "half", "range")
+# Seconds between the starts of two jobs on one dataset.
+STAGGER: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +110,8 @@ def _small_tiers(base: Scenario) -> Iterator[Scenario]:
 
 def _two_jobs(base: Scenario) -> Iterator[Scenario]:
     """Two orders over one dataset, half of which fits."""
-    later = base.shape.files / base.shape.demand / 2
-    scenario = replace(
-        _limited(base, 1.5), jobs=(Job(seed=1), Job(seed=2, start=later)), tiers=replace(base.tiers, capacity=0.5)
-    )
+    jobs = (Job(seed=1), Job(seed=2, start=STAGGER))
+    scenario = replace(_limited(base, 1.5), jobs=jobs, tiers=replace(base.tiers, capacity=0.5))
     yield replace(scenario, title="published", publishing="spec")
     yield replace(scenario, title="not published")
 
