@@ -127,6 +127,10 @@ def _wrong_sequences(base: Scenario) -> Iterator[Scenario]:
     yield replace(scenario, title="half the dataset", jobs=(Job(lie="half"),))
     yield replace(scenario, title="out of range", jobs=(Job(lie="range"),))
     yield replace(scenario, title="stops in the middle", jobs=(Job(batches=stops),))
+    # Nobody says how fast a job reads; one that would take ten times what the origin was made for waits for it.
+    hasty = replace(scenario, shape=replace(shape, demand=10 * shape.demand))
+    yield replace(hasty, title="ten times faster")
+    yield replace(hasty, title="the same, not published", publishing="none")
 
 
 _PRESETS: Final = {
