@@ -11,6 +11,7 @@ from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
 from cachefs_tools.cachectl.dataset import dataset
 from cachefs_tools.cachectl.job import job, stalls
 from cachefs_tools.cachectl.mounting import mount, umount
+from cachefs_tools.cachectl.stats import stats
 from cachefs_tools.cachectl.status import errors, mounts, status
 
 
@@ -24,5 +25,8 @@ def main() -> None:
     """
 
 
-for command in (status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, errors, job, stalls):
+COMMANDS = (
+    status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls,
+)  # fmt: skip
+for command in COMMANDS:
     main.add_command(command)
