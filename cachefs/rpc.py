@@ -83,6 +83,7 @@ class Method(Generic[Request, Reply]):
 
 
 REPORT: Final = Method("Report", MountReport, NodeView)
+NODE: Final = Method("Node", Empty, NodeView)
 FETCH: Final = Method("Fetch", Fetch, Fetched)
 STATUS: Final = Method("Status", Empty, Status)
 DATASET_ADD: Final = Method("DatasetAdd", DatasetAdd, ListingProgress, streams=True)
@@ -105,7 +106,7 @@ JOB_CANCEL: Final = Method("JobCancel", JobName, Empty)
 STALL_LIST: Final = Method("StallList", JobName, StallRows)  # an empty name: of all jobs
 
 METHODS: Final[tuple[Method[Any, Any], ...]] = (
-    REPORT, FETCH, STATUS, DATASET_ADD, DATASET_REFRESH, DATASET_LIST, DATASET_SHOW, DATASET_REMOVE,
+    REPORT, NODE, FETCH, STATUS, DATASET_ADD, DATASET_REFRESH, DATASET_LIST, DATASET_SHOW, DATASET_REMOVE,
     WARMUP, EVICT, PIN, UNPIN, CACHED, VERIFY,
     JOB_PUBLISH, JOB_EPOCH, JOB_PROGRESS, JOB_LIST, JOB_SHOW, JOB_CANCEL, STALL_LIST,
 )  # fmt: skip

@@ -121,6 +121,9 @@ class Service:
             self._prefetcher.wake()
         if report.accessed:
             await self._threads.run(self._store.accessed, report.accessed)
+        return await self.node(Empty())
+
+    async def node(self, _: Empty) -> NodeView:
         usage = await self._threads.run(self._store.usage)
         return NodeView(
             instance=self._instance,
