@@ -18,9 +18,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from cachefs.block import PIECE_SIZE
 from cachefs.errors import ConfigError
 from cachefs.rpc import DEFAULT_SOCKET
+from cachefs.sizes import Share, format_size, parse_share, parse_size
 from cachefs_daemon.origin import OriginSettings
 from cachefs_daemon.prefetcher import PrefetchSettings
-from cachefs_daemon.sizes import Share, format_size, parse_share, parse_size
 from cachefs_daemon.store import StoreConfig, TierConfig
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")

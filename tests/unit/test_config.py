@@ -10,8 +10,9 @@ import pytest
 from cachefs_daemon import config
 from cachefs_daemon.cli import main
 from cachefs_daemon.config import Config, InvalidConfig
-from cachefs_daemon.sizes import Share, format_size, parse_share, parse_size
 from click.testing import CliRunner
+
+from cachefs.sizes import Share, format_size, parse_share, parse_size
 
 EXAMPLE = (resources.files("cachefs_daemon") / "cachefsd.toml").read_text()
 

@@ -1,0 +1,63 @@
+"""Byte counts as people write them: `4MiB`, `1.5 GB`, `0`, and shares of something, `25%`."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_UNITS: Final = {
+    "": 1, "b": 1,
+    "k": 1 << 10, "kib": 1 << 10, "kb": 10**3,
+    "m": 1 << 20, "mib": 1 << 20, "mb": 10**6,
+    "g": 1 << 30, "gib": 1 << 30, "gb": 10**9,
+    "t": 1 << 40, "tib": 1 << 40, "tb": 10**12,
+}  # fmt: skip
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_PERCENT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+_STEPS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An amount of bytes: `size` of them, or `percent` of a total known only later."""
+
+    size: int = 0
+    percent: float = 0.0
+
+    def of(self, total: int) -> int:
+        return int(total * self.percent / 100) if self.percent else self.size
+
+    def __str__(self) -> str:
+        return f"{self.percent:g}%" if self.percent else format_size(self.size)
+
+
+def parse_size(value: object) -> int:
+    """Bytes from a number or a text. Raises ValueError saying how to write it."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if found is None or found[2].lower() not in _UNITS:
+        raise ValueError('expected a size such as "4MiB", "1.5GiB" or a number of bytes')
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def parse_share(value: object) -> Share:
+    """A size or a percentage. Raises ValueError saying how to write it."""
+    if isinstance(value, Share):
+        return value
+    found = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    if found is not None:
+        percent = float(found[1])
+        if not 0 < percent <= 100:
+            raise ValueError('expected a percentage above 0 and up to 100, such as "25%"')
+        return Share(percent=percent)
+    try:
+        return Share(size=parse_size(value))
+    except ValueError:
+        raise ValueError('expected a size such as "8GiB" or a percentage such as "25%"') from None
+
+
+def format_size(size: int) -> str:
+    for unit, name in _STEPS:
+        if size >= unit:
+            return f"{size / unit:.4g} {name}"
+    return f"{size} B"
