@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cachefs.errors import ConfigError
 from cachefs.rpc import socket_path
+from cachefs.sizes import parse_share
 
 # What mount(8) adds by itself or interprets itself. A mount of ours is read-only whatever it is told.
 _GENERIC = {"defaults", "rw", "ro", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "async", "sync"}
@@ -22,7 +23,8 @@ class MountOptions:
     """socket: of the daemon; uid, gid: owner of everything; umask: octal, taken from 0444 and 0555; allow_other: let
     other users in (default: when root mounts); zero_open: let the kernel open files by itself; readahead: KiB, 0 leaves
     the kernel's own; daemon_wait: seconds to wait for a daemon that is not up yet; log: file for messages, else syslog;
-    kernel: flags passed on."""
+    push: fill the page cache ahead of readers whose order is known; page_cache_budget: with how much at most, a share
+    being one of the memory that is available at start; kernel: flags passed on."""
 
     socket: Path
     uid: int
@@ -33,6 +35,8 @@ class MountOptions:
     readahead: int = 1024
     daemon_wait: float = 10.0
     log: Path | None = None
+    push: bool = True
+    page_cache_budget: str = "25%"
     kernel: tuple[str, ...] = ()
 
 
@@ -56,6 +60,11 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _amount(text: str) -> str:
+    parse_share(text)
+    return text
+
+
 VALUES: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "socket": (Path, "a path"),
     "uid": (_natural, "a user number"),
@@ -64,12 +73,15 @@ VALUES: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "readahead": (_natural, "a number of KiB"),
     "daemon_wait": (_seconds, "a number of seconds"),
     "log": (Path, "a path"),
+    "page_cache_budget": (_amount, "a size such as 8GiB, or a share such as 25%"),
 }
 SWITCHES: Final[dict[str, tuple[str, bool]]] = {
     "allow_other": ("allow_other", True),
     "noallow_other": ("allow_other", False),
     "zero_open": ("zero_open", True),
     "no_zero_open": ("zero_open", False),
+    "push": ("push", True),
+    "no_push": ("push", False),
 }
 
 

@@ -25,11 +25,14 @@ def test_values_are_converted() -> None:
     assert (options.uid, options.gid, options.umask) == (12, 34, 0o027)
     assert (options.readahead, options.daemon_wait) == (0, 1.5)
     assert options.log == Path.cwd() / "m.log"
+    assert parse(("page_cache_budget=256MiB",)).page_cache_budget == "256MiB"
 
 
 def test_the_later_option_wins() -> None:
     assert not parse(("allow_other", "noallow_other")).allow_other
     assert parse(("no_zero_open,zero_open",)).zero_open
+    assert parse(("push",)).push
+    assert not parse(("push,no_push",)).push
     assert [flag for flag in parse(("nodev,dev",)).kernel if flag.endswith("dev")] == ["dev"]
 
 
@@ -43,6 +46,8 @@ def test_the_later_option_wins() -> None:
         ("umask=999", "octal"),
         ("daemon_wait=soon", "seconds"),
         ("daemon_wait=nan", "seconds"),
+        ("page_cache_budget=much", "a share such as 25%"),
+        ("page_cache_budget=101%", "a share such as 25%"),
         ("zero_open=yes", "zero_open=yes"),
     ],
 )
