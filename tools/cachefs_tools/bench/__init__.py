@@ -7,12 +7,15 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import click
 
 from cachefs.errors import CachefsError
-from cachefs_tools.bench import metadata, reads
+from cachefs_tools.bench import metadata, planning, reads
+from cachefs_tools.bench.push_command import push_command
 from cachefs_tools.bench.train_command import train_command
 
 
@@ -40,7 +43,19 @@ def metadata_command(files: int, entries: int, directory: Path | None) -> None:
     _print(lambda work: metadata.measure(work, files, entries), directory)
 
 
+@main.command("plan")
+@click.option("--samples", default=1_300_000, show_default=True, help="Files of the dataset, one sample each.")
+@click.option("--consumers", default=8, show_default=True, help="Ranks, or jobs.")
+@click.option("--reads", default=100_000, show_default=True, help="How many are followed.")
+def plan_command(samples: int, consumers: int, reads: int) -> None:
+    """Processor time and memory of plan, followers, lookahead and eviction: ranks of one job, and jobs of their own."""
+    with ProcessPoolExecutor(1, max_tasks_per_child=1, mp_context=get_context("spawn")) as pool:
+        runs = [pool.submit(planning.measure, samples, consumers, reads, share=share) for share in (True, False)]
+        click.echo(json.dumps([run.result() for run in runs], indent=2))
+
+
 main.add_command(train_command)
+main.add_command(push_command)
 
 
 def _print(measure: Callable[[Path], dict[str, object]], directory: Path | None) -> None:

@@ -1,0 +1,138 @@
+"""What it costs to know the future: the plan, its followers, the lookahead and the eviction policy, without any bytes.
+
+The very objects the daemon uses, in a loop: consumers read a part of the dataset in their orders, mixed; what the node
+reports is followed, what is read next is looked for, and what has to go for it is chosen.
+"""
+
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from cachefs_daemon.block_space import BlockSpace, Ids
+from cachefs_daemon.follower import Follower, observe
+from cachefs_daemon.lookahead import Lookahead
+from cachefs_daemon.plan import Plan
+from cachefs_daemon.policy.clairvoyant import Clairvoyant
+from cachefs_daemon.residents import ABSENT, IN_MEMORY
+from cachefs_daemon.samples import Samples
+
+from cachefs.job_messages import SamplerSpec
+from cachefs.sampler import epoch_order
+
+SAMPLE_BYTES: Final = 110_000
+BATCH: Final = 64
+# Reads in a report of a mount, and blocks that are fetched meanwhile, at most.
+REPORT: Final = 64
+WINDOW_SECONDS: Final = 1.0
+# Share of the dataset that fits: so little that most of what comes makes something go.
+CAPACITY: Final = 0.02
+
+
+@dataclass(slots=True)
+class Costs:
+    """Processor seconds by what they were spent on."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextmanager
+    def of(self, what: str) -> Iterator[None]:
+        begin = time.process_time()
+        yield
+        self.seconds[what] += time.process_time() - begin
+
+
+def measure(samples: int, consumers: int, reads: int, *, share: bool) -> dict[str, Any]:
+    """share: the consumers are ranks of one job and share the dataset; else each reads all of it, in its own order.
+    reads: how many are followed, of all consumers together."""
+    costs = Costs()
+    before = _peak()
+    with costs.of("block space"):
+        space = BlockSpace("bench", 4 << 20, np.full(samples, SAMPLE_BYTES, np.int64), _contents(samples))
+        mapped = Samples(space, *space.blocks_of(np.arange(samples)))
+    plan = Plan()
+    plan.add_space(space)
+    known = _peak()
+    orders, publishing = [], []
+    for number in range(consumers):
+        spec = _spec(number, samples, consumers, share)
+        for epoch in (0, 1):
+            order = epoch_order(spec, epoch)
+            begin = time.process_time()
+            blocks = mapped.reads(order).blocks
+            plan.set_epoch(f"consumer{number}", space.snapshot, epoch, blocks)
+            publishing.append(time.process_time() - begin)
+            orders += [blocks] if epoch == 0 else []
+    published = _peak()
+    each = reads // consumers
+    mixed = np.stack([order[:each] for order in orders], 1).ravel()
+    fetched = _consume(plan, space, consumers, mixed, costs)
+    per_100k = {what: round(seconds * 100_000 / len(mixed), 3) for what, seconds in costs.seconds.items()}
+    del per_100k["block space"]
+    return {
+        "samples": samples,
+        "consumers": consumers,
+        "ranks_of_one_job": share,
+        "publish_epoch_of_all_ms": round(1e3 * sum(publishing) / 2, 1),
+        "publish_epoch_of_one_ms": round(1e3 * float(np.median(publishing)), 1),
+        "block_space_s": round(costs.seconds["block space"], 2),
+        "block_space_mb": known - before,
+        "plan_mb": published - known,
+        "peak_mb": _peak(),
+        "followed_reads": len(mixed),
+        "fetched": fetched,
+        "cpu_s_per_100k_samples": {**per_100k, "all": round(sum(per_100k.values()), 3)},
+    }
+
+
+def _consume(plan: Plan, space: BlockSpace, consumers: int, mixed: Ids, costs: Costs) -> int:
+    """How many blocks had to be fetched."""
+    followers = [Follower(plan, f"consumer{number}", 8 * BATCH, BATCH) for number in range(consumers)]
+    state = np.zeros(space.count, np.uint8)
+    policy = Clairvoyant(plan)
+    lookahead = Lookahead(plan, ABSENT)
+    free, fetched = int(CAPACITY * space.bytes), 0
+    for start in range(0, len(mixed), REPORT):
+        keys = space.keys(mixed[start : start + REPORT])
+        with costs.of("follow"):
+            observe(followers, space.ids(keys))
+        with costs.of("look ahead"):
+            lookahead.rewind()
+            found = lookahead.take({space.snapshot: state}, WINDOW_SECONDS, 2 * REPORT, 1 << 30)
+        with costs.of("evict"):
+            for one in found:
+                key = space.key(one.number)
+                if free < one.size:
+                    for victim in policy.victims(64 * one.size, (), key):
+                        number = space.find(victim)
+                        policy.removed(victim)
+                        state[number] = ABSENT
+                        free += int(space.sizes[number])
+                if free >= one.size:
+                    policy.added(key, one.size)
+                    state[one.number] = IN_MEMORY
+                    free -= one.size
+                    fetched += 1
+    return fetched
+
+
+def _spec(number: int, samples: int, consumers: int, share: bool) -> SamplerSpec:
+    if share:
+        return SamplerSpec(kind="torch-distributed", size=samples, epochs=2, replicas=consumers, rank=number)
+    return SamplerSpec(kind="torch-distributed", size=samples, epochs=2, seed=number)
+
+
+def _contents(count: int) -> npt.NDArray[np.void]:
+    contents = np.zeros(count, [("high", "<u8"), ("low", "<u8")])
+    contents["high"] = np.random.default_rng(0).permutation(count) + 1
+    return contents
+
+
+def _peak() -> int:
+    """Megabytes this process has had resident at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
