@@ -15,7 +15,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetView(Message, frozen=True):
-    """A dataset as it stands now. snapshot: 32 hex digits; path: of the snapshot file on this node."""
+    """A dataset as it stands now. snapshot: 32 hex digits; path: of the snapshot file on this node; share: of each tier
+    that it may take; ttl: seconds that its blocks stay after their last read, 0 where nothing limits that."""
 
     name: str
     url: str
@@ -26,6 +27,8 @@ class DatasetView(Message, frozen=True):
     bytes: int
     created_ns: int
     problems: int = 0
+    share: float = 1.0
+    ttl: float = 0.0
 
 
 class Stall(Message, frozen=True, array_like=True):
@@ -189,6 +192,14 @@ class DatasetAdd(Message, frozen=True):
 
 class DatasetName(Message, frozen=True):
     name: str
+
+
+class DatasetLimit(Message, frozen=True):
+    """share: of each tier, 1 for no limit; ttl: seconds after a block's last read, 0 for no limit; None: as it was."""
+
+    name: str
+    share: float | None = None
+    ttl: float | None = None
 
 
 class DatasetList(Message, frozen=True):

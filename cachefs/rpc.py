@@ -18,8 +18,10 @@ from cachefs.messages import (
     CachedFiles,
     DatasetAdd,
     DatasetDetail,
+    DatasetLimit,
     DatasetList,
     DatasetName,
+    DatasetView,
     Empty,
     Fetch,
     Fetched,
@@ -91,6 +93,7 @@ DATASET_REFRESH: Final = Method("DatasetRefresh", DatasetName, ListingProgress, 
 DATASET_LIST: Final = Method("DatasetList", Empty, DatasetList)
 DATASET_SHOW: Final = Method("DatasetShow", DatasetName, DatasetDetail)
 DATASET_REMOVE: Final = Method("DatasetRemove", DatasetName, Freed)
+DATASET_LIMIT: Final = Method("DatasetLimit", DatasetLimit, DatasetView)
 WARMUP: Final = Method("Warmup", Warmup, WarmupProgress, streams=True)
 EVICT: Final = Method("Evict", Selection, Freed)
 PIN: Final = Method("Pin", Selection, Pinned)
@@ -106,7 +109,8 @@ JOB_CANCEL: Final = Method("JobCancel", JobName, Empty)
 STALL_LIST: Final = Method("StallList", JobName, StallRows)  # an empty name: of all jobs
 
 METHODS: Final[tuple[Method[Any, Any], ...]] = (
-    REPORT, NODE, FETCH, STATUS, DATASET_ADD, DATASET_REFRESH, DATASET_LIST, DATASET_SHOW, DATASET_REMOVE,
+    REPORT, NODE, FETCH, STATUS,
+    DATASET_ADD, DATASET_REFRESH, DATASET_LIST, DATASET_SHOW, DATASET_REMOVE, DATASET_LIMIT,
     WARMUP, EVICT, PIN, UNPIN, CACHED, VERIFY,
     JOB_PUBLISH, JOB_EPOCH, JOB_PROGRESS, JOB_LIST, JOB_SHOW, JOB_CANCEL, STALL_LIST,
 )  # fmt: skip

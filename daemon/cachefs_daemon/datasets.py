@@ -20,13 +20,13 @@ from cachefs import snapshot as snapshots
 from cachefs.block import block_count, block_key, block_length
 from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, SnapshotDamaged
 from cachefs.messages import BlockRef, DatasetAdd, DatasetView, ListingProgress
+from cachefs.sizes import format_size
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_diff import compare
 from cachefs_daemon import registry
 from cachefs_daemon.listing import ListingRequest, build_snapshot
 from cachefs_daemon.origin import Origin, OriginSettings, open_origin
 from cachefs_daemon.registry import DatasetRecord, SnapshotRecord
-from cachefs_daemon.sizes import format_size
 from cachefs_daemon.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ KEPT_GENERATIONS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class BlockSource:
-    """Where the bytes of the block *key* come from: [offset, offset + length) of one version of one object."""
+    """Where the bytes of the block *key* of *snapshot* come from: [offset, offset + length) of one version of one
+    object."""
 
     key: bytes
     origin: Origin
@@ -48,6 +49,7 @@ class BlockSource:
     size: int
     offset: int
     length: int
+    snapshot: str = ""
 
     @property
     def subject(self) -> str:
@@ -134,6 +136,8 @@ class Datasets:
             bytes=snapshot.bytes if snapshot else 0,
             created_ns=snapshot.created_ns if snapshot else 0,
             problems=snapshot.problem_count if snapshot else 0,
+            share=record.share,
+            ttl=record.ttl,
         )
 
     def readable(self) -> list[DatasetView]:
@@ -157,6 +161,7 @@ class Datasets:
             size=entry.size,
             offset=ref.number * snapshot.block_size,
             length=block_length(entry.size, snapshot.block_size, ref.number),
+            snapshot=ref.snapshot,
         )
 
     async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
@@ -215,9 +220,14 @@ class Datasets:
         return dataset
 
     async def set_pins(self, name: str, pins: list[bytes]) -> None:
-        dataset = self.get(name)
+        await self._change(self.get(name), pins=pins)
+
+    async def set_limits(self, name: str, share: float, ttl: float) -> None:
+        await self._change(self.get(name), share=share, ttl=ttl)
+
+    async def _change(self, dataset: Dataset, **fields: object) -> None:
         before = dataset.record
-        dataset.record = msgspec.structs.replace(before, pins=pins)
+        dataset.record = msgspec.structs.replace(before, **fields)
         try:
             await self._save()
         except CachefsError:

@@ -78,8 +78,7 @@ class Fetcher:
         self._read_deadline = read_deadline
         self._flights: dict[bytes, _Flight] = {}
         self._recent: OrderedDict[bytes, _Landing] = OrderedDict()
-        self._refused_length = 0
-        self._refused_at = float("-inf")
+        self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: how large it was, when
         self.fetched_blocks = 0
         self.fetched_bytes = 0
         self.latency = FIRST_LATENCY
@@ -169,8 +168,8 @@ class Fetcher:
         return landing.outcome if landing.when >= looked and landing.outcome is not None else source
 
     def _is_futile(self, source: BlockSource) -> bool:
-        fresh = asyncio.get_running_loop().time() - self._refused_at < REFUSAL_MEMORY
-        return fresh and source.length >= self._refused_length
+        length, when = self._refused.get(source.snapshot, (0, -math.inf))
+        return source.length >= length and asyncio.get_running_loop().time() - when < REFUSAL_MEMORY
 
     def _join(self, source: BlockSource, *, ahead: bool, needed: float = math.inf) -> _Flight:
         now = asyncio.get_running_loop().time()
@@ -232,12 +231,12 @@ class Fetcher:
             if len(data) != source.length:
                 raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
             run = self._threads.run if flight.demanded else self._threads.background
-            location = await run(self._store.put, source.key, data, transient=flight.demanded)
+            location = await run(self._store.put, source.key, data, transient=flight.demanded, snapshot=source.snapshot)
             self._measure(asyncio.get_running_loop().time() - now)
         self.fetched_blocks += 1
         self.fetched_bytes += source.length
         if location is None and flight.needed == math.inf:
-            self._refused_length, self._refused_at = source.length, asyncio.get_running_loop().time()
+            self._refused[source.snapshot] = source.length, asyncio.get_running_loop().time()
         return location
 
     def _measure(self, seconds: float) -> None:

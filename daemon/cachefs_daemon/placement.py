@@ -1,4 +1,5 @@
-"""Whose is which block: what the tiers' policies keep, what is passing, what is pinned. The store's decisions, no I/O.
+"""Whose is which block: what the tiers' policies keep, what is passing, what is pinned, what datasets may have. The
+store's decisions, no I/O.
 
 A block nobody's policy admits is *passing*: it is in the memory tier for the readers that wait for it, first in, first
 out, ahead of everything else. Where a policy never evicts, room is held back for such blocks; where one does, they are
@@ -9,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from cachefs.block import MEMORY, Location
+from cachefs_daemon.limits import Limits
 from cachefs_daemon.policy import Policy
 from cachefs_daemon.policy.lru import Lru
 from cachefs_daemon.residents import Residents, state_of
@@ -24,17 +26,20 @@ _PASSING_KEPT: Final = 32
 
 
 class Placement:
-    """Every call but `free` needs the store's lock. tiers, policies: by tier number; residents: who watches is told."""
+    """Every call but `free` needs the store's lock. tiers, policies: by tier number; residents: who watches is told;
+    limits: who knows whose blocks are limited."""
 
     def __init__(
         self,
         tiers: Sequence[Tier],
         policies: Sequence[Policy],
+        limits: Limits,
         get: Callable[[bytes], Location | None],
         block_size: int,
     ) -> None:
         """get: where a block is, as of the index."""
         self.residents = Residents()
+        self.limits = limits
         self._tiers = tiers
         self._policies = policies
         self._get = get
@@ -60,19 +65,22 @@ class Placement:
         policy.added(key, size)
 
     def entered(self, key: bytes, location: Location, *, passing: bool) -> None:
-        owner = self._passing if passing else self._policies[location.tier]
-        owner.added(key, span(location.length))
+        if passing:
+            self._passing.added(key, span(location.length))
+        else:
+            self._keep(location.tier, key, span(location.length))
         self._tiers[location.tier].blocks += 1
         self.residents.set(key, state_of(location))
 
     def left(self, key: bytes, location: Location) -> None:
         self._forget(key, location)
+        self.limits.forget(key)
         self.residents.set(key, state_of(None))
 
     def moved(self, key: bytes, old: Location, new: Location) -> None:
         """From one tier to another."""
         self._forget(key, old)
-        self._policies[new.tier].added(key, span(new.length))
+        self._keep(new.tier, key, span(new.length))
         self._tiers[new.tier].blocks += 1
         self.residents.set(key, state_of(new))
 
@@ -80,6 +88,13 @@ class Placement:
         for policy in self._policies:
             for key in keys:
                 policy.accessed(key)
+
+    def claim(self, keys: Iterable[bytes], snapshot: str, now: float) -> None:
+        """Count blocks that are here for the dataset that has *snapshot*, if they count for none."""
+        for key in keys:
+            location = self._get(key)
+            if location is not None and self.limits.claim(key, snapshot, now) and key not in self._passing:
+                self.limits.added(location.tier, key, span(location.length))
 
     def pin(self, keys: Iterable[bytes]) -> None:
         self._pinned.update(keys)
@@ -94,21 +109,22 @@ class Placement:
         room is that of a full tier."""
         return 0 if tier.problem else max(0, tier.free - self._held_back(tier) - (tier.capacity >> _FREE_SHIFT))
 
-    def room_for(self, key: bytes) -> int:
-        """About how many bytes are free, or taken by blocks that would be given up for this one."""
+    def room_for(self, key: bytes, snapshot: str) -> int:
+        """About how many bytes are free, or taken by blocks that would be given up for this one of *snapshot*."""
         self._follow_policy()
-        return sum(
-            max(0, tier.free - self._held_back(tier)) + self._policies[tier.number].replaceable(key)
-            for tier in self._tiers
-            if not tier.problem
-        )
+        room = 0
+        for tier in self._tiers:
+            if not tier.problem:
+                here = max(0, tier.free - self._held_back(tier)) + self._policies[tier.number].replaceable(key)
+                room += int(min(here, self.limits.room_for(tier.number, key, snapshot)))
+        return room
 
     def room_in(self, tier: Tier, key: bytes, size: int, *, passing: bool) -> int | None:
         """Bytes that a block may take without anyone leaving; None where the policy does not want it at all."""
         self._follow_policy()
         if passing:
             return tier.free
-        free = tier.free - self._held_back(tier)
+        free = int(min(tier.free - self._held_back(tier), self.limits.room(tier.number, key)))
         return free if self._policies[tier.number].admits(key, size, free) else None
 
     def _held_back(self, tier: Tier) -> int:
@@ -123,6 +139,8 @@ class Placement:
         """Blocks that free *size* bytes or more for a block, or none; nobody else will be given the same."""
         incoming = b"" if passing else key
         ahead = max(size, tier.capacity >> _AHEAD_SHIFT)
+        if not passing and self.limits.room(tier.number, key) < tier.free - self._held_back(tier):
+            return self._part_with(tier, self.limits.victims(tier.number, size, self._pinned, key))
         if self._keeps_passing(tier):
             for wanted in (size,) if passing else (ahead, size):
                 if victims := self._take(tier, wanted, 0, self._pinned, incoming):
@@ -135,6 +153,14 @@ class Placement:
     def surplus(self, tier: Tier, size: int) -> list[bytes]:
         """Blocks that free *size* bytes as the tier must shrink, or none."""
         return self._take(tier, size, self._passing.bytes if tier is self._memory else 0, self._pinned)
+
+    def beyond_limits(self, tier: Tier) -> list[bytes]:
+        """Blocks that must go since datasets have more of the tier than they may."""
+        return self._part_with(tier, self.limits.surplus(tier.number, self._pinned))
+
+    def expired(self, now: float) -> list[bytes]:
+        """Blocks whose time is over; none when there are no more."""
+        return self.limits.expired(now, self._pinned)
 
     def _keeps_passing(self, tier: Tier) -> bool:
         """Are passing blocks so few that what their readers have not read yet may be among them?"""
@@ -151,15 +177,25 @@ class Placement:
         victims = list(policy.victims(size - passing, pinned, incoming)) if size > passing and policy.evicts else []
         if size > passing and not victims:
             return []
-        for key in victims:
-            policy.removed(key)
+        self._part_with(tier, victims)
         for key in self._passing.victims(passing, ()):
             self._passing.removed(key)
             victims.append(key)
         return victims
 
+    def _part_with(self, tier: Tier, keys: Sequence[bytes]) -> list[bytes]:
+        for key in keys:
+            self._policies[tier.number].removed(key)
+            self.limits.removed(key)
+        return list(keys)
+
+    def _keep(self, tier: int, key: bytes, size: int) -> None:
+        self._policies[tier].added(key, size)
+        self.limits.added(tier, key, size)
+
     def _forget(self, key: bytes, location: Location) -> None:
         self._policies[location.tier].removed(key)
+        self.limits.removed(key)
         self._passing.removed(key)
         self._tiers[location.tier].blocks -= 1
 
@@ -178,6 +214,9 @@ class Placement:
         keys = source.victims(excess, self._pinned) or source.victims(excess, ()) if excess > 0 else ()
         for key in keys:
             source.removed(key)
+            self.limits.removed(key)
             location = self._get(key)
             if location is not None and location.tier == MEMORY:
                 target.added(key, span(location.length))
+                if self._evicting:
+                    self.limits.added(MEMORY, key, span(location.length))

@@ -135,7 +135,8 @@ class Prefetcher:
             self._paused = {name: until for name, until in self._paused.items() if until > now}
         free = sum(self._store.free) - self._flying
         if free > 0:
-            await self._fetch(self._choose(self._some_time, math.inf, free))
+            chosen = self._choose(self._some_time, math.inf, free)
+            await self._fetch(await self._within_limits(chosen, making_room=False))
         # The window is short, and what is in it changes: it is looked at afresh.
         self._soon.rewind()
         chosen = self._choose(self._soon, self.window, self._settings.max_bytes)
@@ -144,7 +145,8 @@ class Prefetcher:
             [key] = self._plan.spaces[last.snapshot].keys(np.array([last.number]))
             room = await self._threads.run(self._store.room_for, key) - self._flying
             ends = itertools.accumulate(one.size for one in chosen)
-            await self._fetch([one for one, end in zip(chosen, ends, strict=True) if end <= room])
+            fitting = [one for one, end in zip(chosen, ends, strict=True) if end <= room]
+            await self._fetch(await self._within_limits(fitting, making_room=True))
 
     def _choose(self, lookahead: Lookahead, seconds: float, room: int) -> list[Upcoming]:
         """Blocks to fetch now, soonest first, of at most *room* bytes."""
@@ -158,6 +160,22 @@ class Prefetcher:
             lookahead.rewind()  # it is to be given again
             return []
         return self._unread(found)
+
+    async def _within_limits(self, chosen: Sequence[Upcoming], *, making_room: bool) -> list[Upcoming]:
+        """Those that their datasets' shares of the tiers have room for, or would make it for."""
+        last = {one.snapshot: one for one in chosen if self._store.allowance(one.snapshot) < math.inf}
+        left: dict[str, float] = {}
+        for snapshot, one in last.items():
+            room = self._store.allowance(snapshot)
+            if making_room:
+                room = await self._threads.run(self._store.room_for, self._keys([one])[0], snapshot)
+            left[snapshot] = room - sum(size for name, size in self._flights.items() if name[0] == snapshot)
+        kept = []
+        for one in chosen:
+            left[one.snapshot] = left.get(one.snapshot, math.inf) - one.size
+            if left[one.snapshot] >= 0:
+                kept.append(one)
+        return kept
 
     def _unread(self, found: Sequence[Upcoming]) -> list[Upcoming]:
         """Without blocks that were read before their turn: their next read is later than it seems."""

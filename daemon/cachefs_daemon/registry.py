@@ -20,13 +20,16 @@ class SnapshotRecord(msgspec.Struct, frozen=True):
 
 
 class DatasetRecord(msgspec.Struct, frozen=True):
-    """snapshots: newest first, the first being the current one; pins: paths relative to the dataset's root."""
+    """snapshots: newest first, the first being the current one; pins: paths relative to the dataset's root; share: of
+    each tier that it may take; ttl: seconds that its blocks stay after their last read, 0 where nothing limits that."""
 
     name: str
     url: str
     options: OriginOptions
     snapshots: list[SnapshotRecord]
     pins: list[bytes] = []
+    share: float = 1.0
+    ttl: float = 0.0
 
 
 class _File(msgspec.Struct, frozen=True):

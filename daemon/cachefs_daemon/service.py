@@ -17,8 +17,10 @@ from cachefs.messages import (
     CachedFiles,
     DatasetAdd,
     DatasetDetail,
+    DatasetLimit,
     DatasetList,
     DatasetName,
+    DatasetView,
     Empty,
     Fetch,
     Fetched,
@@ -38,6 +40,7 @@ from cachefs.messages import (
 )
 from cachefs_daemon import residency, selection, verify
 from cachefs_daemon.config import Config
+from cachefs_daemon.dataset_limits import DatasetLimits
 from cachefs_daemon.datasets import Datasets
 from cachefs_daemon.errorlog import ErrorLog
 from cachefs_daemon.fetcher import Fetcher
@@ -73,6 +76,7 @@ class Service:
         self._fetcher = Fetcher(store, self._datasets.source, threads, gate, self._errors, config.daemon.read_deadline)
         self._warmups = Warmups(self._fetcher, threads)
         self._pins = Pins(store, self._datasets, threads)
+        self._limits = DatasetLimits(store, self._datasets, threads)
         self._jobs = Jobs(self._datasets, store, Sequences(store, self._fetcher, threads))
         self._prefetcher = Prefetcher(
             store, self._fetcher, gate, threads, config.prefetch_settings(), self._jobs.margin, self._jobs.fetched
@@ -84,6 +88,7 @@ class Service:
 
     async def start(self) -> None:
         await self._pins.apply()
+        await self._limits.apply()
         self._prefetching = asyncio.create_task(self._prefetcher.run())
 
     async def maintain(self) -> None:
@@ -234,6 +239,7 @@ class Service:
             async for progress in steps:
                 if progress.dataset is not None:
                     await self._pins.follow(before, dataset.record.pins)
+                    await self._limits.follow(dataset)
                 yield progress
 
     async def dataset_remove(self, request: DatasetName) -> Freed:
@@ -244,10 +250,14 @@ class Service:
         removed = self._datasets.generations(self._datasets.get(request.name))
         dataset = await self._datasets.remove(request.name)
         await self._pins.follow(dataset.current, dataset.record.pins)
+        self._limits.removed(request.name)
         kept = [snapshot for other in self._datasets for snapshot in self._datasets.generations(other)]
         freed = await self._threads.background(residency.evict_unshared, self._store, removed, kept)
         await dataset.origin.close()
         return freed
+
+    async def dataset_limit(self, request: DatasetLimit) -> DatasetView:
+        return await self._limits.change(request)
 
     # --- blocks of datasets -------------------------------------------------------------------------------------
 

@@ -26,9 +26,10 @@ import numpy.typing as npt
 from cachefs.block import MEMORY, SSD, Location, piece_checksums
 from cachefs.errors import StoreFull
 from cachefs_daemon.block_space import NO_BLOCK, BlockSpace
+from cachefs_daemon.limits import Limit, Limits
 from cachefs_daemon.placement import Placement
 from cachefs_daemon.plan import Plan
-from cachefs_daemon.policy import open_policy
+from cachefs_daemon.policy import Policy, open_policy
 from cachefs_daemon.recovery import open_index, reconcile
 from cachefs_daemon.residents import state_of
 from cachefs_daemon.segment import span
@@ -105,23 +106,35 @@ class BlockStore:
             self._index = open_index(self._state)
             undo.callback(self._index.close)
             self.index_path = self._index.path
-            policies = [open_policy(tier.config.policy, self.plan) for tier in self._tiers]
-            self._placement = Placement(self._tiers, policies, self.get, config.block_size)
+            limits = Limits([tier.capacity for tier in self._tiers], self._open_policies, self.plan)
+            self._placement = Placement(self._tiers, self._open_policies(), limits, self.get, config.block_size)
             self._recover()
             undo.pop_all()
 
     def get(self, key: bytes) -> Location | None:
         return self._index.get(key)
 
-    def put(self, key: bytes, data: bytes | bytearray | memoryview, *, transient: bool = True) -> Location | None:
+    def put(
+        self, key: bytes, data: bytes | bytearray | memoryview, *, transient: bool = True, snapshot: str = ""
+    ) -> Location | None:
         """Store a block and say where; where it was, if it was there already.
 
-        transient: keep it for a while even if no policy admits it; without, the answer is then None.
-        Raises StoreFull where there is no room even for that.
+        transient: keep it for a while even if no policy admits it; without, the answer is then None. snapshot: for
+        which it was fetched. Raises StoreFull where there is no room even for that.
         """
         found = self.get(key)
         if found is not None:
             return found
+        with self._lock:
+            self._placement.limits.claim(key, snapshot, time.monotonic())
+        try:
+            return self._bring(key, data, transient)
+        finally:
+            with self._lock:
+                if self.get(key) is None:
+                    self._placement.limits.forget(key)
+
+    def _bring(self, key: bytes, data: bytes | bytearray | memoryview, transient: bool) -> Location | None:
         checksums = piece_checksums(key, data)
         for tier in self._tiers:
             location = self._write(tier, key, checksums, data)
@@ -154,6 +167,7 @@ class BlockStore:
         """Readers used these blocks, oldest use first."""
         with self._lock:
             self._placement.accessed(keys)
+            self._placement.limits.accessed(keys, time.monotonic())
 
     def evict(self, keys: Iterable[bytes]) -> tuple[int, int]:
         """Drop blocks, pinned or not. Blocks and bytes that were there."""
@@ -198,10 +212,28 @@ class BlockStore:
         """Bytes per tier that nobody uses or is about to."""
         return tuple(self._placement.free(tier) for tier in self._tiers)
 
-    def room_for(self, key: bytes) -> int:
-        """About how many bytes are free, or taken by blocks that would be given up for this one."""
+    def room_for(self, key: bytes, snapshot: str = "") -> int:
+        """About how many bytes are free, or taken by blocks that would be given up for this one of *snapshot*."""
         with self._lock:
-            return self._placement.room_for(key)
+            return self._placement.room_for(key, snapshot)
+
+    def allowance(self, snapshot: str) -> float:
+        """Bytes by which the blocks of *snapshot* may still become more; inf where its dataset has no limit."""
+        return self._placement.limits.allowance(snapshot)
+
+    def set_limit(self, limit: Limit) -> None:
+        with self._lock:
+            self._placement.limits.set(limit)
+
+    def remove_limit(self, dataset: str) -> None:
+        with self._lock:
+            self._placement.limits.remove(dataset)
+
+    def claim(self, keys: Iterable[bytes], snapshot: str) -> None:
+        """Count those of these blocks that are here, and count for no limited dataset, for that of *snapshot*."""
+        for batch in _batches(keys):
+            with self._lock:
+                self._placement.claim(batch, snapshot, time.monotonic())
 
     def watch(self, space: BlockSpace) -> npt.NDArray[np.uint8]:
         """The state of each block of *space* (see cachefs_daemon.residents), kept up to date until `unwatch`. Takes
@@ -257,9 +289,13 @@ class BlockStore:
             return
         try:
             self._index.drop_dead_readers()
+            self._drop_expired()
             for tier in self._tiers:
                 tier.refresh_limit()
                 self._shrink(tier)
+                with self._lock:
+                    surplus = self._placement.beyond_limits(tier)
+                self._give_up(tier, surplus)
                 tier.retry()
                 if not tier.problem:
                     self._compact(tier)
@@ -273,6 +309,9 @@ class BlockStore:
         for tier in self._tiers:
             tier.close()
         self._state.close()
+
+    def _open_policies(self) -> list[Policy]:
+        return [open_policy(tier.config.policy, self.plan) for tier in self._tiers]
 
     def _recover(self) -> None:
         reconcile(self._index, self._tiers, self._placement.recovered)
@@ -388,6 +427,15 @@ class BlockStore:
             self._give_up(tier, victims or self._oldest_blocks(tier))
             if tier.used >= used:
                 return
+
+    def _drop_expired(self) -> None:
+        while True:
+            with self._lock:
+                expired = self._placement.expired(time.monotonic())
+            if not expired:
+                return
+            blocks, freed = self.evict(expired)
+            _log.info("dropped %d blocks (%d bytes) that nobody has read for their time", blocks, freed)
 
     def _oldest_blocks(self, tier: Tier) -> list[bytes]:
         number = tier.oldest_segment()

@@ -1,17 +1,29 @@
 """cachectl dataset: naming listings of origins."""
 
+import re
 from datetime import UTC, datetime
 
 import click
 
-from cachefs.messages import DatasetAdd, DatasetDetail, DatasetName, Empty, ListingProgress, OriginOptions
-from cachefs.rpc import DATASET_ADD, DATASET_LIST, DATASET_REFRESH, DATASET_REMOVE, DATASET_SHOW
+from cachefs.messages import (
+    DatasetAdd,
+    DatasetDetail,
+    DatasetLimit,
+    DatasetName,
+    DatasetView,
+    Empty,
+    ListingProgress,
+    OriginOptions,
+)
+from cachefs.rpc import DATASET_ADD, DATASET_LIMIT, DATASET_LIST, DATASET_REFRESH, DATASET_REMOVE, DATASET_SHOW
+from cachefs_tools.cachectl.content import fraction_of
+from cachefs_tools.cachectl.display import duration, share, size, table
 from cachefs_tools.cachectl.display import name as shown
-from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.progress import follow_listing
 from cachefs_tools.cachectl.session import Session, with_session
 
 SHOWN_PROBLEMS = 10
+SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 @click.group()
@@ -94,6 +106,45 @@ def rm(session: Session, name: str, yes: bool) -> None:
     session.answer(freed, f"{name} is forgotten; freed {freed.blocks:,} blocks, {size(freed.bytes)}")
 
 
+def share_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    return 1.0 if text == "none" else fraction_of(ctx, param, text) if text is not None else None
+
+
+def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    if text is None or text == "none":
+        return None if text is None else 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)", text)
+    if found is None or not float(found[1]):
+        raise click.BadParameter(f"{text!r} is neither a time such as 90s, 30min, 12h or 7d, nor none")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+@dataset.command()
+@click.argument("name")
+@click.option(
+    "--share", "of_tiers", metavar="SHARE", callback=share_of, help="Of each tier, at most: 40%, 0.4, or none."
+)
+@click.option(
+    "--ttl", metavar="TIME", callback=seconds_of, help="Drop what nobody reads for so long: 12h, 7d, or none."
+)
+@with_session
+def limit(session: Session, name: str, of_tiers: float | None, ttl: float | None) -> None:
+    """Limit what a dataset takes of this node."""
+    if of_tiers is None and ttl is None:
+        raise click.UsageError("say what to limit: --share, --ttl")
+    view = session.call(DATASET_LIMIT, DatasetLimit(name=name, share=of_tiers, ttl=ttl))
+    session.answer(view, f"{name}: {limits(view) or 'no limits'}")
+
+
+def limits(view: DatasetView) -> str:
+    parts = []
+    if view.share < 1:
+        parts.append(f"at most {share(view.share, 1)} of each tier")
+    if view.ttl:
+        parts.append(f"dropped when not read for {duration(view.ttl)}")
+    return ", ".join(parts)
+
+
 def report_listing(session: Session, last: ListingProgress) -> None:
     view = last.dataset
     if view is None:
@@ -121,6 +172,8 @@ def describe(detail: DatasetDetail) -> list[str]:
         f"block size {size(detail.block_size)}",
         f"cached     {cached_shares(detail)}",
     ]
+    if limited := limits(view):
+        lines.append(f"limits     {limited}")
     lines += [f"pinned     {shown(path) or '(everything)'}" for path in detail.pinned]
     lines += [f"older      {snapshot}" for snapshot in detail.snapshots if snapshot != view.snapshot]
     for problem in detail.problems[:SHOWN_PROBLEMS]:
