@@ -27,6 +27,8 @@ SEARCHED: Final = 16
 # A mount reports as soon as the one or the other has passed (see cachefs.mount.process), and the report travels.
 REPORT_SECONDS: Final = 0.12
 REPORT_READS: Final = 64
+# A reader that has begun and of which nothing is seen for so long stands still, or reads what the kernel has cached.
+STILL_SECONDS: Final = 10.0
 
 _serial = itertools.count(1)
 
@@ -241,7 +243,12 @@ class Consumer:
         if not follower.following:
             strange = f"{1 - follower.share:.0%} of the latest reads are not where the sequence has them"
             return "not followed", f"{strange}; {problem}" if problem else strange
-        return ("following" if follower.begun else "waiting"), problem
+        if not follower.begun:
+            return "waiting", problem
+        if self.lease.silence > STILL_SECONDS:
+            still = f"no read of it seen for {self.lease.silence:.0f} s"
+            return "standing still", f"{still}; {problem}" if problem else still
+        return "following", problem
 
     def _known(self) -> list[int]:
         return sorted({*self._computable[self.epoch :], *self._orders, *self._reads})

@@ -23,12 +23,16 @@ class Lease:
     def renew(self) -> None:
         self._renewed = time.monotonic()
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the last sign of life."""
+        return time.monotonic() - self._renewed
+
     def lapsed(self) -> str:
         """Why it is over; nothing while it is not."""
         if self._born:
             return "" if _birth(self.pid) == self._born else f"its process {self.pid} is gone"
-        silent = time.monotonic() - self._renewed > self.seconds
-        return f"no sign of life for {self.seconds:.0f} s" if silent else ""
+        return f"no sign of life for {self.seconds:.0f} s" if self.silence > self.seconds else ""
 
 
 def _birth(pid: int) -> float:

@@ -117,6 +117,21 @@ def test_a_sequence_that_is_not_read_is_told_and_found_again_in_another_epoch(tm
         assert (view.epoch, view.position) == (6, 200)
 
 
+def test_a_job_that_stops_reading_in_the_middle_is_shown_as_such(tmp_path: Path) -> None:
+    write_files(tmp_path / "origin", 100, size=100)
+    with Daemon(tmp_path / "node") as daemon:
+        keys = keys_in_path_order(daemon.add_dataset("images", f"file://{tmp_path}/origin"))
+        publish(daemon, SamplerSpec(kind="sequential", size=100))
+        wait_for_consumer(daemon, "train", lambda view: view.epoch_length > 0)
+        daemon.report(accessed=keys[:40])
+        wait_for_consumer(daemon, "train", lambda view: view.state == "following")
+        view = wait_for_consumer(daemon, "train", lambda view: view.state == "standing still")
+        assert view.position == 40
+        assert "no read of it seen for 1" in view.problem
+        daemon.report(accessed=keys[40:50])
+        wait_for_consumer(daemon, "train", lambda view: (view.state, view.position) == ("following", 50))
+
+
 def test_explicit_orders_and_what_is_wrong_with_them(tmp_path: Path) -> None:
     write_files(tmp_path / "origin", 10, size=100)
     with Daemon(tmp_path / "node") as daemon:
