@@ -69,9 +69,10 @@ def daemon(config: Path, socket: Path, log: Path, account: Account = SCRATCH) ->
 
 
 @contextmanager
-def mounted(dataset: str, directory: Path, socket: Path, log: Path) -> Iterator[None]:
+def mounted(dataset: str, directory: Path, socket: Path, log: Path, options: Sequence[str] = ()) -> Iterator[None]:
+    """options: of mount.cachefs -o."""
     directory.mkdir()
-    command = ["mount.cachefs", dataset, str(directory), "-f", "-o", f"socket={socket}"]
+    command = ["mount.cachefs", dataset, str(directory), "-f", "-o", ",".join((f"socket={socket}", *options))]
     try:
         with running(command, log) as process:
             wait_until(lambda: is_mounted(directory), process, log)

@@ -1,5 +1,6 @@
 """hotread.c, compiled and run: files per second of open + fstat + read + close."""
 
+import ctypes
 import json
 import subprocess
 from dataclasses import dataclass
@@ -18,9 +19,12 @@ class HotRead:
     program: Path
     listing: Path
 
-    def run(self, root: Path, *, procs: int = 1, rounds: int = 1, checksum: bool = False) -> list[dict[str, Any]]:
+    def run(
+        self, root: Path, *, procs: int = 1, rounds: int = 1, seed: int = 1, checksum: bool = False
+    ) -> list[dict[str, Any]]:
         """What each round measured, as hotread prints it. checksum: of all paths and contents, order-independent."""
         command = [self.program, "--root", root, "--list", self.listing, "--procs", str(procs), "--rounds", str(rounds)]
+        command += ["--seed", str(seed)]
         command += ["--sum"] if checksum else []
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -37,3 +41,16 @@ def compile_hotread(work: Path, names: list[str]) -> HotRead:
         raise CachefsError(f"hotread.c cannot be compiled ({error}); install gcc") from None
     listing.write_text("\n".join(names))
     return HotRead(program, listing)
+
+
+def first_round(files: int, seed: int) -> list[int]:
+    """The lines of its list in the order in which hotread reads them in its first round; with N processes, each reads
+    every N-th of them."""
+    library = ctypes.CDLL(None)
+    library.random.restype = ctypes.c_long
+    library.srandom(ctypes.c_uint(seed))
+    order = list(range(files))
+    for last in range(files - 1, 0, -1):
+        other = library.random() % (last + 1)
+        order[last], order[other] = order[other], order[last]
+    return order

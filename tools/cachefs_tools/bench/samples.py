@@ -27,7 +27,7 @@ def write_samples(directory: Path, count: int, size: int) -> None:
         path.write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
 
 
-def is_sample(data: bytes, number: int) -> bool:
+def is_sample(data: bytes | memoryview, number: int) -> bool:
     """Whether *data* is the whole content of sample *number*."""
     named = int.from_bytes(data[:4], "little") == number
     return named and zlib.crc32(data[:-4]) == int.from_bytes(data[-4:], "little")

@@ -1,0 +1,88 @@
+"""`cachefs-bench push`: what pushing pages ahead of a reader brings, a preset per question."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from cachefs.errors import CachefsError
+from cachefs_tools.bench import push_large, push_paced, push_speed
+from cachefs_tools.scratch_node import end_in_order_when_interrupted
+
+FILES: Final = 20_000
+SIZE: Final = 110_000
+LARGE: Final = 4 << 30
+SMALL_BUDGET: Final = "256MiB"
+# A job opens its dataset and builds its model between publishing and its first read.
+HEAD_START: Final = 0.5
+
+Options = dict[str, Any]
+Runs = list[dict[str, Any]]
+
+
+def _paced(work: Path, options: Options, watch_pages: bool = False) -> Runs:
+    load = push_paced.Paced(
+        files=options["files"], size=options["size"], epochs=options["epochs"], compute=options["compute"] / 1e3,
+        head_start=options["head_start"], budget=options["budget"], watch_pages=watch_pages,
+    )  # fmt: skip
+    return push_paced.measure(work, load)
+
+
+def _small_budget(work: Path, options: Options) -> Runs:
+    return _paced(work, options, watch_pages=True)
+
+
+def _full_speed(work: Path, options: Options) -> Runs:
+    load = push_speed.FullSpeed(options["files"], options["size"], options["head_start"], options["budget"])
+    return push_speed.measure(work, load)
+
+
+def _large(work: Path, options: Options) -> Runs:
+    return push_large.measure(work, push_large.Large(options["size"], options["head_start"], options["budget"]))
+
+
+# Each with what it takes for options that are not given.
+PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
+    "m1": (_paced, {"size": SIZE, "budget": "", "head_start": HEAD_START}),
+    "m2": (_full_speed, {"size": SIZE, "budget": "", "head_start": 0.0}),
+    "m3": (_small_budget, {"size": SIZE, "budget": SMALL_BUDGET, "head_start": HEAD_START}),
+    "m5": (_large, {"size": LARGE, "budget": "", "head_start": 0.0}),
+}
+
+
+@click.command("push")
+@click.option("--preset", type=click.Choice(list(PRESETS)), required=True, help="What to show (see the docs).")
+@click.option("--files", default=FILES, show_default=True, type=click.IntRange(min=2), help="m1 to m3.")
+@click.option(
+    "--size", type=click.IntRange(min=9), help=f"Bytes of a file.  [default: {SIZE}; m5: {LARGE}, and one file]"
+)
+@click.option("--epochs", default=1, show_default=True, type=click.IntRange(min=1), help="m1 and m3.")
+@click.option(
+    "--compute", default=2.0, show_default=True, type=click.FloatRange(min=0), help="m1, m3: milliseconds per sample."
+)
+@click.option("--budget", help=f"Of the page cache.  [default: the mount's own; m3: {SMALL_BUDGET}]")
+@click.option(
+    "--head-start",
+    type=click.FloatRange(min=0),
+    help=f"Seconds from publishing to the first read.  [default: {HEAD_START}; m2, m5: 0]",
+)
+@click.option("--directory", type=click.Path(path_type=Path), help="Where to work (default: a temporary directory).")
+def push_command(preset: str, directory: Path | None, **options: Any) -> None:
+    """Reads whose pages are pushed into the kernel ahead of the reader, beside the same on the local disk."""
+    end_in_order_when_interrupted()
+    measure, defaults = PRESETS[preset]
+    options.update((name, value) for name, value in defaults.items() if options[name] is None)
+    try:
+        with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
+            runs = measure(Path(name), options)
+        click.echo(json.dumps({"preset": preset, **options, "runs": runs}, indent=2))
+    except (CachefsError, OSError) as error:
+        click.echo(f"cachefs-bench: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("cachefs-bench: interrupted; nothing is left mounted or running", err=True)
+        sys.exit(130)

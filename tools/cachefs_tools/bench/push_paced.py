@@ -1,0 +1,166 @@
+"""Latency of one sample's open + read + close while a job computes between samples, beside a native copy.
+
+Pushing is told how far the job is by heartbeats, ten a second, or has to find out.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs.errors import CachefsError, NotFound
+from cachefs.job_messages import JobProgress, JobPublish, SampleMap, SamplerSpec
+from cachefs.rpc import JOB_PROGRESS
+from cachefs_tools.bench.processor_time import accounted
+from cachefs_tools.bench.push_node import (
+    DATASET,
+    SMALL_TIER,
+    PushNode,
+    cold_mount,
+    published,
+    push_node,
+    pushed,
+    room_for,
+)
+from cachefs_tools.bench.push_reader import PROGRESS
+from cachefs_tools.bench.reads import load_pages_alike
+from cachefs_tools.bench.resident_pages import watched
+from cachefs_tools.bench.samples import sample_name, write_samples
+from cachefs_tools.scratch_node import WITH_PARENT, wait
+
+SEED: Final = 1
+HEARTBEATS_PER_SECOND: Final = 10
+# Of a reader beyond what its computing takes: then something hangs.
+PATIENCE_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """compute: seconds per sample; head_start: seconds from publishing to the first read; budget: of the page cache,
+    as the mount option takes it, or empty for its default; watch_pages: sample what is resident of the mount."""
+
+    files: int
+    size: int
+    epochs: int
+    compute: float
+    head_start: float
+    budget: str = ""
+    watch_pages: bool = False
+
+
+def measure(work: Path, load: Paced) -> list[dict[str, Any]]:
+    """A run that is told nothing, and one with heartbeats, on new mounts of one node with the dataset on SSD."""
+    source = work / "native"
+    write_samples(source, load.files, load.size)
+    with push_node(work, source, SMALL_TIER, room_for(load.files, load.size)) as node:
+        return [_run(node, source, load, heartbeats) for heartbeats in (False, True)]
+
+
+def _run(node: PushNode, source: Path, load: Paced, heartbeats: bool) -> dict[str, Any]:
+    title = "heartbeats" if heartbeats else "tripwires"
+    names = [sample_name(number) for number in range(load.files)]
+    options = [f"page_cache_budget={load.budget}"] if load.budget else []
+    load_pages_alike((source,), names)
+    with ExitStack() as stack:
+        mount = stack.enter_context(cold_mount(node, options))
+        paths = [mount.path / name for name in names]
+        progress = node.work / f"{title}.progress"
+        progress.write_bytes(bytes(PROGRESS.size))
+        reader = stack.enter_context(_reader(mount.path, source, load, progress))
+        before = mount.counters()
+        seconds = stack.enter_context(ExitStack())
+        processor = seconds.enter_context(accounted(*mount.pids()))
+        resident = seconds.enter_context(watched(paths)) if load.watch_pages else []
+        stack.enter_context(published(node, _publication(title, load, reader.pid)))
+        if heartbeats:
+            stack.enter_context(_heartbeats(node, title, progress))
+        time.sleep(load.head_start)
+        epochs = _epochs(reader, title)
+        seconds.close()
+        after = mount.counters()
+    return {"run": title, **_document(load, epochs), **_requests(load, before, after), **_residency(resident, after),
+            "push": pushed(before, after), "processor_seconds": processor}  # fmt: skip
+
+
+@contextmanager
+def _reader(mount: Path, native: Path, load: Paced, progress: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [
+        *WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.push_reader", str(mount), str(native),
+        "--files", str(load.files), "--size", str(load.size), "--seed", str(SEED), "--epochs", str(load.epochs),
+        "--compute", str(load.compute), "--progress", str(progress),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        wait(process)
+
+
+def _publication(title: str, load: Paced, pid: int) -> JobPublish:
+    spec = SamplerSpec(kind="numpy", size=load.files, seed=SEED, epochs=load.epochs)
+    return JobPublish(
+        job=title, dataset=DATASET, spec=spec, map=SampleMap(kind="tree"), pid=pid, source="cachefs-bench"
+    )
+
+
+@contextmanager
+def _heartbeats(node: PushNode, job: str, progress: Path) -> Iterator[None]:
+    """Tell the daemon what the reader notes in the file *progress*."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(1 / HEARTBEATS_PER_SECOND):
+            epoch, position = PROGRESS.unpack(progress.read_bytes())
+            # The job ends with its reader.
+            with suppress(NotFound):
+                node.client.call(JOB_PROGRESS, JobProgress(job=job, consumer="0", epoch=epoch, position=position))
+
+    thread = threading.Thread(target=tell, name="heartbeats")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _epochs(reader: subprocess.Popen[bytes], title: str) -> list[dict[str, Any]]:
+    """Start the reader, and what it says of each epoch once it is through."""
+    try:
+        output, errors = reader.communicate(b"go\n", timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise CachefsError(f"{title}: the reader is not through after {PATIENCE_SECONDS:.0f} s") from None
+    if reader.returncode:
+        raise CachefsError(f"{title}: the reader failed: {errors.decode(errors='replace')[-2000:].strip()}")
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def _document(load: Paced, epochs: list[dict[str, Any]]) -> dict[str, Any]:
+    for epoch in epochs:
+        compute, mount, native = load.compute * epoch["samples"], epoch["mount"], epoch["native"]
+        epoch["utilisation"] = round(compute / (compute + mount["seconds"]), 4)
+        epoch["ratio"] = {name: round(mount[name] / native[name], 3) for name in ("p50_us", "p99_us")}
+    return {"samples": sum(epoch["samples"] for epoch in epochs), "epochs": epochs}
+
+
+def _requests(load: Paced, before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
+    samples = load.files * load.epochs
+    names = ("requests", "read", "hits_memory", "hits_ssd", "misses")
+    made = {name: after[name] - before[name] for name in names}
+    return {"fuse_requests_per_sample": made["requests"] / samples, "fuse": made}
+
+
+def _residency(resident: list[int], after: dict[str, int]) -> dict[str, Any]:
+    """Empty where nobody looked."""
+    if not resident:
+        return {}
+    budget = after.get("push_budget", 0)
+    share = round(max(resident) / budget, 3) if budget else None
+    return {"resident": {"largest_bytes": max(resident), "budget": budget, "of_budget": share, "samples": resident}}
