@@ -37,7 +37,9 @@ def _small_budget(work: Path, options: Options) -> Runs:
 
 
 def _full_speed(work: Path, options: Options) -> Runs:
-    load = push_speed.FullSpeed(options["files"], options["size"], options["head_start"], options["budget"])
+    load = push_speed.FullSpeed(
+        options["files"], options["size"], options["turns"], options["head_start"], options["budget"]
+    )
     return push_speed.measure(work, load)
 
 
@@ -61,6 +63,7 @@ PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
     "--size", type=click.IntRange(min=9), help=f"Bytes of a file.  [default: {SIZE}; m5: {LARGE}, and one file]"
 )
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(min=1), help="m1 and m3.")
+@click.option("--turns", default=3, show_default=True, type=click.IntRange(min=1), help="m2: mounts of each way.")
 @click.option(
     "--compute", default=2.0, show_default=True, type=click.FloatRange(min=0), help="m1, m3: milliseconds per sample."
 )

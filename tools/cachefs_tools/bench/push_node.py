@@ -26,7 +26,7 @@ BLOCK_SIZE: Final = 4 << 20
 # What a tier that is not meant to hold anything still needs to let blocks pass.
 SMALL_TIER: Final = 32 << 20
 # A mount reports ten times a second while anything changes.
-SETTLE_SECONDS: Final = 1.0
+SETTLE_SECONDS: Final = 0.5
 CONFIG: Final = """\
 [daemon]
 socket = "{socket}"

@@ -32,19 +32,19 @@ from cachefs_tools.bench.reads import load_pages_alike
 from cachefs_tools.bench.samples import sample_name, write_samples
 
 WAYS: Final = {"pushing": (), "not pushing": ("no_push",)}
-# A cold epoch, then some that find all pages in the kernel if they fit; so often, the ways taking turns.
+# A cold epoch, then some that find all pages in the kernel if they fit.
 EPOCHS: Final = 3
-TURNS: Final = 3
 READERS: Final = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class FullSpeed:
-    """head_start: seconds from publishing to the first read; budget: of the page cache, as the mount option takes it,
-    or empty for its default."""
+    """turns: new mounts of each way; head_start: seconds from publishing to the first read; budget: of the page cache,
+    as the mount option takes it, or empty for its default."""
 
     files: int
     size: int
+    turns: int
     head_start: float
     budget: str = ""
 
@@ -64,7 +64,7 @@ def _by_readers(
     node: PushNode, source: Path, load: FullSpeed, hotread: HotRead, orders: Sequence[Any], readers: int
 ) -> dict[str, Any]:
     turns: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    for _ in range(TURNS):
+    for _ in range(load.turns):
         for way, options in WAYS.items():
             turns[way].append(_turn(node, source, load, hotread, orders, readers, options))
     first = {way: statistics.median(turn["mount_files_per_s"][0] for turn in found) for way, found in turns.items()}
