@@ -37,6 +37,7 @@ from cachefs.messages import (
     Warmup,
     WarmupProgress,
 )  # fmt: skip
+from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 
 # Nothing of ours uses gRPC on both sides of a fork, and its fork handlers have made children die of "Bad file
 # descriptor". To be set before gRPC is loaded.
@@ -106,6 +107,8 @@ JOB_PROGRESS: Final = Method("JobProgress", JobProgress, Empty)
 JOB_LIST: Final = Method("JobList", Empty, JobList)
 JOB_SHOW: Final = Method("JobShow", JobName, JobView)
 JOB_CANCEL: Final = Method("JobCancel", JobName, Empty)
+PUSH: Final = Method("Push", PushSubscribe, PushOrder, streams=True)
+PUSH_REPORT: Final = Method("PushReport", PushDone, PushReply)
 STALL_LIST: Final = Method("StallList", JobName, StallRows)  # an empty name: of all jobs
 
 METHODS: Final[tuple[Method[Any, Any], ...]] = (
