@@ -55,6 +55,7 @@ class Consumer:
         self._plan = plan
         self._sequences = sequences
         self._orders: dict[int, Order] = {}
+        self._published: dict[int, Order] = {}
         self._reads: dict[int, Reads] = {}
         self._said: tuple[int, int] | None = None
         self._problems: dict[str, None] = {}
@@ -70,8 +71,10 @@ class Consumer:
         """What is too far ahead to be kept is forgotten: the nearest epochs matter."""
         self.lease.renew()
         self._orders[epoch] = order
-        while sum(one.nbytes for one in self._orders.values()) > MAX_WAITING and len(self._orders) > 2:
-            del self._orders[max(self._orders)]
+        self._published = {**self.published, epoch: order}
+        for orders in (self._orders, self._published):
+            while sum(one.nbytes for one in orders.values()) > MAX_WAITING and len(orders) > 2:
+                del orders[max(orders)]
         self._news.set()
 
     def told(self, epoch: int, position: int) -> None:
@@ -100,6 +103,21 @@ class Consumer:
         if self.follower is not None:
             return self.follower.place[0]
         return 0 if self._computable else min(self._orders, default=0)
+
+    @property
+    def published(self) -> dict[int, Order]:
+        """The orders it was told, of its epoch and later ones."""
+        current = self.follower.place[0] if self.follower is not None else 0
+        return {number: order for number, order in self._published.items() if number >= current}
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Epoch, and samples of it that are read; None before it has begun, or while nobody knows."""
+        if self._said is not None or self.follower is None or not self.follower.begun:
+            return self._said
+        epoch, position = self.follower.place
+        reads = self._reads.get(epoch)
+        return (epoch, reads.samples_after(position)) if reads is not None else None
 
     @property
     def margin(self) -> float:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import ConfigError, NotFound
+from cachefs.errors import CachefsError, ConfigError, NotFound
 from cachefs.job_messages import (
     ConsumerView,
     JobEpoch,
@@ -28,6 +28,8 @@ from cachefs_daemon.block_space import Ids
 from cachefs_daemon.consumer import Consumer, order_of
 from cachefs_daemon.datasets import Datasets
 from cachefs_daemon.follower import observe
+from cachefs_daemon.job_store import JobRecord, Places
+from cachefs_daemon.lease import Lease
 from cachefs_daemon.residents import ABSENT
 from cachefs_daemon.sample_maps import TREE
 from cachefs_daemon.sequences import Sequences
@@ -44,6 +46,9 @@ MAX_SAMPLES: Final = 2**32 - 1
 MAX_LEASE: Final = 7 * 86400.0
 # Jobs that have ended are shown for a while: what stalled, and why they ended.
 ENDED_KEPT: Final = 64
+
+# When a process started is told from the time of boot, which moves with the clock.
+CLOCK_STEP: Final = 5.0
 
 RUNNING: Final = "running"
 ENDED: Final = "ended"
@@ -68,7 +73,7 @@ class Job:
 
 
 class Jobs:
-    """Used from the event loop only."""
+    """Used from the event loop only. unsaved: names of jobs that are not on disk as they are, for others to empty."""
 
     def __init__(self, datasets: Datasets, store: BlockStore, sequences: Sequences) -> None:
         self._datasets = datasets
@@ -78,6 +83,7 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._consumers: dict[str, Consumer] = {}
         self.stalls = Stalls()
+        self.unsaved: set[str] = set()
 
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
@@ -131,6 +137,10 @@ class Jobs:
                 known.lease.renew()
                 return self.view(job)
             self._close(job, known)
+        self._begin(job, request, snapshot)
+        return self.view(job)
+
+    def _begin(self, job: Job, request: JobPublish, snapshot: Snapshot) -> Consumer:
         job.datasets[snapshot.id] = request.dataset
         if request.map is not None:
             job.maps[snapshot.id] = request.map
@@ -138,7 +148,8 @@ class Jobs:
         consumer = Consumer(request, snapshot, sample_map, self._plan, self._sequences)
         job.consumers[request.consumer] = self._consumers[consumer.key] = consumer
         job.last = [view for view in job.last if view.consumer != consumer.name]
-        return self.view(job)
+        self.unsaved.add(job.name)
+        return consumer
 
     def epoch(self, request: JobEpoch) -> None:
         """Raises NotFound, ConfigError."""
@@ -148,6 +159,7 @@ class Jobs:
                 f"epoch {request.epoch} of job {request.job}: expected u32 sample numbers, and epochs from 0 on"
             )
         consumer.add_order(request.epoch, order_of(request.order))
+        self.unsaved.add(request.job)
 
     def progress(self, request: JobProgress) -> None:
         """Raises NotFound, ConfigError."""
@@ -161,6 +173,34 @@ class Jobs:
     def cancel(self, name: str) -> None:
         """Raises NotFound."""
         self._end(self.get(name), CANCELLED, "cancelled")
+
+    # --- over a restart ---------------------------------------------------------------------------------------------
+
+    def restore(self, record: JobRecord, places: Places) -> None:
+        """Take up a job where an earlier daemon left it. Raises CachefsError where nobody is there to read on."""
+        job = Job(record.job, record.source, record.started)
+        maps = {snapshot: record.maps[number] for snapshot, number in record.latest.items()}
+        job.maps, lost = dict(maps), []
+        for known in record.consumers:
+            request, lease = known.request, Lease(known.request.pid, known.request.lease)
+            try:
+                if known.born and abs(known.born - lease.born) > CLOCK_STEP:
+                    raise NotFound(f"its process {request.pid} is gone")
+                snapshot = self._snapshot(msgspec.structs.replace(request, snapshot=known.snapshot))
+            except CachefsError as error:
+                lost.append(str(error))
+                continue
+            if known.map >= 0:
+                request = msgspec.structs.replace(request, map=record.maps[known.map])
+            consumer = self._begin(job, request, snapshot)
+            for epoch, order in known.orders.items():
+                consumer.add_order(epoch, order_of(order))
+            if known.request.consumer in places:
+                consumer.told(*places[known.request.consumer])
+        if not job.consumers:
+            raise NotFound("; ".join(dict.fromkeys(lost)))
+        job.maps = maps
+        self._jobs[job.name] = job
 
     # --- what is seen of them ---------------------------------------------------------------------------------------
 
@@ -260,6 +300,7 @@ class Jobs:
         consumer.close()
         del job.consumers[consumer.name]
         del self._consumers[consumer.key]
+        self.unsaved.add(job.name)
         job.fetched_bytes += consumer.fetched_bytes
 
     def _end(self, job: Job, state: str, reason: str) -> None:

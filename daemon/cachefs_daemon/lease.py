@@ -9,15 +9,15 @@ import psutil
 @dataclass(slots=True)
 class Lease:
     """Of a process of this node for as long as it lives; without one (pid 0, or that of another pid namespace), until
-    *seconds* have passed without a sign of life."""
+    *seconds* have passed without a sign of life. born: see `birth_of`."""
 
     pid: int
     seconds: float
-    _born: float = field(init=False)
+    born: float = field(init=False)
     _renewed: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._born = _birth(self.pid)
+        self.born = birth_of(self.pid)
         self.renew()
 
     def renew(self) -> None:
@@ -30,13 +30,14 @@ class Lease:
 
     def lapsed(self) -> str:
         """Why it is over; nothing while it is not."""
-        if self._born:
-            return "" if _birth(self.pid) == self._born else f"its process {self.pid} is gone"
+        if self.born:
+            return "" if birth_of(self.pid) == self.born else f"its process {self.pid} is gone"
         return f"no sign of life for {self.seconds:.0f} s" if self.silence > self.seconds else ""
 
 
-def _birth(pid: int) -> float:
-    """When the process started, which tells it from a later one of the same number; 0 where there is none."""
+def birth_of(pid: int) -> float:
+    """When the process started (unix seconds), which tells it from a later one of the same number; 0 where there is
+    none."""
     if pid <= 0:
         return 0.0
     try:

@@ -45,6 +45,7 @@ from cachefs_daemon.datasets import Datasets
 from cachefs_daemon.errorlog import ErrorLog
 from cachefs_daemon.fetcher import Fetcher
 from cachefs_daemon.gate import Gate
+from cachefs_daemon.job_keeper import JobKeeper
 from cachefs_daemon.jobs import Jobs
 from cachefs_daemon.mounts import Mounts
 from cachefs_daemon.pins import Pins
@@ -78,10 +79,11 @@ class Service:
         self._pins = Pins(store, self._datasets, threads)
         self._limits = DatasetLimits(store, self._datasets, threads)
         self._jobs = Jobs(self._datasets, store, Sequences(store, self._fetcher, threads))
+        self._job_keeper = JobKeeper(self._jobs, config.daemon.state_dir, threads)
         self._prefetcher = Prefetcher(
             store, self._fetcher, gate, threads, config.prefetch_settings(), self._jobs.margin, self._jobs.fetched
         )
-        self._prefetching: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._tiers = {
             tier.name: str(tier.directory) for tier in store.usage()
         }  # they do not change while the daemon runs
@@ -89,7 +91,8 @@ class Service:
     async def start(self) -> None:
         await self._pins.apply()
         await self._limits.apply()
-        self._prefetching = asyncio.create_task(self._prefetcher.run())
+        await self._job_keeper.restore()
+        self._background = [asyncio.create_task(part.run()) for part in (self._prefetcher, self._job_keeper)]
 
     async def maintain(self) -> None:
         """Runs as long as the daemon."""
@@ -107,9 +110,9 @@ class Service:
                 self._errors.add("maintenance", f"internal error ({error!r})", bug=error)
 
     async def stop_background(self) -> None:
-        if self._prefetching is not None:
-            self._prefetching.cancel()
-            await asyncio.gather(self._prefetching, return_exceptions=True)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self._warmups.close()
         await self._jobs.close()
 

@@ -1,0 +1,93 @@
+"""Keeps the jobs on disk as they are in memory, so that a daemon takes them up where the one before it was killed."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import SampleMap
+from cachefs_daemon.job_store import ConsumerRecord, JobRecord, JobStore, Places
+from cachefs_daemon.jobs import RUNNING, Job, Jobs
+from cachefs_daemon.threads import Threads
+
+log = logging.getLogger(__name__)
+
+# What was published, or read, so shortly before a daemon was killed is forgotten.
+SECONDS: Final = 0.5
+PAUSE_SECONDS: Final = 10.0
+
+
+class JobKeeper:
+    def __init__(self, jobs: Jobs, state_dir: Path, threads: Threads) -> None:
+        self._jobs = jobs
+        self._store = JobStore(state_dir)
+        self._threads = threads
+        self._saved: dict[str, Places] = {}
+
+    async def restore(self) -> None:
+        for record, places in await self._threads.background(self._store.load):
+            self._saved[record.job] = places
+            try:
+                self._jobs.restore(record, places)
+                log.info("job %s goes on from before the restart", record.job)
+            except CachefsError as error:
+                log.info("job %s of before the restart is over: %s", record.job, error)
+                self._jobs.unsaved.add(record.job)
+
+    async def run(self) -> None:
+        """As long as the daemon."""
+        while True:
+            await asyncio.sleep(SECONDS)
+            try:
+                await self.save()
+            except (CachefsError, OSError) as error:
+                log.warning("%s", error)
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def save(self) -> None:
+        """What has changed since the last time. Raises CachefsError, OSError."""
+        running = {job.name: job for job in self._jobs if job.state == RUNNING}
+        for name in list(self._jobs.unsaved):
+            self._jobs.unsaved.discard(name)
+            try:
+                await self._save(name, running.get(name))
+            except BaseException:
+                self._jobs.unsaved.add(name)
+                raise
+        for name, job in running.items():
+            places = {one.name: one.place for one in job.consumers.values() if one.place is not None}
+            if self._saved.get(name, {}) != places and job.state == RUNNING:
+                await self._threads.background(self._store.save_places, name, places)
+                self._saved[name] = places
+
+    async def _save(self, name: str, job: Job | None) -> None:
+        if job is None:
+            self._saved.pop(name, None)
+            await self._threads.background(self._store.remove, name)
+        else:
+            await self._threads.background(self._store.save, record_of(job))
+
+
+def record_of(job: Job) -> JobRecord:
+    maps: list[SampleMap] = []
+
+    def number_of(sample_map: SampleMap) -> int:
+        if sample_map not in maps:
+            maps.append(sample_map)
+        return maps.index(sample_map)
+
+    consumers = [
+        ConsumerRecord(
+            request=msgspec.structs.replace(one.request, map=None),
+            map=number_of(one.request.map) if one.request.map is not None else -1,
+            snapshot=one.snapshot.id,
+            born=one.lease.born,
+            orders={epoch: order.astype("<u4").tobytes() for epoch, order in one.published.items()},
+        )
+        for one in job.consumers.values()
+    ]
+    latest = {snapshot: number_of(sample_map) for snapshot, sample_map in job.maps.items()}
+    return JobRecord(job.name, job.source, job.started, consumers, maps, latest)
