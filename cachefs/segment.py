@@ -78,8 +78,10 @@ class SegmentReader:
         name = (location.tier, location.segment)
         fd = self._files.get(name)
         if fd is None:
-            path = segment_path(self._directories[location.tier], location.segment)
-            fd = self._files[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._files[name] = self._open(segment_path(self._directories[location.tier], location.segment))
             if len(self._files) > MAX_OPEN_SEGMENTS:
                 os.close(self._files.popitem(last=False)[1])
         return fd
+
+    def _open(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

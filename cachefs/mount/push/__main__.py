@@ -1,0 +1,85 @@
+"""`python -m cachefs.mount.push`: what a mount's supervisor starts beside its workers. Not for users."""
+
+import argparse
+import ctypes
+import logging
+import logging.handlers
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from cachefs.mount.cli import log_to
+from cachefs.mount.push.pusher import Pusher, PusherSettings
+from cachefs.sizes import parse_share
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG: Final = 1
+# A file from the SSD tier takes a thread 50 us of processor and 130 us of waiting, which other threads use.
+_MOST_THREADS: Final = 4
+
+
+def main() -> None:
+    given = _arguments()
+    _end_with(given.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the supervisor, which unmounts
+    log_to(_handler(given.log), logging.DEBUG if given.verbose else logging.INFO)
+    threading.excepthook = _die
+    settings = PusherSettings(
+        given.device, given.spec, given.directory, given.mount, given.socket, parse_share(given.budget), given.threads
+    )
+    try:
+        Pusher(settings).run()
+    except Exception:
+        log.exception("the pusher of %s failed", given.directory)
+        _exit(1)
+    # Threads may be in a read of our own mount or wait for a page, and there is nothing to put in order.
+    _exit(0)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="cachefs.mount.push")
+    parser.add_argument("--device", type=int, required=True, help="descriptor, open on the mount's FUSE connection")
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--mount", required=True, help="the mount's id in its reports")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--budget", required=True, help="a size, or a share of the available memory")
+    parser.add_argument("--threads", type=int, default=min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+    parser.add_argument("--parent", type=int, default=os.getppid())
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("-v", "--verbose", action="store_true")
+    return parser.parse_args()
+
+
+def _end_with(parent: int) -> None:
+    """While we lived on, so would the FUSE connection, and readers would wait for requests nobody serves."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def _handler(path: Path | None) -> logging.Handler:
+    if path is not None:
+        return logging.FileHandler(path)
+    if os.path.samestat(os.fstat(2), os.stat(os.devnull)) and os.path.exists("/dev/log"):
+        return logging.handlers.SysLogHandler("/dev/log")
+    return logging.StreamHandler()
+
+
+def _die(failure: threading.ExceptHookArgs) -> None:
+    """A thread less would leave orders undone for ever; the supervisor starts a new pusher."""
+    log.critical("a thread of the pusher failed", exc_info=failure.exc_value)
+    _exit(1)
+
+
+def _exit(status: int) -> None:
+    logging.shutdown()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Storing and dropping blocks: the work of one thread of a pusher."""
+
+import errno
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cachefs.block import MEMORY, SSD, block_key, block_length
+from cachefs.errors import CachefsError
+from cachefs.index import IndexReader
+from cachefs.mount.push import pages
+from cachefs.mount.push.direct import DirectReader, aligned_buffer
+from cachefs.mount.push.places import Place
+from cachefs.segment import SegmentReader
+
+log = logging.getLogger(__name__)
+
+_NO_NOTIFY: Final = (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP)
+
+
+class NotPossible(Exception):
+    """This kernel takes no pages from us."""
+
+
+@dataclass(slots=True)
+class PushCounters:
+    """Since the pusher started. unknown_inodes: stores that had to tell the kernel of the file first; not_in_tier:
+    blocks that were gone or wrong when their turn came; errors: blocks that failed otherwise."""
+
+    stored_blocks: int = 0
+    stored_bytes: int = 0
+    dropped_blocks: int = 0
+    dropped_bytes: int = 0
+    unknown_inodes: int = 0
+    not_in_tier: int = 0
+    errors: int = 0
+
+
+class BlockMover:
+    """Moves blocks into the page cache and out of it. One per thread. device: open on the mount's FUSE connection."""
+
+    def __init__(self, device: int) -> None:
+        self.counters = PushCounters()
+        self._device = device
+        self._index: IndexReader | None = None
+        self._readers: dict[int, SegmentReader] = {}
+        self._buffer = aligned_buffer(pages.MOST_AT_ONCE)
+
+    def use(self, index: IndexReader, directories: Mapping[int, Path]) -> None:
+        """Take blocks from here. index: threads may share it; directories: tier number -> directory."""
+        self.close()
+        self._index = index
+        self._readers = {MEMORY: SegmentReader(directories), SSD: DirectReader(directories)}
+
+    def move(self, place: Place, entry: int, number: int, *, drop: bool) -> bool:
+        """Store or drop block *number* of a file; False where that did not work. Raises NotPossible."""
+        try:
+            return self._drop(place, entry, number) if drop else self._store(place, entry, number)
+        except (CachefsError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _NO_NOTIFY and not drop:
+                raise NotPossible(str(error)) from None
+            self.counters.errors += 1
+            log.debug("block %d of entry %d of %s: %s", number, entry, place.snapshot.id, error)
+            return False
+
+    def forget_unlinked(self) -> None:
+        for reader in self._readers.values():
+            reader.forget_unlinked()
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+    def _store(self, place: Place, entry: int, number: int) -> bool:
+        size, content = place.snapshot.file(entry)
+        key = block_key(content, number)
+        location = self._index.get(key) if self._index is not None else None
+        # A store beyond the end would move the end.
+        if location is None or location.length != block_length(size, place.snapshot.block_size, number):
+            self.counters.not_in_tier += 1
+            return False
+        reader = self._readers[location.tier]
+        begin = number * place.snapshot.block_size
+        for start in range(0, location.length, pages.MOST_AT_ONCE):
+            step = min(pages.MOST_AT_ONCE, location.length - start)
+            data = reader.read(key, location, start, step, self._buffer)
+            if data is None:
+                self.counters.not_in_tier += 1
+                return False
+            self._store_bytes(place, entry, begin + start, data)
+        self.counters.stored_blocks += 1
+        self.counters.stored_bytes += location.length
+        return True
+
+    def _store_bytes(self, place: Place, entry: int, offset: int, data: memoryview) -> None:
+        inode = place.inode(entry)
+        try:
+            pages.store(self._device, inode, offset, data)
+        except FileNotFoundError:
+            self.counters.unknown_inodes += 1
+            os.stat(place.path(entry))
+            pages.store(self._device, inode, offset, data)
+
+    def _drop(self, place: Place, entry: int, number: int) -> bool:
+        size, _ = place.snapshot.file(entry)
+        block_size = place.snapshot.block_size
+        length = block_length(size, block_size, number)
+        pages.drop(place.path(entry), number * block_size, length)
+        self.counters.dropped_blocks += 1
+        self.counters.dropped_bytes += length
+        return True

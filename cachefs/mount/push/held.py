@@ -1,0 +1,49 @@
+"""What was pushed and not dropped: a daemon that has restarted asks for it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.uint32]
+Entries = NDArray[np.uint64]
+
+
+class Held:
+    """Blocks by snapshot. One byte per entry for first blocks, which are whole files for the most part."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, NDArray[np.bool_]] = {}
+        self._later: dict[str, set[tuple[int, int]]] = {}
+
+    def note(self, snapshot: str, entries: Entries, numbers: Numbers, *, dropped: bool) -> None:
+        first = entries[numbers == 0]
+        if len(first):
+            self._bits(snapshot, int(first.max()))[first] = not dropped
+        later = numbers != 0
+        blocks = zip(entries[later].tolist(), numbers[later].tolist(), strict=True)
+        known = self._later.setdefault(snapshot, set())
+        if dropped:
+            known.difference_update(blocks)
+        else:
+            known.update(blocks)
+
+    def __iter__(self) -> Iterator[tuple[str, Entries, Numbers]]:
+        """(snapshot, entries, numbers) of all blocks, by snapshot."""
+        for snapshot in self._later:
+            first = np.flatnonzero(self._bits(snapshot, 0)).astype("<u8")
+            later = np.array(sorted(self._later[snapshot]), "<u8").reshape(-1, 2)
+            entries = np.concatenate((first, later[:, 0]))
+            if len(entries):
+                numbers = np.concatenate((np.zeros(len(first), "<u4"), later[:, 1].astype("<u4")))
+                yield snapshot, entries, numbers
+
+    def _bits(self, snapshot: str, most: int) -> NDArray[np.bool_]:
+        """Room for the entries up to *most*."""
+        bits = self._first.get(snapshot)
+        if bits is None or len(bits) <= most:
+            grown = np.zeros(max(1024, 2 * (most + 1)), np.bool_)
+            if bits is not None:
+                grown[: len(bits)] = bits
+            bits = self._first[snapshot] = grown
+        return bits

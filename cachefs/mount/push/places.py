@@ -1,0 +1,99 @@
+"""Where a snapshot's files are in this mount: their inodes, and their paths.
+
+Both are asked of the mount itself, which may show another snapshot than the daemon's newest, so that bytes never get
+into the pages of another file.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachefs.errors import CachefsError
+from cachefs.messages import DatasetView
+from cachefs.mount.namespace import ALL_DATASETS, ENTRY_BITS, ENTRY_MASK, SLOT_MASK, slot_of
+from cachefs.snapshot import SUFFIX, Snapshot
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A snapshot as the mount shows it. slot: the high bits of its inodes; root: its directory, with a slash."""
+
+    snapshot: Snapshot
+    slot: int
+    root: bytes
+
+    def inode(self, entry: int) -> int:
+        return (self.slot << ENTRY_BITS) | entry
+
+    def path(self, entry: int) -> bytes:
+        """Raises NotFound, SnapshotDamaged."""
+        return self.root + self.snapshot.path(entry)
+
+
+class Places:
+    """Used by one thread. datasets: asks the daemon for its datasets; may raise CachefsError."""
+
+    def __init__(self, spec: str, directory: Path, datasets: Callable[[], Sequence[DatasetView]]) -> None:
+        self._single = spec != ALL_DATASETS and "," not in spec
+        self._spec = spec
+        self._directory = directory
+        self._datasets = datasets
+        self._found: dict[str, Place] = {}
+
+    def find(self, snapshot_id: str) -> Place | None:
+        """None where the mount does not show that snapshot. Of two datasets that share it, the first by name."""
+        place = self._found.get(snapshot_id)
+        if place is None:
+            place = self._look_for(snapshot_id)
+            if place is not None:
+                self._found[snapshot_id] = place
+        return place
+
+    def _look_for(self, snapshot_id: str) -> Place | None:
+        try:
+            datasets = self._datasets()
+        except CachefsError as error:
+            log.debug("cannot ask for datasets: %s", error)
+            return None
+        for path, root in self._candidates(snapshot_id, datasets):
+            try:
+                snapshot = Snapshot(path)
+            except CachefsError as error:
+                log.warning("%s", error)
+                continue
+            slot = _slot_shown(snapshot, root, len(datasets))
+            if slot is not None:
+                return Place(snapshot, slot, root)
+            snapshot.close()
+        return None
+
+    def _candidates(self, snapshot_id: str, datasets: Sequence[DatasetView]) -> list[tuple[Path, bytes]]:
+        """(snapshot file, directory in the mount) of the datasets that may be meant, in name order."""
+        root = os.fsencode(self._directory) + b"/"
+        if self._single:
+            name = self._spec.partition("@")[0]
+            # It stays at the snapshot it was mounted with, which the daemon then keeps beside the newest.
+            files = [Path(dataset.path).with_name(snapshot_id + SUFFIX) for dataset in datasets if dataset.name == name]
+            return [(file, root) for file in files if file.exists()]
+        shown = sorted((dataset for dataset in datasets if dataset.snapshot == snapshot_id), key=lambda one: one.name)
+        return [(Path(dataset.path), root + dataset.name.encode() + b"/") for dataset in shown]
+
+
+def _slot_shown(snapshot: Snapshot, root: bytes, names: int) -> int | None:
+    """The high bits of the inodes in the directory *root*, if that shows *snapshot*.
+
+    Its first entry is entry 1, and its slot follows from the snapshot's id, unless one of other *names* had taken that.
+    """
+    try:
+        entry = snapshot.entry(1)
+        inode = os.stat(root + entry.name, follow_symlinks=False).st_ino
+    except (CachefsError, OSError) as error:
+        log.debug("%s does not show snapshot %s: %s", os.fsdecode(root), snapshot.id, error)
+        return None
+    slot = inode >> ENTRY_BITS
+    near = (slot - slot_of(snapshot.id)) % (SLOT_MASK + 1) < max(1, names)
+    return slot if near and inode & ENTRY_MASK == 1 else None

@@ -1,0 +1,157 @@
+"""A pusher's life: subscribe to the daemon's orders, have them carried out, report, and start over when it restarts.
+
+Pages outlive a daemon, so losing it drops nothing: the next one is told what is there and goes on from that.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from cachefs.block import TIER_NAMES
+from cachefs.errors import CachefsError, DaemonUnavailable
+from cachefs.index import IndexReader
+from cachefs.messages import DatasetView, Empty, NodeView
+from cachefs.mount.push import budget, pages
+from cachefs.mount.push.blocks import BlockMover, NotPossible
+from cachefs.mount.push.ledger import Ledger
+from cachefs.mount.push.places import Places
+from cachefs.mount.push.workers import Task, Workers, share_out
+from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
+from cachefs.rpc import NODE, PUSH, PUSH_REPORT, DaemonClient
+from cachefs.sizes import Share, format_size
+
+log = logging.getLogger(__name__)
+
+_CALL_SECONDS: Final = 5.0
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 5.0
+_BUDGET_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PusherSettings:
+    """device: open on the mount's FUSE connection, of our own; spec, directory, mount: what is mounted where, and the
+    mount's id; socket: the daemon's; share: of memory that pushed pages may take."""
+
+    device: int
+    spec: str
+    directory: Path
+    mount: str
+    socket: Path
+    share: Share
+    threads: int
+
+
+class Pusher:
+    def __init__(self, settings: PusherSettings) -> None:
+        self._settings = settings
+        self._client = DaemonClient(settings.socket)
+        self._budget = budget.Budget(settings.share, budget.memory())
+        self._ledger = Ledger()
+        self._places = Places(settings.spec, settings.directory, self._datasets)
+        self._index: IndexReader | None = None
+        self._movers = [BlockMover(settings.device) for _ in range(settings.threads)]
+        self._impossible = threading.Event()
+
+    def run(self) -> None:
+        """Returns when the mount has ended."""
+        log.info("page cache budget of %s: %s", self._settings.directory, format_size(self._budget.now))
+        self._workers = Workers(self._movers, self._ledger.finish, self._give_up)
+        for work in (self._follow, self._report):
+            threading.Thread(target=work, name=work.__name__, daemon=True).start()
+        while not pages.is_gone(self._settings.device, _BUDGET_SECONDS):
+            self._budget.update(budget.memory())
+
+    def _give_up(self, reason: NotPossible) -> None:
+        if not self._impossible.is_set():
+            self._impossible.set()
+            log.warning("this kernel takes no pages of %s ahead of reads (%s)", self._settings.directory, reason)
+            self._client.close()
+
+    # --- orders: one thread ---------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._impossible.is_set():
+            try:
+                held = self._ledger.settle()
+                self._attach()
+                for order in self._client.stream(PUSH, self._subscription(held)):
+                    pause = _FIRST_PAUSE
+                    self._carry_out(order)
+            except DaemonUnavailable as error:
+                log.debug("%s", error)
+            except CachefsError as error:
+                log.log(logging.WARNING if pause == _FIRST_PAUSE else logging.DEBUG, "no orders: %s", error)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _attach(self) -> None:
+        """Take blocks from the tiers of the daemon that is there now."""
+        view = self._client.call(NODE, Empty(), timeout=_CALL_SECONDS)
+        if self._index is None or str(self._index.path) != view.index or not self._index.is_current():
+            if self._index is not None:
+                self._index.close()
+                self._index = None
+            self._index = IndexReader(Path(view.index))
+        directories = {TIER_NAMES.index(name): Path(path) for name, path in view.tiers.items()}
+        for mover in self._movers:
+            mover.use(self._index, directories)
+
+    def _subscription(self, held: list[HeldPages]) -> PushSubscribe:
+        return PushSubscribe(mount=self._settings.mount, budget=self._budget.now, held=held)
+
+    def _datasets(self) -> Sequence[DatasetView]:
+        view: NodeView = self._client.call(NODE, Empty(), timeout=_CALL_SECONDS)
+        return view.datasets
+
+    def _carry_out(self, order: PushOrder) -> None:
+        entries = np.frombuffer(order.entries, "<u8")
+        numbers = np.frombuffer(order.numbers, "<u4")
+        if not len(entries):
+            return
+        place = self._places.find(order.snapshot)
+        if place is None:
+            log.debug("snapshot %s is not shown by %s", order.snapshot, self._settings.directory)
+            self._ledger.refuse(order.serial, len(entries))
+            return
+        whole = Task(order.serial, place, order.drop, np.arange(len(entries)), entries, numbers)
+        parts = share_out(whole, len(self._movers))
+        self._ledger.begin(whole, len(parts))
+        self._workers.submit(parts)
+
+    # --- reports: another -----------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        told = self._budget.now
+        while not self._impossible.is_set():
+            subscription, done = self._ledger.take_done(_BUDGET_SECONDS)
+            if done or told != self._budget.now:
+                told = self._budget.now
+                self._tell(done, subscription)
+
+    def _tell(self, done: list[OrderDone], subscription: int) -> None:
+        """Until the daemon has it, which holds back orders till then; or until it has forgotten those it gave."""
+        while subscription == self._ledger.subscription:
+            report = PushDone(mount=self._settings.mount, done=done, budget=self._budget.now, counters=self._counters())
+            try:
+                self._client.call(PUSH_REPORT, report, timeout=_CALL_SECONDS)
+                return
+            except CachefsError as error:
+                log.debug("no report: %s", error)
+                if not done:
+                    return
+                time.sleep(_FIRST_PAUSE)
+
+    def _counters(self) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for mover in self._movers:
+            for name, value in asdict(mover.counters).items():
+                totals[name] = totals.get(name, 0) + value
+        return totals

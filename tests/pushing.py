@@ -1,0 +1,141 @@
+"""A pusher for tests: the process a mount's supervisor starts, on a mount without one, ordered by the test itself."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty as NothingThere
+from queue import Queue
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from cachefs.messages import DatasetView, Empty
+from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
+from cachefs.rpc import NODE, PUSH, PUSH_REPORT, SERVICE, DaemonClient, decoder, encode
+from cachefs.snapshot import Snapshot
+
+_PIDFD_GETFD: Final = 438
+_FUSE_DEV_IOC_CLONE: Final = 0x8004E500
+MOUNT: Final = "a-mount"
+
+
+def cloned_device(pid: int) -> int:
+    """A descriptor of our own on the FUSE connection that process *pid* serves."""
+    links = {int(link.name): os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    theirs = next(number for number, target in links.items() if target == "/dev/fuse")
+    pidfd = os.pidfd_open(pid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    original = libc.syscall(_PIDFD_GETFD, pidfd, theirs, 0)
+    assert original >= 0, os.strerror(ctypes.get_errno())
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.ioctl(device, _FUSE_DEV_IOC_CLONE, struct.pack("I", original))
+    os.close(original)
+    os.close(pidfd)
+    return device
+
+
+@contextlib.contextmanager
+def pusher(device: int, socket: Path, spec: str, directory: Path, *more: str) -> "Iterator[subprocess.Popen[bytes]]":
+    """The process, with a log beside *directory*; closes *device* here, and ends the process in the end."""
+    command = [
+        sys.executable, "-m", "cachefs.mount.push", "--device", str(device), "--spec", spec,
+        "--directory", str(directory), "--mount", MOUNT, "--socket", str(socket), "--budget", "50%",
+        "--log", f"{directory}.push.log", "-v", *more,
+    ]  # fmt: skip
+    process = subprocess.Popen(command, pass_fds=(device,))
+    os.close(device)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@dataclass
+class Orders:
+    """A daemon's side of pushing; all else it answers by asking the real one.
+
+    subscribed: those who asked for orders, oldest first; reports: likewise.
+    """
+
+    real: DaemonClient
+    subscribed: "Queue[PushSubscribe]" = field(default_factory=Queue)
+    reports: "Queue[PushDone]" = field(default_factory=Queue)
+    _stream: "Queue[PushOrder | None]" = field(default_factory=Queue)
+    _serial: int = 0
+
+    def give(
+        self, view: DatasetView, paths: Sequence[str], *, drop: bool = False, numbers: Sequence[int] | None = None
+    ) -> int:
+        """The order's serial. numbers: of the blocks, 0 for all paths where there are none."""
+        snapshot = Snapshot(Path(view.path))
+        found = [snapshot.find(path.encode()) for path in paths]
+        snapshot.close()
+        entries = [10**9 if entry is None else entry.number for entry in found]
+        return self.give_entries(view.snapshot, entries, numbers or [0] * len(entries), drop=drop)
+
+    def give_entries(self, snapshot: str, entries: Sequence[int], numbers: Sequence[int], *, drop: bool = False) -> int:
+        self._serial += 1
+        packed = np.array(entries, "<u8").tobytes(), np.array(numbers, "<u4").tobytes()
+        self._stream.put(
+            PushOrder(serial=self._serial, snapshot=snapshot, entries=packed[0], numbers=packed[1], drop=drop)
+        )
+        return self._serial
+
+    def failed(self, serial: int, seconds: float = 30) -> list[int]:
+        """Waits for the order's report; earlier reports are let go."""
+        while True:
+            try:
+                report = self.reports.get(timeout=seconds)
+            except NothingThere:
+                raise AssertionError(f"order {serial} is not reported as done") from None
+            for done in report.done:
+                if done.serial == serial:
+                    return np.frombuffer(done.failed, "<u4").tolist()
+
+    def hang_up(self) -> None:
+        """End the stream, as a daemon that restarts; the next subscriber gets another."""
+        self._serial = 0
+        self._stream.put(None)
+
+    # --- what a pusher calls --------------------------------------------------------------------------------------
+
+    def push(self, request: bytes, _: Any) -> Iterator[bytes]:
+        self.subscribed.put(decoder(PushSubscribe)(request))
+        while (order := self._stream.get()) is not None:
+            yield encode(order)
+
+    def push_report(self, request: bytes, _: Any) -> bytes:
+        self.reports.put(decoder(PushDone)(request))
+        return encode(PushReply())
+
+    def node(self, request: bytes, _: Any) -> bytes:
+        return encode(self.real.call(NODE, Empty()))
+
+
+@contextlib.contextmanager
+def orders(socket: Path, real: DaemonClient) -> Iterator[Orders]:
+    """Served at *socket* while the block runs."""
+    serving = Orders(real)
+    handlers = {
+        PUSH.name: grpc.unary_stream_rpc_method_handler(serving.push),
+        PUSH_REPORT.name: grpc.unary_unary_rpc_method_handler(serving.push_report),
+        NODE.name: grpc.unary_unary_rpc_method_handler(serving.node),
+    }
+    server = grpc.server(ThreadPoolExecutor(8), handlers=[grpc.method_handlers_generic_handler(SERVICE, handlers)])
+    assert server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    try:
+        yield serving
+    finally:
+        serving.hang_up()
+        server.stop(0).wait(10)
