@@ -39,13 +39,15 @@ class Limit:
 @dataclass(slots=True, eq=False)
 class _Limited:
     """One dataset's blocks on this node. read: when each was read last, the longest ago first; passing ones are among
-    them; places: tier and bytes of those that count; used: bytes that count, per tier."""
+    them; places: tier and bytes of those that are kept; coming: of those that are being written; used: bytes of both,
+    per tier."""
 
     limit: Limit
     policies: Sequence[Policy]
     used: list[int]
     read: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
     places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    coming: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
     def renew(self, key: bytes, now: float) -> None:
         self.read[key] = now
@@ -103,6 +105,20 @@ class Limits:
         one.read[key] = now
         return True
 
+    def coming(self, tier: int, key: bytes, size: int) -> None:
+        """*tier* has room for the block, which counts from now on."""
+        one = self._owners.get(key)
+        if one is not None and key not in one.coming and one.places.get(key, (None,))[0] != tier:
+            one.coming[key] = tier, size
+            one.used[tier] += size
+
+    def arrived(self, key: bytes) -> None:
+        """It is written, or was not: `added` says where it is."""
+        one = self._owners.get(key)
+        tier, size = one.coming.pop(key, (0, 0)) if one is not None else (0, 0)
+        if one is not None:
+            one.used[tier] -= size
+
     def added(self, tier: int, key: bytes, size: int) -> None:
         """*tier* keeps the block, which takes *size* bytes of it."""
         one = self._owners.get(key)
@@ -124,6 +140,7 @@ class Limits:
     def forget(self, key: bytes) -> None:
         """The block is not on this node."""
         self.removed(key)
+        self.arrived(key)
         one = self._owners.pop(key, None)
         if one is not None:
             del one.read[key]

@@ -323,9 +323,13 @@ class BlockStore:
     def _write(
         self, tier: Tier, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview, *, passing: bool = False
     ) -> Location | None:
-        if not tier.problem and self._make_room(tier, key, span(len(data)), passing):
-            return tier.write(key, checksums, data)
-        return None
+        if tier.problem or not self._make_room(tier, key, span(len(data)), passing):
+            return None
+        location = tier.write(key, checksums, data)
+        if location is None:
+            with self._lock:
+                self._placement.limits.arrived(key)
+        return location
 
     def _write_passing(self, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview) -> Location:
         """For a moment all room may be reserved for blocks that are being written, of which none can go yet."""
@@ -346,6 +350,8 @@ class BlockStore:
                 if free is None:
                     return False
                 if size <= free and tier.reserve(size):
+                    if not passing:
+                        self._placement.limits.coming(tier.number, key, size)
                     return True
                 victims = self._placement.makers_of_room(tier, size - free, key, passing=passing)
             if not victims:
@@ -355,6 +361,7 @@ class BlockStore:
 
     def _enter(self, key: bytes, location: Location, *, passing: bool = False) -> Location:
         with self._lock:
+            self._placement.limits.arrived(key)
             found = self._index.get(key)
             if found is None:
                 self._index.put(key, location)
@@ -407,6 +414,7 @@ class BlockStore:
     def _move(self, key: bytes, old: Location, new: Location) -> bool:
         """Let the index say *new*, if it still says *old*: then the caller frees the old bytes after a commit."""
         with self._lock:
+            self._placement.limits.arrived(key)
             if self._index.get(key) == old:
                 self._index.put(key, new)
                 if old.tier != new.tier:

@@ -116,6 +116,21 @@ def test_a_dataset_from_add_to_rm(daemon: Daemon, tree: Path) -> None:
     assert [each["name"] for each in answer(daemon, "dataset", "list")["datasets"]] == ["tree"]
 
 
+def test_limits_of_a_dataset_are_set_and_shown(daemon: Daemon) -> None:
+    assert run(daemon, "dataset", "limit", "tree", "--share", "40%", "--ttl", "7d").stdout.splitlines() == [
+        "tree: at most 40.0 % of each tier, dropped when not read for 7 d 0 h"
+    ]
+    [shown] = answer(daemon, "dataset", "list")["datasets"]
+    assert (shown["share"], shown["ttl"]) == (0.4, 7 * 86400)
+    assert "limits     at most 40.0 % of each tier" in run(daemon, "dataset", "show", "tree").stdout
+    changed = answer(daemon, "dataset", "limit", "tree", "--ttl", "none")
+    assert (changed["share"], changed["ttl"]) == (0.4, 0)
+    assert "no limits" in run(daemon, "dataset", "limit", "tree", "--share", "none").stdout
+    assert "\nlimits" not in run(daemon, "dataset", "show", "tree").stdout
+    for wrong in (["--ttl", "7 weeks"], ["--ttl", "0s"], ["--share", "140%"], []):
+        assert run(daemon, "dataset", "limit", "tree", *wrong).returncode == 2
+
+
 def test_an_origin_that_cannot_be_listed_is_named(daemon: Daemon, tmp_path: Path) -> None:
     assert "gone" in failure(daemon, "dataset", "add", "gone", f"file://{tmp_path}/gone")
     assert "ftp://host" in failure(daemon, "dataset", "add", "strange", "ftp://host/dir")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,7 @@ class Accounting(RuleBasedStateMachine):
         self.limited: dict[str, Limit] = {}
         self.owner: dict[int, str] = {}
         self.kept: dict[int, tuple[int, int]] = {}
+        self.coming: dict[int, tuple[int, int]] = {}
         self.read: dict[int, float] = {}
         self.now = 0.0
 
@@ -68,6 +70,17 @@ class Accounting(RuleBasedStateMachine):
             self.limits.added(tier, key(number), size)
             if number in self.owner:
                 self.kept[number] = tier, size
+
+    @rule(number=KEYS, tier=st.integers(0, 1), size=st.integers(1, 300))
+    def begin(self, number: int, tier: int, size: int) -> None:
+        self.limits.coming(tier, key(number), size)
+        if number in self.owner and self.kept.get(number, (None, 0))[0] != tier:
+            self.coming.setdefault(number, (tier, size))
+
+    @rule(number=KEYS)
+    def arrive(self, number: int) -> None:
+        self.limits.arrived(key(number))
+        self.coming.pop(number, None)
 
     @rule(numbers=st.lists(KEYS))
     def use(self, numbers: list[int]) -> None:
@@ -109,12 +122,14 @@ class Accounting(RuleBasedStateMachine):
             assert self.kept.pop(number)[0] == tier
             self.limits.removed(each)
         for dataset, known in self.limited.items():
-            unpinned = sum(self.sizes(dataset, tier, without=pinned))
+            unpinned = sum(self.sizes(dataset, tier, without={*pinned, *self.coming}))
             assert sum(self.sizes(dataset, tier)) <= int(known.share * CAPACITY) or not unpinned
 
     @invariant()
     def counts_are_right(self) -> None:
-        self.kept = {number: place for number, place in self.kept.items() if number in self.owner}
+        for places in (self.kept, self.coming):
+            for number in [number for number in places if number not in self.owner]:
+                del places[number]
         for dataset, known in self.limited.items():
             used = [sum(self.sizes(dataset, tier)) for tier in (MEMORY, SSD)]
             quota = int(known.share * CAPACITY)
@@ -130,7 +145,7 @@ class Accounting(RuleBasedStateMachine):
     def sizes(self, dataset: str, tier: int, without: Collection[int] = ()) -> list[int]:
         return [
             size
-            for number, (where, size) in self.kept.items()
+            for number, (where, size) in [*self.kept.items(), *self.coming.items()]
             if where == tier and self.owner[number] == dataset and number not in without
         ]
 
@@ -171,6 +186,16 @@ def test_a_dataset_keeps_to_its_share_of_each_tier_and_leaves_the_rest_to_others
         put(store, range(1000, 1000 + others), "other")
         assert len(store.keys()) >= others
         assert held(store, range(100), SSD) == kept
+
+
+@pytest.mark.parametrize("policy", ["lru", "minio"])
+def test_what_is_being_written_counts(root: Path, policy: str) -> None:
+    with opened(store_config(root, memory=8 << 20, ssd=0, policy=policy)) as store:
+        store.set_limit(limit("a", share=0.25))
+        with ThreadPoolExecutor(8) as pool:
+            for _ in pool.map(lambda first: put(store, range(first, first + 20), "a1"), range(0, 160, 20)):
+                pass
+        assert 15 <= len(held(store, range(160), MEMORY)) <= (2 << 20) // span(SIZE)
 
 
 def test_within_its_share_a_dataset_keeps_what_its_policy_would(root: Path) -> None:
