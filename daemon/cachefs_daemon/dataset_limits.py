@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import math
-from collections.abc import Iterator
 from typing import Final
+
+import numpy as np
 
 from cachefs.errors import ConfigError
 from cachefs.messages import DatasetLimit, DatasetView
 from cachefs.snapshot import Snapshot
-from cachefs_daemon import selection
+from cachefs_daemon.block_space import NO_BLOCK, BlockSpace
 from cachefs_daemon.datasets import Dataset, Datasets
 from cachefs_daemon.limits import Limit
 from cachefs_daemon.store import BlockStore
@@ -68,8 +69,12 @@ class DatasetLimits:
         known = frozenset(snapshot.id for snapshot in snapshots)
         self._store.set_limit(Limit(record.name, known, record.share, record.ttl or math.inf))
         for snapshot in snapshots:
-            await self._threads.background(self._store.claim, _keys(snapshot), snapshot.id)
+            await self._threads.background(_claim, self._store, snapshot)
 
 
-def _keys(snapshot: Snapshot) -> Iterator[bytes]:
-    return (key for entry in selection.files(snapshot, []) for key in selection.block_keys(snapshot, entry))
+def _claim(store: BlockStore, snapshot: Snapshot) -> None:
+    """What is here of the snapshot counts. As arrays, since a daemon that starts waits for it."""
+    keys = store.keys()
+    if keys:
+        here = np.flatnonzero(BlockSpace.of(snapshot).ids(keys) != NO_BLOCK)
+        store.claim([keys[index] for index in here.tolist()], snapshot.id)

@@ -139,7 +139,8 @@ class Placement:
         """Blocks that free *size* bytes or more for a block, or none; nobody else will be given the same."""
         incoming = b"" if passing else key
         ahead = max(size, tier.capacity >> _AHEAD_SHIFT)
-        if not passing and self.limits.room(tier.number, key) < tier.free - self._held_back(tier):
+        # Its dataset's own blocks first, where that is at its limit: that makes room in the tier as well.
+        if not passing and self.limits.room(tier.number, key) - (tier.free - self._held_back(tier)) < size:
             return self._part_with(tier, self.limits.victims(tier.number, size, self._pinned, key))
         if self._keeps_passing(tier):
             for wanted in (size,) if passing else (ahead, size):

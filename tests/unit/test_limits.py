@@ -214,6 +214,17 @@ def test_within_its_share_a_dataset_keeps_what_its_policy_would(root: Path) -> N
         assert store.put(key_of(90), data_of(90), snapshot="a1") is not None
 
 
+def test_in_a_full_tier_a_dataset_at_its_limit_displaces_only_itself(root: Path) -> None:
+    with opened(store_config(root, memory=4 << 20, ssd=0, policy="lru")) as store:
+        store.set_limit(limit("a", share=0.25))
+        put(store, range(200, 240), "other")
+        put(store, range(12), "a1")
+        others = held(store, range(200, 240), MEMORY)
+        put(store, range(12, 60), "a1")
+        assert held(store, range(200, 240), MEMORY) == others
+        assert held(store, range(60), MEMORY)[-1] == 59
+
+
 def test_belady_decides_within_a_share(root: Path) -> None:
     with opened(store_config(root, memory=4 << 20, ssd=0, policy="clairvoyant")) as store:
         contents = np.frombuffer(
