@@ -126,13 +126,14 @@ class BlockStore:
         if found is not None:
             return found
         with self._lock:
-            self._placement.limits.claim(key, snapshot, time.monotonic())
+            claimed = self._placement.limits.claim(key, snapshot, time.monotonic())
         try:
             return self._bring(key, data, transient)
         finally:
-            with self._lock:
-                if self.get(key) is None:
-                    self._placement.limits.forget(key)
+            if claimed:
+                with self._lock:
+                    if self.get(key) is None:
+                        self._placement.limits.forget(key)
 
     def _bring(self, key: bytes, data: bytes | bytearray | memoryview, transient: bool) -> Location | None:
         checksums = piece_checksums(key, data)
