@@ -1,0 +1,108 @@
+"""What becomes of an order: shared out, done in parts, reported once, and remembered."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.mount.push.held import Held
+from cachefs.mount.push.ledger import Ledger
+from cachefs.mount.push.places import Place
+from cachefs.mount.push.workers import Task, share_out
+from cachefs.push_messages import HeldPages
+from cachefs.snapshot import Snapshot
+from cachefs.snapshot_builder import ListedObject, build
+
+Block = tuple[int, int]
+BLOCKS = st.tuples(st.integers(0, 5000), st.one_of(st.just(0), st.integers(0, 9)))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    directory = tmp_path_factory.mktemp("snapshot")
+    path = build([ListedObject(b"a", 1, 1, b"v")], "file:///one", 4 << 20, lambda key: key, directory)
+    return Place(Snapshot(Path(path)), 7, b"/mnt/")
+
+
+def task(place: Place, blocks: list[Block], serial: int = 1, *, drop: bool = False) -> Task:
+    entries, numbers = np.array(blocks, "<u8").reshape(-1, 2).T
+    return Task(serial, place, drop, np.arange(len(blocks)), entries, numbers.astype("<u4"))
+
+
+def blocks_of(held: list[HeldPages]) -> set[Block]:
+    found = [(np.frombuffer(one.entries, "<u8"), np.frombuffer(one.numbers, "<u4")) for one in held]
+    return {block for entries, numbers in found for block in zip(entries.tolist(), numbers.tolist(), strict=True)}
+
+
+@given(blocks=st.lists(BLOCKS), threads=st.integers(1, 5))
+def test_every_block_goes_to_one_thread_and_always_to_the_same(place: Place, blocks: list[Block], threads: int) -> None:
+    parts = share_out(task(place, blocks), threads)
+    thread_of: dict[Block, int] = {}
+    indices = []
+    for thread, part in parts.items():
+        assert part.indices.tolist() == sorted(part.indices.tolist())
+        indices += part.indices.tolist()
+        for index, entry, number in zip(part.indices, part.entries, part.numbers, strict=True):
+            block = (int(entry), int(number))
+            assert blocks[index] == block
+            assert thread_of.setdefault(block, thread) == thread
+    assert sorted(indices) == list(range(len(blocks)))
+
+
+def test_blocks_of_one_large_file_are_shared_out(place: Place) -> None:
+    assert len(share_out(task(place, [(5, number) for number in range(8)]), 4)) == 4
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["s", "t"]), st.lists(BLOCKS, unique=True, max_size=20))))
+def test_what_is_held_is_what_was_stored_and_not_dropped(steps: list[tuple[bool, str, list[Block]]]) -> None:
+    held = Held()
+    expected: dict[str, set[Block]] = {"s": set(), "t": set()}
+    for dropped, snapshot, blocks in steps:
+        entries, numbers = np.array(blocks, "<u8").reshape(-1, 2).T
+        held.note(snapshot, entries, numbers.astype("<u4"), dropped=dropped)
+        expected[snapshot] = expected[snapshot] - set(blocks) if dropped else expected[snapshot] | set(blocks)
+    found = {name: set(zip(entries.tolist(), numbers.tolist(), strict=True)) for name, entries, numbers in held}
+    assert found == {name: blocks for name, blocks in expected.items() if blocks}
+
+
+def test_an_order_is_done_when_all_its_parts_are(place: Place) -> None:
+    ledger = Ledger()
+    whole = task(place, [(4, 0), (5, 0), (6, 0), (7, 3)])
+    parts = share_out(whole, 2)
+    ledger.begin(whole, len(parts))
+    ledger.finish(parts[1], [1])
+    assert ledger.take_done(0)[1] == []
+    ledger.finish(parts[0], [2])
+    (done,) = ledger.take_done(0)[1]
+    assert done.serial == 1
+    assert np.frombuffer(done.failed, "<u4").tolist() == [1, 2]
+    assert ledger.take_done(0)[1] == []
+    assert blocks_of(ledger.settle()) == {(4, 0), (7, 3)}
+
+
+def test_an_order_for_nobody_fails_as_a_whole() -> None:
+    ledger = Ledger()
+    ledger.refuse(3, 2)
+    (done,) = ledger.take_done(0)[1]
+    assert (done.serial, np.frombuffer(done.failed, "<u4").tolist()) == (3, [0, 1])
+
+
+def test_a_new_subscription_waits_for_the_work_of_the_old_and_is_not_told_of_its_orders(place: Place) -> None:
+    ledger = Ledger()
+    first = ledger.take_done(0)[0]
+    whole = task(place, [(4, 0)])
+    ledger.begin(whole, 1)
+    answers: list[list[HeldPages]] = []
+    settling = threading.Thread(target=lambda: answers.append(ledger.settle()))
+    settling.start()
+    settling.join(0.05)
+    assert not answers
+    ledger.finish(whole, [])
+    settling.join(10)
+    assert blocks_of(answers[0]) == {(4, 0)}
+    subscription, done = ledger.take_done(0)
+    assert subscription != first
+    assert done == []
