@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import grpc
 import numpy as np
+import psutil
 
 from cachefs.messages import DatasetView, Empty
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
@@ -43,21 +45,37 @@ def cloned_device(pid: int) -> int:
     return device
 
 
+@dataclass(frozen=True)
+class Pusher:
+    """supervisor: stands in for the mount's."""
+
+    process: psutil.Process
+    supervisor: "subprocess.Popen[bytes]"
+
+
 @contextlib.contextmanager
-def pusher(device: int, socket: Path, spec: str, directory: Path, *more: str) -> "Iterator[subprocess.Popen[bytes]]":
-    """The process, with a log beside *directory*; closes *device* here, and ends the process in the end."""
+def pusher(device: int, socket: Path, spec: str, directory: Path, *more: str) -> Iterator[Pusher]:
+    """Running, with a log beside *directory*; closes *device* here. It ends as its supervisor does, in the end."""
     command = [
         sys.executable, "-m", "cachefs.mount.push", "--device", str(device), "--spec", spec,
         "--directory", str(directory), "--mount", MOUNT, "--socket", str(socket), "--budget", "50%",
         "--log", f"{directory}.push.log", "-v", *more,
     ]  # fmt: skip
-    process = subprocess.Popen(command, pass_fds=(device,))
+    supervisor = subprocess.Popen(["sh", "-c", '"$@" & wait $!', "sh", *command], pass_fds=(device,))
     os.close(device)
     try:
-        yield process
+        yield Pusher(_only_child(supervisor.pid), supervisor)
     finally:
-        process.kill()
-        process.wait(10)
+        supervisor.kill()
+        supervisor.wait(10)
+
+
+def _only_child(pid: int) -> psutil.Process:
+    deadline = time.monotonic() + 10
+    while not (children := psutil.Process(pid).children()):
+        assert time.monotonic() < deadline, "no pusher was started"
+        time.sleep(0.01)
+    return children[0]
 
 
 @dataclass

@@ -72,10 +72,17 @@ def unmount(directory: Path, *, lazy: bool = False) -> None:
         raise CachefsError(f"cannot unmount {directory}: {done.stderr.strip() or f'{command[0]} failed'}")
 
 
+def connection_number(directory: Path) -> int | None:
+    """The kernel's number of the FUSE connection mounted on *directory*, found without asking the mount."""
+    place = directory.parent.resolve() / directory.name
+    devices = [point.device for point in mount_points() if point.path == place]
+    return int(devices[-1].partition(":")[2]) if devices else None
+
+
 def prepare_mount_point(directory: Path) -> int:
     """Make sure *directory* can be mounted on; what a killed mount process has left there is cleared away.
 
-    The descriptor it returns keeps other mounts off the directory until it is closed. Raises CachefsError.
+    The descriptor it returns keeps other mounts off the directory until `release`. Raises CachefsError.
     """
     # Before anything looks at the directory itself, since that would ask the mount.
     place = directory.parent.resolve() / directory.name
@@ -103,6 +110,12 @@ def _claim(directory: Path) -> int:
     except OSError as error:
         raise CachefsError(f"mount point {directory} cannot be used: {error.strerror}") from None
     return descriptor
+
+
+def release(claim: int) -> None:
+    """Give up what `prepare_mount_point` has claimed, also on behalf of processes forked since."""
+    fcntl.flock(claim, fcntl.LOCK_UN)
+    os.close(claim)
 
 
 def raise_readahead(directory: Path, kib: int) -> None:

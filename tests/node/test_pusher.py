@@ -2,22 +2,23 @@
 
 import os
 import random
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import Empty as NothingThere
 
 import numpy as np
+import psutil
 import pytest
 from cachefs_tools.bench.resident_pages import resident_bytes
 
 from cachefs.messages import DatasetView
 from cachefs.mount import kernel
 from tests.daemon import Daemon
-from tests.mounting import counters, drop_pages, mount_pid, mounted
-from tests.pushing import Orders, cloned_device, orders, pusher
+from tests.mounting import counters, mount_pid, mounted
+from tests.pushing import Orders, Pusher, cloned_device, orders, pusher
 
 PAGE = 4096
 SIZES = [1, 100, 4095, 4096, 4097, 110_000, 131_073, (1 << 20) - 1, (1 << 20) + 5]
@@ -53,8 +54,13 @@ def view(daemon: Daemon, tree: Path) -> DatasetView:
 
 
 @pytest.fixture
-def mount(daemon: Daemon, view: DatasetView, tmp_path: Path) -> Iterator[Path]:
-    with mounted(daemon.socket, "tree", tmp_path / "m", "no_push") as directory:
+def spec(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", "tree")
+
+
+@pytest.fixture
+def mount(daemon: Daemon, view: DatasetView, spec: str, tmp_path: Path) -> Iterator[Path]:
+    with mounted(daemon.socket, spec, tmp_path / "m", "no_push") as directory:
         yield directory
 
 
@@ -65,9 +71,9 @@ def daemon_side(daemon: Daemon, tmp_path: Path) -> Iterator[Orders]:
 
 
 @pytest.fixture
-def process(daemon: Daemon, mount: Path, daemon_side: Orders, tmp_path: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def process(daemon: Daemon, mount: Path, spec: str, daemon_side: Orders, tmp_path: Path) -> Iterator[Pusher]:
     device = cloned_device(mount_pid(daemon.client, mount))
-    with pusher(device, tmp_path / "push", "tree", mount) as running:
+    with pusher(device, tmp_path / "push", spec, mount) as running:
         yield running
 
 
@@ -83,6 +89,10 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
+
+
+def waits_for_a_page(pid: int) -> bool:
+    return any("folio" in (task / "wchan").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 def test_pushed_files_are_read_without_a_request(
@@ -156,28 +166,75 @@ def test_readers_of_files_that_are_pushed_get_the_right_bytes(
     assert daemon_side.failed(last) == []
 
 
-def test_it_ends_with_the_mount(
-    view: DatasetView, mount: Path, daemon_side: Orders, process: "subprocess.Popen[bytes]"
+@pytest.mark.parametrize("spec", ["all"], indirect=True)
+def test_a_mount_of_several_datasets(
+    tree: Path, daemon: Daemon, view: DatasetView, mount: Path, daemon_side: Orders
 ) -> None:
+    other = daemon.add_dataset("other", f"file://{tree}/d0")
+    daemon.read(other, "0")
+    assert daemon_side.failed(daemon_side.give(view, FILES)) == []
+    eventually(lambda: daemon_side.failed(daemon_side.give(other, ["0"])) == [], "the mount does not show the other")
+    assert resident_bytes([mount / "tree" / name for name in FILES]) == sum(map(whole_pages, SIZES))
+    assert resident_bytes([mount / "other" / "0"]) == whole_pages(SIZES[0])
+    assert (mount / "other" / "0").read_bytes() == (tree / FILES[0]).read_bytes()
+
+
+def test_another_snapshot_s_bytes_never_get_into_the_mount_s_files(
+    tree: Path, daemon: Daemon, view: DatasetView, mount: Path, daemon_side: Orders
+) -> None:
+    (tree / "a new one").write_bytes(b"which moves the numbers of the others")
+    try:
+        newer = daemon.refresh_dataset("tree").dataset
+    finally:
+        (tree / "a new one").unlink()
+    assert newer is not None
+    assert daemon_side.failed(daemon_side.give(newer, FILES)) == list(range(len(FILES)))
+    assert daemon_side.failed(daemon_side.give(view, FILES)) == []
+    assert all((mount / name).read_bytes() == (tree / name).read_bytes() for name in FILES)
+    daemon.refresh_dataset("tree")
+
+
+def test_a_kernel_that_takes_no_pages_is_named_once(
+    daemon: Daemon, view: DatasetView, mount: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "m.push.log"
+    log.touch()
+    with (
+        orders(tmp_path / "other", daemon.client) as side,
+        select.epoll() as refuses,
+        pusher(os.dup(refuses.fileno()), tmp_path / "other", "tree", mount) as idle,
+    ):
+        side.give(view, FILES)
+        eventually(lambda: "takes no pages" in log.read_text(), "it does not say so")
+        side.give(view, FILES)
+        time.sleep(0.5)
+        assert idle.process.is_running()
+        assert (mount / FILES[1]).stat().st_size == SIZES[1]
+    assert log.read_text().count("takes no pages") == 1
+
+
+def test_it_ends_with_the_mount(view: DatasetView, mount: Path, daemon_side: Orders, process: Pusher) -> None:
     assert daemon_side.failed(daemon_side.give(view, FILES)) == []
     kernel.unmount(mount, lazy=True)
-    assert process.wait(20) == 0
+    assert process.supervisor.wait(20) == 0
 
 
-def test_it_does_not_keep_a_mount_alive_whose_process_was_killed(
-    daemon: Daemon, view: DatasetView, mount: Path, daemon_side: Orders, process: "subprocess.Popen[bytes]"
+def test_a_mount_that_dies_takes_readers_and_a_waiting_pusher_along(
+    daemon: Daemon, view: DatasetView, mount: Path, daemon_side: Orders, process: Pusher
 ) -> None:
-    assert daemon_side.failed(daemon_side.give(view, FILES[:1])) == []
-    drop_pages(mount)
-    process.kill()  # as the kernel does when its parent dies
-    os.kill(mount_pid(daemon.client, mount), signal.SIGKILL)
-    with pytest.raises(OSError, match="not connected"):
-        (mount / FILES[5]).read_bytes()
-
-
-def test_a_stopped_reader_does_not_stop_other_pushes(view: DatasetView, mount: Path, daemon_side: Orders) -> None:
-    fd = os.open(mount / FILES[5], os.O_RDONLY)
-    assert daemon_side.failed(daemon_side.give(view, FILES)) == []
-    os.close(fd)
-    with pytest.raises(NothingThere):
-        daemon_side.reports.get(timeout=0.1)
+    """The pusher waits for a page that is locked for a request which nobody has taken."""
+    serving = psutil.Process(mount_pid(daemon.client, mount))
+    servers = [serving, *serving.children(recursive=True)]
+    (mount / FILES[0]).read_bytes()
+    (mount / LARGE).stat()
+    for server in servers:
+        server.suspend()
+    reader = subprocess.Popen(["cat", str(mount / LARGE)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    eventually(lambda: waits_for_a_page(reader.pid), "the reader has no page locked")
+    daemon_side.give(view, [LARGE])
+    eventually(lambda: waits_for_a_page(process.process.pid), "the pusher does not wait")
+    os.kill(process.supervisor.pid, signal.SIGKILL)
+    for server in servers:
+        server.kill()
+    assert b"not connected" in reader.communicate(timeout=20)[1]
+    eventually(lambda: not Path(f"/proc/{process.process.pid}").exists(), "the pusher lives on")

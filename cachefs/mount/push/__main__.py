@@ -6,12 +6,13 @@ import logging
 import logging.handlers
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Final
 
+from cachefs.mount import kernel
 from cachefs.mount.cli import log_to
+from cachefs.mount.device import Connection
 from cachefs.mount.push.pusher import Pusher, PusherSettings
 from cachefs.sizes import parse_share
 
@@ -24,7 +25,7 @@ _MOST_THREADS: Final = 4
 
 def main() -> None:
     given = _arguments()
-    _end_with(given.parent)
+    _end_with(given.parent, given.directory.absolute())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the supervisor, which unmounts
     log_to(_handler(given.log), logging.DEBUG if given.verbose else logging.INFO)
     threading.excepthook = _die
@@ -55,11 +56,24 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _end_with(parent: int) -> None:
-    """While we lived on, so would the FUSE connection, and readers would wait for requests nobody serves."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
+def _end_with(parent: int, directory: Path) -> None:
+    """See to it that the connection ends when *parent* dies, and we with it.
+
+    Being killed would not do: a thread of ours may wait for a page that a reader has locked, whose request nobody has
+    taken yet. It cannot die before that is answered, and holds the device, so the kernel would wait for an answer.
+    """
+    number = kernel.connection_number(directory)
+    connection = Connection(number) if number is not None else None
+
+    def follow(*_: object) -> None:
+        if os.getppid() != parent:
+            if connection is not None:
+                connection.abort()
+            os._exit(1)
+
+    signal.signal(signal.SIGUSR1, follow)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+    follow()
 
 
 def _handler(path: Path | None) -> logging.Handler:
