@@ -39,13 +39,19 @@ class JobKeeper:
 
     async def run(self) -> None:
         """As long as the daemon."""
+        problem = ""
         while True:
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(PAUSE_SECONDS if problem else SECONDS)
+            before, problem = problem, ""
             try:
                 await self.save()
             except (CachefsError, OSError) as error:
-                log.warning("%s", error)
-                await asyncio.sleep(PAUSE_SECONDS)
+                problem = str(error)
+                if problem != before:
+                    log.warning("%s; trying again", error)
+            except Exception:
+                problem = "internal error"
+                log.exception("jobs are not kept for a restart")
 
     async def save(self) -> None:
         """What has changed since the last time. Raises CachefsError, OSError."""
