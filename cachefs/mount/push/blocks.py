@@ -1,12 +1,10 @@
 """Storing and dropping blocks: the work of one thread of a pusher."""
 
-import errno
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cachefs.block import MEMORY, SSD, block_key, block_length
 from cachefs.errors import CachefsError
@@ -17,12 +15,6 @@ from cachefs.mount.push.places import Place
 from cachefs.segment import SegmentReader
 
 log = logging.getLogger(__name__)
-
-_NO_NOTIFY: Final = (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP)
-
-
-class NotPossible(Exception):
-    """This kernel takes no pages from us."""
 
 
 @dataclass(slots=True)
@@ -39,6 +31,14 @@ class PushCounters:
     errors: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where blocks are. index: threads may share it; directories: tier number -> directory."""
+
+    index: IndexReader
+    directories: Mapping[int, Path]
+
+
 class BlockMover:
     """Moves blocks into the page cache and out of it. One per thread. device: open on the mount's FUSE connection."""
 
@@ -49,19 +49,18 @@ class BlockMover:
         self._readers: dict[int, SegmentReader] = {}
         self._buffer = aligned_buffer(pages.MOST_AT_ONCE)
 
-    def use(self, index: IndexReader, directories: Mapping[int, Path]) -> None:
-        """Take blocks from here. index: threads may share it; directories: tier number -> directory."""
-        self.close()
-        self._index = index
-        self._readers = {MEMORY: SegmentReader(directories), SSD: DirectReader(directories)}
+    def use(self, source: Source) -> None:
+        """Take blocks from there, from now on."""
+        for reader in self._readers.values():
+            reader.close()
+        self._index = source.index
+        self._readers = {MEMORY: SegmentReader(source.directories), SSD: DirectReader(source.directories)}
 
     def move(self, place: Place, entry: int, number: int, *, drop: bool) -> bool:
         """Store or drop block *number* of a file; False where that did not work. Raises NotPossible."""
         try:
             return self._drop(place, entry, number) if drop else self._store(place, entry, number)
         except (CachefsError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in _NO_NOTIFY and not drop:
-                raise NotPossible(str(error)) from None
             self.counters.errors += 1
             log.debug("block %d of entry %d of %s: %s", number, entry, place.snapshot.id, error)
             return False
@@ -69,10 +68,6 @@ class BlockMover:
     def forget_unlinked(self) -> None:
         for reader in self._readers.values():
             reader.forget_unlinked()
-
-    def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
 
     def _store(self, place: Place, entry: int, number: int) -> bool:
         size, content = place.snapshot.file(entry)

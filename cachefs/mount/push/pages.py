@@ -3,6 +3,7 @@
 A store of 110 KB measured 10 us into resident pages and 22 us into fresh ones.
 """
 
+import errno
 import os
 import select
 import struct
@@ -15,16 +16,26 @@ _NOTIFY_STORE: Final = 4
 # One store is one copy in the kernel, a page locked at a time; so much at once keeps the buffers of all threads small.
 MOST_AT_ONCE: Final = 1 << 20
 _PAGE: Final = 4096
+_NO_NOTIFY: Final = (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP)
+
+
+class NotPossible(Exception):
+    """This kernel takes no pages from us."""
 
 
 def store(device: int, inode: int, offset: int, data: memoryview) -> None:
     """Put *data* into the page cache of *inode*. It must not reach beyond the file's end, which would move.
 
     Waits for a page that somebody reads in this moment. Raises FileNotFoundError for an inode the kernel does not know
-    (yet, or any more), another OSError where the kernel will not have it.
+    (yet, or any more), NotPossible, another OSError where the kernel will not have these pages now.
     """
     size = len(data)
-    os.writev(device, (_STORE.pack(_STORE.size + size, _NOTIFY_STORE, 0, inode, offset, size, 0), data))
+    try:
+        os.writev(device, (_STORE.pack(_STORE.size + size, _NOTIFY_STORE, 0, inode, offset, size, 0), data))
+    except OSError as error:
+        if error.errno in _NO_NOTIFY:
+            raise NotPossible(error.strerror) from None
+        raise
 
 
 def drop(path: bytes, offset: int, length: int) -> None:

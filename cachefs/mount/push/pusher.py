@@ -18,8 +18,9 @@ from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.index import IndexReader
 from cachefs.messages import DatasetView, Empty, NodeView
 from cachefs.mount.push import budget, pages
-from cachefs.mount.push.blocks import BlockMover, NotPossible
+from cachefs.mount.push.blocks import BlockMover, Source
 from cachefs.mount.push.ledger import Ledger
+from cachefs.mount.push.pages import NotPossible
 from cachefs.mount.push.places import Places
 from cachefs.mount.push.workers import Task, Workers, share_out
 from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
@@ -93,7 +94,7 @@ class Pusher:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _attach(self) -> None:
-        """Take blocks from the tiers of the daemon that is there now."""
+        """Take blocks from the tiers of the daemon that is there now. Nobody uses the index while nothing is to do."""
         view = self._client.call(NODE, Empty(), timeout=_CALL_SECONDS)
         if self._index is None or str(self._index.path) != view.index or not self._index.is_current():
             if self._index is not None:
@@ -101,8 +102,7 @@ class Pusher:
                 self._index = None
             self._index = IndexReader(Path(view.index))
         directories = {TIER_NAMES.index(name): Path(path) for name, path in view.tiers.items()}
-        for mover in self._movers:
-            mover.use(self._index, directories)
+        self._workers.use(Source(self._index, directories))
 
     def _subscription(self, held: list[HeldPages]) -> PushSubscribe:
         return PushSubscribe(mount=self._settings.mount, budget=self._budget.now, held=held)

@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cachefs.mount.push.blocks import BlockMover, NotPossible
+from cachefs.mount.push.blocks import BlockMover, Source
+from cachefs.mount.push.pages import NotPossible
 from cachefs.mount.push.places import Place
 
 # A segment that the daemon has deleted takes space until we close it.
@@ -57,15 +58,20 @@ class Workers:
     ) -> None:
         self._done = done
         self._impossible = impossible
-        self._queues: list[SimpleQueue[Task]] = [SimpleQueue() for _ in movers]
+        self._queues: list[SimpleQueue[Task | Source]] = [SimpleQueue() for _ in movers]
         for number, (mover, queue) in enumerate(zip(movers, self._queues, strict=True)):
             threading.Thread(target=self._work, args=(mover, queue), name=f"push-{number}", daemon=True).start()
+
+    def use(self, source: Source) -> None:
+        """For the tasks that are submitted from now on."""
+        for queue in self._queues:
+            queue.put(source)
 
     def submit(self, parts: dict[int, Task]) -> None:
         for thread, task in parts.items():
             self._queues[thread].put(task)
 
-    def _work(self, mover: BlockMover, queue: "SimpleQueue[Task]") -> None:
+    def _work(self, mover: BlockMover, queue: "SimpleQueue[Task | Source]") -> None:
         forget_at = 0.0
         while True:
             if time.monotonic() >= forget_at:
@@ -74,6 +80,9 @@ class Workers:
             try:
                 task = queue.get(timeout=_FORGET_SECONDS)
             except Empty:
+                continue
+            if isinstance(task, Source):
+                mover.use(task)
                 continue
             try:
                 failed = _carry_out(mover, task)
