@@ -38,7 +38,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-# The SSD tier, and the memory tier, each hold everything.
+# The smaller one is too small, and the files are in the SSD tier.
 @pytest.fixture(scope="module", params=["64MiB", "9MiB"], ids=["memory", "ssd"])
 def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tree: Path) -> Iterator[Daemon]:
     with Daemon(tmp_path_factory.mktemp("node"), {"memory": {"budget": request.param}}) as running:
@@ -47,9 +47,12 @@ def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def view(daemon: Daemon, tree: Path) -> DatasetView:
+    small = daemon.status().tiers[0].budget < 2 * BLOCK + sum(SIZES)
     found = daemon.add_dataset("tree", f"file://{tree}")
     for name in (LARGE, *FILES):
         daemon.read(found, name)
+    _, ssd = daemon.status().tiers
+    assert bool(ssd.blocks) == small
     return found
 
 
