@@ -82,12 +82,13 @@ def _only_child(pid: int) -> psutil.Process:
 class Orders:
     """A daemon's side of pushing; all else it answers by asking the real one.
 
-    subscribed: those who asked for orders, oldest first; reports: likewise.
+    subscribed: those who asked for orders, oldest first; reports: likewise; counters: of the last report looked at.
     """
 
     real: DaemonClient
     subscribed: "Queue[PushSubscribe]" = field(default_factory=Queue)
     reports: "Queue[PushDone]" = field(default_factory=Queue)
+    counters: dict[str, int] = field(default_factory=dict)
     _stream: "Queue[PushOrder | None]" = field(default_factory=Queue)
     _serial: int = 0
 
@@ -116,6 +117,7 @@ class Orders:
                 report = self.reports.get(timeout=seconds)
             except NothingThere:
                 raise AssertionError(f"order {serial} is not reported as done") from None
+            self.counters = report.counters
             for done in report.done:
                 if done.serial == serial:
                     return np.frombuffer(done.failed, "<u4").tolist()

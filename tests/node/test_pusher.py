@@ -106,6 +106,8 @@ def test_pushed_files_are_read_without_a_request(
     before = counters(daemon.client, mount)
     assert all((mount / name).read_bytes() == (tree / name).read_bytes() for name in FILES)
     assert counters(daemon.client, mount)["read"] == before["read"]
+    # The kernel had not heard of the files before.
+    assert daemon_side.counters["unknown_inodes"] == len(FILES)
 
 
 def test_dropped_files_are_gone(tree: Path, view: DatasetView, mount: Path, daemon_side: Orders) -> None:
@@ -139,6 +141,10 @@ def test_what_cannot_be_pushed_is_named(daemon: Daemon, view: DatasetView, mount
     assert daemon_side.failed(daemon_side.give_entries(view.snapshot, [0], [0])) == [0]
     assert daemon_side.failed(daemon_side.give_entries("0" * 32, [1, 2], [0, 0])) == [0, 1]
     assert resident_bytes([mount / FILES[0]]) == PAGE
+    assert daemon_side.counters == {
+        "stored_blocks": 3, "stored_bytes": SIZES[0] + SIZES[1] + BLOCK, "dropped_blocks": 0, "dropped_bytes": 0,
+        "unknown_inodes": 3, "not_in_tier": 1, "errors": 2,
+    }  # fmt: skip
 
 
 def test_a_new_daemon_is_told_what_is_held(view: DatasetView, mount: Path, daemon_side: Orders) -> None:

@@ -6,7 +6,7 @@ Pages outlive a daemon, so losing it drops nothing: the next one is told what is
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _CALL_SECONDS: Final = 5.0
 _FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 5.0
+_LONGEST_PAUSE: Final = 2.0
 _BUDGET_SECONDS: Final = 1.0
 
 
@@ -65,7 +65,7 @@ class Pusher:
         log.info("page cache budget of %s: %s", self._settings.directory, format_size(self._budget.now))
         self._workers = Workers(self._movers, self._ledger.finish, self._give_up)
         for work in (self._follow, self._report):
-            threading.Thread(target=work, name=work.__name__, daemon=True).start()
+            threading.Thread(target=self._unless_impossible, args=(work,), name=work.__name__, daemon=True).start()
         while not pages.is_gone(self._settings.device, _BUDGET_SECONDS):
             self._budget.update(budget.memory())
 
@@ -74,6 +74,13 @@ class Pusher:
             self._impossible.set()
             log.warning("this kernel takes no pages of %s ahead of reads (%s)", self._settings.directory, reason)
             self._client.close()
+
+    def _unless_impossible(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except ValueError:  # what gRPC makes of a call after the channel was closed
+            if not self._impossible.is_set():
+                raise
 
     # --- orders: one thread ---------------------------------------------------------------------------------------
 
