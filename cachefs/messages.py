@@ -45,6 +45,8 @@ class MountReport(Message, frozen=True):
 
     counters: cumulative since the mount started (see cachefs.mount.counters); accessed: keys of the blocks read from a
     tier since the last report, oldest first; stalls: reads that waited since then; closing: the mount ends.
+    pid: of the process that is there as long as the mount is. Requests are served by workers, each of which reports for
+    itself: worker: its place among them; worker_pid: its process, after which its counters begin anew.
     """
 
     id: str
@@ -55,6 +57,8 @@ class MountReport(Message, frozen=True):
     accessed: list[bytes] = []
     closing: bool = False
     stalls: list[Stall] = []
+    worker: int = 0
+    worker_pid: int = 0
 
 
 class NodeView(Message, frozen=True):

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from cachefs.messages import Empty
 from cachefs.mount import kernel
 from cachefs.rpc import STATUS, DaemonClient
@@ -51,6 +53,21 @@ def counters(client: DaemonClient, directory: Path) -> dict[str, int]:
 def mount_pid(client: DaemonClient, directory: Path) -> int:
     mounts = client.call(STATUS, Empty()).mounts
     return next(mount.pid for mount in mounts if mount.mountpoint == str(directory) and mount.alive)
+
+
+@contextlib.contextmanager
+def frozen(client: DaemonClient, directory: Path) -> Iterator[None]:
+    """Nobody serves the mount: its supervisor and all its workers are stopped."""
+    supervisor = psutil.Process(mount_pid(client, directory))
+    stopped = [supervisor, *supervisor.children()]
+    for process in stopped:  # the supervisor first, which would replace a worker that does not move
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def drop_pages(directory: Path) -> None:

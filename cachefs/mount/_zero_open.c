@@ -8,6 +8,7 @@
 #define FUSE_USE_VERSION 31
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fuse_lowlevel.h>
 #include <stddef.h>
 #include <string.h>
@@ -56,6 +57,16 @@ struct fuse_session *session_new_versioned(struct fuse_args *, const struct fuse
 struct fuse_session *session_new_versioned(struct fuse_args *args, const struct fuse_lowlevel_ops *op, size_t size, void *version, void *userdata) {
     struct fuse_session *(*create)(struct fuse_args *, const struct fuse_lowlevel_ops *, size_t, void *, void *) = real("fuse_session_new_versioned");
     return create ? create(args, interpose(op, size), known_size(size), version, userdata) : NULL;
+}
+
+/* Several processes wait for requests on descriptors that do not block, and one gets each. pyfuse3 takes EAGAIN for a
+ * failure and EINTR for what it is: nothing there yet. */
+int session_receive_buf(struct fuse_session *, struct fuse_buf *) __asm__("fuse_session_receive_buf");
+int session_receive_buf(struct fuse_session *session, struct fuse_buf *buf) {
+    static int (*receive)(struct fuse_session *, struct fuse_buf *);
+    if (!receive) receive = real("fuse_session_receive_buf");
+    int got = receive ? receive(session, buf) : -ENOSYS;
+    return got == -EAGAIN ? -EINTR : got;
 }
 
 /* For the loader's self-test: were pyfuse3's operations really interposed? */

@@ -7,6 +7,7 @@ for its first word, so that an error is still an error of the command.
 import logging
 import logging.handlers
 import os
+import select
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +34,7 @@ FAILURE_STATUS: Final = 32
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, messages to stderr.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more in the log.")
 @click.option("--no-zero-open", is_flag=True, help="Same as -o no_zero_open, for kernels without it.")
+@click.option("--workers", type=int, metavar="N", help="Same as -o workers=N.")
 @click.option("-s", "sloppy", is_flag=True, hidden=True)
 @click.option("-n", "no_mtab", is_flag=True, hidden=True)
 def main(
@@ -44,6 +46,7 @@ def main(
     no_zero_open: bool,
     sloppy: bool,
     no_mtab: bool,
+    workers: int | None,
 ) -> None:
     """Mount datasets as plain read-only files.
 
@@ -57,12 +60,15 @@ def main(
       umask=OCTAL       taken from modes 0444 and 0555
       allow_other       let other users in (default when root mounts; noallow_other)
       no_zero_open      send each open and close to the mount process (slower)
+      workers=N         processes that serve requests (default: by the number of processors)
+      no_push           do not fill the page cache ahead of readers
       readahead=KIB     the kernel's readahead (default 1024; 0 leaves it alone)
       daemon_wait=SEC   how long to wait for the daemon to come up (default 10)
       log=FILE          messages of the background process (default: syslog)
     """
     try:
-        parsed = parse((*options, "no_zero_open") if no_zero_open else options)
+        switches = ("no_zero_open",) * no_zero_open + (() if workers is None else (f"workers={workers}",))
+        parsed = parse((*options, *switches))
         directory = directory.absolute()
         claim = kernel.prepare_mount_point(directory)
     except ConfigError as error:
@@ -74,19 +80,21 @@ def main(
         log_to(logging.StreamHandler(), level)
 
         def ready() -> None:
-            os.close(claim)
+            kernel.release(claim)
             print(f"mounted on {directory}", flush=True)
 
         try:
-            serve(spec, directory, parsed, ready)
+            serve(spec, directory, parsed, lambda: None, ready)
         except CachefsError as error:
             fail(error, FAILURE_STATUS)
     else:
         sys.exit(in_background(spec, directory, parsed, level, claim))
 
 
-def serve(spec: str, directory: Path, options: MountOptions, ready: Callable[[], None]) -> None:
-    """Mount and serve until unmounted. Raises CachefsError."""
+def serve(
+    spec: str, directory: Path, options: MountOptions, mounted: Callable[[], None], ready: Callable[[], None]
+) -> None:
+    """Mount and serve until unmounted. mounted: called before processes are forked that stay. Raises CachefsError."""
     from cachefs.mount import zero_open
 
     interposer = None
@@ -98,10 +106,10 @@ def serve(spec: str, directory: Path, options: MountOptions, ready: Callable[[],
             options = replace(options, zero_open=False)
     try:
         # Imported late: pyfuse3 must find the interposer already loaded, and gRPC must not be started before the fork.
-        from cachefs.mount.process import MountProcess
+        from cachefs.mount.supervisor import Supervisor
     except ImportError as error:
         raise CachefsError(MISSING.format(name=error.name)) from None
-    MountProcess(spec, directory, options).run(interposer, ready)
+    Supervisor(spec, directory, options).run(interposer, mounted, ready)
 
 
 def in_background(spec: str, directory: Path, options: MountOptions, level: int, claim: int) -> int:
@@ -109,8 +117,8 @@ def in_background(spec: str, directory: Path, options: MountOptions, level: int,
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
-        with os.fdopen(reader) as answer:
-            word = answer.read()
+        # Not up to the end of the pipe, which the mount's processes have open too.
+        word = os.read(reader, select.PIPE_BUF).decode()
         if word == READY:
             return 0
         print(f"mount.cachefs: {word or 'the mount process died while starting; see its log'}", file=sys.stderr)
@@ -123,17 +131,17 @@ def in_background(spec: str, directory: Path, options: MountOptions, level: int,
     def tell(word: str) -> None:
         nonlocal writer
         if writer >= 0:
-            os.write(writer, word.encode())
+            os.write(writer, word.encode()[: select.PIPE_BUF])
             os.close(writer)
             writer = -1
 
     def ready() -> None:
-        os.close(claim)
+        kernel.release(claim)
         tell(READY)
-        detach_terminal()
 
     try:
-        serve(spec, directory, options, ready)
+        # libfuse itself may print, until it has mounted.
+        serve(spec, directory, options, detach_terminal, ready)
         return 0
     except CachefsError as error:
         logging.error("%s", error)

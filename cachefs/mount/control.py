@@ -3,11 +3,14 @@
 It is a FIFO, since the kernel lets nobody write to a regular file of a read-only mount. The kernel moves the bytes;
 this process sees a name being looked up, then opens the FIFO as anybody would and reads it until its writers are gone.
 It does not keep it open: that would keep the mount busy, and nobody could unmount it.
+
+Any worker of the mount may be asked for the name; one of them, for all, reads the FIFO.
 """
 
+import contextlib
 import logging
 import os
-import threading
+import select
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,22 +75,21 @@ class Progress(msgspec.Struct, tag_field="op", tag="progress", forbid_unknown_fi
 
 
 class Control:
-    """The control directory of one mount."""
+    """The control directory of one mount. wanted: an eventfd the workers share, set where somebody wants to write."""
 
-    def __init__(self, mountpoint: Path, namespace: Namespace, link: DaemonLink) -> None:
+    def __init__(self, mountpoint: Path, namespace: Namespace, link: DaemonLink, wanted: int) -> None:
         self._path = mountpoint / os.fsdecode(DIRECTORY_NAME) / os.fsdecode(PUBLISH_NAME)
         self._namespace = namespace
         self._link = link
         self._decode = msgspec.json.Decoder(Publish | Epoch | Progress).decode
-        self._wanted = trio.Event()
-        self._own_thread = 0
+        self._wanted = wanted
 
     def find(self, parent: int, name: bytes, thread: int) -> int:
         """The inode of *name*, 0 where it is none of ours. A dataset's own `.cachefs` comes first."""
         if parent == DIRECTORY:
             if name == PUBLISH_NAME:
-                if thread != self._own_thread:
-                    self._wanted.set()
+                if not _is_ours(thread):
+                    os.eventfd_write(self._wanted, 1)
                 return PUBLISH
             return {b".": DIRECTORY, b"..": ROOT}.get(name, 0)
         if parent != ROOT or name != DIRECTORY_NAME:
@@ -99,9 +101,9 @@ class Control:
         return DIRECTORY
 
     async def serve(self) -> None:
-        """Runs as long as the mount."""
+        """Runs as long as the mount, in one of its workers."""
         while True:
-            await self._wanted.wait()
+            await trio.lowlevel.wait_readable(self._wanted)
             try:
                 fd = await self._open()
             except OSError as error:
@@ -109,7 +111,7 @@ class Control:
                 await trio.sleep(IDLE_SECONDS)
                 continue
             try:
-                while await self._read(fd) or self._wanted.is_set():
+                while await self._read(fd) or select.select([self._wanted], [], [], 0)[0]:
                     # Once a writer has gone, poll(2) says so for ever: only a new descriptor waits for the next. Until
                     # that is there, the old one keeps what the next has already written.
                     old, fd = fd, await self._open()
@@ -119,13 +121,10 @@ class Control:
 
     async def _open(self) -> int:
         def open_here() -> int:
-            self._own_thread = threading.get_native_id()
-            try:
-                return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            finally:
-                self._own_thread = 0
+            return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
-        self._wanted = trio.Event()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wanted)
         return await trio.to_thread.run_sync(open_here, abandon_on_cancel=True)
 
     async def _read(self, fd: int) -> bool:
@@ -188,3 +187,12 @@ class Control:
             lease=said.lease,
             source="control file",
         )
+
+
+def _is_ours(thread: int) -> bool:
+    """Is it a thread of one of this mount's workers, children of one supervisor as we are?"""
+    try:
+        status = Path(f"/proc/{thread}/status").read_bytes()
+    except OSError:
+        return False
+    return f"\nPPid:\t{os.getppid()}\n".encode() in status

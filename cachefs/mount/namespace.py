@@ -65,19 +65,31 @@ class Namespace:
 
     single: the one dataset is the root itself and stays at the snapshot it was mounted with; otherwise the root lists
     the datasets by name and follows their refreshes. names: dataset name -> slot; root_changed_ns: when that last
-    changed. A snapshot once shown stays readable by its inodes.
+    changed. A snapshot once shown stays readable by its inodes. catch_up: called where an inode is of no snapshot shown
+    so far, as other workers of the mount may have followed a refresh sooner.
     """
 
-    def __init__(self, spec: str, datasets: Sequence[DatasetView], now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        spec: str,
+        datasets: Sequence[DatasetView],
+        now_ns: Callable[[], int],
+        catch_up: Callable[[], None] = lambda: None,
+    ) -> None:
         self.spec = spec
-        self.single = spec != ALL_DATASETS and "," not in spec
+        self.single = self.is_single(spec)
         self.names: dict[bytes, int] = {}
         self.root_changed_ns = now_ns()
         self._now_ns = now_ns
+        self._catch_up = catch_up
         self._by_slot: dict[int, Snapshot] = {}
         self._slots: dict[tuple[str, str], int] = {}
         self._show(wanted_datasets(spec, datasets))
         self._root_slot = next(iter(self.names.values())) if self.single else 0
+
+    @staticmethod
+    def is_single(spec: str) -> bool:
+        return spec != ALL_DATASETS and "," not in spec
 
     def update(self, datasets: Sequence[DatasetView]) -> None:
         """Follow datasets that were added, refreshed or removed."""
@@ -91,6 +103,9 @@ class Namespace:
         if inode == ROOT:
             inode = self._root_slot << ENTRY_BITS
         snapshot = self._by_slot.get(inode >> ENTRY_BITS)
+        if snapshot is None:
+            self._catch_up()
+            snapshot = self._by_slot.get(inode >> ENTRY_BITS)
         if snapshot is None:
             raise NotFound(f"inode {inode} belongs to no dataset of this mount")
         return snapshot, inode & ENTRY_MASK

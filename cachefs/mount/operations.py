@@ -68,22 +68,27 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = True
     enable_writeback_cache = False
 
-    def __init__(
-        self,
-        namespace: Namespace,
-        control_directory: Control,
-        reader: BlockReader,
-        options: MountOptions,
-        counters: Counters,
-    ) -> None:
+    namespace: Namespace
+    control: Control
+    reader: BlockReader
+
+    def __init__(self, options: MountOptions) -> None:
+        """when_initialised: called when the kernel's INIT is being answered, before any other request."""
         super().__init__()
+        self.options = options
+        self.counters = Counters()
+        self.when_initialised: Callable[[], None] = lambda: None
+        self._file_mode = stat.S_IFREG | (0o444 & ~options.umask)
+        self._dir_mode = stat.S_IFDIR | (0o555 & ~options.umask)
+
+    def attach(self, namespace: Namespace, control_directory: Control, reader: BlockReader) -> None:
+        """What requests are answered from; made after the last fork, which none of it survives."""
         self.namespace = namespace
         self.control = control_directory
         self.reader = reader
-        self.options = options
-        self.counters = counters
-        self._file_mode = stat.S_IFREG | (0o444 & ~options.umask)
-        self._dir_mode = stat.S_IFDIR | (0o555 & ~options.umask)
+
+    def init(self) -> None:
+        self.when_initialised()
 
     @handler
     async def lookup(self, parent: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:

@@ -16,6 +16,7 @@ _TIMES = {"atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime"
 IGNORED: Final = frozenset(_GENERIC | _TIMES)
 # Passed through to the kernel.
 KERNEL_FLAGS: Final = frozenset(["dev", "nodev", "suid", "nosuid", "exec", "noexec"])
+MOST_WORKERS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class MountOptions:
     """socket: of the daemon; uid, gid: owner of everything; umask: octal, taken from 0444 and 0555; allow_other: let
     other users in (default: when root mounts); zero_open: let the kernel open files by itself; readahead: KiB, 0 leaves
     the kernel's own; daemon_wait: seconds to wait for a daemon that is not up yet; log: file for messages, else syslog;
+    workers: processes that serve requests, 0 leaves it to the number of processors;
     push: fill the page cache ahead of readers whose order is known; page_cache_budget: with how much at most, a share
     being one of the memory that is available at start; kernel: flags passed on."""
 
@@ -35,6 +37,7 @@ class MountOptions:
     readahead: int = 1024
     daemon_wait: float = 10.0
     log: Path | None = None
+    workers: int = 0
     push: bool = True
     page_cache_budget: str = "25%"
     kernel: tuple[str, ...] = ()
@@ -51,6 +54,13 @@ def _natural(text: str) -> int:
     if not text.isdecimal():
         raise ValueError
     return int(text)
+
+
+def _workers(text: str) -> int:
+    value = _natural(text)
+    if value > MOST_WORKERS:
+        raise ValueError
+    return value
 
 
 def _seconds(text: str) -> float:
@@ -73,6 +83,7 @@ VALUES: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "readahead": (_natural, "a number of KiB"),
     "daemon_wait": (_seconds, "a number of seconds"),
     "log": (Path, "a path"),
+    "workers": (_workers, f"a number up to {MOST_WORKERS}, 0 for a choice by processors"),
     "page_cache_budget": (_amount, "a size such as 8GiB, or a share such as 25%"),
 }
 SWITCHES: Final[dict[str, tuple[str, bool]]] = {

@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -20,12 +20,34 @@ _ESCAPED: Final = re.compile(rb"\\(\d{3})")
 
 @dataclass(slots=True)
 class _Mount:
-    """seen: monotonic time of the last report; born: start time of its process, which tells it from a reused pid; 0
-    where we cannot see the process, as in a container of its own."""
+    """report: the last, of whichever worker; workers: the last of each; past: counters of workers that have ended.
+
+    seen: monotonic time of the last report; born: start time of its process, which tells it from a reused pid; 0 where
+    we cannot see the process, as in a container of its own.
+    """
 
     report: MountReport
     seen: float
     born: float
+    workers: dict[int, MountReport] = field(default_factory=dict)
+    past: Counter[str] = field(default_factory=Counter)
+
+    def take(self, report: MountReport) -> None:
+        before = self.workers.pop(report.worker, None)
+        if before is not None and before.worker_pid != report.worker_pid:
+            self.past.update(before.counters)
+        if report.closing:
+            self.past.update(report.counters)
+        else:
+            self.workers[report.worker] = report
+        self.report = report
+        self.seen = time.monotonic()
+
+    def counters(self) -> Counter[str]:
+        total = Counter(self.past)
+        for report in self.workers.values():
+            total.update(report.counters)
+        return total
 
 
 class Mounts:
@@ -36,16 +58,15 @@ class Mounts:
         self._past: Counter[str] = Counter()
 
     def report(self, report: MountReport) -> None:
-        known = self._mounts.get(report.id)
-        if report.closing:
-            self._past.update(report.counters)
-            self._mounts.pop(report.id, None)
-            return
         for other in [other for other in self._mounts.values() if other.report.mountpoint == report.mountpoint]:
             if other.report.id != report.id and not _lives(other):
                 self._forget(other)
-        born = known.born if known else _born(report.pid)
-        self._mounts[report.id] = _Mount(report, time.monotonic(), born)
+        mount = self._mounts.get(report.id)
+        if mount is None:
+            mount = self._mounts[report.id] = _Mount(report, time.monotonic(), _born(report.pid))
+        mount.take(report)
+        if not mount.workers:
+            self._forget(mount)
 
     def views(self) -> list[MountView]:
         now = time.monotonic()
@@ -57,7 +78,7 @@ class Mounts:
                 pid=mount.report.pid,
                 alive=_lives(mount),
                 seconds_since_report=now - mount.seen,
-                counters=mount.report.counters,
+                counters=dict(mount.counters()),
             )
             for mount in self._mounts.values()
         ]
@@ -66,7 +87,7 @@ class Mounts:
         """Sums over all mounts, those that have ended included."""
         total = Counter(self._past)
         for mount in self._mounts.values():
-            total.update(mount.report.counters)
+            total.update(mount.counters())
         return total
 
     def using(self, dataset: str) -> MountReport | None:
@@ -96,7 +117,7 @@ class Mounts:
                 self._forget(mount)
 
     def _forget(self, mount: _Mount) -> None:
-        self._past.update(mount.report.counters)
+        self._past.update(mount.counters())
         del self._mounts[mount.report.id]
 
 

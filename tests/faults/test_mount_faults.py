@@ -16,7 +16,7 @@ from cachefs.messages import Empty, Selection
 from cachefs.mount import kernel
 from cachefs.rpc import EVICT, STATUS
 from tests.daemon import Daemon
-from tests.mounting import counters, drop_pages, mount_pid, mounted, read_tree, run_mount
+from tests.mounting import counters, drop_pages, frozen, mount_pid, mounted, read_tree, run_mount
 
 
 @pytest.fixture
@@ -137,12 +137,8 @@ def test_a_killed_mount_is_recovered_by_mounting_again(daemon: Daemon, tree: Pat
 
 def test_a_mount_that_hangs_does_not_hang_who_mounts_there_again(daemon: Daemon, tmp_path: Path) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
-        pid = mount_pid(daemon.client, mount)
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with frozen(daemon.client, mount):
             again = run_mount(daemon.socket, "tree", mount)
-        finally:
-            os.kill(pid, signal.SIGCONT)
         assert again.returncode == 32
         assert f"cachectl umount {mount}" in again.stderr
         assert "does not answer" in again.stderr

@@ -17,7 +17,7 @@ import pytest
 
 from cachefs.mount import kernel
 from tests.daemon import Daemon
-from tests.mounting import mount_pid, mounted
+from tests.mounting import frozen, mount_pid, mounted
 
 CACHECTL = Path(sys.executable).with_name("cachectl")
 ODD_NAME = b"odd \xff\n[bold]name"
@@ -261,14 +261,10 @@ def test_umount_recovers_the_mount_point_of_a_killed_mount(daemon: Daemon, tmp_p
 def test_a_hanging_mount_keeps_nobody_from_answering(daemon: Daemon, tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
     with mounted(daemon.socket, "tree", directory):
-        pid = mount_pid(daemon.client, directory)
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with frozen(daemon.client, directory):
             for arguments in (["status"], ["mounts"], ["ls", "tree"], ["dataset", "list"], ["errors"]):
                 assert run(daemon, *arguments).returncode == 0
             assert answer(daemon, "umount", directory, "--lazy")["recovered"] is False
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
 
 def test_errors_name_the_object_that_could_not_be_read(daemon: Daemon, tree: Path) -> None:

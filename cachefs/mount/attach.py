@@ -1,0 +1,54 @@
+"""The daemon's first answer to a mount that is about to be.
+
+It is asked for by a child process, since who has used gRPC must not fork; and before anything is mounted, so that a
+daemon that is not there, or does not know the dataset, is an error of the command and no mount that hangs.
+"""
+
+import os
+import time
+from typing import Final
+
+from cachefs.errors import CachefsError, DaemonUnavailable
+from cachefs.messages import MountReport, NodeView
+from cachefs.mount.options import MountOptions
+from cachefs.mount.process import fork
+from cachefs.rpc import REPORT, DaemonClient, decoder, encode
+
+_TIMEOUT: Final = 5.0
+_OK: Final = b"+"
+_ERROR: Final = b"-"
+
+
+def attach(options: MountOptions, report: MountReport) -> NodeView:
+    """Tell the daemon of the mount; what it says of its node. Raises CachefsError."""
+    reader, writer = os.pipe()
+
+    def ask() -> None:
+        try:
+            answer = _OK + encode(_call(options, report))
+        except CachefsError as error:
+            answer = _ERROR + str(error).encode()
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(answer)
+
+    pid = fork(ask)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    if answer.startswith(_OK):
+        return decoder(NodeView)(answer[1:])
+    raise CachefsError(answer[1:].decode() or "the process that asked the daemon has died; see the log")
+
+
+def _call(options: MountOptions, report: MountReport) -> NodeView:
+    """The daemon may need a moment to come up, as at boot."""
+    client = DaemonClient(options.socket)
+    deadline = time.monotonic() + options.daemon_wait
+    while True:
+        try:
+            return client.call(REPORT, report, timeout=_TIMEOUT)
+        except DaemonUnavailable:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)

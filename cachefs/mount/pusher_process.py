@@ -1,0 +1,79 @@
+"""The pusher of a mount (see cachefs.mount.push), as its supervisor sees it: a process to be started, and again."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from typing import Final
+
+from cachefs.mount import device
+from cachefs.mount.session import Session
+from cachefs.mount.worker import Mount
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+_END_SECONDS: Final = 5.0
+
+
+class PusherProcess:
+    """pause: before the next start, longer after each death that comes soon."""
+
+    def __init__(self, mount: Mount, spec: str, session: Session) -> None:
+        self._command = _command(mount, spec)
+        self._session = session
+        self._process: subprocess.Popen[bytes] | None = None
+        self._due = 0.0
+        self._pause = _FIRST_PAUSE
+
+    def tend(self) -> None:
+        """Start it where it is not there; to be called every second or so."""
+        now = time.monotonic()
+        if self._process is not None and (status := self._process.poll()) is not None:
+            self._process = None
+            # It exits with 0 when the mount has ended.
+            self._pause = _FIRST_PAUSE if now - self._due > _LONGEST_PAUSE else min(2 * self._pause, _LONGEST_PAUSE)
+            self._due = now + self._pause
+            log.log(
+                logging.WARNING if status else logging.DEBUG,
+                "the pusher ended with status %d; the next starts in %.0f s", status, self._pause,
+            )  # fmt: skip
+        if self._process is None and now >= self._due:
+            self._due = now
+            try:
+                self._process = self._start()
+            except OSError as error:
+                self._due = now + _LONGEST_PAUSE
+                log.warning("no pusher: %s", error)
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                log.warning("the pusher (process %d) does not die", self._process.pid)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        clone = device.clone(self._session.device, blocking=True)
+        try:
+            return subprocess.Popen(
+                [*self._command, "--device", str(clone)], stdin=subprocess.DEVNULL, pass_fds=(clone,)
+            )
+        finally:
+            os.close(clone)
+
+
+def _command(mount: Mount, spec: str) -> list[str]:
+    command = [
+        sys.executable, "-m", "cachefs.mount.push", "--spec", spec, "--directory", str(mount.directory),
+        "--mount", mount.id, "--socket", str(mount.options.socket), "--budget", mount.options.page_cache_budget,
+        "--parent", str(os.getpid()),
+    ]  # fmt: skip
+    if mount.options.log is not None:
+        command += ["--log", str(mount.options.log)]
+    if log.isEnabledFor(logging.DEBUG):
+        command.append("-v")
+    return command

@@ -1,0 +1,145 @@
+"""The process that is there as long as the mount is: it mounts, has workers serve and a pusher push, and unmounts.
+
+It holds the device, and does nothing that could fail or wait: no gRPC, no event loop, no files of the node.
+"""
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs.messages import MountReport
+from cachefs.mount import device, kernel
+from cachefs.mount.attach import attach
+from cachefs.mount.crew import Crew
+from cachefs.mount.namespace import Namespace, spec_of_url, wanted_datasets
+from cachefs.mount.options import MountOptions
+from cachefs.mount.process import fork
+from cachefs.mount.pusher_process import PusherProcess
+from cachefs.mount.session import Session, open_session
+from cachefs.mount.view_log import ViewLog
+from cachefs.mount.worker import Mount
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS: Final = 1.0
+GOODBYE_SECONDS: Final = 3.0
+
+
+def default_workers() -> int:
+    """One process answers 6,000 to 14,000 cold files per second, and what is pushed ahead asks none. More of them take
+    processors from the job, which has use for all; so a second where there are four, and then slowly."""
+    processors = len(os.sched_getaffinity(0))
+    return 1 if processors < 4 else min(4, processors // 4 + 1)
+
+
+class Supervisor:
+    """One mount, from the daemon's first answer to unmounting. Raises CachefsError, with nothing mounted."""
+
+    def __init__(self, spec: str, directory: Path, options: MountOptions) -> None:
+        identity = uuid.uuid4().hex
+        view = attach(options, MountReport(id=identity, mountpoint=str(directory), spec=spec, pid=os.getpid()))
+        if "://" in spec:
+            spec = spec_of_url(spec, view.datasets)
+        self._shown = wanted_datasets(spec, view.datasets)
+        wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted)
+
+    def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
+        """Mount, call *mounted*, call *ready* once reads are served, and return when unmounted or told to end.
+
+        Raises CachefsError.
+        """
+        mount = self._mount
+        session = open_session(mount.spec, mount.directory, mount.options, interposer)
+        mounted()
+        signals = _listen_to_signals()
+        guard = _guard(session)
+        crew = Crew(mount, session, self._crew_size(session))
+        pusher = PusherProcess(mount, self._pinned_spec(), session) if mount.options.push else None
+        try:
+            self._supervise(crew, pusher, signals, ready)
+            if crew.failure is not None:
+                raise crew.failure
+        finally:
+            self._unmount(session)
+            crew.end(GOODBYE_SECONDS)
+            if pusher is not None:
+                pusher.end()
+            os.kill(guard, signal.SIGKILL)
+
+    def _supervise(self, crew: Crew, pusher: PusherProcess | None, signals: int, ready: Callable[[], None]) -> None:
+        announced, ticked = False, time.monotonic()
+        while not crew.over and crew.failure is None:
+            crew.wait(TICK_SECONDS, signals)
+            if select.select([signals], [], [], 0)[0]:
+                log.info("told to end: unmounting %s", self._mount.directory)
+                return
+            if crew.ready and not announced:
+                announced = True
+                ready()
+            if announced and pusher is not None:
+                pusher.tend()
+            if time.monotonic() - ticked >= TICK_SECONDS:
+                ticked = time.monotonic()
+                crew.replace_silent()
+
+    def _unmount(self, session: Session) -> None:
+        """Busy mounts are detached; their readers get errors from now on."""
+        directory = self._mount.directory
+        if kernel.connection_number(directory) == session.connection.number:
+            try:
+                kernel.unmount(directory, lazy=True)
+            except CachefsError as error:
+                log.warning("%s", error)
+        session.connection.abort()
+
+    def _crew_size(self, session: Session) -> int:
+        wanted = self._mount.options.workers or default_workers()
+        if wanted > 1 and not session.shared:
+            log.warning("without zero-open one worker serves all")
+            return 1
+        return wanted
+
+    def _pinned_spec(self) -> str:
+        """A pusher that starts later must find the snapshot this mount stays at."""
+        if Namespace.is_single(self._mount.spec):
+            (dataset,) = self._shown
+            return f"{dataset.name}@{dataset.snapshot}"
+        return self._mount.spec
+
+
+def _listen_to_signals() -> int:
+    """A descriptor that can be read once we are told to end."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def _guard(session: Session) -> int:
+    """A process that ends the connection when we are gone.
+
+    Workers and pusher are killed then, and the last device closed ends it too; but a pusher that waits for a page which
+    a reader has locked cannot die before that reader's request is answered, by nobody.
+    """
+    supervisor = os.pidfd_open(os.getpid())
+
+    def watch() -> None:
+        for descriptor in device.descriptors():
+            os.close(descriptor)
+        select.select([supervisor], [], [])
+        session.connection.abort()
+
+    try:
+        return fork(watch, ends_with_parent=False)
+    finally:
+        os.close(supervisor)

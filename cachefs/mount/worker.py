@@ -1,0 +1,211 @@
+"""A worker of a mount: serves requests the kernel hands it, and reports to the daemon, until the mount ends.
+
+It is forked from the supervisor with libfuse's session as the kernel's INIT has left it, and with a clone of the device
+in the session's place. Nothing is kept between requests, so any worker can answer any of them.
+"""
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+import pyfuse3
+import trio
+
+from cachefs.errors import CachefsError
+from cachefs.messages import Empty, MountReport, NodeView
+from cachefs.mount import kernel
+from cachefs.mount.block_reader import BlockReader
+from cachefs.mount.control import Control
+from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.namespace import Namespace
+from cachefs.mount.operations import Operations
+from cachefs.mount.options import MountOptions
+from cachefs.mount.view_log import Heard, ViewLog
+from cachefs.rpc import NODE, REPORT, DaemonClient
+
+log = logging.getLogger(__name__)
+
+# What is fetched next, and what gives way, follows what was read: a report at least so often while there is anything to
+# tell, and sooner where many blocks were read, but not more than 20 a second (each takes 1 ms of the worker).
+REPORT_SECONDS: Final = 0.1
+SHORTEST_REPORT_SECONDS: Final = 0.05
+# A mount that has nothing to tell still shows that it is there.
+IDLE_REPORT_SECONDS: Final = 10.0
+REPORT_TIMEOUT: Final = 5.0
+READY_SECONDS: Final = 20.0
+BEAT_SECONDS: Final = 1.0
+
+# What a worker says to its supervisor, a datagram each.
+READY: Final = b"ready"
+BEAT: Final = b"beat"
+OVER: Final = b"over"
+FAILED: Final = b"failed "
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """What the processes of one mount share. pid: of the supervisor; wanted: see Control."""
+
+    id: str
+    pid: int
+    spec: str
+    directory: Path
+    options: MountOptions
+    views: ViewLog
+    wanted: int
+
+
+def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
+    """The life of worker *number*, in a process of its own. supervisor: who is told what the words above mean."""
+    try:
+        trio.run(Worker(mount, number, operations, supervisor).run)
+    except CachefsError as error:
+        supervisor.send(FAILED + str(error).encode())
+
+
+class Worker:
+    """Number 0 also reads the control FIFO. Make it after the fork: gRPC, LMDB and trio do not survive one."""
+
+    def __init__(self, mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
+        self._mount = mount
+        self._number = number
+        self._operations = operations
+        self._supervisor = supervisor
+        self._counters = operations.counters
+        self._client = DaemonClient(mount.options.socket)
+        first, *later = mount.views.news()
+        self._heard = first
+        self._namespace = Namespace(mount.spec, first.view.datasets, lambda: self._heard.when_ns, self._catch_up)
+        self._take_up(later)
+        self._told_to_end = False
+
+    async def run(self) -> None:
+        """Serve. Raises CachefsError where it cannot begin to."""
+        link = DaemonLink(self._client)
+        self._reader = self._open_reader(link)
+        control = Control(self._mount.directory, self._namespace, link, self._mount.wanted)
+        self._operations.attach(self._namespace, control, self._reader)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_on_signal)
+                nursery.start_soon(self._beat)
+                nursery.start_soon(self._keep_reporting, link)
+                nursery.start_soon(self._announce)
+                if self._number == 0:
+                    nursery.start_soon(control.serve)
+                await pyfuse3.main()
+                if not self._told_to_end:
+                    self._say(OVER)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._say_goodbye()
+
+    def _open_reader(self, link: DaemonLink) -> BlockReader:
+        try:
+            return BlockReader(link, self._heard.view, self._counters)
+        except CachefsError:
+            # Nobody was there to hear of an index that has replaced this one.
+            view = self._client.call(NODE, Empty(), timeout=REPORT_TIMEOUT)
+            self._take_up(self._mount.views.add(view))
+            return BlockReader(link, view, self._counters)
+
+    async def _announce(self) -> None:
+        """A stat through our own mount proves that it answers."""
+        directory, readahead = self._mount.directory, self._mount.options.readahead
+        with trio.fail_after(READY_SECONDS):
+            await trio.to_thread.run_sync(os.stat, directory, abandon_on_cancel=True)
+        if readahead and self._number == 0:
+            await trio.to_thread.run_sync(kernel.raise_readahead, directory, readahead)
+        self._say(READY)
+
+    async def _end_on_signal(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            async for _ in signals:
+                self._told_to_end = True
+                pyfuse3.terminate()
+
+    async def _beat(self) -> None:
+        """From the loop that serves: when that is stuck, so is this, and the supervisor finds out."""
+        while True:
+            self._say(BEAT)
+            self._catch_up()
+            await trio.sleep(BEAT_SECONDS)
+
+    def _say(self, what: bytes) -> None:
+        try:
+            self._supervisor.send(what, socket.MSG_DONTWAIT)
+        except OSError as error:
+            log.debug("the supervisor does not listen: %s", error)
+
+    async def _keep_reporting(self, link: DaemonLink) -> None:
+        reader = self._reader
+        reported: dict[str, int] = {}
+        reported_at = trio.current_time()
+        while True:
+            await trio.sleep(SHORTEST_REPORT_SECONDS)
+            with trio.move_on_after(REPORT_SECONDS - SHORTEST_REPORT_SECONDS):
+                await reader.much_accessed.wait()
+            now = self._counters.as_dict()
+            idle = now == reported and not reader.accessed and not reader.stalls
+            if idle and trio.current_time() - reported_at < IDLE_REPORT_SECONDS:
+                continue
+            try:
+                view = await link.call(REPORT, self._news(), REPORT_TIMEOUT)
+            except CachefsError as error:
+                log.debug("no report: %s", error)
+                continue
+            reported, reported_at = now, trio.current_time()
+            self._follow(view)
+
+    def _follow(self, view: NodeView) -> None:
+        if view.instance != self._heard.view.instance:
+            log.info("the daemon has restarted")
+        try:
+            self._take_up(self._mount.views.add(view))
+            self._reader.follow(view)
+        except (CachefsError, OSError) as error:
+            log.warning("cannot follow the daemon's news: %s", error)
+
+    def _catch_up(self) -> None:
+        """With what other workers have heard."""
+        try:
+            self._take_up(self._mount.views.news())
+        except (CachefsError, OSError) as error:
+            log.warning("cannot follow the daemon's news: %s", error)
+
+    def _take_up(self, news: Sequence[Heard]) -> None:
+        for heard in news:
+            self._heard = heard
+            self._namespace.update(heard.view.datasets)
+
+    def _say_goodbye(self) -> None:
+        try:
+            self._client.begin(REPORT, self._news(closing=True), 1.0).result()
+        except grpc.RpcError:
+            log.debug("no daemon to say goodbye to")
+        self._client.close()
+
+    def _news(self, *, closing: bool = False) -> MountReport:
+        """All that was read since the last call."""
+        reader = self._reader
+        accessed, reader.accessed = reader.accessed, {}
+        reader.much_accessed = trio.Event()
+        stalls, reader.stalls = reader.stalls, []
+        return MountReport(
+            id=self._mount.id,
+            mountpoint=str(self._mount.directory),
+            spec=self._mount.spec,
+            pid=self._mount.pid,
+            worker=self._number,
+            worker_pid=os.getpid(),
+            counters=self._counters.as_dict(),
+            accessed=list(accessed),
+            stalls=stalls,
+            closing=closing,
+        )
