@@ -82,7 +82,8 @@ class JobName(Message, frozen=True):
 
 class ConsumerView(Message, frozen=True):
     """position of epoch_length samples of an epoch; rate: samples/s; matched, mismatched: reads that were, and were
-    not, where the sequence had them; ahead_bytes: on the node and not read yet."""
+    not, where the sequence had them; ahead_bytes: on the node and not read yet; pushed_bytes: of these, what is in the
+    page cache of some mount."""
 
     consumer: str
     epoch: int
@@ -95,6 +96,7 @@ class ConsumerView(Message, frozen=True):
     state: str
     problem: str = ""
     ahead_bytes: int = 0
+    pushed_bytes: int = 0
 
 
 class JobView(Message, frozen=True):

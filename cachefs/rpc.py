@@ -116,6 +116,7 @@ METHODS: Final[tuple[Method[Any, Any], ...]] = (
     DATASET_ADD, DATASET_REFRESH, DATASET_LIST, DATASET_SHOW, DATASET_REMOVE, DATASET_LIMIT,
     WARMUP, EVICT, PIN, UNPIN, CACHED, VERIFY,
     JOB_PUBLISH, JOB_EPOCH, JOB_PROGRESS, JOB_LIST, JOB_SHOW, JOB_CANCEL, STALL_LIST,
+    PUSH, PUSH_REPORT,
 )  # fmt: skip
 
 # A failed call carries the error's class name and text, so that the caller raises the very same error.

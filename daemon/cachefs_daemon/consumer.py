@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import logging
+import math
+import time
 from typing import Final
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from cachefs.errors import CachefsError
 from cachefs.job_messages import ConsumerView, JobPublish, SampleMap, SamplerSpec
 from cachefs.snapshot import Snapshot
+from cachefs_daemon import tripwires
 from cachefs_daemon.follower import Follower
 from cachefs_daemon.lease import Lease
 from cachefs_daemon.plan import Plan
@@ -29,6 +32,9 @@ REPORT_SECONDS: Final = 0.12
 REPORT_READS: Final = 64
 # A reader that has begun and of which nothing is seen for so long stands still, or reads what the kernel has cached.
 STILL_SECONDS: Final = 10.0
+
+# A consumer that has said where it is does so again within this time.
+TOLD_SECONDS: Final = 2.0
 
 _serial = itertools.count(1)
 
@@ -58,6 +64,8 @@ class Consumer:
         self._published: dict[int, Order] = {}
         self._reads: dict[int, Reads] = {}
         self._said: tuple[int, int] | None = None
+        self._told = -math.inf
+        self._passed = (0.0, (0, 0))  # when it was first seen at its place, and which
         self._problems: dict[str, None] = {}
         self._samples: Samples | None = None
         self._news = asyncio.Event()
@@ -84,6 +92,7 @@ class Consumer:
             self._problems[f"it reads epoch {epoch}, and has published {len(self._computable)}"] = None
             return
         self._said = (epoch, position)
+        self._told = time.monotonic()
         self.moved()
 
     def moved(self) -> None:
@@ -128,6 +137,25 @@ class Consumer:
             return REPORT_SECONDS
         behind = min(REPORT_SECONDS * follower.demand, REPORT_READS) + follower.spread + self.request.batch_size
         return behind / follower.demand
+
+    @property
+    def tripwires(self) -> int:
+        """Reads from one to the next; 0 while it says itself how far it is."""
+        if time.monotonic() - self._told < TOLD_SECONDS:
+            return 0
+        return tripwires.interval(self.follower.rate if self.follower is not None else 0.0)
+
+    def passed_by(self, now: float, seconds: float) -> int:
+        """Reads, from its place in the plan on, that it has done by *seconds* after *now*, as far as its rate tells:
+        no further than to its next tripwire, which would have shown, or than a report brings it."""
+        follower = self.follower
+        if follower is None or not follower.begun or follower.rate <= 0:
+            return 0
+        if self._passed[1] != follower.place:
+            self._passed = (now, follower.place)
+        silence = now - self._passed[0]
+        most = self.tripwires or REPORT_READS
+        return int(min(silence * follower.rate, most) + seconds * follower.rate)
 
     def view(self, resident_bytes: int) -> ConsumerView:
         follower, epoch = self.follower, self.epoch

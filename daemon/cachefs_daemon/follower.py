@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from cachefs_daemon.block_space import Ids
 from cachefs_daemon.plan import UNKNOWN, Epoch, Plan
+from cachefs_daemon.tripwires import are_tripwires, next_ones
 
 # Reads that are judged together; out of how many of the latest a verdict is made.
 CHUNK: Final = 32
@@ -62,7 +63,7 @@ class Follower:
     tolerance: reads by which the loader's workers may differ from the order; batch: reads that one of them does in
     order, 1 where that varies; following: False while what is read is something else; matched, mismatched: reads so
     far; rate: reads per second, 0 until it is known; demand: the same with the time spent waiting left out; begun: some
-    read was its own.
+    read was its own; hidden: reads ahead of it per read that will show, as the pages of the others were pushed.
     """
 
     def __init__(self, plan: Plan, name: str, tolerance: int, batch: int = 1) -> None:
@@ -75,6 +76,7 @@ class Follower:
         self.mismatched = 0
         self.rate = 0.0
         self.demand = 0.0
+        self.hidden = 1.0
         self._plan = plan
         self._early = np.zeros(0, np.int64)  # reads that are done beyond the position
         self._high = 0
@@ -170,6 +172,43 @@ class Follower:
             self._high = max(self._high, position)
             self._move(epoch, position)
 
+    def tripped(self, ids: Ids, every: int) -> Ids:
+        """*ids* were read. Those of them that are its next tripwires (see cachefs_daemon.tripwires) say where it is;
+        returns these."""
+        epoch, position = self.place
+        here = self._plan.epoch(self.name, epoch)
+        if not every or not self.following or here is None or not len(ids):
+            return ids[:0]
+        length = len(here.blocks)
+        reads = self._plan.expected(self.name, ids)
+        in_epoch = np.where(reads >= length, reads - length, reads)
+        wires = np.flatnonzero((reads != UNKNOWN) & (reads >= position) & are_tripwires(in_epoch, every))
+        wires = wires[np.argsort(reads[wires], kind="stable")]
+        passed = next_ones(reads[wires], max(position, self._high), self.tolerance, every)
+        mine = ids[wires[: len(passed)]]
+        if len(passed):
+            self.begun = True
+            self.matched += len(passed)
+            self._judged = np.concatenate((self._judged, mine))[-ENOUGH:]
+            self._fits = np.concatenate((self._fits, np.ones(len(mine), np.bool_)))[-ENOUGH:]
+            self._recent = np.concatenate((self._recent, mine))[-2 * (4 * ENOUGH + self.tolerance) :]
+            self._pass(epoch, length, int(passed[-1]))
+        return mine
+
+    def _pass(self, epoch: int, length: int, read: int) -> None:
+        """*read* is done, and so is all that its loader's workers cannot have left behind."""
+        if read >= length:
+            self._count(max(0, length - self._high))
+            self._high, self._early = 0, np.zeros(0, np.int64)
+            self._move(epoch + 1, 0)
+            epoch, read = epoch + 1, read - length
+        self._count(max(0, read + 1 - self._high))
+        self._high = max(self._high, read + 1)
+        _, position = self.place
+        position = max(position, self._high - self.tolerance)
+        self._early = self._early[self._early >= position]
+        self._move(epoch, position)
+
     def believes(self, cluster: "Cluster") -> bool:
         return cluster.share >= AGREEMENT + self._distrust
 
@@ -260,7 +299,7 @@ class Follower:
     @property
     def _step(self) -> float:
         """How far behind a read the one before it may be: what lies between was in the kernel's cache."""
-        return (SLACK + 2 / self._density) * self._repetition
+        return max(SLACK + 2 / self._density, SLACK * self.hidden) * self._repetition
 
     @property
     def _repetition(self) -> float:

@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,8 @@ from cachefs_daemon.datasets import Datasets
 from cachefs_daemon.follower import observe
 from cachefs_daemon.job_store import JobRecord, Places
 from cachefs_daemon.lease import Lease
+from cachefs_daemon.page_cache import OUT
+from cachefs_daemon.push_lookahead import NOTHING, Reader, States
 from cachefs_daemon.residents import ABSENT
 from cachefs_daemon.sample_maps import TREE
 from cachefs_daemon.sequences import Sequences
@@ -49,6 +51,12 @@ ENDED_KEPT: Final = 64
 
 # When a process started is told from the time of boot, which moves with the clock.
 CLOCK_STEP: Final = 5.0
+
+# Reads ahead of a consumer by which it is judged how many of them will show, and by how much at most.
+VISIBLE: Final = 4096
+MOST_HIDDEN: Final = 64
+
+Pushed = Callable[[str, Ids], int]
 
 RUNNING: Final = "running"
 ENDED: Final = "ended"
@@ -95,7 +103,8 @@ class Jobs:
             raise NotFound(f"no job named {name!r} has published anything here; see `cachectl job list`")
         return job
 
-    def view(self, job: Job) -> JobView:
+    def view(self, job: Job, pushed: Pushed = lambda snapshot, blocks: 0) -> JobView:
+        """pushed: how many bytes of blocks of a snapshot are in a page cache."""
         waited, seconds = self.stalls.of(job.name)
         return JobView(
             job=job.name,
@@ -104,20 +113,21 @@ class Jobs:
             source=job.source,
             started=job.started,
             state=job.state,
-            consumers=[*job.last, *(self._consumer_view(consumer) for consumer in job.consumers.values())],
+            consumers=[*job.last, *(self._consumer_view(consumer, pushed) for consumer in job.consumers.values())],
             stalls=waited,
             stall_seconds=seconds,
             fetched_bytes=job.fetched_bytes + sum(consumer.fetched_bytes for consumer in job.consumers.values()),
             problems=[job.reason] if job.reason else [],
         )
 
-    def _consumer_view(self, consumer: Consumer) -> ConsumerView:
+    def _consumer_view(self, consumer: Consumer, pushed: Pushed) -> ConsumerView:
         states = self._store.residents.get(consumer.snapshot.id)
         window = self._plan.window(consumer.key, 0, MAX_SAMPLES)
         if states is None or window is None:
             return consumer.view(0)
         blocks = window.blocks[states[window.blocks] != ABSENT]
-        return consumer.view(int(self._plan.spaces[consumer.snapshot.id].sizes[blocks].sum(dtype=np.int64)))
+        view = consumer.view(int(self._plan.spaces[consumer.snapshot.id].sizes[blocks].sum(dtype=np.int64)))
+        return msgspec.structs.replace(view, pushed_bytes=pushed(consumer.snapshot.id, window.blocks))
 
     # --- what jobs say ----------------------------------------------------------------------------------------------
 
@@ -204,20 +214,49 @@ class Jobs:
 
     # --- what is seen of them ---------------------------------------------------------------------------------------
 
-    def saw(self, accessed: Sequence[bytes], stalls: Sequence[Stall]) -> None:
-        """What a mount reports: blocks that were read, in order, and reads that waited."""
+    def saw(self, accessed: Sequence[bytes], stalls: Sequence[Stall], pages: States = NOTHING) -> Mapping[str, Ids]:
+        """What a mount reports: blocks that were read, in order, and reads that waited. pages: what is in its page
+        cache. Returns, by snapshot, the blocks that were left out of it to see them read."""
         waited = self._attribute(stalls)
+        tripped: dict[str, Ids] = {}
         now = time.monotonic()
         for snapshot, consumers in self._by_snapshot().items():
             followers = [consumer.follower for consumer in consumers if consumer.follower is not None]
             ids = self._plan.spaces[snapshot].ids(accessed)
+            ids = ids[ids >= 0]
             before = [follower.matched for follower in followers]
-            observe(followers, ids[ids >= 0])
+            if snapshot in pages:
+                tripped[snapshot] = self._trip(consumers, ids, pages[snapshot])
+                ids = ids[~np.isin(ids, tripped[snapshot])]
+            observe(followers, ids)
             for consumer, follower, matched in zip(consumers, followers, before, strict=True):
                 if follower.matched > matched:
                     consumer.lease.renew()
                 follower.measure(now, waited.get(consumer.key, 0.0), consumer.request.workers)
                 consumer.moved()
+        return tripped
+
+    def _trip(self, consumers: Sequence[Consumer], ids: Ids, states: npt.NDArray[np.uint8]) -> Ids:
+        """Move those consumers on whose tripwires these are."""
+        tripped = [np.zeros(0, np.int32)]
+        for consumer in consumers:
+            assert consumer.follower is not None
+            window = self._plan.window(consumer.key, 0, VISIBLE)
+            if window is not None:
+                shown = float(np.mean(states[window.blocks] == OUT))
+                consumer.follower.hidden = 1 / max(shown, 1 / MOST_HIDDEN)
+                tripped.append(consumer.follower.tripped(ids, consumer.tripwires))
+        return np.concatenate(tripped)
+
+    def readers(self, latency: float) -> list[Reader]:
+        """Those whose pages are pushed, by orders that take *latency* seconds."""
+        now = time.monotonic()
+        consumers = {consumer.key: consumer for consumer in self._consumers.values()}
+        return [
+            Reader(key, consumers[key].passed_by(now, latency), consumers[key].tripwires)
+            for key in self._plan.consumers()
+            if key in consumers
+        ]
 
     def margin(self) -> float:
         """Seconds by which some reader may be ahead of its place in the plan: that of its last report, and of the

@@ -38,6 +38,7 @@ from cachefs.messages import (
     Warmup,
     WarmupProgress,
 )
+from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs_daemon import residency, selection, verify
 from cachefs_daemon.config import Config
 from cachefs_daemon.dataset_limits import DatasetLimits
@@ -50,6 +51,7 @@ from cachefs_daemon.jobs import Jobs
 from cachefs_daemon.mounts import Mounts
 from cachefs_daemon.pins import Pins
 from cachefs_daemon.prefetcher import Prefetcher
+from cachefs_daemon.pushing import Pushing
 from cachefs_daemon.sequences import Sequences
 from cachefs_daemon.store import BlockStore, TierUsage
 from cachefs_daemon.threads import Threads
@@ -79,6 +81,7 @@ class Service:
         self._pins = Pins(store, self._datasets, threads)
         self._limits = DatasetLimits(store, self._datasets, threads)
         self._jobs = Jobs(self._datasets, store, Sequences(store, self._fetcher, threads))
+        self._pushing = Pushing(store, self._jobs.readers)
         self._job_keeper = JobKeeper(self._jobs, config.daemon.state_dir, threads)
         self._prefetcher = Prefetcher(
             store, self._fetcher, gate, threads, config.prefetch_settings(), self._jobs.margin, self._jobs.fetched
@@ -125,7 +128,8 @@ class Service:
     async def report(self, report: MountReport) -> NodeView:
         self._mounts.report(report)
         if report.accessed or report.stalls:
-            self._jobs.saw(report.accessed, report.stalls)
+            tripped = self._jobs.saw(report.accessed, report.stalls, self._pushing.pages_of(report.id))
+            self._pushing.saw(report.id, report.accessed, tripped)
             self._prefetcher.wake()
         if report.accessed:
             await self._threads.run(self._store.accessed, report.accessed)
@@ -142,6 +146,15 @@ class Service:
             used=sum(tier.used for tier in usage),
             read_deadline=self._config.daemon.read_deadline,
         )
+
+    async def push(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
+        async with contextlib.aclosing(self._pushing.orders(request)) as orders:
+            async for order in orders:
+                yield order
+
+    async def push_report(self, report: PushDone) -> PushReply:
+        self._pushing.report(report)
+        return PushReply()
 
     async def fetch(self, request: Fetch) -> Fetched:
         if request.ahead:
@@ -162,13 +175,14 @@ class Service:
 
     async def job_progress(self, request: JobProgress) -> Empty:
         self._jobs.progress(request)
+        self._pushing.wake()
         return Empty()
 
     async def job_list(self, _: Empty) -> JobList:
-        return JobList(jobs=[self._jobs.view(job) for job in self._jobs])
+        return JobList(jobs=[self._jobs.view(job, self._pushing.ahead) for job in self._jobs])
 
     async def job_show(self, request: JobName) -> JobView:
-        return self._jobs.view(self._jobs.get(request.job))
+        return self._jobs.view(self._jobs.get(request.job), self._pushing.ahead)
 
     async def job_cancel(self, request: JobName) -> Empty:
         self._jobs.cancel(request.job)
@@ -202,7 +216,7 @@ class Service:
             in_flight_blocks=blocks,
             in_flight_bytes=size,
             repairs=self._store.repairs,
-            mounts=self._mounts.views(),
+            mounts=[self._pushing.shown(view) for view in self._mounts.views()],
             warmups=len(self._warmups),
             index_blocks=sum(tier.blocks for tier in usage),
             errors=self._errors.views(),

@@ -1,0 +1,210 @@
+"""A model of one mount's pages in the kernel's page cache: what is there, and what should give way. No I/O.
+
+The tiers' policies go by keys, one block after the other, at 37 us per victim. Pages come and go at 12,000 blocks a
+second, so here the same rule (what is read last goes first) works on whole arrays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs_daemon.block_space import BlockSpace, Ids
+from cachefs_daemon.plan import Plan
+
+OUT: Final = 0
+COMING: Final = 1
+HELD: Final = 2
+GOING: Final = 3
+REFUSED: Final = 4
+
+# Of what is held, the share that is looked at again and again for what to give up.
+_PART: Final = 16
+_FEWEST: Final = 1024
+# A look at all blocks that brings nothing is not repeated at once: 12 ms with 300,000 held ones.
+LOOK_SECONDS: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Some of one snapshot, in order."""
+
+    snapshot: str
+    ids: Ids
+
+
+@dataclass(slots=True, eq=False)
+class _Pages:
+    """states, unread (pushed, and not read since): per block of the space; candidates: to be given up."""
+
+    space: BlockSpace
+    states: npt.NDArray[np.uint8]
+    unread: npt.NDArray[np.bool_]
+    candidates: Ids
+
+
+class PageCache:
+    """Used from the event loop only. budget: bytes that pages may take; used: those that are there, are coming, or are
+    not gone yet; wasted: blocks that were dropped unread; late: that were read before they had come."""
+
+    def __init__(self, plan: Plan, budget: int) -> None:
+        self.budget = budget
+        self.used = 0
+        self.going = 0
+        self.wasted = 0
+        self.late = 0
+        self._plan = plan
+        self._pages: dict[str, _Pages] = {}
+        self._mark = 0
+        self._version = -1
+        self._looked = -LOOK_SECONDS
+
+    @property
+    def states(self) -> Mapping[str, npt.NDArray[np.uint8]]:
+        """By snapshot, of each block. Not to be changed."""
+        return {snapshot: pages.states for snapshot, pages in self._pages.items()}
+
+    @property
+    def spaces(self) -> Mapping[str, BlockSpace]:
+        """By snapshot."""
+        return {snapshot: pages.space for snapshot, pages in self._pages.items()}
+
+    @property
+    def free(self) -> int:
+        """Bytes that may come now; negative where the budget has shrunk, or readers brought more."""
+        return self.budget - self.used
+
+    def follow_plan(self) -> list[BlockSpace]:
+        """Take note of what the plan says is read, and of spaces it has got; these are returned."""
+        fresh = [space for snapshot, space in self._plan.spaces.items() if snapshot not in self._pages]
+        for space in fresh:
+            nothing = np.zeros(space.count, np.uint8)
+            self._pages[space.snapshot] = _Pages(space, nothing, np.zeros(space.count, np.bool_), np.zeros(0, np.int32))
+        self._mark, consumed = self._plan.consumed_since(self._mark)
+        for snapshot, ids in consumed or ():
+            pages = self._pages.get(snapshot)
+            if pages is not None:
+                pages.unread[ids] = False
+                pages.candidates = np.concatenate((pages.candidates, ids))
+        return fresh
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def coming(self, blocks: Blocks) -> None:
+        """Blocks that are not there are about to be pushed."""
+        pages = self._pages[blocks.snapshot]
+        pages.states[blocks.ids] = COMING
+        self.used += _bytes(pages, blocks.ids)
+
+    def came(self, blocks: Blocks, *, failed: Ids) -> None:
+        """The order is done. failed: of its blocks; they are left alone until `retry`."""
+        pages = self._pages[blocks.snapshot]
+        # Whoever read one meanwhile has brought its pages.
+        came = blocks.ids[pages.states[blocks.ids] == COMING]
+        failed = failed[pages.states[failed] == COMING]
+        pages.unread[came] = True
+        pages.states[came] = HELD
+        self._gone(pages, failed)
+        pages.states[failed] = REFUSED
+
+    def retry(self) -> None:
+        for pages in self._pages.values():
+            pages.states[pages.states == REFUSED] = OUT
+
+    def there(self, blocks: Blocks) -> None:
+        """Their pages were there before we were."""
+        pages = self._pages[blocks.snapshot]
+        self._enter(pages, blocks.ids)
+
+    def going_now(self, blocks: Blocks) -> None:
+        """Blocks that are held are about to be dropped."""
+        pages = self._pages[blocks.snapshot]
+        pages.states[blocks.ids] = GOING
+        self.going += _bytes(pages, blocks.ids)
+        self.wasted += int(np.count_nonzero(pages.unread[blocks.ids]))
+
+    def went(self, blocks: Blocks) -> None:
+        """Those that could not be dropped as well: there is no such file, so there are no pages."""
+        pages = self._pages[blocks.snapshot]
+        self.going -= _bytes(pages, blocks.ids)
+        self._gone(pages, blocks.ids)
+
+    def read(self, blocks: Blocks, tripped: Ids) -> None:
+        """The mount has read these, so the kernel has their pages. tripped: those that were to be."""
+        pages = self._pages[blocks.snapshot]
+        ids = np.unique(blocks.ids)
+        absent = ids[np.isin(pages.states[ids], (OUT, COMING, REFUSED))]
+        if self._plan.spaces.get(blocks.snapshot) is not None:
+            self.late += int(np.count_nonzero(~np.isin(absent, tripped)))
+        pages.unread[ids] = False
+        pages.candidates = np.concatenate((pages.candidates, ids))
+        self._enter(pages, ids)
+
+    def _enter(self, pages: _Pages, ids: Ids) -> None:
+        self.used += _bytes(pages, ids[np.isin(pages.states[ids], (OUT, REFUSED))])
+        pages.states[ids[pages.states[ids] != GOING]] = HELD
+
+    def _gone(self, pages: _Pages, ids: Ids) -> None:
+        pages.states[ids] = OUT
+        pages.unread[ids] = False
+        self.used -= _bytes(pages, ids)
+
+    # --- what gives way -----------------------------------------------------------------------------------------------
+
+    def victims(self, size: int, later_than: float, count: int, now: float) -> list[Blocks]:
+        """At most *count* blocks that are held and read later than in *later_than* seconds, the last of all first,
+        until they make *size* bytes."""
+        if self._version == self._plan.version:
+            found, total = self._furthest(size, later_than, count)
+            if total >= size or now - self._looked < LOOK_SECONDS:
+                return found
+        self._version, self._looked = self._plan.version, now
+        for pages in self._pages.values():
+            pages.candidates = np.flatnonzero(pages.states == HELD).astype(np.int32)
+        found, _ = self._furthest(size, later_than, count)
+        self._keep_furthest()
+        return found
+
+    def _furthest(self, size: int, later_than: float, count: int) -> tuple[list[Blocks], int]:
+        snapshots, whose, ids, due = self._ranked()
+        order = np.argsort(-due, kind="stable")
+        order = order[: np.count_nonzero(due > later_than)][:count]
+        sizes = np.zeros(len(order), np.int64)
+        for number, snapshot in enumerate(snapshots):
+            theirs = whose[order] == number
+            sizes[theirs] = self._pages[snapshot].space.sizes[ids[order[theirs]]]
+        ends = np.cumsum(sizes)
+        order = order[: int(np.searchsorted(ends, size)) + 1]
+        found = [Blocks(snapshot, ids[order[whose[order] == number]]) for number, snapshot in enumerate(snapshots)]
+        return [blocks for blocks in found if len(blocks.ids)], int(ends[len(order) - 1]) if len(order) else 0
+
+    def _ranked(self) -> tuple[list[str], npt.NDArray[np.int64], Ids, npt.NDArray[np.float64]]:
+        """All candidates: snapshots, whose each is, block, seconds until it is read."""
+        snapshots = list(self._pages)
+        for pages in self._pages.values():
+            candidates = np.unique(pages.candidates)
+            pages.candidates = candidates[pages.states[candidates] == HELD]
+        blocks = [self._pages[snapshot].candidates for snapshot in snapshots]
+        whose = np.repeat(np.arange(len(blocks)), [len(ids) for ids in blocks])
+        due = [self._plan.next_use_of(snapshot, ids) for snapshot, ids in zip(snapshots, blocks, strict=True)]
+        return (
+            snapshots,
+            whose,
+            np.concatenate([np.zeros(0, np.int32), *blocks]),
+            np.concatenate([np.zeros(0, np.float64), *due]),
+        )
+
+    def _keep_furthest(self) -> None:
+        snapshots, whose, ids, due = self._ranked()
+        wanted = max(_FEWEST, len(ids) // _PART)
+        if len(ids) <= wanted:
+            return
+        kept = np.argpartition(due, len(due) - wanted)[-wanted:]
+        for number, snapshot in enumerate(snapshots):
+            self._pages[snapshot].candidates = ids[kept[whose[kept] == number]]
+
+
+def _bytes(pages: _Pages, ids: Ids) -> int:
+    return int(pages.space.sizes[ids].sum(dtype=np.int64))

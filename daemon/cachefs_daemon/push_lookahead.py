@@ -1,0 +1,165 @@
+"""Which blocks' pages to push next, soonest first, and which to take away again as tripwires. Arrays only, no I/O."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs_daemon.block_space import Ids
+from cachefs_daemon.page_cache import HELD, OUT, Blocks
+from cachefs_daemon.plan import Plan
+from cachefs_daemon.residents import ABSENT
+from cachefs_daemon.tripwires import are_tripwires
+
+States = Mapping[str, npt.NDArray[np.uint8]]
+NOTHING: Final[States] = {}
+
+_LOOK: Final = 1024
+_LONGEST_LOOK: Final = 1 << 15
+# Reads of one consumer that are looked at in one call: 1 ms.
+_MOST_LOOKS: Final = 1 << 16
+# Tripwires that lie ahead of a consumer at least, if need be by taking pages away.
+_ARMED: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A consumer as pushing sees it. key: in the plan; skip: reads, from its place in the plan on, that come too soon
+    to be pushed; every: reads from one tripwire to the next, 0 where it says itself how far it is."""
+
+    key: str
+    skip: int
+    every: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Blocks of one snapshot, and the seconds until each is read, in that order."""
+
+    snapshot: str
+    ids: Ids
+    seconds: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Reads of one epoch. start: counts all of the consumer; reads: counted from the start of the epoch."""
+
+    start: int
+    reads: npt.NDArray[np.int64]
+    blocks: Ids
+    seconds: npt.NDArray[np.float64]
+
+
+class PushLookahead:
+    """Remembers how far it has looked, as cachefs_daemon.lookahead does."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._looked: dict[str, tuple[tuple[str, int], int]] = {}
+
+    def rewind(self) -> None:
+        """Look at all again: blocks have come to the node, or their pages have gone."""
+        self._looked.clear()
+
+    def take(self, readers: Sequence[Reader], pages: States, residents: States, count: int, size: int) -> Due | None:
+        """At most *count* blocks of one snapshot, of *size* bytes, that are on the node and not in the page cache; all
+        of which the caller has pushed."""
+        before = dict(self._looked)
+        found = self._find(readers, pages, residents, count)
+        due = self._merge(found, count)
+        if due is None:
+            return None
+        ends = np.cumsum(self._plan.spaces[due.snapshot].sizes[due.ids], dtype=np.int64)
+        fitting = int(np.searchsorted(ends, size, side="right"))
+        if fitting < sum(len(one.ids) for one in found):
+            self._looked = before  # some are to be given again
+        return Due(due.snapshot, due.ids[:fitting], due.seconds[:fitting]) if fitting else None
+
+    def peek(self, readers: Sequence[Reader], pages: States, residents: States, count: int) -> Due | None:
+        """What `take` would give if there were room."""
+        before = dict(self._looked)
+        due = self._merge(self._find(readers, pages, residents, count), count)
+        self._looked = before
+        return due
+
+    def unarmed(self, reader: Reader, pages: States) -> Blocks | None:
+        """The next few tripwires whose pages are there, so that nobody would see them read."""
+        snapshot, _ = self._plan.generation(reader.key)
+        states = pages.get(snapshot)
+        if not reader.every or states is None:
+            return None
+        stretch = next(self._stretches(reader, 0, (1 + _ARMED) * reader.every), None)
+        if stretch is None:
+            return None
+        # Not the one it may be reading now.
+        near = are_tripwires(stretch.reads, reader.every)
+        near[: min(reader.skip + 1, len(near))] = False
+        ids = np.unique(stretch.blocks[near & (states[stretch.blocks] == HELD)])
+        return Blocks(snapshot, ids) if len(ids) else None
+
+    def _find(self, readers: Sequence[Reader], pages: States, residents: States, count: int) -> list[Due]:
+        found = (self._look(reader, pages, residents, count) for reader in readers)
+        return [due for due in found if due is not None]
+
+    @staticmethod
+    def _merge(found: Sequence[Due], count: int) -> Due | None:
+        """The soonest, of the snapshot that is read soonest."""
+        if not found:
+            return None
+        snapshot = min(found, key=lambda due: float(due.seconds[0])).snapshot
+        ids = np.concatenate([due.ids for due in found if due.snapshot == snapshot])
+        seconds = np.concatenate([due.seconds for due in found if due.snapshot == snapshot])
+        order = np.argsort(seconds, kind="stable")
+        _, first = np.unique(ids[order], return_index=True)
+        order = order[np.sort(first)][:count]
+        return Due(snapshot, ids[order], seconds[order])
+
+    def _look(self, reader: Reader, pages: States, residents: States, count: int) -> Due | None:
+        generation = self._plan.generation(reader.key)
+        snapshot = generation[0]
+        states, here = pages.get(snapshot), residents.get(snapshot)
+        if states is None or here is None:
+            return None
+        before = self._looked.get(reader.key)
+        start = before[1] if before is not None and before[0] == generation else 0
+        ids: list[Ids] = []
+        seconds: list[npt.NDArray[np.float64]] = []
+        found = seen = 0
+        for stretch in self._stretches(reader, start, _LOOK):
+            wanted = (states[stretch.blocks] == OUT) & (here[stretch.blocks] != ABSENT)
+            wanted &= ~are_tripwires(stretch.reads, reader.every)
+            places = np.flatnonzero(wanted)
+            ended = found + len(places) >= count
+            places = places[: count - found]
+            ids.append(stretch.blocks[places])
+            seconds.append(stretch.seconds[places])
+            found += len(places)
+            seen += len(stretch.blocks)
+            start = stretch.start + (int(places[-1]) + 1 if ended and len(places) else len(stretch.blocks))
+            if ended or seen >= _MOST_LOOKS:
+                break
+        self._looked[reader.key] = (generation, start)
+        return Due(snapshot, np.concatenate(ids), np.concatenate(seconds)) if found else None
+
+    def _stretches(self, reader: Reader, start: int, look: int) -> Iterator[_Stretch]:
+        """Its future from read *start* on, but not before what it may be reading now."""
+        now = self._plan.window(reader.key, 0, 1)
+        if now is None:
+            return
+        current, position = self._plan.place(reader.key)
+        epoch = self._plan.epoch(reader.key, current)
+        length = len(epoch.blocks) if epoch is not None else 0
+        # Where the current epoch is unknown or over, the first known read is one of the next.
+        origin = now.start - position if position < length else now.start - length
+        start = max(start, now.start + reader.skip)
+        while (window := self._plan.window(reader.key, start, look)) is not None:
+            count = len(window.blocks)
+            first = window.start - origin
+            reads = np.arange(first, first + count) - (length if first >= length else 0)
+            seconds = np.asarray(window.seconds + window.period * np.arange(count), np.float64)
+            yield _Stretch(window.start, reads, window.blocks, seconds)
+            start = window.start + count
+            look = min(2 * look, _LONGEST_LOOK)

@@ -1,0 +1,96 @@
+"""All pushers of the node's mounts: one each, from its subscription until it leaves or another takes its place."""
+
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from cachefs.messages import MountView
+from cachefs.push_messages import PushDone, PushOrder, PushSubscribe
+from cachefs.sizes import format_size
+from cachefs_daemon.block_space import NO_BLOCK, Ids
+from cachefs_daemon.page_cache import HELD, Blocks
+from cachefs_daemon.page_pusher import PagePusher, Readers
+from cachefs_daemon.push_lookahead import NOTHING, States
+from cachefs_daemon.store import BlockStore
+
+log = logging.getLogger(__name__)
+
+
+class Pushing:
+    """Used from the event loop only."""
+
+    def __init__(self, store: BlockStore, readers: Readers) -> None:
+        self._store = store
+        self._plan = store.plan
+        self._readers = readers
+        self._pushers: dict[str, PagePusher] = {}
+
+    def __bool__(self) -> bool:
+        """Somebody pushes."""
+        return bool(self._pushers)
+
+    async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
+        pusher = PagePusher(request, self._store, self._readers)
+        self._pushers[request.mount] = pusher
+        log.info("mount %s takes pages ahead of reads, up to %s", request.mount, format_size(request.budget))
+        try:
+            async for order in pusher.orders():
+                if self._pushers.get(request.mount) is not pusher:
+                    return
+                yield order
+        finally:
+            if self._pushers.get(request.mount) is pusher:
+                del self._pushers[request.mount]
+
+    def report(self, report: PushDone) -> None:
+        pusher = self._pushers.get(report.mount)
+        if pusher is not None:
+            pusher.report(report)
+
+    def wake(self) -> None:
+        for pusher in self._pushers.values():
+            pusher.wake()
+
+    def pages_of(self, mount: str) -> States:
+        """What is in the page cache of *mount*, as far as its pusher knows."""
+        pusher = self._pushers.get(mount)
+        return pusher.pages.states if pusher is not None else NOTHING
+
+    def saw(self, mount: str, accessed: Sequence[bytes], tripped: Mapping[str, Ids]) -> None:
+        """*mount* has read these blocks. tripped: those, by snapshot, that were left to it on purpose."""
+        pusher = self._pushers.get(mount)
+        if pusher is None:
+            return
+        for snapshot, space in pusher.pages.spaces.items():
+            ids = space.ids(accessed)
+            ids = ids[ids != NO_BLOCK]
+            if len(ids):
+                pusher.pages.read(Blocks(snapshot, ids), tripped.get(snapshot, ids[:0]))
+        pusher.wake()
+
+    def ahead(self, snapshot: str, blocks: Ids) -> int:
+        """Bytes of these blocks that are in some mount's page cache."""
+        most = 0
+        for pusher in self._pushers.values():
+            states = pusher.pages.states.get(snapshot)
+            if states is not None:
+                held = np.unique(blocks[states[blocks] == HELD])
+                most = max(most, int(pusher.pages.spaces[snapshot].sizes[held].sum(dtype=np.int64)))
+        return most
+
+    def shown(self, view: MountView) -> MountView:
+        """With what is pushed."""
+        pusher = self._pushers.get(view.id)
+        if pusher is None:
+            return view
+        pages = pusher.pages
+        counters = {f"push_{name}": value for name, value in pusher.counters.items()}
+        counters |= {
+            "push_late": pages.late,
+            "push_wasted": pages.wasted,
+            "push_held_bytes": pages.used,
+            "push_budget": pages.budget,
+        }
+        return msgspec.structs.replace(view, counters={**view.counters, **counters})
