@@ -11,6 +11,7 @@ import click
 
 from cachefs.errors import CachefsError
 from cachefs_tools.bench import push_large, push_paced, push_speed
+from cachefs_tools.bench.push_node import TIERS
 from cachefs_tools.scratch_node import end_in_order_when_interrupted
 
 FILES: Final = 20_000
@@ -26,8 +27,9 @@ Runs = list[dict[str, Any]]
 
 def _paced(work: Path, options: Options, watch_pages: bool = False) -> Runs:
     load = push_paced.Paced(
-        files=options["files"], size=options["size"], epochs=options["epochs"], compute=options["compute"] / 1e3,
-        head_start=options["head_start"], budget=options["budget"], watch_pages=watch_pages,
+        files=options["files"], size=options["size"], tier=options["tier"], epochs=options["epochs"],
+        compute=options["compute"] / 1e3, head_start=options["head_start"], budget=options["budget"],
+        watch_pages=watch_pages,
     )  # fmt: skip
     return push_paced.measure(work, load)
 
@@ -38,7 +40,7 @@ def _small_budget(work: Path, options: Options) -> Runs:
 
 def _full_speed(work: Path, options: Options) -> Runs:
     load = push_speed.FullSpeed(
-        options["files"], options["size"], options["turns"], options["head_start"], options["budget"]
+        options["files"], options["size"], options["tier"], options["turns"], options["head_start"], options["budget"]
     )
     return push_speed.measure(work, load)
 
@@ -49,9 +51,9 @@ def _large(work: Path, options: Options) -> Runs:
 
 # Each with what it takes for options that are not given.
 PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
-    "m1": (_paced, {"size": SIZE, "budget": "", "head_start": HEAD_START}),
-    "m2": (_full_speed, {"size": SIZE, "budget": "", "head_start": 0.0}),
-    "m3": (_small_budget, {"size": SIZE, "budget": SMALL_BUDGET, "head_start": HEAD_START}),
+    "m1": (_paced, {"size": SIZE, "tier": "ssd", "budget": "", "head_start": HEAD_START}),
+    "m2": (_full_speed, {"size": SIZE, "tier": "memory", "budget": "", "head_start": 0.0}),
+    "m3": (_small_budget, {"size": SIZE, "tier": "ssd", "budget": SMALL_BUDGET, "head_start": HEAD_START}),
     "m5": (_large, {"size": LARGE, "budget": "", "head_start": 0.0}),
 }
 
@@ -62,6 +64,7 @@ PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
 @click.option(
     "--size", type=click.IntRange(min=9), help=f"Bytes of a file.  [default: {SIZE}; m5: {LARGE}, and one file]"
 )
+@click.option("--tier", type=click.Choice(TIERS), help="That holds the files.  [default: ssd; m2: memory; m5: both]")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(min=1), help="m1 and m3.")
 @click.option("--turns", default=3, show_default=True, type=click.IntRange(min=1), help="m2: mounts of each way.")
 @click.option(

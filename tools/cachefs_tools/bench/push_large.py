@@ -21,7 +21,7 @@ from cachefs.job_messages import JobPublish, SampleMap, SamplerSpec
 from cachefs_tools.bench.processor_time import accounted
 from cachefs_tools.bench.push_node import (
     DATASET,
-    SMALL_TIER,
+    TIERS,
     PushNode,
     cold_mount,
     published,
@@ -56,10 +56,10 @@ def measure(work: Path, load: Large) -> list[dict[str, Any]]:
     write_large(source / NAME, load.size)
     room = room_for(1, load.size)
     runs = []
-    for tier, memory, ssd in (("memory", room, 0), ("ssd", SMALL_TIER, room)):
+    for tier in TIERS:
         place = work / tier
         place.mkdir()
-        with push_node(place, source, memory, ssd) as node:
+        with push_node(place, source, tier, room) as node:
             runs += [
                 _run(node, source, load, tier, pattern, way) for pattern in ("sequential", "random") for way in WAYS
             ]

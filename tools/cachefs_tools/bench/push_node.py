@@ -22,6 +22,7 @@ from cachefs_tools.bench.reads import forget_pages
 from cachefs_tools.scratch_node import daemon, mounted
 
 DATASET: Final = "bench"
+TIERS: Final = ("memory", "ssd")
 BLOCK_SIZE: Final = 4 << 20
 # What a tier that is not meant to hold anything still needs to let blocks pass.
 SMALL_TIER: Final = 32 << 20
@@ -90,8 +91,10 @@ def room_for(files: int, size: int) -> int:
 
 
 @contextmanager
-def push_node(work: Path, source: Path, memory: int, ssd: int) -> Iterator[PushNode]:
-    """With all of the directory *source* in its tiers as the dataset `bench`. memory, ssd: bytes (ssd: 0 for none)."""
+def push_node(work: Path, source: Path, tier: str, room: int) -> Iterator[PushNode]:
+    """With all of the directory *source* in its tiers as the dataset `bench`. tier: `memory`, which is then the only
+    one, or `ssd`, beside a memory tier of the smallest use; room: its bytes."""
+    memory, ssd = (room, 0) if tier == "memory" else (SMALL_TIER, room)
     socket, config = work / "cachefsd.sock", work / "cachefsd.toml"
     directory = Path(tempfile.mkdtemp(prefix="cachefs-bench-", dir="/dev/shm"))
     try:

@@ -20,7 +20,6 @@ from cachefs.rpc import JOB_PROGRESS
 from cachefs_tools.bench.processor_time import accounted
 from cachefs_tools.bench.push_node import (
     DATASET,
-    SMALL_TIER,
     PushNode,
     cold_mount,
     published,
@@ -42,11 +41,13 @@ PATIENCE_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """compute: seconds per sample; head_start: seconds from publishing to the first read; budget: of the page cache,
-    as the mount option takes it, or empty for its default; watch_pages: sample what is resident of the mount."""
+    """tier: `memory` or `ssd`, where the dataset is; compute: seconds per sample; head_start: seconds from publishing
+    to the first read; budget: of the page cache, as the mount option takes it, or empty for its default; watch_pages:
+    sample what is resident of the mount."""
 
     files: int
     size: int
+    tier: str
     epochs: int
     compute: float
     head_start: float
@@ -55,10 +56,10 @@ class Paced:
 
 
 def measure(work: Path, load: Paced) -> list[dict[str, Any]]:
-    """A run that is told nothing, and one with heartbeats, on new mounts of one node with the dataset on SSD."""
+    """A run that is told nothing, and one with heartbeats, on new mounts of one node that holds the dataset."""
     source = work / "native"
     write_samples(source, load.files, load.size)
-    with push_node(work, source, SMALL_TIER, room_for(load.files, load.size)) as node:
+    with push_node(work, source, load.tier, room_for(load.files, load.size)) as node:
         return [_run(node, source, load, heartbeats) for heartbeats in (False, True)]
 
 

@@ -20,7 +20,6 @@ from cachefs_tools.bench.hotread import HotRead, compile_hotread, first_round
 from cachefs_tools.bench.processor_time import accounted
 from cachefs_tools.bench.push_node import (
     DATASET,
-    SMALL_TIER,
     PushNode,
     cold_mount,
     published,
@@ -39,11 +38,12 @@ READERS: Final = (1, 2)
 
 @dataclass(frozen=True, slots=True)
 class FullSpeed:
-    """turns: new mounts of each way; head_start: seconds from publishing to the first read; budget: of the page cache,
-    as the mount option takes it, or empty for its default."""
+    """tier: `memory` or `ssd`, where the dataset is; turns: new mounts of each way; head_start: seconds from publishing
+    to the first read; budget: of the page cache, as the mount option takes it, or empty for its default."""
 
     files: int
     size: int
+    tier: str
     turns: int
     head_start: float
     budget: str = ""
@@ -55,7 +55,7 @@ def measure(work: Path, load: FullSpeed) -> list[dict[str, Any]]:
     names = [sample_name(number) for number in range(load.files)]
     hotread = compile_hotread(work, names)
     orders = [numpy.array(first_round(load.files, seed), "<u4") for seed in range(EPOCHS)]
-    with push_node(work, source, SMALL_TIER, room_for(load.files, load.size)) as node:
+    with push_node(work, source, load.tier, room_for(load.files, load.size)) as node:
         load_pages_alike((source,), names)
         return [_by_readers(node, source, load, hotread, orders, readers) for readers in READERS]
 
