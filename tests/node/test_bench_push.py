@@ -49,7 +49,6 @@ def test_full_speed_with_and_without_pushing(tmp_path: Path) -> None:
             assert all(requests <= 1 / 8 for requests in turn["fuse_requests_per_file"][1:])
         (alone,) = run["turns"]["not pushing"]
         assert 1 <= alone["fuse_requests_per_file"][0] < 1.2
-        assert alone["fuse_requests_per_file"][1:] == [0, 0]
         assert alone["push"].get("push_stored_blocks", 0) == 0
 
 
