@@ -139,7 +139,7 @@ class Crew:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while said := worker.channel.recv(_MESSAGE, socket.MSG_DONTWAIT):
                 self._heard(worker, said)
-            self._selector.unregister(worker.channel)  # it has closed its end, and is about to die
+            self._ignore(worker.channel)  # it has closed its end, and is about to die
 
     def _heard(self, worker: _Employed, said: bytes) -> None:
         worker.silent = 0
@@ -155,7 +155,7 @@ class Crew:
 
     def _bury(self, worker: _Employed) -> None:
         self._hear(worker)
-        self._selector.unregister(worker.pidfd)
+        self._ignore(worker.pidfd)
         os.close(worker.pidfd)
         _, status = os.waitpid(worker.pid, 0)
         if worker not in self._workers:
@@ -170,10 +170,13 @@ class Crew:
                 self._crashes = 0
             self._crashed(worker.number)
 
+    def _ignore(self, source: int | socket.socket) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(source)
+
     def _vacate(self, worker: _Employed) -> None:
         self._workers.remove(worker)
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(worker.channel)
+        self._ignore(worker.channel)
         worker.channel.close()
         if not self.over and not device.resend(self._session.device):
             log.warning("this kernel hands out no request twice: those of worker %d fail", worker.number)

@@ -260,11 +260,10 @@ def test_umount_recovers_the_mount_point_of_a_killed_mount(daemon: Daemon, tmp_p
 
 def test_a_hanging_mount_keeps_nobody_from_answering(daemon: Daemon, tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
-    with mounted(daemon.socket, "tree", directory):
-        with frozen(daemon.client, directory):
-            for arguments in (["status"], ["mounts"], ["ls", "tree"], ["dataset", "list"], ["errors"]):
-                assert run(daemon, *arguments).returncode == 0
-            assert answer(daemon, "umount", directory, "--lazy")["recovered"] is False
+    with mounted(daemon.socket, "tree", directory), frozen(daemon.client, directory):
+        for arguments in (["status"], ["mounts"], ["ls", "tree"], ["dataset", "list"], ["errors"]):
+            assert run(daemon, *arguments).returncode == 0
+        assert answer(daemon, "umount", directory, "--lazy")["recovered"] is False
 
 
 def test_errors_name_the_object_that_could_not_be_read(daemon: Daemon, tree: Path) -> None:

@@ -1,0 +1,221 @@
+"""Mounts whose workers, supervisor or pusher are taken away, or stop, under readers."""
+
+import errno
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cachefs.messages import Empty
+from cachefs.mount import kernel
+from cachefs.rpc import STATUS
+from tests.daemon import Daemon
+from tests.mounting import counters, drop_pages, mount_pid, mounted, read_tree
+
+KILLS = 20
+READERS = 4
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = random.Random(8)
+    top = tmp_path_factory.mktemp("origin")
+    for number in range(150):
+        (top / f"{number:03}.bin").write_bytes(rng.randbytes(rng.randrange(1, 200_000)))
+    return top
+
+
+@pytest.fixture(scope="module")
+def expected(tree: Path) -> dict[bytes, bytes | None]:
+    return read_tree(tree)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, tree: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "node") as running:
+        running.add_dataset("tree", f"file://{tree}")
+        yield running
+
+
+class Readers:
+    """Threads that read cold files; failures: what went wrong; reads: how many went right; slowest: seconds."""
+
+    def __init__(self, mount: Path, expected: dict[bytes, bytes | None]) -> None:
+        self.failures: list[object] = []
+        self.reads = 0
+        self.slowest = 0.0
+        self._mount = mount
+        self._expected = expected
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._read, args=(seed,)) for seed in range(READERS)]
+
+    def _read(self, seed: int) -> None:
+        rng = random.Random(seed)
+        names = list(self._expected)
+        while not self._stop.is_set():
+            name = rng.choice(names)
+            began = time.monotonic()
+            try:
+                with open(os.path.join(os.fsencode(self._mount), name), "rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    if file.read() != self._expected[name]:
+                        self.failures.append(name)
+            except OSError as error:
+                self.failures.append(error)
+                return
+            self.reads += 1
+            self.slowest = max(self.slowest, time.monotonic() - began)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def reading(mount: Path, expected: dict[bytes, bytes | None]) -> Iterator[Readers]:
+    readers = Readers(mount, expected)
+    readers.start()
+    try:
+        yield readers
+    finally:
+        readers.stop()
+
+
+def supervisor_of(daemon: Daemon, mount: Path) -> psutil.Process:
+    return psutil.Process(mount_pid(daemon.client, mount))
+
+
+def workers(supervisor: psutil.Process) -> list[psutil.Process]:
+    """Its children that have the device open: all but its guard, and the pusher, which such tests leave out."""
+    return [child for child in supervisor.children() if _has_device(child)]
+
+
+def test_readers_do_not_notice_that_workers_are_killed(
+    daemon: Daemon, expected: dict[bytes, bytes | None], tmp_path: Path
+) -> None:
+    rng = random.Random(9)
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=2", "no_push") as mount:
+        supervisor = supervisor_of(daemon, mount)
+        with reading(mount, expected) as readers:
+            for _ in range(KILLS):
+                alive = workers(supervisor)
+                if alive:
+                    rng.choice(alive).kill()
+                time.sleep(rng.uniform(0, 0.2))
+        assert not readers.failures
+        assert readers.reads > KILLS
+        _wait_for(lambda: len(workers(supervisor)) == 2)
+        assert read_tree(mount) == expected
+
+
+def test_a_request_in_the_hands_of_a_killed_worker_is_answered_by_the_next(
+    daemon: Daemon, expected: dict[bytes, bytes | None], tmp_path: Path
+) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push") as mount:
+        supervisor = supervisor_of(daemon, mount)
+        (worker,) = workers(supervisor)
+        daemon.process.send_signal(signal.SIGSTOP)  # keeps the worker waiting for its block
+        answers: list[bytes] = []
+        reader = threading.Thread(target=lambda: answers.append((mount / "003.bin").read_bytes()))
+        try:
+            reader.start()
+            time.sleep(0.5)
+            worker.kill()
+            _wait_for(lambda: worker.pid not in [other.pid for other in workers(supervisor)])
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+        reader.join(30)
+        assert answers == [expected[b"003.bin"]]
+
+
+def test_a_worker_that_stands_still_is_replaced(
+    daemon: Daemon, expected: dict[bytes, bytes | None], tmp_path: Path
+) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push") as mount:
+        supervisor = supervisor_of(daemon, mount)
+        (worker,) = workers(supervisor)
+        worker.suspend()
+        assert (mount / "004.bin").read_bytes() == expected[b"004.bin"]
+        _wait_for(lambda: not worker.is_running())
+
+
+def test_when_the_supervisor_is_killed_readers_get_an_error(
+    daemon: Daemon, expected: dict[bytes, bytes | None], tmp_path: Path
+) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=2") as mount:
+        supervisor = supervisor_of(daemon, mount)
+        family = [supervisor, *supervisor.children()]
+        with reading(mount, expected) as readers:
+            time.sleep(0.3)
+            supervisor.kill()
+            _wait_for(lambda: len(readers.failures) == READERS)
+        assert {error.errno for error in readers.failures if isinstance(error, OSError)} <= {
+            errno.ENOTCONN, errno.ECONNABORTED,
+        }  # fmt: skip
+        _wait_for(lambda: not any(process.is_running() for process in family))
+        _wait_for(lambda: kernel.is_dead(mount))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_unmounting_ends_all_processes(daemon: Daemon, tmp_path: Path, lazy: bool) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=2") as mount:
+        supervisor = supervisor_of(daemon, mount)
+        family = [supervisor, *supervisor.children()]
+        kernel.unmount(mount, lazy=lazy)
+        _wait_for(lambda: not any(process.is_running() for process in family))
+        assert not daemon.client.call(STATUS, Empty()).mounts
+
+
+def test_counters_are_summed_over_workers_and_their_deaths(
+    daemon: Daemon, expected: dict[bytes, bytes | None], tmp_path: Path
+) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=2", "no_push") as mount:
+        supervisor = supervisor_of(daemon, mount)
+        for _ in range(2):
+            drop_pages(mount)
+            read_tree(mount)
+            before = counters(daemon.client, mount)["read"]
+            workers(supervisor)[0].kill()
+            _wait_for(lambda: len(workers(supervisor)) == 2)
+        assert before >= 2 * len(expected)
+        assert counters(daemon.client, mount)["read"] >= before
+        assert len(daemon.client.call(STATUS, Empty()).mounts) == 1
+
+
+def test_workers_that_keep_crashing_end_the_mount(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push") as mount:
+        supervisor = supervisor_of(daemon, mount)
+        while supervisor.is_running():
+            for worker in supervisor.children():
+                worker.send_signal(signal.SIGSEGV)
+            time.sleep(0.05)
+        assert not any(point.path == mount for point in kernel.mount_points())
+        assert "crash" in Path(f"{mount}.log").read_text()
+
+
+def _has_device(process: psutil.Process) -> bool:
+    try:
+        links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return "/dev/fuse" in links
+
+
+def _wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
