@@ -26,8 +26,8 @@ from cachefs.mount.worker import FAILED, OVER, READY, Mount, work
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS: Final = 10
-# Workers that crash, one soon after the other, before the mount is given up. Who is killed while it serves does not
-# count: whoever kills it sets the pace.
+# Workers that crash, one soon after the other, before the mount is given up. Who is killed does not count: that says
+# nothing of the next.
 MOST_CRASHES: Final = 8
 STEADY_SECONDS: Final = 10.0
 FIRST_PAUSE: Final = 0.05
@@ -99,7 +99,7 @@ class Crew:
                 self._start(number)
             except OSError as error:
                 log.error("worker %d cannot be started: %s", number, error.strerror)
-                self._crashed(number)
+                self._crashed(number, 0.0)
 
     def _start(self, number: int) -> None:
         clone = self._session.clone()
@@ -165,10 +165,10 @@ class Crew:
             return
         how = os.waitstatus_to_exitcode(status)
         log.warning("worker %d (process %d) ended with %d and is replaced", worker.number, worker.pid, how)
-        if how != -signal.SIGKILL or not worker.ready:
-            if time.monotonic() - worker.began > STEADY_SECONDS:
-                self._crashes = 0
-            self._crashed(worker.number)
+        if how != -signal.SIGKILL or not self.ready:
+            self._crashed(worker.number, time.monotonic() - worker.began)
+        elif not worker.ready:
+            self._vacant[worker.number] += FIRST_PAUSE
 
     def _ignore(self, source: int | socket.socket) -> None:
         with contextlib.suppress(KeyError):
@@ -183,8 +183,8 @@ class Crew:
         os.close(worker.clone)
         self._vacant[worker.number] = time.monotonic()
 
-    def _crashed(self, number: int) -> None:
-        self._crashes += 1
+    def _crashed(self, number: int, lived: float) -> None:
+        self._crashes = 1 if lived > STEADY_SECONDS else self._crashes + 1
         if self._crashes >= MOST_CRASHES or not self.ready:
             self.failure = self.failure or CachefsError("the workers of the mount crash; see its log")
         self._vacant[number] = time.monotonic() + FIRST_PAUSE * 2**self._crashes

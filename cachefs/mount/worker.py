@@ -4,6 +4,7 @@ It is forked from the supervisor with libfuse's session as the kernel's INIT has
 in the session's place. Nothing is kept between requests, so any worker can answer any of them.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -63,10 +64,16 @@ class Mount:
 
 def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
     """The life of worker *number*, in a process of its own. supervisor: who is told what the words above mean."""
+    logging.getLogger("pyfuse3").addFilter(_is_news)
     try:
         trio.run(Worker(mount, number, operations, supervisor).run)
     except CachefsError as error:
         supervisor.send(FAILED + str(error).encode())
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not an answer the kernel refused since it has got one: the request was handed out again when a worker died."""
+    return "fuse_reply" not in record.msg or record.args != (os.strerror(errno.ENOENT),)
 
 
 class Worker:
