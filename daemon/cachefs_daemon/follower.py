@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from cachefs_daemon.block_space import Ids
 from cachefs_daemon.plan import UNKNOWN, Epoch, Plan
-from cachefs_daemon.tripwires import are_tripwires, next_ones
+from cachefs_daemon.tripwires import MISSING, are_tripwires, next_ones
 
 # Reads that are judged together; out of how many of the latest a verdict is made.
 CHUNK: Final = 32
@@ -129,7 +129,9 @@ class Follower:
             gaps[places] = gap
         if here is not None and len(places) < len(ids):
             first = here.first[ids]
-            late = np.flatnonzero(np.isinf(gaps) & (first < position) & (first >= position - BEHIND * self._repetition))
+            late = np.flatnonzero(
+                np.isinf(gaps) & (first < position) & (first >= position - BEHIND * self._repetition * self.hidden)
+            )
             late = late[~self.knows(ids[late])] if len(late) else late
             reads[late] = first[late]
             gaps[late] = position - first[late]
@@ -184,7 +186,8 @@ class Follower:
         in_epoch = np.where(reads >= length, reads - length, reads)
         wires = np.flatnonzero((reads != UNKNOWN) & (reads >= position) & are_tripwires(in_epoch, every))
         wires = wires[np.argsort(reads[wires], kind="stable")]
-        passed = next_ones(reads[wires], max(position, self._high), self.tolerance, every)
+        reach = self.tolerance + MISSING * max(every, self.hidden)
+        passed = next_ones(reads[wires], max(position, self._high), reach)
         mine = ids[wires[: len(passed)]]
         if len(passed):
             self.begun = True

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 from cachefs_daemon.block_space import Ids
-from cachefs_daemon.page_cache import Blocks, PageCache
+from cachefs_daemon.page_cache import HELD, Blocks, PageCache
 from cachefs_daemon.push_lookahead import PushLookahead, Reader
 from cachefs_daemon.store import BlockStore
 
@@ -135,10 +135,11 @@ class PagePusher:
 
     def _to_drop(self, readers: Sequence[Reader], now: float) -> Iterator[Blocks]:
         states = self.pages.states
-        for reader in readers:
-            blocks = self._lookahead.unarmed(reader, states)
-            if blocks is not None:
-                yield blocks
+        self._lookahead.barred = self._lookahead.wires(readers)
+        for snapshot, wires in self._lookahead.barred.items():
+            held = wires[states[snapshot][wires] == HELD] if snapshot in states else wires[:0]
+            if len(held):
+                yield Blocks(snapshot, held)
         pages = self.pages
         wanted = (pages.budget >> _FREE_SHIFT) - pages.free - pages.going
         if wanted <= 0:

@@ -2,8 +2,9 @@
 
 From the origins to the node: into room that is free, as far ahead as the plan goes; where others must give way, no
 further ahead than Little's law asks for (what is read during the origin's latency, times a safety factor), because what
-is evicted early might have been evicted better: every block that is read meanwhile is needed only next epoch. So at
-the end of each step nothing has gone that is needed sooner than what came for it.
+is evicted early might have been evicted better: every block that is read meanwhile is needed only next epoch. Further
+only where the origin's bandwidth would not suffice later (see cachefs_daemon.backlog). So at the end of each step
+nothing has gone that is needed sooner than what came for it.
 
 From the SSD tier to memory: into free room of the memory tier, and beyond that shortly ahead into the kernel's page
 cache, from where the mount reads without waiting. A copy into a full memory tier would push as much back to the SSD,
@@ -25,6 +26,7 @@ import numpy as np
 from cachefs.block import Location
 from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
+from cachefs_daemon import backlog
 from cachefs_daemon.fetcher import Fetcher, Outcome
 from cachefs_daemon.gate import Gate
 from cachefs_daemon.lookahead import Lookahead, Name, Upcoming
@@ -60,7 +62,8 @@ class PrefetchSettings:
 
 class Prefetcher:
     """margin: seconds by which readers may be ahead of where the plan has them; fetched: told of (consumer, bytes) that
-    came for its sake."""
+    came for its sake; pushing: pages are pushed to mounts straight from the SSD tier, so that a copy in memory would be
+    one too many."""
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class Prefetcher:
         settings: PrefetchSettings,
         margin: Callable[[], float],
         fetched: Callable[[str, int], None],
+        pushing: Callable[[], bool],
     ) -> None:
         self._store = store
         self._plan = store.plan
@@ -79,11 +83,15 @@ class Prefetcher:
         self._settings = settings
         self._margin = margin
         self._fetched = fetched
+        self._pushing = pushing
         # None more than may read at once: what waits at the gate keeps the deadline it came with, and while estimates
         # of the rate grow, all that comes later would overtake it.
         self._max_flights = gate.ahead_slots
         self._some_time = Lookahead(self._plan, ABSENT)
         self._soon = Lookahead(self._plan, ABSENT)
+        self._in_time = Lookahead(self._plan, ABSENT)
+        self._backlog = 0.0
+        self._bandwidth = backlog.Bandwidth()
         self._some_time_on_ssd = Lookahead(self._plan, IN_SSD)
         self._soon_on_ssd = Lookahead(self._plan, IN_SSD)
         self._flights: dict[Name, int] = {}
@@ -133,13 +141,26 @@ class Prefetcher:
             self._looked = now
             self._some_time.rewind()
             self._paused = {name: until for name, until in self._paused.items() if until > now}
+            self._look_for_backlog()
         free = sum(self._store.free) - self._flying
         if free > 0:
             chosen = self._choose(self._some_time, math.inf, free)
             await self._fetch(await self._within_limits(chosen, making_room=False))
         # The window is short, and what is in it changes: it is looked at afresh.
         self._soon.rewind()
-        chosen = self._choose(self._soon, self.window, self._settings.max_bytes)
+        await self._fetch_for_others(self._choose(self._soon, self.window, self._settings.max_bytes))
+        if self._backlog > self.window:
+            await self._fetch_for_others(self._choose(self._in_time, self._backlog, self._settings.max_bytes))
+        if len(self._flights) < self._max_flights and self._flying < self._settings.max_bytes // 2:
+            self._bandwidth.idle()
+
+    def _look_for_backlog(self) -> None:
+        self._bandwidth.measure(self._fetcher.fetched_bytes)
+        self._backlog = backlog.seconds_ahead(self._plan, self._store.residents, self._bandwidth.value)
+        self._in_time.rewind()
+
+    async def _fetch_for_others(self, chosen: Sequence[Upcoming]) -> None:
+        """As far as there is room, or as others are needed later and give way."""
         if chosen:
             last = chosen[-1]
             [key] = self._plan.spaces[last.snapshot].keys(np.array([last.number]))
@@ -239,8 +260,8 @@ class Prefetcher:
 
     async def _from_ssd(self) -> None:
         free = self._store.free
-        if len(free) < 2:
-            await asyncio.sleep(LONGEST_PAUSE)
+        if len(free) < 2 or self._pushing():
+            await asyncio.sleep(LOOK_AGAIN)
             return
         now = asyncio.get_running_loop().time()
         if free[0] > 0:

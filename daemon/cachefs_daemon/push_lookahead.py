@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs_daemon.block_space import Ids
-from cachefs_daemon.page_cache import HELD, OUT, Blocks
+from cachefs_daemon.page_cache import OUT
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.residents import ABSENT
 from cachefs_daemon.tripwires import are_tripwires
@@ -54,9 +54,11 @@ class _Stretch:
 
 
 class PushLookahead:
-    """Remembers how far it has looked, as cachefs_daemon.lookahead does."""
+    """Remembers how far it has looked, as cachefs_daemon.lookahead does. barred: by snapshot, blocks that are passed
+    over."""
 
     def __init__(self, plan: Plan) -> None:
+        self.barred: dict[str, Ids] = {}
         self._plan = plan
         self._looked: dict[str, tuple[tuple[str, int], int]] = {}
 
@@ -85,20 +87,17 @@ class PushLookahead:
         self._looked = before
         return due
 
-    def unarmed(self, reader: Reader, pages: States) -> Blocks | None:
-        """The next few tripwires whose pages are there, so that nobody would see them read."""
-        snapshot, _ = self._plan.generation(reader.key)
-        states = pages.get(snapshot)
-        if not reader.every or states is None:
-            return None
-        stretch = next(self._stretches(reader, 0, (1 + _ARMED) * reader.every), None)
-        if stretch is None:
-            return None
-        # Not the one it may be reading now.
-        near = are_tripwires(stretch.reads, reader.every)
-        near[: min(reader.skip + 1, len(near))] = False
-        ids = np.unique(stretch.blocks[near & (states[stretch.blocks] == HELD)])
-        return Blocks(snapshot, ids) if len(ids) else None
+    def wires(self, readers: Sequence[Reader]) -> dict[str, Ids]:
+        """By snapshot, the next few tripwires of each reader: nobody's reads bring their pages."""
+        found: dict[str, Ids] = {}
+        for reader in readers:
+            stretch = next(self._stretches(reader, 0, (1 + _ARMED) * reader.every), None) if reader.every else None
+            if stretch is not None:
+                near = are_tripwires(stretch.reads, reader.every)
+                near[:1] = False  # it may be reading that now
+                snapshot, _ = self._plan.generation(reader.key)
+                found[snapshot] = np.union1d(found.get(snapshot, stretch.blocks[:0]), stretch.blocks[near])
+        return found
 
     def _find(self, readers: Sequence[Reader], pages: States, residents: States, count: int) -> list[Due]:
         found = (self._look(reader, pages, residents, count) for reader in readers)
@@ -125,6 +124,7 @@ class PushLookahead:
             return None
         before = self._looked.get(reader.key)
         start = before[1] if before is not None and before[0] == generation else 0
+        barred = self.barred.get(snapshot, ())
         ids: list[Ids] = []
         seconds: list[npt.NDArray[np.float64]] = []
         found = seen = 0
@@ -132,6 +132,7 @@ class PushLookahead:
             wanted = (states[stretch.blocks] == OUT) & (here[stretch.blocks] != ABSENT)
             wanted &= ~are_tripwires(stretch.reads, reader.every)
             places = np.flatnonzero(wanted)
+            places = places[~np.isin(stretch.blocks[places], barred)]
             ended = found + len(places) >= count
             places = places[: count - found]
             ids.append(stretch.blocks[places])

@@ -27,7 +27,7 @@ class Pushing:
         self._readers = readers
         self._pushers: dict[str, PagePusher] = {}
 
-    def __bool__(self) -> bool:
+    def is_active(self) -> bool:
         """Somebody pushes."""
         return bool(self._pushers)
 

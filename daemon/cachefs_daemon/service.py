@@ -81,10 +81,17 @@ class Service:
         self._pins = Pins(store, self._datasets, threads)
         self._limits = DatasetLimits(store, self._datasets, threads)
         self._jobs = Jobs(self._datasets, store, Sequences(store, self._fetcher, threads))
-        self._pushing = Pushing(store, self._jobs.readers)
         self._job_keeper = JobKeeper(self._jobs, config.daemon.state_dir, threads)
+        self._pushing = Pushing(store, self._jobs.readers)
         self._prefetcher = Prefetcher(
-            store, self._fetcher, gate, threads, config.prefetch_settings(), self._jobs.margin, self._jobs.fetched
+            store,
+            self._fetcher,
+            gate,
+            threads,
+            config.prefetch_settings(),
+            self._jobs.margin,
+            self._jobs.fetched,
+            self._pushing.is_active,
         )
         self._background: list[asyncio.Task[None]] = []
         self._tiers = {

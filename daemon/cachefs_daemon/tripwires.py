@@ -38,14 +38,12 @@ def are_tripwires(reads: Reads, every: int) -> npt.NDArray[np.bool_]:
     return are
 
 
-def next_ones(reads: Reads, front: int, tolerance: int, every: int) -> Reads:
-    """Those tripwires among *reads* (sorted) that a consumer which was at *front* comes to next, one after the other.
-
-    Whatever is further ahead is somebody else's, or proves nothing by itself.
-    """
+def next_ones(reads: Reads, front: int, reach: float) -> Reads:
+    """Those tripwires among *reads* (sorted) that a consumer which was at *front* comes to next, one after the other,
+    none further than *reach* ahead: that would be somebody else's, or prove nothing by itself."""
     passed: list[int] = []
     for read in reads.tolist():
-        if read >= front + tolerance + MISSING * every:
+        if read >= front + reach:
             break
         passed.append(read)
         front = max(front, read + 1)

@@ -1,0 +1,160 @@
+"""Pushing as the daemon plans it, on real mounts."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cachefs_tools.bench.resident_pages import resident_bytes
+
+from cachefs.job_messages import ConsumerView, JobName, JobProgress, JobPublish, SamplerSpec
+from cachefs.messages import Empty, MountView, Warmup
+from cachefs.rpc import JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, WARMUP
+from cachefs.sampler import epoch_order
+from tests.daemon import Daemon
+from tests.mounting import mounted
+
+FILES = 600
+SIZE = 50_000
+PAGES = -(-SIZE // 4096) * 4096
+SPEC = SamplerSpec(kind="torch-distributed", size=FILES, seed=3, epochs=4)
+# A FUSE request per tripwire, of 32 reads, or 8 where the rate is low.
+SHORTEST_INTERVAL = 8
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("origin")
+    for number in range(FILES):
+        (top / f"{number:05d}").write_bytes(np.random.default_rng(number).bytes(SIZE))
+    return top
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, tree: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node"), {"memory": {"budget": "128MiB"}}) as running:
+        running.add_dataset("images", f"file://{tree}")
+        for _ in running.client.stream(WARMUP, Warmup(dataset="images", paths=[])):
+            pass
+        yield running
+
+
+class Training:
+    """A mount with a pusher, and one consumer that has published SPEC."""
+
+    def __init__(self, daemon: Daemon, directory: Path) -> None:
+        self.daemon = daemon
+        self.directory = directory
+        self.job = directory.name
+        request = JobPublish(job=self.job, dataset="images", spec=SPEC, pid=os.getpid())
+        daemon.client.call(JOB_PUBLISH, request)
+
+    @property
+    def mount(self) -> MountView:
+        mounts = self.daemon.client.call(STATUS, Empty()).mounts
+        return next(mount for mount in mounts if mount.mountpoint == str(self.directory))
+
+    @property
+    def consumer(self) -> ConsumerView:
+        [view] = self.daemon.client.call(JOB_SHOW, JobName(job=self.job)).consumers
+        return view
+
+    def paths(self, epoch: int) -> list[Path]:
+        return [self.directory / f"{sample:05d}" for sample in epoch_order(SPEC, epoch)]
+
+    def read(self, paths: list[Path], pause: float = 0.002) -> None:
+        for path in paths:
+            assert len(path.read_bytes()) == SIZE
+            time.sleep(pause)
+
+    def resident(self) -> int:
+        return resident_bytes(self.paths(0))
+
+    def eventually(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not is_so():
+            assert time.monotonic() < deadline, (self.mount.counters, self.consumer)
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def training(request: pytest.FixtureRequest, daemon: Daemon, tmp_path: Path) -> Iterator[Training]:
+    budget = getattr(request, "param", "256MiB")
+    directory = tmp_path / f"m{os.urandom(4).hex()}"
+    with mounted(daemon.socket, "images", directory, f"page_cache_budget={budget}"):
+        training = Training(daemon, directory)
+        try:
+            yield training
+        finally:
+            daemon.client.call(JOB_CANCEL, JobName(job=training.job))
+
+
+def settled(training: Training) -> int:
+    """Resident bytes, once they do not change any more."""
+    seen = -1
+    while (now := training.resident()) != seen or not now:
+        seen = now
+        time.sleep(0.7)
+    return seen
+
+
+def requests(training: Training) -> int:
+    time.sleep(1.0)  # mounts report
+    return training.mount.counters["read"]
+
+
+def test_all_but_tripwires_is_read_without_a_request(training: Training) -> None:
+    resident = settled(training)
+    assert FILES * PAGES * (1 - 1 / SHORTEST_INTERVAL) <= resident < FILES * PAGES
+    before = requests(training)
+    training.read(training.paths(0))
+    assert 0 < requests(training) - before <= FILES // SHORTEST_INTERVAL
+    view = training.consumer
+    assert (view.epoch, view.mismatched) in ((0, 0), (1, 0))
+    assert view.position >= FILES - 2 * 32 or view.epoch == 1
+    assert training.mount.counters["push_late"] == 0
+    # As the rate becomes known, tripwires are set where pages were.
+    assert training.mount.counters["push_wasted"] <= FILES // SHORTEST_INTERVAL
+
+
+def test_heartbeats_need_no_tripwires(training: Training) -> None:
+    def tell(epoch: int, position: int) -> None:
+        beat = JobProgress(job=training.job, consumer="0", epoch=epoch, position=position)
+        training.daemon.client.call(JOB_PROGRESS, beat)
+
+    training.eventually(lambda: training.consumer.epoch_length > 0)
+    for _ in range(20):
+        tell(0, 0)
+        time.sleep(0.1)
+    before = requests(training)
+    paths = training.paths(0)
+    for start in range(0, FILES, 25):
+        tell(0, start)
+        training.read(paths[start : start + 25])
+    assert requests(training) == before
+    assert training.consumer.position >= FILES - 25
+
+
+@pytest.mark.parametrize("training", ["8MiB"], indirect=True)
+def test_pages_stay_within_the_budget(training: Training) -> None:
+    settled(training)
+    paths, most = training.paths(0) + training.paths(1), 0
+    before = requests(training)
+    for start in range(0, len(paths), 50):
+        training.read(paths[start : start + 50], 0.004)
+        most = max(most, training.resident())
+    assert 4 << 20 < most <= 1.1 * (8 << 20)
+    assert requests(training) - before <= len(paths) / 4
+    assert training.mount.counters["push_dropped_blocks"] > FILES
+    training.eventually(lambda: training.consumer.epoch == 1)
+
+
+def test_what_fits_is_pushed_once(training: Training) -> None:
+    for epoch in range(3):
+        training.read(training.paths(epoch))
+        training.eventually(lambda: (training.consumer.epoch, training.consumer.position) >= (epoch, FILES - 64))  # noqa: B023
+    counters = training.mount.counters
+    assert counters["push_stored_blocks"] <= FILES * (1 + 2 / SHORTEST_INTERVAL)
+    assert counters["push_budget"] == 256 << 20

@@ -1,0 +1,101 @@
+"""The model of the page cache, against what it is told."""
+
+import numpy as np
+import pytest
+from cachefs_daemon.page_cache import GOING, HELD, OUT, REFUSED, Blocks, PageCache
+from cachefs_daemon.plan import Plan
+from cachefs_daemon.push_lookahead import PushLookahead, Reader
+from cachefs_daemon.residents import ABSENT, IN_SSD
+
+from tests.simulated import space_of
+
+COUNT = 100
+SIZE = 1000
+
+
+def blocks(*ids: int) -> Blocks:
+    return Blocks("s", np.array(ids, np.int32))
+
+
+@pytest.fixture
+def plan() -> Plan:
+    made = Plan()
+    made.add_space(space_of([SIZE] * COUNT, "s"))
+    made.set_epoch("c", "s", 0, np.arange(COUNT))
+    made.set_epoch("c", "s", 1, np.arange(COUNT)[::-1].copy(), last=True)
+    return made
+
+
+@pytest.fixture
+def pages(plan: Plan) -> PageCache:
+    made = PageCache(plan, 10 * SIZE)
+    made.follow_plan()
+    return made
+
+
+def hold(pages: PageCache, *ids: int) -> None:
+    pages.coming(blocks(*ids))
+    pages.came(blocks(*ids), failed=np.zeros(0, np.int32))
+
+
+def test_what_is_ordered_counts_until_it_is_gone(pages: PageCache) -> None:
+    pages.coming(blocks(1, 2, 3))
+    assert pages.used == 3 * SIZE
+    pages.came(blocks(1, 2, 3), failed=np.array([2], np.int32))
+    assert (pages.used, pages.states["s"][1:4].tolist()) == (2 * SIZE, [HELD, REFUSED, HELD])
+    pages.going_now(blocks(3))
+    assert (pages.used, pages.states["s"][3]) == (2 * SIZE, GOING)
+    pages.went(blocks(3))
+    pages.retry()
+    assert (pages.used, pages.states["s"][2:4].tolist()) == (SIZE, [OUT, OUT])
+
+
+def test_reads_bring_pages_and_show_what_was_late(pages: PageCache) -> None:
+    pages.coming(blocks(1, 2))
+    pages.read(blocks(1, 5, 7), tripped=np.array([7], np.int32))
+    assert (pages.late, pages.used) == (2, 4 * SIZE)
+    pages.came(blocks(1, 2), failed=np.array([1], np.int32))
+    assert (pages.states["s"][1], pages.used) == (HELD, 4 * SIZE)
+
+
+def test_what_is_read_last_goes_first_and_nobody_for_what_is_read_later(plan: Plan, pages: PageCache) -> None:
+    hold(pages, *range(10))
+    plan.set_progress("c", 0, 5, 1000.0)
+    pages.follow_plan()
+    # In epoch 1, 0 is read last, then 1.
+    [first] = pages.victims(2 * SIZE, 0.0, 256, now=1.0)
+    assert first.ids.tolist() == [0, 1]
+    assert pages.victims(20 * SIZE, 1.0, 256, now=2.0) == []
+    [all_read] = pages.victims(20 * SIZE, 0.05, 256, now=3.0)
+    assert all_read.ids.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_only_what_nobody_has_read_is_wasted(plan: Plan, pages: PageCache) -> None:
+    hold(pages, 0, 1, 2, 3)
+    plan.set_progress("c", 0, 1)
+    pages.follow_plan()
+    pages.read(blocks(1), tripped=np.zeros(0, np.int32))
+    pages.going_now(blocks(0, 1, 2))
+    assert pages.wasted == 1
+
+
+def test_the_soonest_that_are_on_the_node_are_pushed_and_tripwires_are_not(plan: Plan, pages: PageCache) -> None:
+    lookahead = PushLookahead(plan)
+    residents = {"s": np.full(COUNT, IN_SSD, np.uint8)}
+    residents["s"][3] = ABSENT
+    hold(pages, 1)
+    due = lookahead.take([Reader("c", 0, 8)], pages.states, residents, 6, 100 * SIZE)
+    assert due is not None
+    assert due.ids.tolist() == [0, 2, 4, 5, 6, 8]
+    plan.set_progress("c", 0, 10)
+    due = lookahead.take([Reader("c", 5, 0)], pages.states, residents, 4, 2 * SIZE)
+    assert due is not None
+    assert due.ids.tolist() == [15, 16]
+
+
+def test_tripwires_lie_ahead_also_in_the_next_epoch(plan: Plan) -> None:
+    lookahead = PushLookahead(plan)
+    assert lookahead.wires([Reader("c", 0, 8)])["s"].tolist() == [7, 15, 23, 31, 39]
+    plan.set_progress("c", 1, 0)
+    assert lookahead.wires([Reader("c", 0, 8)])["s"].tolist() == [60, 68, 76, 84, 92]
+    assert lookahead.wires([Reader("c", 0, 0)]) == {}

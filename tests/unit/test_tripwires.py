@@ -1,0 +1,22 @@
+import numpy as np
+from cachefs_daemon.tripwires import FIRST, LONGEST, SHORTEST, are_tripwires, interval, next_ones
+
+
+def test_intervals_are_powers_of_two_for_at_most_25_a_second() -> None:
+    assert [interval(rate) for rate in (0, 1, 200, 201, 450, 12_000, 1e9)] == [FIRST, 8, 8, 16, 32, 512, LONGEST]
+    assert SHORTEST == 8
+
+
+def test_tripwires_of_a_longer_interval_are_those_of_a_shorter_one_too() -> None:
+    reads = np.arange(4096)
+    every = {k: set(reads[are_tripwires(reads, k)].tolist()) for k in (8, 32, 1024)}
+    assert every[1024] < every[32] < every[8]
+    assert len(every[8]) == 512
+    assert not are_tripwires(reads, 0).any()
+
+
+def test_only_the_next_ones_move_a_consumer() -> None:
+    reads = np.array([31, 63, 95, 400])
+    assert next_ones(reads, 0, 128).tolist() == [31, 63, 95]
+    assert next_ones(reads, 300, 128).tolist() == [31, 63, 95, 400]
+    assert next_ones(reads, 0, 16).tolist() == []
