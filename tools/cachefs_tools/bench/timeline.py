@@ -3,6 +3,7 @@
 import bisect
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,7 +82,8 @@ def _take(node: TrainingNode) -> Sample:
     when = time.monotonic()
     (mount,) = node.client.call(STATUS, Empty()).mounts
     proxy = node.throttle.counters()
-    counters = mount.counters
+    # Empty before the mount's first report.
+    counters = Counter(mount.counters)
     return Sample(
         when, counters["hits_memory"] + counters["hits_ssd"], counters["misses"], proxy.bytes, proxy.requests,
         proxy.refused,
@@ -92,9 +94,14 @@ def _cpu_seconds(node: TrainingNode) -> dict[str, float]:
     status = node.client.call(STATUS, Empty())
     pids = {"daemon": status.pid, "mount": status.mounts[0].pid, "proxy": node.throttle.pid}
     try:
-        return {name: sum(psutil.Process(pid).cpu_times()[:2]) for name, pid in pids.items()}
+        return {name: _cpu_seconds_of(psutil.Process(pid)) for name, pid in pids.items()}
     except psutil.NoSuchProcess as error:
         raise CachefsError(f"a process of the node has died: {error}") from None
+
+
+def _cpu_seconds_of(process: psutil.Process) -> float:
+    """With its children: a mount works in those."""
+    return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children()))
 
 
 def _busy_seconds() -> float:
