@@ -80,6 +80,8 @@ def training_node(work: Path, server: OriginServer, scenario: Scenario) -> Itera
         options = OriginOptions(endpoint_url=throttle.endpoint, region="us-east-1", addressing_style="path")
         for _ in client.stream(DATASET_ADD, DatasetAdd(name=DATASET, url=f"s3://{BUCKET}", options=options)):
             pass
-        stack.enter_context(mounted(DATASET, mountpoint, socket, work / "mount.log"))
+        # Where jobs drop what they have read, what was pushed would be dropped with it.
+        pushing = "push" if scenario.keep_pages else "no_push"
+        stack.enter_context(mounted(DATASET, mountpoint, socket, work / "mount.log", [pushing]))
         throttle.limit(scenario.limits)
         yield TrainingNode(client, socket, mountpoint, throttle, (memory_budget + ssd_budget) // record)
