@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cachefs.messages import Empty
+from cachefs.messages import DatasetName, Empty
 from cachefs.mount import kernel
-from cachefs.rpc import STATUS
+from cachefs.rpc import DATASET_REFRESH, STATUS
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mount_pid, mounted, read_tree
 
@@ -193,6 +193,30 @@ def test_counters_are_summed_over_workers_and_their_deaths(
         assert before >= 2 * len(expected)
         assert counters(daemon.client, mount)["read"] >= before
         assert len(daemon.client.call(STATUS, Empty()).mounts) == 1
+
+
+def test_workers_agree_on_datasets_that_come_and_change(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "all", tmp_path / "mnt", "workers=3", "no_push") as mount:
+        supervisor = supervisor_of(daemon, mount)
+        for number in range(4):
+            other = tmp_path / f"other{number}"
+            other.mkdir()
+            (other / "file").write_bytes(b"%d" % number)
+            daemon.add_dataset(f"other{number}", f"file://{other}")
+            _wait_for(lambda name=f"other{number}": name in os.listdir(mount))  # type: ignore[misc]
+            # Names, attributes and bytes are each answered by whoever comes first.
+            assert (mount / f"other{number}" / "file").read_bytes() == b"%d" % number
+        before = os.stat(mount / "other1" / "file").st_ino
+        with open(mount / "other1" / "file", "rb") as opened:
+            (tmp_path / "other1" / "file").write_bytes(b"fresh")
+            list(daemon.client.stream(DATASET_REFRESH, DatasetName(name="other1")))
+            _wait_for(lambda: os.stat(mount / "other1" / "file").st_size == 5)
+            for worker in workers(supervisor):
+                worker.kill()
+            assert (mount / "other1" / "file").read_bytes() == b"fresh"
+            assert os.fstat(opened.fileno()).st_ino == before
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert opened.read() == b"1"
 
 
 def test_workers_that_keep_crashing_end_the_mount(daemon: Daemon, tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""What the workers of a mount have heard from the daemon, in one order for all."""
+
+import os
+from typing import Any
+
+from cachefs.messages import NodeView
+from cachefs.mount.view_log import ViewLog
+
+
+def view(instance: str, **others: Any) -> NodeView:
+    fields: dict[str, Any] = {"index": "i", "tiers": {}, "datasets": [], "capacity": 9, "used": 1, "read_deadline": 5.0}
+    return NodeView(instance=instance, **(fields | others))
+
+
+def instances(log: ViewLog) -> list[str]:
+    return [heard.view.instance for heard in log.news()]
+
+
+def test_news_are_told_once_and_in_order() -> None:
+    log = ViewLog(view("a"))
+    assert instances(log) == ["a"]
+    assert [heard.view.instance for heard in log.add(view("b"))] == ["b"]
+    assert instances(log) == []
+
+
+def test_what_only_counts_bytes_is_no_news() -> None:
+    log = ViewLog(view("a"))
+    log.news()
+    assert log.add(view("a", used=2, capacity=8)) == []
+    assert len(log.add(view("a", read_deadline=6.0))) == 1
+
+
+def test_processes_see_each_others_news_in_one_order() -> None:
+    log = ViewLog(view("first"))
+    children = []
+    for child in range(4):
+        pid = os.fork()
+        if not pid:
+            log.news()
+            for number in range(25):
+                log.add(view(f"{child}.{number}"))
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        assert os.waitpid(pid, 0)[1] == 0
+    seen = instances(log)
+    assert seen[0] == "first"
+    assert sorted(seen[1:]) == sorted(f"{child}.{number}" for child in range(4) for number in range(25))
+    assert all([name for name in seen if name.startswith(f"{child}.")][-1] == f"{child}.24" for child in range(4))
+
+
+def test_half_a_record_is_not_read_and_is_written_over() -> None:
+    log = ViewLog(view("a"))
+    log.news()
+    os.pwrite(log._fd, b"\xff" * 40, os.fstat(log._fd).st_size)  # its writer was killed before it stored the new end
+    assert instances(log) == []
+    assert [heard.view.instance for heard in log.add(view("b"))] == ["b"]
