@@ -25,7 +25,8 @@ from cachefs_daemon.store import BlockStore
 # What a pusher is given at once: enough to be busy while a report travels, little enough to change one's mind.
 MAX_ORDERS: Final = 4
 MAX_BYTES: Final = 32 << 20
-BLOCKS: Final = 256
+# Of one order: of 110 KB each, the pusher works on the next while the last is reported.
+BLOCKS: Final = 96
 # Of the budget, what is kept free.
 _FREE_SHIFT: Final = 4
 STEP_SECONDS: Final = 0.05
@@ -112,7 +113,9 @@ class PagePusher:
         for blocks in self._to_drop(readers, now):
             yield self._order(blocks, now, drop=True)
         while not self._is_busy():
-            room = min(self.pages.free, MAX_BYTES - self._bytes_ordered())
+            # Half of what is kept free is for pages that readers bring, and that are reported later.
+            free = self.pages.free - (self.pages.budget >> (_FREE_SHIFT + 1))
+            room = min(free, MAX_BYTES - self._bytes_ordered())
             states, residents = self.pages.states, self._store.residents
             due = self._lookahead.take(readers, states, residents, BLOCKS, room) if room > 0 else None
             if due is None:
@@ -141,8 +144,9 @@ class PagePusher:
             if len(held):
                 yield Blocks(snapshot, held)
         pages = self.pages
-        wanted = (pages.budget >> _FREE_SHIFT) - pages.free - pages.going
-        if wanted <= 0:
+        reserve = pages.budget >> _FREE_SHIFT
+        wanted = reserve - pages.free - pages.going
+        if wanted <= reserve // 4:  # many at a time: to find one costs as much as to find hundreds
             return
         overdrawn = -pages.free - pages.going
         if overdrawn > 0:
