@@ -31,7 +31,7 @@ def attach(options: MountOptions, report: MountReport) -> NodeView:
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(answer)
 
-    pid = fork(ask)
+    pid = fork("attach", ask)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         answer = pipe.read()

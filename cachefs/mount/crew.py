@@ -111,7 +111,7 @@ class Crew:
             work(self._mount, number, self._session.operations, theirs)
 
         try:
-            pid = fork(serve)
+            pid = fork(f"worker{number}", serve)
         except OSError:
             os.close(clone)
             ours.close()

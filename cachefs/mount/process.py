@@ -11,19 +11,21 @@ from typing import Final, NoReturn
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
 
 
-def fork(work: Callable[[], None], *, ends_with_parent: bool = True) -> int:
+def fork(name: str, work: Callable[[], None], *, ends_with_parent: bool = True) -> int:
     """Process id of a child that does *work* and nothing after it. The caller must have one thread only.
 
-    ends_with_parent: killed when this process is gone, however that went.
+    name: what `ps -o comm` and `top` show, up to 15 bytes; ends_with_parent: killed when this process is gone, however
+    that went.
     """
     parent = os.getpid()
     gc.freeze()  # keeps the collector from copying the parent's pages
     pid = os.fork()
     if pid:
         return pid
-    _begin(parent if ends_with_parent else 0)
+    _begin(name, parent if ends_with_parent else 0)
     status = 1
     try:
         work()
@@ -33,13 +35,15 @@ def fork(work: Callable[[], None], *, ends_with_parent: bool = True) -> int:
     _end(status)
 
 
-def _begin(parent: int) -> None:
+def _begin(name: str, parent: int) -> None:
     """Leave the parent's handlers behind; a terminal's Ctrl-C is for the parent alone, which unmounts."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, name.encode())
     if parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             _end(1)
 

@@ -16,12 +16,12 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import MountReport
-from cachefs.mount import device, kernel
+from cachefs.mount import kernel
 from cachefs.mount.attach import attach
 from cachefs.mount.crew import Crew
+from cachefs.mount.guard import Guard
 from cachefs.mount.namespace import Namespace, spec_of_url, wanted_datasets
 from cachefs.mount.options import MountOptions
-from cachefs.mount.process import fork
 from cachefs.mount.pusher_process import PusherProcess
 from cachefs.mount.session import Session, open_session
 from cachefs.mount.view_log import ViewLog
@@ -61,11 +61,11 @@ class Supervisor:
         session = open_session(mount.spec, mount.directory, mount.options, interposer)
         mounted()
         signals = _listen_to_signals()
-        guard = _guard(session)
+        guard = Guard(session.connection)
         crew = Crew(mount, session, self._crew_size(session))
         pusher = PusherProcess(mount, self._pinned_spec(), session) if mount.options.push else None
         try:
-            self._supervise(crew, pusher, signals, ready)
+            self._supervise(crew, guard, pusher, signals, ready)
             if crew.failure is not None:
                 raise crew.failure
         finally:
@@ -73,9 +73,11 @@ class Supervisor:
             crew.end(GOODBYE_SECONDS)
             if pusher is not None:
                 pusher.end()
-            os.kill(guard, signal.SIGKILL)
+            guard.end()
 
-    def _supervise(self, crew: Crew, pusher: PusherProcess | None, signals: int, ready: Callable[[], None]) -> None:
+    def _supervise(
+        self, crew: Crew, guard: Guard, pusher: PusherProcess | None, signals: int, ready: Callable[[], None]
+    ) -> None:
         announced, ticked = False, time.monotonic()
         while not crew.over and crew.failure is None:
             crew.wait(TICK_SECONDS, signals)
@@ -90,6 +92,7 @@ class Supervisor:
             if time.monotonic() - ticked >= TICK_SECONDS:
                 ticked = time.monotonic()
                 crew.replace_silent()
+                guard.tend()
 
     def _unmount(self, session: Session) -> None:
         """Busy mounts are detached; their readers get errors from now on."""
@@ -123,23 +126,3 @@ def _listen_to_signals() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     return reader
-
-
-def _guard(session: Session) -> int:
-    """A process that ends the connection when we are gone.
-
-    Workers and pusher are killed then, and the last device closed ends it too; but a pusher that waits for a page which
-    a reader has locked cannot die before that reader's request is answered, by nobody.
-    """
-    supervisor = os.pidfd_open(os.getpid())
-
-    def watch() -> None:
-        for descriptor in device.descriptors():
-            os.close(descriptor)
-        select.select([supervisor], [], [])
-        session.connection.abort()
-
-    try:
-        return fork(watch, ends_with_parent=False)
-    finally:
-        os.close(supervisor)

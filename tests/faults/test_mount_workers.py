@@ -99,8 +99,7 @@ def supervisor_of(daemon: Daemon, mount: Path) -> psutil.Process:
 
 
 def workers(supervisor: psutil.Process) -> list[psutil.Process]:
-    """Its children that have the device open: all but its guard, and the pusher, which such tests leave out."""
-    return [child for child in supervisor.children() if _has_device(child)]
+    return [child for child in supervisor.children() if _name(child).startswith("worker")]
 
 
 def test_readers_do_not_notice_that_workers_are_killed(
@@ -179,6 +178,16 @@ def test_unmounting_ends_all_processes(daemon: Daemon, tmp_path: Path, lazy: boo
         assert not daemon.client.call(STATUS, Empty()).mounts
 
 
+def test_a_guard_that_is_killed_is_replaced(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "no_push") as mount:
+        supervisor = supervisor_of(daemon, mount)
+        guards = [child for child in supervisor.children() if _name(child) == "guard"]
+        assert len(guards) == 1
+        guards[0].kill()
+        _wait_for(lambda: not guards[0].is_running())
+        _wait_for(lambda: "guard" in [_name(child) for child in supervisor.children()])
+
+
 def test_counters_are_summed_over_workers_and_their_deaths(
     daemon: Daemon, expected: dict[bytes, bytes | None], tmp_path: Path
 ) -> None:
@@ -230,12 +239,12 @@ def test_workers_that_keep_crashing_end_the_mount(daemon: Daemon, tmp_path: Path
         assert "crash" in Path(f"{mount}.log").read_text()
 
 
-def _has_device(process: psutil.Process) -> bool:
+def _name(process: psutil.Process) -> str:
+    """What the process calls itself; `psutil.Process.name` prefers the command line, which a fork shares."""
     try:
-        links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+        return Path(f"/proc/{process.pid}/comm").read_text().strip()
     except OSError:
-        return False
-    return "/dev/fuse" in links
+        return ""
 
 
 def _wait_for(holds: Callable[[], bool]) -> None:
