@@ -27,7 +27,7 @@ SEARCH_SECONDS: Final = 2.0
 # Epochs of a spec, from the current one on, in which a consumer that is lost is looked for, besides the first one.
 SEARCHED: Final = 16
 
-# A mount reports as soon as the one or the other has passed (see cachefs.mount.process), and the report travels.
+# A mount reports as soon as the one or the other has passed (see cachefs.mount.worker), and the report travels.
 REPORT_SECONDS: Final = 0.12
 REPORT_READS: Final = 64
 # A reader that has begun and of which nothing is seen for so long stands still, or reads what the kernel has cached.
