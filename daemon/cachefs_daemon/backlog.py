@@ -11,40 +11,63 @@ At 0.75 times the demand, with tiers for 35 % of the dataset, a job stalled for 
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from cachefs_daemon.block_space import Ids
 from cachefs_daemon.plan import Plan, Seconds
 from cachefs_daemon.residents import ABSENT
 
-# Reads of each epoch that are looked at; of longer ones every n-th. 8 consumers then take 12 ms.
-_SAMPLED: Final = 1 << 14
+# Reads of each epoch that are looked at; of longer ones every n-th.
+_SAMPLED: Final = 1 << 13
 _ALL: Final = 1 << 62
 # Of the bandwidth that was measured, what is counted on.
 _RELIABLE: Final = 0.9
 _SMOOTHING: Final = 0.25
 
 
-def seconds_ahead(plan: Plan, residents: Mapping[str, npt.NDArray[np.uint8]], bandwidth: float) -> float:
-    """What is missing and due within so many seconds must be fetched without a pause from now on; 0 where waiting does
-    no harm yet. bandwidth: bytes per second."""
-    parts = list(_missing(plan, residents))
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What is missing and due within *seconds* must be fetched without a pause from now on. last: the block that is due
+    then; to make room, only what is read after it may go, or as much would be missing again."""
+
+    seconds: float
+    snapshot: str
+    last: int
+
+
+def find(plan: Plan, residents: Mapping[str, npt.NDArray[np.uint8]], bandwidth: float) -> Backlog | None:
+    """None where waiting does no harm yet. bandwidth: bytes per second. With 8 consumers 15 ms, however much they
+    read."""
+    parts = [part for part in _missing(plan, residents) if len(part.due)]
     if not parts or bandwidth <= 0:
-        return 0.0
-    due = np.concatenate([due for due, _ in parts])
-    sizes = np.concatenate([sizes for _, sizes in parts])
+        return None
+    due = np.concatenate([part.due for part in parts])
     order = np.argsort(due, kind="stable")
-    due = due[order]
-    late = np.flatnonzero(due - np.cumsum(sizes[order]) / (_RELIABLE * bandwidth) < 0)
-    return float(due[late[-1]]) if len(late) else 0.0
+    sizes = np.concatenate([part.sizes for part in parts])[order]
+    late = np.flatnonzero(due[order] - np.cumsum(sizes) / (_RELIABLE * bandwidth) < 0)
+    if not len(late):
+        return None
+    last = int(order[late[-1]])
+    whose = np.repeat(np.arange(len(parts)), [len(part.due) for part in parts])[last]
+    blocks = np.concatenate([part.blocks for part in parts])
+    return Backlog(float(due[last]), parts[whose].snapshot, int(blocks[last]))
 
 
-def _missing(
-    plan: Plan, residents: Mapping[str, npt.NDArray[np.uint8]]
-) -> Iterator[tuple[Seconds, npt.NDArray[np.float64]]]:
-    """When, and how many bytes; what two readers miss counts twice, which errs on the early side."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Missing blocks, when each is read first, and how many bytes it stands for."""
+
+    snapshot: str
+    blocks: Ids
+    due: Seconds
+    sizes: npt.NDArray[np.float64]
+
+
+def _missing(plan: Plan, residents: Mapping[str, npt.NDArray[np.uint8]]) -> Iterator[_Part]:
     for consumer in plan.consumers():
         snapshot, _ = plan.generation(consumer)
         state = residents.get(snapshot)
@@ -52,9 +75,13 @@ def _missing(
         while state is not None and (window := plan.window(consumer, start, _ALL)) is not None:
             stride = 1 + len(window.blocks) // _SAMPLED
             reads = np.arange(0, len(window.blocks), stride)
-            missing = reads[state[window.blocks[::stride]] == ABSENT]
-            due = np.asarray(window.seconds + window.period * missing, np.float64)
-            yield due, np.multiply(plan.spaces[snapshot].sizes[window.blocks[missing]], stride, dtype=np.float64)
+            reads = reads[state[window.blocks[::stride]] == ABSENT]
+            blocks = window.blocks[reads]
+            due = np.asarray(window.seconds + window.period * reads, np.float64)
+            # Later reads, and those of others, find it here.
+            first = due <= plan.next_use_of(snapshot, blocks) + 1e-6
+            sizes = np.multiply(plan.spaces[snapshot].sizes[blocks[first]], stride, dtype=np.float64)
+            yield _Part(snapshot, blocks[first], due[first], sizes)
             start = window.start + len(window.blocks)
 
 

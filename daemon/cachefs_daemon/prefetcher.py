@@ -27,6 +27,7 @@ from cachefs.block import Location
 from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
 from cachefs_daemon import backlog
+from cachefs_daemon.backlog import Backlog, Bandwidth
 from cachefs_daemon.fetcher import Fetcher, Outcome
 from cachefs_daemon.gate import Gate
 from cachefs_daemon.lookahead import Lookahead, Name, Upcoming
@@ -90,8 +91,8 @@ class Prefetcher:
         self._some_time = Lookahead(self._plan, ABSENT)
         self._soon = Lookahead(self._plan, ABSENT)
         self._in_time = Lookahead(self._plan, ABSENT)
-        self._backlog = 0.0
-        self._bandwidth = backlog.Bandwidth()
+        self._backlog: Backlog | None = None
+        self._bandwidth = Bandwidth()
         self._some_time_on_ssd = Lookahead(self._plan, IN_SSD)
         self._soon_on_ssd = Lookahead(self._plan, IN_SSD)
         self._flights: dict[Name, int] = {}
@@ -148,26 +149,29 @@ class Prefetcher:
             await self._fetch(await self._within_limits(chosen, making_room=False))
         # The window is short, and what is in it changes: it is looked at afresh.
         self._soon.rewind()
-        await self._fetch_for_others(self._choose(self._soon, self.window, self._settings.max_bytes))
-        if self._backlog > self.window:
-            await self._fetch_for_others(self._choose(self._in_time, self._backlog, self._settings.max_bytes))
+        chosen = self._choose(self._soon, self.window, self._settings.max_bytes)
+        if chosen:
+            await self._fetch_for_others(chosen, chosen[-1].snapshot, chosen[-1].number)
+        if self._backlog is not None and self._backlog.seconds > self.window:
+            chosen = self._choose(self._in_time, self._backlog.seconds, self._settings.max_bytes)
+            await self._fetch_for_others(chosen, self._backlog.snapshot, self._backlog.last)
         if len(self._flights) < self._max_flights and self._flying < self._settings.max_bytes // 2:
             self._bandwidth.idle()
 
     def _look_for_backlog(self) -> None:
         self._bandwidth.measure(self._fetcher.fetched_bytes)
-        self._backlog = backlog.seconds_ahead(self._plan, self._store.residents, self._bandwidth.value)
+        self._backlog = backlog.find(self._plan, self._store.residents, self._bandwidth.value)
         self._in_time.rewind()
 
-    async def _fetch_for_others(self, chosen: Sequence[Upcoming]) -> None:
-        """As far as there is room, or as others are needed later and give way."""
-        if chosen:
-            last = chosen[-1]
-            [key] = self._plan.spaces[last.snapshot].keys(np.array([last.number]))
-            room = await self._threads.run(self._store.room_for, key) - self._flying
-            ends = itertools.accumulate(one.size for one in chosen)
-            fitting = [one for one, end in zip(chosen, ends, strict=True) if end <= room]
-            await self._fetch(await self._within_limits(fitting, making_room=True))
+    async def _fetch_for_others(self, chosen: Sequence[Upcoming], snapshot: str, last: int) -> None:
+        """As far as there is room, or what is needed after the *last* one gives way."""
+        space = self._plan.spaces.get(snapshot)
+        if not chosen or space is None:
+            return
+        room = await self._threads.run(self._store.room_for, space.key(last)) - self._flying
+        ends = itertools.accumulate(one.size for one in chosen)
+        fitting = [one for one, end in zip(chosen, ends, strict=True) if end <= room]
+        await self._fetch(await self._within_limits(fitting, making_room=True))
 
     def _choose(self, lookahead: Lookahead, seconds: float, room: int) -> list[Upcoming]:
         """Blocks to fetch now, soonest first, of at most *room* bytes."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from cachefs_daemon import backlog
-from cachefs_daemon.backlog import Bandwidth, seconds_ahead
+from cachefs_daemon.backlog import Backlog, Bandwidth, find
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.residents import ABSENT, IN_MEMORY
 
@@ -31,26 +31,26 @@ def missing(*blocks: int) -> dict[str, "np.typing.NDArray[np.uint8]"]:
 def test_a_long_gap_has_to_be_begun_before_its_readers_come_to_it() -> None:
     plan = plan_of(list(range(100)))
     # Fifty blocks, due in 5 to 9.9 s, of which the origin delivers 4.5 a second: they take 11 s.
-    assert seconds_ahead(plan, missing(*range(50, 100)), 5 * SIZE) == pytest.approx(9.9)
+    assert find(plan, missing(*range(50, 100)), 5 * SIZE) == Backlog(pytest.approx(9.9), "space", 99)
 
 
 def test_a_gap_the_origin_fills_in_time_can_wait() -> None:
     plan = plan_of(list(range(100)))
-    assert seconds_ahead(plan, missing(*range(80, 100)), 5 * SIZE) == 0
-    assert seconds_ahead(plan, missing(*range(50, 100)), np.inf) == 0
-    assert seconds_ahead(plan, missing(), 5 * SIZE) == 0
+    assert find(plan, missing(*range(80, 100)), 5 * SIZE) is None
+    assert find(plan, missing(*range(50, 100)), np.inf) is None
+    assert find(plan, missing(), 5 * SIZE) is None
 
 
-def test_what_all_readers_miss_counts_together() -> None:
+def test_what_several_readers_miss_is_due_when_the_first_of_them_comes() -> None:
     alone = plan_of(list(range(100)))
     both = plan_of(list(range(100)), list(range(100))[::-1])
     gap = missing(*range(70, 90))
-    assert seconds_ahead(alone, gap, 4 * SIZE) == 0
-    assert seconds_ahead(both, gap, 4 * SIZE) > 0
+    assert find(alone, gap, 4 * SIZE) is None
+    assert find(both, gap, 4 * SIZE) == Backlog(pytest.approx(2.9), "space", 70)
 
 
 def test_readers_without_a_future_have_no_backlog() -> None:
-    assert seconds_ahead(Plan(), {}, 1.0) == 0
+    assert find(Plan(), {}, 1.0) is None
 
 
 def test_bandwidth_is_what_comes_while_all_that_is_possible_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
