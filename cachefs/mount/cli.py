@@ -118,7 +118,7 @@ def in_background(spec: str, directory: Path, options: MountOptions, level: int,
     if os.fork():
         os.close(writer)
         # Not up to the end of the pipe, which the mount's processes have open too.
-        word = os.read(reader, select.PIPE_BUF).decode()
+        word = os.read(reader, select.PIPE_BUF).decode(errors="replace")
         if word == READY:
             return 0
         print(f"mount.cachefs: {word or 'the mount process died while starting; see its log'}", file=sys.stderr)
