@@ -85,9 +85,9 @@ class PushMount:
 
 
 def room_for(files: int, size: int) -> int:
-    """Bytes of a tier that holds so many files of so many bytes."""
+    """Bytes of a tier that holds so many files of so many bytes, an eighth of it being kept for passing blocks."""
     blocks = block_count(size, BLOCK_SIZE)
-    return files * blocks * span(min(size, BLOCK_SIZE)) + (128 << 20)
+    return files * blocks * span(min(size, BLOCK_SIZE)) * 8 // 7 + (128 << 20)
 
 
 @contextmanager
