@@ -18,6 +18,7 @@ from cachefs.index import IndexReader
 from cachefs.messages import BlockRef, Fetch, NodeView, Stall
 from cachefs.mount.counters import Counters
 from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.read_marks import ReadMarks
 from cachefs.rpc import FETCH
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
@@ -53,15 +54,16 @@ class _Flight:
 
 
 class BlockReader:
-    """counters: shared with the whole mount; accessed: keys of the blocks read since the last report, oldest first;
-    much_accessed: set once there are MUCH_ACCESSED of them; stalls: reads that waited since then."""
+    """counters: shared with the whole mount; marks: of what is read; accessed: keys of the blocks read since the last
+    report, oldest first; much_accessed: set once there are MUCH_ACCESSED of them; stalls: reads that waited since."""
 
-    def __init__(self, link: DaemonLink, view: NodeView, counters: Counters) -> None:
+    def __init__(self, link: DaemonLink, view: NodeView, counters: Counters, marks: ReadMarks) -> None:
         self.counters = counters
         self.accessed: dict[bytes, None] = {}
         self.much_accessed = trio.Event()
         self.stalls: list[Stall] = []
         self._link = link
+        self._marks = marks
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
         self._flights: dict[bytes, _Flight] = {}
         self._cold_limiter = trio.CapacityLimiter(COLD_READS)
@@ -111,6 +113,7 @@ class BlockReader:
         self, snapshot: Snapshot, number: int, content: bytes, block: int, start: int, size: int
     ) -> memoryview:
         key = block_key(content, block)
+        self._marks.set(key)
         if start == 0 and block > 0:
             self._ask_ahead(snapshot, number, content, block + 1)
         location = self._index.get(key)

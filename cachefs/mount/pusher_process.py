@@ -24,6 +24,7 @@ class PusherProcess:
     def __init__(self, mount: Mount, spec: str, session: Session) -> None:
         self._command = _command(mount, spec)
         self._session = session
+        self._marks = mount.marks
         self._process: subprocess.Popen[bytes] | None = None
         self._due = 0.0
         self._pause = _FIRST_PAUSE
@@ -59,9 +60,8 @@ class PusherProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         clone = device.clone(self._session.device, blocking=True)
         try:
-            return subprocess.Popen(
-                [*self._command, "--device", str(clone)], stdin=subprocess.DEVNULL, pass_fds=(clone,)
-            )
+            command = [*self._command, "--device", str(clone), "--marks", str(self._marks)]
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(clone, self._marks))
         finally:
             os.close(clone)
 

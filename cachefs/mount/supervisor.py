@@ -16,7 +16,7 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import MountReport
-from cachefs.mount import kernel
+from cachefs.mount import kernel, read_marks
 from cachefs.mount.attach import attach
 from cachefs.mount.crew import Crew
 from cachefs.mount.guard import Guard
@@ -50,7 +50,8 @@ class Supervisor:
             spec = spec_of_url(spec, view.datasets)
         self._shown = wanted_datasets(spec, view.datasets)
         wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted)
+        marks = read_marks.create()
+        self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks)
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
         """Mount, call *mounted*, call *ready* once reads are served, and return when unmounted or told to end.

@@ -27,6 +27,7 @@ from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.namespace import Namespace
 from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
+from cachefs.mount.read_marks import ReadMarks
 from cachefs.mount.view_log import Heard, ViewLog
 from cachefs.rpc import NODE, REPORT, DaemonClient
 
@@ -51,7 +52,8 @@ FAILED: Final = b"failed "
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """What the processes of one mount share. pid: of the supervisor; wanted: see Control."""
+    """What the processes of one mount share. pid: of the supervisor; wanted: see Control; marks: see
+    cachefs.mount.read_marks."""
 
     id: str
     pid: int
@@ -60,6 +62,7 @@ class Mount:
     options: MountOptions
     views: ViewLog
     wanted: int
+    marks: int
 
 
 def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
@@ -114,13 +117,14 @@ class Worker:
             self._say_goodbye()
 
     def _open_reader(self, link: DaemonLink) -> BlockReader:
+        marks = ReadMarks(self._mount.marks)
         try:
-            return BlockReader(link, self._heard.view, self._counters)
+            return BlockReader(link, self._heard.view, self._counters, marks)
         except CachefsError:
             # Nobody was there to hear of an index that has replaced this one.
             view = self._client.call(NODE, Empty(), timeout=REPORT_TIMEOUT)
             self._take_up(self._mount.views.add(view))
-            return BlockReader(link, view, self._counters)
+            return BlockReader(link, view, self._counters, marks)
 
     async def _announce(self) -> None:
         """A stat through our own mount proves that it answers."""

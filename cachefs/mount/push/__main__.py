@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from cachefs.mount import kernel
+from cachefs.mount import kernel, read_marks
 from cachefs.mount.cli import log_to
 from cachefs.mount.device import Connection
 from cachefs.mount.push.pusher import Pusher, PusherSettings
@@ -29,9 +29,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the supervisor, which unmounts
     log_to(_handler(given.log), logging.DEBUG if given.verbose else logging.INFO)
     threading.excepthook = _die
+    marks = read_marks.create() if given.marks is None else given.marks
     settings = PusherSettings(
-        given.device, given.spec, given.directory, given.mount, given.socket, parse_share(given.budget), given.threads
-    )
+        given.device, marks, given.spec, given.directory, given.mount, given.socket, parse_share(given.budget),
+        given.threads,
+    )  # fmt: skip
     try:
         Pusher(settings).run()
     except Exception:
@@ -50,6 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--budget", required=True, help="a size, or a share of the available memory")
     parser.add_argument("--threads", type=int, default=min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+    parser.add_argument("--marks", type=int, help="descriptor of what the workers have read")
     parser.add_argument("--parent", type=int, default=os.getppid())
     parser.add_argument("--log", type=Path)
     parser.add_argument("-v", "--verbose", action="store_true")

@@ -1,10 +1,12 @@
 """Storing and dropping blocks: the work of one thread of a pusher."""
 
 import logging
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cachefs.block import MEMORY, SSD, block_key, block_length
 from cachefs.errors import CachefsError
@@ -12,15 +14,22 @@ from cachefs.index import IndexReader
 from cachefs.mount.push import pages
 from cachefs.mount.push.direct import DirectReader, aligned_buffer
 from cachefs.mount.push.places import Place
+from cachefs.mount.read_marks import ReadMarks
 from cachefs.segment import SegmentReader
 
 log = logging.getLogger(__name__)
+
+# Where a reader is as far as we are, going on with the next block would be a race for each. It is left the next few,
+# and we go on behind them.
+HERE_SECONDS: Final = 0.02
+LEFT: Final = 4
 
 
 @dataclass(slots=True)
 class PushCounters:
     """Since the pusher started. unknown_inodes: stores that had to tell the kernel of the file first; not_in_tier:
-    blocks that were gone or wrong when their turn came; errors: blocks that failed otherwise."""
+    blocks that were gone or wrong when their turn came; read_first: blocks that readers had read by then; left: blocks
+    that were left to a reader who is here; errors: blocks that failed otherwise."""
 
     stored_blocks: int = 0
     stored_bytes: int = 0
@@ -28,6 +37,8 @@ class PushCounters:
     dropped_bytes: int = 0
     unknown_inodes: int = 0
     not_in_tier: int = 0
+    read_first: int = 0
+    left: int = 0
     errors: int = 0
 
 
@@ -42,9 +53,11 @@ class Source:
 class BlockMover:
     """Moves blocks into the page cache and out of it. One per thread. device: open on the mount's FUSE connection."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, marks: ReadMarks) -> None:
         self.counters = PushCounters()
         self._device = device
+        self._marks = marks
+        self._left = 0
         self._index: IndexReader | None = None
         self._readers: dict[int, SegmentReader] = {}
         self._buffer = aligned_buffer(pages.MOST_AT_ONCE)
@@ -72,6 +85,16 @@ class BlockMover:
     def _store(self, place: Place, entry: int, number: int) -> bool:
         size, content = place.snapshot.file(entry)
         key = block_key(content, number)
+        if self._left:
+            self._left -= 1
+            self.counters.left += 1
+            return False
+        age = self._marks.age(key)
+        if age < math.inf:
+            # Its pages are there, or about to be.
+            self.counters.read_first += 1
+            self._left = LEFT if age < HERE_SECONDS else 0
+            return True
         location = self._index.get(key) if self._index is not None else None
         # A store beyond the end would move the end.
         if location is None or location.length != block_length(size, place.snapshot.block_size, number):
@@ -100,7 +123,8 @@ class BlockMover:
             pages.store(self._device, inode, offset, data)
 
     def _drop(self, place: Place, entry: int, number: int) -> bool:
-        size, _ = place.snapshot.file(entry)
+        size, content = place.snapshot.file(entry)
+        self._marks.clear(block_key(content, number))
         block_size = place.snapshot.block_size
         length = block_length(size, block_size, number)
         pages.drop(place.path(entry), number * block_size, length)

@@ -23,6 +23,7 @@ from cachefs.mount.push.ledger import Ledger
 from cachefs.mount.push.pages import NotPossible
 from cachefs.mount.push.places import Places
 from cachefs.mount.push.workers import Task, Workers, share_out
+from cachefs.mount.read_marks import ReadMarks
 from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
 from cachefs.rpc import NODE, PUSH, PUSH_REPORT, DaemonClient
 from cachefs.sizes import Share, format_size
@@ -37,10 +38,12 @@ _BUDGET_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PusherSettings:
-    """device: open on the mount's FUSE connection, of our own; spec, directory, mount: what is mounted where, and the
-    mount's id; socket: the daemon's; share: of memory that pushed pages may take."""
+    """device: open on the mount's FUSE connection, of our own; marks: descriptor of what workers have read; spec,
+    directory, mount: what is mounted where, and the mount's id; socket: the daemon's; share: of memory that pushed
+    pages may take."""
 
     device: int
+    marks: int
     spec: str
     directory: Path
     mount: str
@@ -57,7 +60,7 @@ class Pusher:
         self._ledger = Ledger()
         self._places = Places(settings.spec, settings.directory, self._datasets)
         self._index: IndexReader | None = None
-        self._movers = [BlockMover(settings.device) for _ in range(settings.threads)]
+        self._movers = [BlockMover(settings.device, ReadMarks(settings.marks)) for _ in range(settings.threads)]
         self._impossible = threading.Event()
 
     def run(self) -> None:
