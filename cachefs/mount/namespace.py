@@ -5,15 +5,18 @@ every process, and different for every snapshot, so that what the kernel caches 
 is the root of the mount: the root of the one dataset, or a directory of datasets.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from cachefs.errors import NotFound
+from cachefs.errors import CachefsError, NotFound
 from cachefs.messages import DatasetView
 from cachefs.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
 
 ROOT: Final = 1
 ENTRY_BITS: Final = 40
@@ -84,7 +87,9 @@ class Namespace:
         self._catch_up = catch_up
         self._by_slot: dict[int, Snapshot] = {}
         self._slots: dict[tuple[str, str], int] = {}
-        self._show(wanted_datasets(spec, datasets))
+        wanted = wanted_datasets(spec, datasets)
+        self._pinned = [dataset for dataset, part in zip(wanted, spec.split(","), strict=False) if "@" in part]
+        self._show(wanted)
         self._root_slot = next(iter(self.names.values())) if self.single else 0
 
     @staticmethod
@@ -96,7 +101,8 @@ class Namespace:
         if self.single:
             return
         wanted = None if self.spec == ALL_DATASETS else set(self.spec.split(","))
-        self._show([dataset for dataset in datasets if wanted is None or dataset.name in wanted])
+        followed = [dataset for dataset in datasets if wanted is None or dataset.name in wanted]
+        self._show(self._pinned + followed)
 
     def resolve(self, inode: int) -> tuple[Snapshot, int]:
         """Snapshot and entry number. Raises NotFound, also for the root of a mount of several datasets."""
@@ -120,7 +126,18 @@ class Namespace:
         return [(name, slot << ENTRY_BITS, self._by_slot[slot]) for name, slot in sorted(self.names.items())]
 
     def _show(self, datasets: Sequence[DatasetView]) -> None:
-        names = {dataset.name.encode(): self._slot(dataset) for dataset in datasets}
+        names = {}
+        for dataset in datasets:
+            slot = self._slot(dataset)
+            try:
+                self._open(slot, dataset)
+            except CachefsError as error:
+                # Of several, one may be gone that was there when the mount began, which a later worker hears of again.
+                if self.single:
+                    raise
+                log.warning("dataset %s is not shown: %s", dataset.name, error)
+            else:
+                names[dataset.name.encode()] = slot
         if names != self.names:
             self.names = names
             self.root_changed_ns = self._now_ns()
@@ -130,9 +147,12 @@ class Namespace:
         slot = self._slots.get((dataset.name, dataset.snapshot))
         if slot is None:
             slot = slot_of(dataset.snapshot)
-            while slot in self._by_slot:
+            while slot in self._slots.values():
                 slot = slot % (SLOT_MASK + 1) + 1
-            shared = (snapshot for snapshot in self._by_slot.values() if snapshot.id == dataset.snapshot)
-            self._by_slot[slot] = next(shared, None) or Snapshot(Path(dataset.path))
             self._slots[dataset.name, dataset.snapshot] = slot
         return slot
+
+    def _open(self, slot: int, dataset: DatasetView) -> None:
+        if slot not in self._by_slot:
+            shared = (snapshot for snapshot in self._by_slot.values() if snapshot.id == dataset.snapshot)
+            self._by_slot[slot] = next(shared, None) or Snapshot(Path(dataset.path))

@@ -76,6 +76,35 @@ def test_a_refresh_shows_new_inodes_and_keeps_the_old_ones_readable(tmp_path: Pa
     assert namespace.resolve(after) == (new, 0)
 
 
+def test_a_dataset_that_is_gone_keeps_no_other_from_being_shown(tmp_path: Path) -> None:
+    gone, there = dataset(tmp_path, "gone", b"a"), dataset(tmp_path, "there", b"b")
+    before = Namespace("all", [gone, there], clock())
+    inodes = {name: inode for name, inode, _ in before.datasets()}
+    for _, _, snapshot in before.datasets():
+        snapshot.close()
+    Path(gone.path).unlink()
+    after = Namespace("all", [gone, there], clock())
+    assert {name: inode for name, inode, _ in after.datasets()} == {b"there": inodes[b"there"]}
+
+
+def test_a_mount_of_one_dataset_that_is_gone_fails(tmp_path: Path) -> None:
+    gone = dataset(tmp_path, "gone", b"a")
+    Path(gone.path).unlink()
+    with pytest.raises(NotFound, match="no snapshot file"):
+        Namespace("gone", [gone], clock())
+
+
+def test_of_several_datasets_those_at_a_snapshot_stay_at_it(tmp_path: Path) -> None:
+    old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"b")
+    other = dataset(tmp_path, "two", b"c")
+    namespace = Namespace(f"one@{old.snapshot[:8]},two", [new, other], clock())
+    namespace.update([new, other])
+    assert {name: snapshot.id for name, _, snapshot in namespace.datasets()} == {
+        b"one": old.snapshot,
+        b"two": other.snapshot,
+    }
+
+
 def test_the_root_of_several_datasets_is_no_entry(tmp_path: Path) -> None:
     namespace = Namespace("all", [dataset(tmp_path, "one", b"a")], clock())
     with pytest.raises(NotFound):
