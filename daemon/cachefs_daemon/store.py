@@ -27,6 +27,7 @@ from cachefs.block import MEMORY, SSD, Location, piece_checksums
 from cachefs.errors import StoreFull
 from cachefs_daemon.block_space import NO_BLOCK, BlockSpace
 from cachefs_daemon.limits import Limit, Limits
+from cachefs_daemon.page_cached import PageCached
 from cachefs_daemon.placement import Placement
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.policy import Policy, open_policy
@@ -83,13 +84,14 @@ class BlockStore:
     """Thread-safe and blocking. The lock covers decisions and bookkeeping; bytes are moved outside it.
 
     index_path: the LMDB file that mounts read; repairs: blocks dropped because their bytes were wrong; plan: what the
-    policies know of the future, for others to fill.
+    policies know of the future; page_cached: what the memory tier gives up first; both for others to fill.
     """
 
     def __init__(self, config: StoreConfig) -> None:
         """Open and recover. Raises ConfigError, Busy, or another CachefsError."""
         self.repairs = 0
         self.plan = Plan()
+        self.page_cached = PageCached(self.plan)
         self._lock = threading.Lock()
         self._maintaining = threading.Lock()
         with ExitStack() as undo:
@@ -183,13 +185,13 @@ class BlockStore:
         return blocks, freed
 
     def promote(self, keys: Iterable[bytes]) -> int:
-        """Move blocks from the SSD to the memory tier, as far as its policy prefers them to what goes for them, which
-        goes to the SSD. How many were moved."""
+        """Move blocks from the SSD to the memory tier, as far as they are not in the page cache and its policy prefers
+        them to what goes for them, which goes to the SSD. How many were moved."""
         moved = 0
         for batch in _batches(keys, _COPY_BATCH) if self._ssd is not None else ():
             gone = []
             for key in batch:
-                location = self.get(key)
+                location = self.get(key) if not self.page_cached.holds_key(key) else None
                 data = self.read(key, location) if location is not None and location.tier == SSD else None
                 if location is None or data is None:
                     continue
@@ -312,7 +314,8 @@ class BlockStore:
         self._state.close()
 
     def _open_policies(self) -> list[Policy]:
-        return [open_policy(tier.config.policy, self.plan) for tier in self._tiers]
+        cached = [self.page_cached if tier is self._memory else None for tier in self._tiers]
+        return [open_policy(tier.config.policy, self.plan, one) for tier, one in zip(self._tiers, cached, strict=True)]
 
     def _recover(self) -> None:
         reconcile(self._index, self._tiers, self._placement.recovered)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from cachefs_tools.bench.resident_pages import resident_bytes
 
+from cachefs.block import MEMORY
 from cachefs.job_messages import ConsumerView, JobName, JobProgress, JobPublish, SamplerSpec
-from cachefs.messages import Empty, MountView, Warmup
-from cachefs.rpc import JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, WARMUP
+from cachefs.messages import Empty, MountView, Selection, Warmup
+from cachefs.rpc import CACHED, EVICT, JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, WARMUP
 from cachefs.sampler import epoch_order
 from tests.daemon import Daemon
 from tests.mounting import mounted
@@ -158,3 +159,26 @@ def test_what_fits_is_pushed_once(training: Training) -> None:
     counters = training.mount.counters
     assert counters["push_stored_blocks"] <= FILES * (1 + 2 / SHORTEST_INTERVAL)
     assert counters["push_budget"] == 256 << 20
+
+
+def test_what_pages_hold_makes_room_in_memory_for_the_rest(tree: Path, tmp_path: Path) -> None:
+    """Blocks that come anew are read later than what is in memory, but that is in the page cache as well."""
+    with Daemon(tmp_path / "node", {"memory": {"budget": "12MiB", "segment_size": "5MiB"}}) as daemon:
+        daemon.add_dataset("images", f"file://{tree}")
+        for _ in daemon.client.stream(WARMUP, Warmup(dataset="images", paths=[])):
+            pass
+        with mounted(daemon.socket, "images", tmp_path / "mount", "page_cache_budget=12MiB") as directory:
+            training = Training(daemon, directory)
+            settled(training)
+            before = doubly_cached(training)
+            assert len(before) > 40
+            far = [path.name.encode() for path in training.paths(0)[350:500]]
+            daemon.client.call(EVICT, Selection(dataset="images", paths=far))
+            training.eventually(lambda: len(doubly_cached(training)) <= max(10, len(before) - 120))
+
+
+def doubly_cached(training: Training) -> list[Path]:
+    """Files whose pages are resident, and which the memory tier has as well."""
+    pages = training.daemon.client.stream(CACHED, Selection(dataset="images"))
+    in_memory = [file.path.decode() for page in pages for file in page.files if file.cached[MEMORY]]
+    return [path for name in in_memory if resident_bytes([path := training.directory / name])]

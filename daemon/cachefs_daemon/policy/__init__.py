@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from cachefs.errors import ConfigError
+from cachefs_daemon.page_cached import PageCached
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.policy.alsd import Alsd
 from cachefs_daemon.policy.clairvoyant import Clairvoyant
@@ -52,21 +53,21 @@ class Policy(Protocol):
         ...
 
 
-POLICIES: Final[Mapping[str, Callable[[Plan], Policy]]] = {
+POLICIES: Final[Mapping[str, Callable[[Plan, PageCached | None], Policy]]] = {
     "clairvoyant": Clairvoyant,
     "alsd": Alsd,
     "refcount": Refcount,
-    "minio": lambda plan: Minio(),
-    "lru": lambda plan: Lru(),
-    "lfu": lambda plan: Lfu(),
-    "fifo": lambda plan: Fifo(),
+    "minio": lambda plan, cached: Minio(),
+    "lru": lambda plan, cached: Lru(),
+    "lfu": lambda plan, cached: Lfu(),
+    "fifo": lambda plan, cached: Fifo(),
 }
 
 
-def open_policy(name: str, plan: Plan) -> Policy:
-    """The policy of one tier; those that know the future know it from *plan*. Raises ConfigError for a name that is not
-    in POLICIES."""
+def open_policy(name: str, plan: Plan, cached: PageCached | None = None) -> Policy:
+    """The policy of one tier; those that know the future know it from *plan*, and first give up what is *cached*.
+    Raises ConfigError for a name that is not in POLICIES."""
     try:
-        return POLICIES[name](plan)
+        return POLICIES[name](plan, cached)
     except KeyError:
         raise ConfigError(f"policy {name!r} does not exist; choose one of: {', '.join(POLICIES)}") from None

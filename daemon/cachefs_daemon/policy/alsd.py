@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from cachefs_daemon.block_space import Ids
+from cachefs_daemon.page_cached import PageCached
 from cachefs_daemon.plan import UNKNOWN, Future, Plan, Seconds
 from cachefs_daemon.policy.ranked import Ranked
 
@@ -27,8 +28,8 @@ CERTAIN_READS: Final = 1024
 class Alsd(Ranked):
     """Scores are expected seconds until the next read."""
 
-    def __init__(self, plan: Plan, certain: int = CERTAIN_READS) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, cached: PageCached | None = None, certain: int = CERTAIN_READS) -> None:
+        super().__init__(plan, cached)
         self._certain = certain
 
     def _scores(self, snapshot: str, ids: Ids) -> Seconds:
