@@ -20,19 +20,26 @@ log = logging.getLogger(__name__)
 class Guard:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._start()
+        self._pid: int | None = None
+        self.tend()
 
     def tend(self) -> None:
-        """Have another where it is gone; to be called every second or so."""
-        if os.waitpid(self._pid, os.WNOHANG)[0]:
+        """Have one, or another where it is gone; to be called every second or so."""
+        if self._pid is not None and os.waitpid(self._pid, os.WNOHANG)[0]:
             log.warning("the guard of the mount (process %d) is gone and is replaced", self._pid)
-            self._start()
+            self._pid = None
+        if self._pid is None:
+            try:
+                self._pid = self._start()
+            except OSError as error:  # what is short now is no reason to unmount
+                log.warning("no guard: %s", error.strerror)
 
     def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
 
-    def _start(self) -> None:
+    def _start(self) -> int:
         supervisor = os.pidfd_open(os.getpid())
 
         def watch() -> None:
@@ -42,6 +49,6 @@ class Guard:
             self._connection.abort()
 
         try:
-            self._pid = fork("guard", watch, ends_with_parent=False)
+            return fork("guard", watch, ends_with_parent=False)
         finally:
             os.close(supervisor)

@@ -1,0 +1,50 @@
+"""The process that ends a connection when the supervisor is gone, as the supervisor keeps it."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cachefs.mount import guard
+from cachefs.mount.device import Connection
+from cachefs.mount.guard import Guard
+
+# In a process of its own, as pytest's has threads, and a guard is a fork.
+SUPERVISOR = """
+import os, signal, time
+import psutil
+from cachefs.mount.device import Connection
+from cachefs.mount.guard import Guard
+
+guard = Guard(Connection(0))
+[first] = psutil.Process().children()
+os.kill(first.pid, signal.SIGKILL)
+while first.status() != psutil.STATUS_ZOMBIE:
+    time.sleep(0.01)
+guard.tend()
+[second] = psutil.Process().children()
+guard.end()
+os.waitpid(second.pid, 0)
+print(first.pid != second.pid)
+"""
+
+
+def test_one_that_is_killed_is_replaced() -> None:
+    done = subprocess.run([sys.executable, "-c", SUPERVISOR], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+def test_while_none_can_be_forked_the_mount_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    forks: list[str] = []
+
+    def fork(name: str, work: object, *, ends_with_parent: bool) -> int:
+        forks.append(name)
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(guard, "fork", fork)
+    ours = Guard(Connection(0))
+    ours.tend()
+    ours.end()
+    assert forks == ["guard", "guard"]
