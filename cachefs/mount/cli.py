@@ -62,6 +62,7 @@ def main(
       no_zero_open      send each open and close to the mount process (slower)
       workers=N         processes that serve requests (default: by the number of processors)
       no_push           do not fill the page cache ahead of readers
+      page_cache_budget=AMOUNT  how much of it that may take: a size or a share (default 25%)
       readahead=KIB     the kernel's readahead (default 1024; 0 leaves it alone)
       daemon_wait=SEC   how long to wait for the daemon to come up (default 10)
       log=FILE          messages of the background process (default: syslog)

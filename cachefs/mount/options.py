@@ -17,6 +17,8 @@ IGNORED: Final = frozenset(_GENERIC | _TIMES)
 # Passed through to the kernel.
 KERNEL_FLAGS: Final = frozenset(["dev", "nodev", "suid", "nosuid", "exec", "noexec"])
 MOST_WORKERS: Final = 64
+# The last one means none to chown(2).
+_MOST_ID: Final = (1 << 32) - 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,14 @@ def _natural(text: str) -> int:
     return int(text)
 
 
-def _workers(text: str) -> int:
-    value = _natural(text)
-    if value > MOST_WORKERS:
-        raise ValueError
-    return value
+def _up_to(most: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        value = _natural(text)
+        if value > most:
+            raise ValueError
+        return value
+
+    return convert
 
 
 def _seconds(text: str) -> float:
@@ -77,13 +82,13 @@ def _amount(text: str) -> str:
 
 VALUES: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "socket": (Path, "a path"),
-    "uid": (_natural, "a user number"),
-    "gid": (_natural, "a group number"),
+    "uid": (_up_to(_MOST_ID), "a user number"),
+    "gid": (_up_to(_MOST_ID), "a group number"),
     "umask": (_octal, "an octal mode such as 022"),
     "readahead": (_natural, "a number of KiB"),
     "daemon_wait": (_seconds, "a number of seconds"),
     "log": (Path, "a path"),
-    "workers": (_workers, f"a number up to {MOST_WORKERS}, 0 for a choice by processors"),
+    "workers": (_up_to(MOST_WORKERS), f"a number up to {MOST_WORKERS}, 0 for a choice by processors"),
     "page_cache_budget": (_amount, "a size such as 8GiB, or a share such as 25%"),
 }
 SWITCHES: Final[dict[str, tuple[str, bool]]] = {

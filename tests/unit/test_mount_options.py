@@ -42,6 +42,8 @@ def test_the_later_option_wins() -> None:
         ("colour=red", "colour=red"),
         ("uid=root", "user number"),
         ("uid=-1", "user number"),
+        ("uid=4294967295", "user number"),
+        ("gid=99999999999999999999", "group number"),
         ("uid", "user number"),
         ("umask=999", "octal"),
         ("daemon_wait=soon", "seconds"),
