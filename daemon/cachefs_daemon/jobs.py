@@ -253,9 +253,9 @@ class Jobs:
         now = time.monotonic()
         consumers = {consumer.key: consumer for consumer in self._consumers.values()}
         return [
-            Reader(key, consumers[key].passed_by(now, latency), consumers[key].tripwires)
+            Reader(key, one.snapshot.id, one.passed_by(now, latency), one.tripwires)
             for key in self._plan.consumers()
-            if key in consumers
+            if (one := consumers.get(key)) is not None
         ]
 
     def margin(self) -> float:

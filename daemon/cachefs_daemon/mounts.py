@@ -4,6 +4,7 @@ import os
 import re
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -11,9 +12,13 @@ from typing import Final
 import psutil
 
 from cachefs.messages import MountReport, MountView
+from cachefs.mount.namespace import ALL_DATASETS, Namespace
+from cachefs_daemon.registry import DatasetRecord
 
 # A mount that lives reports at least every 10 s, if the daemon answers.
 SILENCE: Final = 30.0
+# Seconds from its start within which a mount has asked for its datasets.
+STARTING: Final = 5.0
 
 _ESCAPED: Final = re.compile(rb"\\(\d{3})")
 
@@ -98,6 +103,21 @@ class Mounts:
                 return mount.report
         return None
 
+    def shows(self, mount: str, snapshot: str, datasets: Iterable[DatasetRecord]) -> bool:
+        """Are files of *snapshot* among those that the mount with this id shows now? One that has not reported yet may
+        show anything."""
+        known = self._mounts.get(mount)
+        if known is None:
+            return True
+        spec = known.report.spec
+        if Namespace.is_single(spec):
+            name, _, digits = spec.partition("@")
+            shown = (_generations(one, digits, known.born) for one in datasets if one.name == name)
+            return any(snapshot in generations for generations in shown)
+        names = {part.partition("@")[0] for part in spec.split(",")}
+        wanted = (one.snapshots[:1] for one in datasets if spec == ALL_DATASETS or one.name in names)
+        return any(current.id == snapshot for newest in wanted for current in newest)
+
     def may_use(self, snapshot: str, replaced: float) -> bool:
         """May a living mount still read *snapshot*, which is not current since the unix time *replaced*?
 
@@ -119,6 +139,19 @@ class Mounts:
     def _forget(self, mount: _Mount) -> None:
         self._past.update(mount.counters())
         del self._mounts[mount.report.id]
+
+
+def _generations(dataset: DatasetRecord, digits: str, born: float) -> list[str]:
+    """Snapshots at which a mount of one dataset may be that was started at the unix time *born* (0: unknown): those
+    that begin with *digits*, or else the one that was current then, or became so while it started."""
+    if digits or not born:
+        return [known.id for known in dataset.snapshots if known.id.startswith(digits)]
+    later = [known for known in dataset.snapshots if not known.replaced or known.replaced >= born]
+    return [
+        known.id
+        for known, older in zip(later, [*later[1:], None], strict=True)
+        if older is None or older.replaced <= born + STARTING
+    ]
 
 
 def _names_snapshot(spec: str, snapshot: str) -> bool:

@@ -4,7 +4,7 @@ The tiers' policies go by keys, one block after the other, at 37 us per victim. 
 second, so here the same rule (what is read last goes first) works on whole arrays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,7 +51,8 @@ class PageCache:
     snapshot, of each block, not to be changed: others may read them, in other threads too (it is replaced as a whole,
     but for the entries of its arrays)."""
 
-    def __init__(self, plan: Plan, budget: int) -> None:
+    def __init__(self, plan: Plan, budget: int, shows: Callable[[str], bool] = lambda snapshot: True) -> None:
+        """shows: does the mount show that snapshot?"""
         self.budget = budget
         self.used = 0
         self.going = 0
@@ -59,6 +60,7 @@ class PageCache:
         self.late = 0
         self.states: Mapping[str, npt.NDArray[np.uint8]] = {}
         self._plan = plan
+        self._shows = shows
         self._pages: dict[str, _Pages] = {}
         self._mark = 0
         self._version = -1
@@ -75,8 +77,10 @@ class PageCache:
         return self.budget - self.used
 
     def follow_plan(self) -> list[BlockSpace]:
-        """Take note of what the plan says is read, and of spaces it has got; these are returned."""
-        fresh = [space for snapshot, space in self._plan.spaces.items() if snapshot not in self._pages]
+        """Take note of what the plan says is read, and of spaces it has got that the mount shows; these are
+        returned."""
+        unknown = [space for snapshot, space in self._plan.spaces.items() if snapshot not in self._pages]
+        fresh = [space for space in unknown if self._shows(space.snapshot)]
         for space in fresh:
             nothing = np.zeros(space.count, np.uint8)
             self._pages[space.snapshot] = _Pages(space, nothing, np.zeros(space.count, np.bool_), np.zeros(0, np.int32))

@@ -38,6 +38,7 @@ REFUSED_SECONDS: Final = 2.0
 _LEARN: Final = 0.2
 
 Readers = Callable[[float], Sequence[Reader]]
+Shows = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,16 @@ class _Order:
 class PagePusher:
     """mount: id in its reports; pages: the model of its page cache; counters: the pusher's own, cumulative."""
 
-    def __init__(self, request: PushSubscribe, store: BlockStore, readers: Readers) -> None:
-        """readers: those there are, told how many seconds an order takes."""
+    def __init__(self, request: PushSubscribe, store: BlockStore, readers: Readers, shows: Shows) -> None:
+        """readers: those there are on the node, told how many seconds an order takes; shows: does the mount show that
+        snapshot?"""
         self.mount = request.mount
-        self.pages = PageCache(store.plan, request.budget)
+        self.pages = PageCache(store.plan, request.budget, shows)
         self.counters: dict[str, int] = {}
         self._store = store
         self._plan = store.plan
         self._readers = readers
+        self._shows = shows
         self._lookahead = PushLookahead(store.plan)
         self._held = {held.snapshot: held for held in request.held}
         self._orders: dict[int, _Order] = {}
@@ -109,7 +112,7 @@ class PagePusher:
         self._look(now)
         if self._is_busy():
             return
-        readers = self._readers(self._latency)
+        readers = [reader for reader in self._readers(self._latency) if self._shows(reader.snapshot)]
         for blocks in self._to_drop(readers, now):
             yield self._order(blocks, now, drop=True)
         while not self._is_busy():

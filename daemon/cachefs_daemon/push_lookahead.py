@@ -26,10 +26,12 @@ _ARMED: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A consumer as pushing sees it. key: in the plan; skip: reads, from its place in the plan on, that come too soon
-    to be pushed; every: reads from one tripwire to the next, 0 where it says itself how far it is."""
+    """A consumer as pushing sees it. key: in the plan; snapshot: that it reads; skip: reads, from its place in the plan
+    on, that come too soon to be pushed; every: reads from one tripwire to the next, 0 where it says itself how far it
+    is."""
 
     key: str
+    snapshot: str
     skip: int
     every: int
 
@@ -57,8 +59,7 @@ def all_wires(plan: Plan, readers: Sequence[Reader]) -> dict[str, npt.NDArray[np
     """By snapshot, whether each block is a tripwire of some reader in its epoch or the next. 1 ms per million reads."""
     found: dict[str, npt.NDArray[np.bool_]] = {}
     for reader in readers:
-        snapshot, _ = plan.generation(reader.key)
-        wires = found.setdefault(snapshot, np.zeros(plan.spaces[snapshot].count, np.bool_))
+        wires = found.setdefault(reader.snapshot, np.zeros(plan.spaces[reader.snapshot].count, np.bool_))
         current, _ = plan.place(reader.key)
         for number in (current, current + 1):
             epoch = plan.epoch(reader.key, number)
@@ -109,8 +110,8 @@ class PushLookahead:
             if stretch is not None:
                 near = are_tripwires(stretch.reads, reader.every)
                 near[:1] = False  # it may be reading that now
-                snapshot, _ = self._plan.generation(reader.key)
-                found[snapshot] = np.union1d(found.get(snapshot, stretch.blocks[:0]), stretch.blocks[near])
+                known = found.get(reader.snapshot, stretch.blocks[:0])
+                found[reader.snapshot] = np.union1d(known, stretch.blocks[near])
         return found
 
     def _find(self, readers: Sequence[Reader], pages: States, residents: States, count: int) -> list[Due]:
@@ -131,8 +132,7 @@ class PushLookahead:
         return Due(snapshot, ids[order], seconds[order])
 
     def _look(self, reader: Reader, pages: States, residents: States, count: int) -> Due | None:
-        generation = self._plan.generation(reader.key)
-        snapshot = generation[0]
+        snapshot, generation = reader.snapshot, self._plan.generation(reader.key)
         states, here = pages.get(snapshot), residents.get(snapshot)
         if states is None or here is None:
             return None

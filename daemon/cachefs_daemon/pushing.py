@@ -1,7 +1,8 @@
 """All pushers of the node's mounts: one each, from its subscription until it leaves or another takes its place."""
 
+import functools
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -19,12 +20,13 @@ log = logging.getLogger(__name__)
 
 
 class Pushing:
-    """Used from the event loop only."""
+    """Used from the event loop only. shows: does a mount (by the id in its reports) show a snapshot?"""
 
-    def __init__(self, store: BlockStore, readers: Readers) -> None:
+    def __init__(self, store: BlockStore, readers: Readers, shows: Callable[[str, str], bool]) -> None:
         self._store = store
         self._plan = store.plan
         self._readers = readers
+        self._shows = shows
         self._pushers: dict[str, PagePusher] = {}
 
     def is_active(self) -> bool:
@@ -32,7 +34,7 @@ class Pushing:
         return bool(self._pushers)
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
-        pusher = PagePusher(request, self._store, self._readers)
+        pusher = PagePusher(request, self._store, self._readers, functools.partial(self._shows, request.mount))
         self._pushers[request.mount] = pusher
         self.show_cached()
         log.info("mount %s takes pages ahead of reads, up to %s", request.mount, format_size(request.budget))

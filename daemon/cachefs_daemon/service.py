@@ -82,7 +82,7 @@ class Service:
         self._limits = DatasetLimits(store, self._datasets, threads)
         self._jobs = Jobs(self._datasets, store, Sequences(store, self._fetcher, threads))
         self._job_keeper = JobKeeper(self._jobs, config.daemon.state_dir, threads)
-        self._pushing = Pushing(store, self._jobs.readers)
+        self._pushing = Pushing(store, self._jobs.readers, self._shows)
         self._prefetcher = Prefetcher(
             store,
             self._fetcher,
@@ -142,6 +142,9 @@ class Service:
         if report.accessed:
             await self._threads.run(self._store.accessed, report.accessed)
         return await self.node(Empty())
+
+    def _shows(self, mount: str, snapshot: str) -> bool:
+        return self._mounts.shows(mount, snapshot, [dataset.record for dataset in self._datasets])
 
     async def node(self, _: Empty) -> NodeView:
         usage = await self._threads.run(self._store.usage)

@@ -161,6 +161,21 @@ def test_what_fits_is_pushed_once(training: Training) -> None:
     assert counters["push_budget"] == 256 << 20
 
 
+def test_a_mount_gets_pages_only_of_what_it_shows(training: Training, daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a").write_bytes(b"text")
+    daemon.add_dataset("texts", f"file://{tmp_path}/texts")
+    with mounted(daemon.socket, "texts", tmp_path / "other"), mounted(daemon.socket, "all", tmp_path / "both"):
+        shown = Training(daemon, tmp_path / "both")
+        shown.directory /= "images"
+        settled(shown)
+        settled(training)
+        mounts = {mount.spec: mount.counters for mount in daemon.status().mounts}
+        assert min(mounts[spec]["push_held_bytes"] for spec in ("images", "all")) > FILES * SIZE / 2
+        assert mounts["texts"]["push_held_bytes"] == 0
+        daemon.client.call(JOB_CANCEL, JobName(job=shown.job))
+
+
 def test_what_pages_hold_makes_room_in_memory_for_the_rest(tree: Path, tmp_path: Path) -> None:
     """Blocks that come anew are read later than what is in memory, but that is in the page cache as well."""
     with Daemon(tmp_path / "node", {"memory": {"budget": "12MiB", "segment_size": "5MiB"}}) as daemon:

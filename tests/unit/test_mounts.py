@@ -5,10 +5,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from cachefs_daemon.mounts import Mounts
+from cachefs_daemon.registry import DatasetRecord, SnapshotRecord
 
-from cachefs.messages import MountReport
+from cachefs.messages import MountReport, OriginOptions
 
 
 def report(name: str, pid: int, spec: str = "images", hits: int = 0, *, closing: bool = False) -> MountReport:
@@ -85,3 +87,37 @@ def test_a_mount_may_use_what_was_current_when_it_started() -> None:
     mounts.report(report("a", os.getpid(), "images@3f9c"))
     assert mounts.may_use("3f9c00", 1.0)
     assert not mounts.may_use("4f9c00", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown"),
+    [
+        ("all", {"a2", "b1"}),
+        ("images,texts", {"a2", "b1"}),
+        ("texts", {"b1"}),
+        ("images", {"a2"}),
+        ("images@a1", {"a1"}),
+        ("others", set()),
+    ],
+)
+def test_a_mount_shows_the_snapshots_its_spec_names(spec: str, shown: set[str]) -> None:
+    mounts = Mounts()
+    mounts.report(report("m", os.getpid(), spec))
+    long_ago = time.time() - 86400
+    datasets = [dataset("images", SnapshotRecord("a2"), SnapshotRecord("a1", long_ago)), dataset("texts", "b1")]
+    assert {one for one in ("a1", "a2", "b1") if mounts.shows("m", one, datasets)} == shown
+    assert mounts.shows("not reported yet", "a1", datasets)
+
+
+@pytest.mark.parametrize(("refreshed_after", "shown"), [(60.0, {"a1"}), (1.0, {"a1", "a2"}), (-60.0, {"a2"})])
+def test_a_mount_of_one_dataset_stays_at_its_snapshot(refreshed_after: float, shown: set[str]) -> None:
+    mounts = Mounts()
+    mounts.report(report("m", os.getpid()))
+    born = psutil.Process().create_time()
+    datasets = [dataset("images", SnapshotRecord("a2"), SnapshotRecord("a1", born + refreshed_after))]
+    assert {one for one in ("a1", "a2") if mounts.shows("m", one, datasets)} == shown
+
+
+def dataset(name: str, *snapshots: SnapshotRecord | str) -> DatasetRecord:
+    records = [SnapshotRecord(one) if isinstance(one, str) else one for one in snapshots]
+    return DatasetRecord(name, f"file:///{name}", OriginOptions(), records)
