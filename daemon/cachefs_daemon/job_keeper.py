@@ -55,21 +55,22 @@ class JobKeeper:
 
     async def save(self) -> None:
         """What has changed since the last time. Raises CachefsError, OSError."""
-        running = {job.name: job for job in self._jobs if job.state == RUNNING}
         for name in list(self._jobs.unsaved):
             self._jobs.unsaved.discard(name)
             try:
-                await self._save(name, running.get(name))
+                await self._save(name)
             except BaseException:
                 self._jobs.unsaved.add(name)
                 raise
-        for name, job in running.items():
+        for job in self._jobs:
             places = {one.name: one.place for one in job.consumers.values() if one.place is not None}
-            if self._saved.get(name, {}) != places and job.state == RUNNING:
-                await self._threads.background(self._store.save_places, name, places)
-                self._saved[name] = places
+            if job.state == RUNNING and self._saved.get(job.name, {}) != places:
+                await self._threads.background(self._store.save_places, job.name, places)
+                self._saved[job.name] = places
 
-    async def _save(self, name: str, job: Job | None) -> None:
+    async def _save(self, name: str) -> None:
+        """As it is now: jobs begin and end while others are written."""
+        job = next((job for job in self._jobs if job.name == name and job.state == RUNNING), None)
         if job is None:
             self._saved.pop(name, None)
             await self._threads.background(self._store.remove, name)

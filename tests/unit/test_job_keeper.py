@@ -1,0 +1,68 @@
+"""Jobs on disk follow those in memory, whatever happens while one is being written."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cachefs_daemon.job_keeper import JobKeeper
+from cachefs_daemon.job_store import JobStore
+from cachefs_daemon.jobs import ENDED, RUNNING, Job, Jobs
+from cachefs_daemon.threads import Threads
+
+
+class Running(Jobs):
+    """Only what a keeper sees of them."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self.unsaved: set[str] = set()
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(list(self._jobs.values()))
+
+    def set(self, name: str, source: str, state: str = RUNNING) -> None:
+        self._jobs[name] = Job(name, source, state=state)
+        self.unsaved.add(name)
+
+
+class Interrupted(Threads):
+    """Before the first job is written, something else happens."""
+
+    def __init__(self, event: Callable[[str], None]) -> None:
+        super().__init__()
+        self._event: Callable[[str], None] | None = event
+
+    async def background(self, work: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self._event is not None:
+            event, self._event = self._event, None
+            event(args[0].job)
+        return await super().background(work, *args, **kwargs)
+
+
+@pytest.mark.parametrize("state", [RUNNING, ENDED])
+def test_a_job_that_changes_while_another_is_written_is_kept_as_it_is_then(tmp_path: Path, state: str) -> None:
+    jobs = Running()
+    jobs.set("one", "before")
+    jobs.set("two", "before")
+    changed = ""
+
+    def change_the_other(written: str) -> None:
+        nonlocal changed
+        changed = "two" if written == "one" else "one"
+        jobs.set(changed, "after", state)
+
+    async def save() -> None:
+        threads = Interrupted(change_the_other)
+        try:
+            keeper = JobKeeper(jobs, tmp_path, threads)
+            await keeper.save()
+            await keeper.save()
+        finally:
+            threads.close()
+
+    asyncio.run(save())
+    kept = {record.job: record.source for record, _ in JobStore(tmp_path).load()}
+    assert kept.pop(changed, None) == ("after" if state == RUNNING else None)
+    assert list(kept.values()) == ["before"]
