@@ -75,8 +75,10 @@ class Places:
         """(snapshot file, directory in the mount) of the datasets that may be meant, in name order."""
         root = os.fsencode(self._directory) + b"/"
         if self._single:
-            name = self._spec.partition("@")[0]
             # It stays at the snapshot it was mounted with, which the daemon then keeps beside the newest.
+            name, _, pinned = self._spec.partition("@")
+            if pinned and pinned != snapshot_id:
+                return []
             files = [Path(dataset.path).with_name(snapshot_id + SUFFIX) for dataset in datasets if dataset.name == name]
             return [(file, root) for file in files if file.exists()]
         shown = sorted((dataset for dataset in datasets if dataset.snapshot == snapshot_id), key=lambda one: one.name)
