@@ -12,12 +12,12 @@ import numpy as np
 from cachefs.errors import CachefsError
 from cachefs.job_messages import ConsumerView, JobPublish, SampleMap, SamplerSpec
 from cachefs.snapshot import Snapshot
-from cachefs_daemon import tripwires
 from cachefs_daemon.follower import Follower
 from cachefs_daemon.lease import Lease
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.samples import Reads, Samples
 from cachefs_daemon.sequences import Order, Sequences
+from cachefs_daemon.tripwires import Interval
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ STILL_SECONDS: Final = 10.0
 
 # A consumer that has said where it is does so again within this time.
 TOLD_SECONDS: Final = 2.0
+# One that does not move is taken to have stopped after so long.
+UNSEEN_SECONDS: Final = 10.0
 
 _serial = itertools.count(1)
 
@@ -65,6 +67,7 @@ class Consumer:
         self._reads: dict[int, Reads] = {}
         self._said: tuple[int, int] | None = None
         self._told = -math.inf
+        self._interval = Interval()
         self._passed = (0.0, (0, 0))  # when it was first seen at its place, and which
         self._problems: dict[str, None] = {}
         self._samples: Samples | None = None
@@ -141,21 +144,29 @@ class Consumer:
     @property
     def tripwires(self) -> int:
         """Reads from one to the next; 0 while it says itself how far it is."""
-        if time.monotonic() - self._told < TOLD_SECONDS:
-            return 0
-        return tripwires.interval(self.follower.rate if self.follower is not None else 0.0)
+        now = time.monotonic()
+        self._interval.follow(self.follower.rate if self.follower is not None else 0.0, now)
+        return self._interval.now if now - self._told >= TOLD_SECONDS else 0
+
+    @property
+    def left_out(self) -> int:
+        """`tripwires` as they may still be from before, when they were closer."""
+        return self._interval.left_out if self.tripwires else 0
 
     def passed_by(self, now: float, seconds: float) -> int:
         """Reads, from its place in the plan on, that it has done by *seconds* after *now*, as far as its rate tells:
         no further than to its next tripwire, which would have shown, or than a report brings it."""
+        rate = self.follower.rate if self.follower is not None else 0.0
+        return int(min(self.unseen(now), self.tripwires or REPORT_READS) + seconds * rate)
+
+    def unseen(self, now: float) -> int:
+        """Reads that it may have done since it was last seen to move, had it missed its tripwires."""
         follower = self.follower
         if follower is None or not follower.begun or follower.rate <= 0:
             return 0
         if self._passed[1] != follower.place:
             self._passed = (now, follower.place)
-        silence = now - self._passed[0]
-        most = self.tripwires or REPORT_READS
-        return int(min(silence * follower.rate, most) + seconds * follower.rate)
+        return int(min(now - self._passed[0], UNSEEN_SECONDS) * follower.rate)
 
     def view(self, resident_bytes: int) -> ConsumerView:
         follower, epoch = self.follower, self.epoch

@@ -127,11 +127,10 @@ class Follower:
             within = np.flatnonzero(beyond < front + self.tolerance + step * np.arange(1, len(beyond) + 1))
             gap[ahead > (beyond[within[-1]] if len(within) else front)] = np.inf
             gaps[places] = gap
-        if here is not None and len(places) < len(ids):
+        # Among them may be some of which an early read of the next epoch was as far ahead as a read may be.
+        if here is not None and np.isinf(gaps).any():
             first = here.first[ids]
-            late = np.flatnonzero(
-                np.isinf(gaps) & (first < position) & (first >= position - BEHIND * self._repetition * self.hidden)
-            )
+            late = np.flatnonzero(np.isinf(gaps) & (first < position) & (first >= position - self._behind))
             late = late[~self.knows(ids[late])] if len(late) else late
             reads[late] = first[late]
             gaps[late] = position - first[late]
@@ -174,9 +173,9 @@ class Follower:
             self._high = max(self._high, position)
             self._move(epoch, position)
 
-    def tripped(self, ids: Ids, every: int) -> Ids:
+    def tripped(self, ids: Ids, every: int, unseen: int = 0) -> Ids:
         """*ids* were read. Those of them that are its next tripwires (see cachefs_daemon.tripwires) say where it is;
-        returns these."""
+        returns these. unseen: reads it may have done beyond what is known."""
         epoch, position = self.place
         here = self._plan.epoch(self.name, epoch)
         if not every or not self.following or here is None or not len(ids):
@@ -186,7 +185,7 @@ class Follower:
         in_epoch = np.where(reads >= length, reads - length, reads)
         wires = np.flatnonzero((reads != UNKNOWN) & (reads >= position) & are_tripwires(in_epoch, every))
         wires = wires[np.argsort(reads[wires], kind="stable")]
-        reach = self.tolerance + MISSING * max(every, self.hidden)
+        reach = self.tolerance + MISSING * max(every, self.hidden) + unseen
         passed = next_ones(reads[wires], max(position, self._high), reach)
         mine = ids[wires[: len(passed)]]
         if len(passed):
@@ -305,6 +304,11 @@ class Follower:
         return max(SLACK + 2 / self._density, SLACK * self.hidden) * self._repetition
 
     @property
+    def _behind(self) -> float:
+        """How far back a read may be that is late: its front may have been moved too far twice by others' reads."""
+        return max(BEHIND * self._repetition, 2 * self._step)
+
+    @property
     def _repetition(self) -> float:
         """Reads per block of the epoch: of those of one block in a row, only the first one shows."""
         epoch, _ = self.place
@@ -329,7 +333,7 @@ class Follower:
         here = self._plan.epoch(self.name, epoch)
         if here is None or not len(here.blocks):
             return 0.0
-        places = BEHIND * self._repetition + self._step * (1 + len(self._early) + self.tolerance / self.batch)
+        places = self._behind + self._step * (1 + len(self._early) + self.tolerance / self.batch)
         return min(0.5, max(0.1, 3 * places / len(here.blocks)))
 
     def _resynchronise(self) -> bool:
@@ -398,7 +402,9 @@ def densest(epoch: Epoch, ids: Ids, tolerance: int) -> Cluster:
         start = int(counts.argmax())
         share = float(counts[start]) / len(ids)
         if share >= max(AGREEMENT, chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / len(ids))):
-            end = int(reads[start + counts[start] - 1]) + 1
-            density = float(counts[start]) / max(1, end - int(reads[start]))
-            return Cluster(share, end, max(LOWEST_DENSITY, min(1.0, density)))
+            last = start + int(counts[start]) - 1
+            density = max(LOWEST_DENSITY, min(1.0, float(counts[start]) / max(1, reads[last] + 1 - reads[start])))
+            # Where few reads show, the width may end in the middle of them.
+            apart = np.diff(reads[last:], append=np.inf) > SLACK / density
+            return Cluster(share, int(reads[last + int(apart.argmax())]) + 1, density)
     return Cluster(0.0, 0, 1.0)

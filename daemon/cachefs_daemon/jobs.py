@@ -238,14 +238,14 @@ class Jobs:
 
     def _trip(self, consumers: Sequence[Consumer], ids: Ids, states: npt.NDArray[np.uint8]) -> Ids:
         """Move those consumers on whose tripwires these are."""
-        tripped = [np.zeros(0, np.int32)]
+        tripped, now = [np.zeros(0, np.int32)], time.monotonic()
         for consumer in consumers:
             assert consumer.follower is not None
             window = self._plan.window(consumer.key, 0, VISIBLE)
             if window is not None:
                 shown = float(np.mean(states[window.blocks] == OUT))
                 consumer.follower.hidden = 1 / max(shown, 1 / MOST_HIDDEN)
-                tripped.append(consumer.follower.tripped(ids, consumer.tripwires))
+                tripped.append(consumer.follower.tripped(ids, consumer.left_out, consumer.unseen(now)))
         return np.concatenate(tripped)
 
     def readers(self, latency: float) -> list[Reader]:
@@ -253,7 +253,7 @@ class Jobs:
         now = time.monotonic()
         consumers = {consumer.key: consumer for consumer in self._consumers.values()}
         return [
-            Reader(key, one.snapshot.id, one.passed_by(now, latency), one.tripwires)
+            Reader(key, one.snapshot.id, one.passed_by(now, latency), one.unseen(now), one.tripwires)
             for key in self._plan.consumers()
             if (one := consumers.get(key)) is not None
         ]

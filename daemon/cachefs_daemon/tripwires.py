@@ -19,6 +19,11 @@ FIRST: Final = 32
 # Tripwires in a row that may be missing, as their pages were there after all.
 MISSING: Final = 4
 
+# An interval is kept while the wanted one is within these parts of it, or a rate near a limit would have pages come and
+# go; and what was left out before is looked for so many seconds more, until its pages have come.
+_KEPT: Final = (0.375, 1.25)
+_COMING_SECONDS: Final = 2.0
+
 Reads = npt.NDArray[np.int64]
 
 
@@ -28,6 +33,23 @@ def interval(rate: float) -> int:
         return FIRST
     wanted = min(LONGEST, max(SHORTEST, rate / PER_SECOND))
     return 1 << (int(np.ceil(wanted)) - 1).bit_length()
+
+
+class Interval:
+    """Of one consumer. now: reads from one tripwire to the next; left_out: the same for what may not be pushed yet."""
+
+    def __init__(self) -> None:
+        self.now = self.left_out = FIRST
+        self._changed = -_COMING_SECONDS
+
+    def follow(self, rate: float, time: float) -> None:
+        """*rate*: reads per second (0: unknown)."""
+        low, high = (part * self.now * PER_SECOND for part in _KEPT)
+        wanted = self.now if low <= rate <= high else interval(rate)
+        if wanted != self.now:
+            self.left_out, self.now, self._changed = min(self.left_out, self.now), wanted, time
+        if wanted < self.left_out or time - self._changed > _COMING_SECONDS:
+            self.left_out = wanted
 
 
 def are_tripwires(reads: Reads, every: int) -> npt.NDArray[np.bool_]:

@@ -6,6 +6,8 @@ import pytest
 from cachefs_daemon.block_space import BlockSpace
 from cachefs_daemon.follower import CHUNK, Follower, observe
 from cachefs_daemon.plan import Plan
+from hypothesis import given
+from hypothesis import strategies as st
 
 COUNT = 3000
 Order = npt.NDArray[np.int64]
@@ -200,3 +202,82 @@ def test_the_rate_a_reader_could_have_leaves_its_waiting_out() -> None:
         follower.measure(float(second), 0.5, 1)
     assert follower.rate == pytest.approx(100, rel=0.05)
     assert follower.demand == pytest.approx(200, rel=0.2)
+
+
+def seen_with_wires(follower: Follower, blocks: Order, every: int) -> None:
+    """As a mount with a pusher reports them."""
+    ids = blocks.astype(np.int32)
+    mine = follower.tripped(ids, every)
+    observe([follower], ids[~np.isin(ids, mine)])
+
+
+def test_a_late_read_is_its_own_where_few_reads_show() -> None:
+    order, following = shuffled(1, 600), shuffled(2, 600)
+    follower = followed(order, following)
+    follower.hidden = 64.0
+    seen_with_wires(follower, order[31:288:32], 32)
+    assert follower.place == (0, 288)
+    for late in range(200, 280, 3):
+        if late % 32 != 31:
+            seen_with_wires(follower, order[[late]], 32)
+    assert (follower.place, follower.mismatched) == ((0, 288), 0)
+
+
+@given(
+    st.sampled_from([8, 32, 128]),
+    st.sampled_from([0, 64]),
+    st.integers(1, 2 * COUNT - 1),
+    st.lists(st.integers(1, 4), min_size=1, max_size=40),
+)
+def test_tripwires_alone_follow_a_reader_through_two_epochs(
+    every: int, tolerance: int, done: int, steps: list[int]
+) -> None:
+    """However many come in one report. Of one over the end of an epoch, a read may be taken for that of the same block
+    before: the next tripwire tells."""
+    epochs = [shuffled(1), shuffled(2), shuffled(3)]
+    follower = followed(*epochs, tolerance=tolerance)
+    shown = [read for read in range(done) if read % COUNT & (every - 1) == every - 1]
+    reads = np.concatenate(epochs)
+    start = 0
+    for step in steps * (1 + len(shown) // sum(steps)):
+        follower.tripped(reads[shown[start : start + step]].astype(np.int32), every)
+        start += step
+    epoch, position = follower.place
+    assert 0 <= done - (epoch * COUNT + position) < 3 * every + tolerance
+    assert len(shown) - 2 <= follower.matched <= len(shown)
+
+
+@given(st.integers(200, COUNT - 1), st.sampled_from([8, 32]))
+def test_a_tripwire_far_ahead_proves_nothing(read: int, every: int) -> None:
+    follower = followed(shuffled(1), shuffled(2))
+    wire = read | (every - 1)
+    blocks = shuffled(1)[[min(wire, COUNT - 1)]].astype(np.int32)
+    assert follower.tripped(blocks, every).tolist() == []
+    assert (follower.place, follower.begun) == ((0, 0), False)
+    assert follower.tripped(blocks, 0).tolist() == []
+
+
+def test_of_two_readers_each_is_moved_by_its_own_tripwires() -> None:
+    plan = Plan()
+    one, two = (followed(shuffled(seed), shuffled(seed + 5), name=str(seed), plan=plan) for seed in (1, 2))
+    for start in range(31, 1600, 32):
+        for follower, order in ((one, shuffled(1)), (two, shuffled(2))):
+            ids = order[[start]].astype(np.int32)
+            mine = [reader.tripped(ids, 32).tolist() for reader in (one, two)]
+            assert ids.tolist() in mine
+            assert follower.place == (0, start + 1)
+
+
+def test_a_jump_back_is_noticed_though_few_reads_show() -> None:
+    order = shuffled(1, 20_000)
+    plan = Plan()
+    plan.add_space(space_of(20_000))
+    follower = followed(order, shuffled(2, 20_000), plan=plan)
+    follower.hidden = 16.0
+    for read in range(15, 10_000, 16):
+        seen_with_wires(follower, order[[read]], 16)
+    assert follower.place == (0, 10_000)
+    for read in range(15, 1600, 16):
+        seen_with_wires(follower, order[[read]], 16)
+    assert follower.following
+    assert follower.place == (0, 1600)

@@ -84,18 +84,18 @@ def test_the_soonest_that_are_on_the_node_are_pushed_and_tripwires_are_not(plan:
     residents = {"s": np.full(COUNT, IN_SSD, np.uint8)}
     residents["s"][3] = ABSENT
     hold(pages, 1)
-    due = lookahead.take([Reader("c", "s", 0, 8)], pages.states, residents, 6, 100 * SIZE)
+    due = lookahead.take([Reader("c", "s", 0, 0, 8)], pages.states, residents, 6, 100 * SIZE)
     assert due is not None
     assert due.ids.tolist() == [0, 2, 4, 5, 6, 8]
     plan.set_progress("c", 0, 10)
-    due = lookahead.take([Reader("c", "s", 5, 0)], pages.states, residents, 4, 2 * SIZE)
+    due = lookahead.take([Reader("c", "s", 5, 0, 0)], pages.states, residents, 4, 2 * SIZE)
     assert due is not None
     assert due.ids.tolist() == [15, 16]
 
 
 def test_tripwires_lie_ahead_also_in_the_next_epoch(plan: Plan) -> None:
     lookahead = PushLookahead(plan)
-    assert lookahead.wires([Reader("c", "s", 0, 8)])["s"].tolist() == [7, 15, 23, 31, 39]
+    assert lookahead.wires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(7, COUNT, 8))
     plan.set_progress("c", 1, 0)
-    assert lookahead.wires([Reader("c", "s", 0, 8)])["s"].tolist() == [60, 68, 76, 84, 92]
-    assert lookahead.wires([Reader("c", "s", 0, 0)]) == {}
+    assert lookahead.wires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(4, COUNT, 8))
+    assert lookahead.wires([Reader("c", "s", 0, 0, 0)]) == {}

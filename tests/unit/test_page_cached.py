@@ -103,6 +103,6 @@ def test_tripwires_of_this_epoch_and_the_next_are_leaving() -> None:
     plan.add_space(space_of([100] * COUNT, "space"))
     plan.set_epoch("c", "space", 0, IDS)
     plan.set_epoch("c", "space", 1, IDS[::-1].copy(), last=True)
-    wires = all_wires(plan, [Reader("c", "space", 0, 8)])["space"]
+    wires = all_wires(plan, [Reader("c", "space", 0, 0, 8)])["space"]
     assert np.flatnonzero(wires).tolist() == sorted({*range(7, COUNT, 8), *range(COUNT - 8, -1, -8)})
-    assert not all_wires(plan, [Reader("c", "space", 0, 0)])["space"].any()
+    assert not all_wires(plan, [Reader("c", "space", 0, 0, 0)])["space"].any()

@@ -1,5 +1,5 @@
 import numpy as np
-from cachefs_daemon.tripwires import FIRST, LONGEST, SHORTEST, are_tripwires, interval, next_ones
+from cachefs_daemon.tripwires import FIRST, LONGEST, SHORTEST, Interval, are_tripwires, interval, next_ones
 
 
 def test_intervals_are_powers_of_two_for_at_most_25_a_second() -> None:
@@ -20,3 +20,26 @@ def test_only_the_next_ones_move_a_consumer() -> None:
     assert next_ones(reads, 0, 128).tolist() == [31, 63, 95]
     assert next_ones(reads, 300, 128).tolist() == [31, 63, 95, 400]
     assert next_ones(reads, 0, 16).tolist() == []
+
+
+def test_an_interval_is_kept_at_a_rate_near_its_limit_and_follows_beyond() -> None:
+    interval = Interval()
+    assert [follow(interval, rate, 0.0) for rate in (0, 399, 401, 310, 290, 401, 490)] == [32, 32, 32, 32, 16, 16, 16]
+    assert [follow(interval, rate, 0.0) for rate in (12_000, 1e9, 1)] == [512, 1024, 8]
+
+
+def test_what_was_left_out_is_known_until_its_pages_have_come() -> None:
+    interval = Interval()
+    follow(interval, 100, 0.0)
+    assert interval.left_out == 8
+    follow(interval, 800, 1.0)
+    assert (interval.now, interval.left_out) == (32, 8)
+    follow(interval, 800, 2.9)
+    assert interval.left_out == 8
+    follow(interval, 800, 3.1)
+    assert interval.left_out == 32
+
+
+def follow(interval: Interval, rate: float, time: float) -> int:
+    interval.follow(rate, time)
+    return interval.now
