@@ -109,6 +109,11 @@ class Placement:
         room is that of a full tier."""
         return 0 if tier.problem else max(0, tier.free - self._held_back(tier) - (tier.capacity >> _FREE_SHIFT))
 
+    @property
+    def step(self) -> int:
+        """Bytes that `makers_of_room` frees beyond what a block needs, over all tiers, at most."""
+        return sum(tier.capacity >> _AHEAD_SHIFT for tier in self._tiers)
+
     def room_for(self, key: bytes, snapshot: str) -> int:
         """About how many bytes are free, or taken by blocks that would be given up for this one of *snapshot*."""
         self._follow_policy()

@@ -151,10 +151,12 @@ class Prefetcher:
         self._soon.rewind()
         chosen = self._choose(self._soon, self.window, self._settings.max_bytes)
         if chosen:
-            await self._fetch_for_others(chosen, chosen[-1].snapshot, chosen[-1].number)
+            await self._fetch_for_others(chosen, chosen[-1].snapshot, chosen[-1].number, spared=0)
         if self._backlog is not None and self._backlog.seconds > self.window:
             chosen = self._choose(self._in_time, self._backlog.seconds, self._settings.max_bytes)
-            await self._fetch_for_others(chosen, self._backlog.snapshot, self._backlog.last)
+            # Room is made in steps, which must not reach what is read before: that would be missing again.
+            spared = self._store.step
+            await self._fetch_for_others(chosen, self._backlog.snapshot, self._backlog.last, spared)
         if len(self._flights) < self._max_flights and self._flying < self._settings.max_bytes // 2:
             self._bandwidth.idle()
 
@@ -163,12 +165,12 @@ class Prefetcher:
         self._backlog = backlog.find(self._plan, self._store.residents, self._bandwidth.value)
         self._in_time.rewind()
 
-    async def _fetch_for_others(self, chosen: Sequence[Upcoming], snapshot: str, last: int) -> None:
-        """As far as there is room, or what is needed after the *last* one gives way."""
+    async def _fetch_for_others(self, chosen: Sequence[Upcoming], snapshot: str, last: int, spared: int) -> None:
+        """As far as there is room, or what is needed after the *last* one gives way; all but *spared* bytes of it."""
         space = self._plan.spaces.get(snapshot)
         if not chosen or space is None:
             return
-        room = await self._threads.run(self._store.room_for, space.key(last)) - self._flying
+        room = await self._threads.run(self._store.room_for, space.key(last)) - self._flying - spared
         ends = itertools.accumulate(one.size for one in chosen)
         fitting = [one for one, end in zip(chosen, ends, strict=True) if end <= room]
         await self._fetch(await self._within_limits(fitting, making_room=True))

@@ -215,6 +215,11 @@ class BlockStore:
         """Bytes per tier that nobody uses or is about to."""
         return tuple(self._placement.free(tier) for tier in self._tiers)
 
+    @property
+    def step(self) -> int:
+        """Bytes that are freed at once beyond what a block needs, at most."""
+        return self._placement.step
+
     def room_for(self, key: bytes, snapshot: str = "") -> int:
         """About how many bytes are free, or taken by blocks that would be given up for this one of *snapshot*."""
         with self._lock:
