@@ -38,6 +38,8 @@ IDLE_SECONDS: Final = 2.0
 CALL_SECONDS: Final = 30.0
 MAX_LINE: Final = 64 << 20
 _PIPE: Final = 1 << 16
+# What anybody may write, and nobody is to die of: msgspec passes on what is not UTF-8, too large, or too deep.
+_NO_SENSE: Final = (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError)
 
 
 class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fields=True):
@@ -152,7 +154,7 @@ class Control:
         try:
             method, request = await trio.to_thread.run_sync(self._request, line)
             await self._link.call(method, request, CALL_SECONDS)
-        except (msgspec.DecodeError, OverflowError, CachefsError) as error:
+        except (*_NO_SENSE, CachefsError) as error:
             log.warning("%s: %s; it said %r", self._path, error, line[:200])
 
     def _request(self, line: bytes) -> tuple[Method[Any, Any], Message]:

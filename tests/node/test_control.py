@@ -90,14 +90,19 @@ def test_what_makes_no_sense_is_logged_and_the_rest_obeyed(daemon: Daemon, mount
     name = f"sense-{mount.parent.name}"
     publish = mount / ".cachefs" / "publish"
     good = json.dumps({"op": "publish", "job": name, "sampler": SEQUENTIAL})
-    publish.write_text(
-        f'nonsense\n{{"op": "publish", "job": 3}}\n{{"op": "publish", "job": "x", "dataset": "no"}}\n{good}'
+    deep = b"[" * 100_000
+    publish.write_bytes(
+        b'nonsense\n{"op": "publish", "job": 3}\n{"op": "publish", "job": "x", "dataset": "no"}\n'
+        b'{"op": "publish", "job": "\xff"}\n{"x": ' + deep + b"\n" + good.encode()
     )
     job(daemon, name)
     log = Path(f"{mount}.log").read_text()
     assert "nonsense" in log
     assert "Expected `str`, got `int`" in log
     assert "this mount has no dataset 'no'" in log
+    assert "can't decode byte 0xff" in log
+    assert "maximum recursion depth" in log
+    assert "is replaced" not in log
 
 
 def test_many_writers_at_once_are_all_heard(daemon: Daemon, mount: Path) -> None:
