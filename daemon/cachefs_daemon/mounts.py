@@ -95,6 +95,11 @@ class Mounts:
             total.update(mount.counters())
         return total
 
+    def lives(self, mount: str) -> bool:
+        """Is there a living mount with this id?"""
+        known = self._mounts.get(mount)
+        return known is not None and _lives(known)
+
     def using(self, dataset: str) -> MountReport | None:
         """A living mount that was made for *dataset* by name. (One of `all` follows what comes and goes.)"""
         for mount in self._mounts.values():

@@ -76,9 +76,8 @@ class PageCache:
         """Bytes that may come now; negative where the budget has shrunk, or readers brought more."""
         return self.budget - self.used
 
-    def follow_plan(self) -> list[BlockSpace]:
-        """Take note of what the plan says is read, and of spaces it has got that the mount shows; these are
-        returned."""
+    def follow_plan(self) -> None:
+        """Take note of what the plan says is read, and of spaces it has got that the mount shows."""
         unknown = [space for snapshot, space in self._plan.spaces.items() if snapshot not in self._pages]
         fresh = [space for space in unknown if self._shows(space.snapshot)]
         for space in fresh:
@@ -92,7 +91,6 @@ class PageCache:
             if pages is not None:
                 pages.unread[ids] = False
                 pages.candidates = np.concatenate((pages.candidates, ids))
-        return fresh
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -121,6 +119,12 @@ class PageCache:
         """Their pages were there before we were."""
         pages = self._pages[blocks.snapshot]
         self._enter(pages, blocks.ids)
+
+    def settle(self) -> None:
+        """Nobody will say what became of what is coming and going: it may all be there."""
+        for pages in self._pages.values():
+            pages.states[(pages.states == COMING) | (pages.states == GOING)] = HELD
+        self.going = 0
 
     def going_now(self, blocks: Blocks) -> None:
         """Blocks that are held are about to be dropped."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -34,6 +35,8 @@ LOOK_AGAIN: Final = 0.2
 ALIVE_SECONDS: Final = 10.0
 # Blocks that could not be pushed are not tried again at once.
 REFUSED_SECONDS: Final = 2.0
+# What an earlier daemon has had pushed, and no job of this one is going to read by then, is dropped.
+UNPLANNED_SECONDS: Final = 10.0
 # How fast the time that an order takes is learnt.
 _LEARN: Final = 0.2
 
@@ -43,38 +46,72 @@ Shows = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    blocks: Blocks
+    """blocks: None where they are in no plan."""
+
+    blocks: Blocks | None
     size: int
     drop: bool
     given: float
 
 
 class PagePusher:
-    """mount: id in its reports; pages: the model of its page cache; counters: the pusher's own, cumulative."""
+    """Of one mount, whichever process pushes for it: pages outlive that. pages: the model of its page cache; listening:
+    somebody takes orders."""
 
-    def __init__(self, request: PushSubscribe, store: BlockStore, readers: Readers, shows: Shows) -> None:
+    def __init__(self, store: BlockStore, readers: Readers, shows: Shows) -> None:
         """readers: those there are on the node, told how many seconds an order takes; shows: does the mount show that
         snapshot?"""
-        self.mount = request.mount
-        self.pages = PageCache(store.plan, request.budget, shows)
-        self.counters: dict[str, int] = {}
+        self.pages = PageCache(store.plan, 0, shows)
+        self.listening = False
+        self._subscription = 0
+        self._counters: Counter[str] = Counter()
+        self._past: Counter[str] = Counter()
         self._store = store
         self._plan = store.plan
         self._readers = readers
         self._shows = shows
         self._lookahead = PushLookahead(store.plan)
-        self._held = {held.snapshot: held for held in request.held}
+        # Not in any plan so far; and until when they may get into one.
+        self._held: dict[str, HeldPages] = {}
+        self._until = math.inf
         self._orders: dict[int, _Order] = {}
         self._serials = itertools.count(1)
         self._retried = self._looked = -math.inf
         self._latency = 0.0
         self._news = asyncio.Event()
 
-    async def orders(self) -> AsyncGenerator[PushOrder, None]:
-        """As long as the pusher listens."""
+    @property
+    def counters(self) -> dict[str, int]:
+        """The pushers' own, cumulative."""
+        return {name: self._past[name] + value for name, value in self._counters.items()}
+
+    async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
+        """As long as the pusher listens, and no other takes its place."""
+        now = asyncio.get_running_loop().time
+        subscription = self._begin(request, now())
+        try:
+            async for order in self._orders_of(subscription):
+                yield order
+        finally:
+            if subscription == self._subscription:
+                self.listening = False
+
+    def _begin(self, request: PushSubscribe, now: float) -> int:
+        """What was there stays; what of the last orders was carried out is not known."""
+        self.listening = True
+        self._subscription += 1
+        self._orders.clear()
+        self.pages.settle()
+        self.pages.budget = request.budget
+        self._held = {held.snapshot: held for held in request.held}
+        self._until = now + UNPLANNED_SECONDS
+        self._lookahead.rewind()
+        return self._subscription
+
+    async def _orders_of(self, subscription: int) -> AsyncGenerator[PushOrder, None]:
         now = asyncio.get_running_loop().time
         said = now()
-        while True:
+        while subscription == self._subscription:
             self._news.clear()
             for order in self._next_orders(now()):
                 said = now()
@@ -93,11 +130,13 @@ class PagePusher:
     def report(self, report: PushDone) -> None:
         """What came of orders; those of an earlier subscription are unknown here."""
         self.pages.budget = report.budget
-        self.counters = report.counters
+        if any(report.counters.get(name, 0) < value for name, value in self._counters.items()):
+            self._past.update(self._counters)  # another process
+        self._counters = Counter(report.counters)
         now = asyncio.get_running_loop().time()
         for done in report.done:
             order = self._orders.pop(done.serial, None)
-            if order is None:
+            if order is None or order.blocks is None:
                 continue
             if order.drop:
                 self.pages.went(order.blocks)
@@ -111,6 +150,10 @@ class PagePusher:
     def _next_orders(self, now: float) -> Iterator[PushOrder]:
         self._look(now)
         if self._is_busy():
+            return
+        if self._held:
+            # How much that is nobody knows: nothing is added to it.
+            yield from self._drop_unplanned(now)
             return
         readers = [reader for reader in self._readers(self._latency) if self._shows(reader.snapshot)]
         for blocks in self._to_drop(readers, now):
@@ -127,17 +170,29 @@ class PagePusher:
 
     def _look(self, now: float) -> None:
         """Follow the plan, and what has changed on the node."""
-        for space in self.pages.follow_plan():
-            held = self._held.pop(space.snapshot, None)
-            if held is not None:
-                starts, ids = space.blocks_of(np.frombuffer(held.entries, "<u8").astype(np.int64))
-                self.pages.there(Blocks(space.snapshot, _numbered(held, starts, ids)))
+        self.pages.follow_plan()
+        for snapshot in self._held.keys() & self.pages.spaces.keys():
+            held, space = self._held.pop(snapshot), self.pages.spaces[snapshot]
+            starts, ids = space.blocks_of(np.frombuffer(held.entries, "<u8").astype(np.int64))
+            self.pages.there(Blocks(snapshot, _numbered(held, starts, ids)))
         if now - self._retried > REFUSED_SECONDS:
             self._retried = now
             self.pages.retry()
         if now - self._looked > LOOK_AGAIN:
             self._looked = now
             self._lookahead.rewind()
+
+    def _drop_unplanned(self, now: float) -> Iterator[PushOrder]:
+        """What an earlier daemon had pushed for whom nobody knows here."""
+        while self._held and now > self._until and not self._is_busy():
+            snapshot, held = self._held.popitem()
+            rest = HeldPages(snapshot, held.entries[8 * BLOCKS :], held.numbers[4 * BLOCKS :])
+            if rest.entries:
+                self._held[snapshot] = rest
+            serial = next(self._serials)
+            self._orders[serial] = _Order(None, 0, drop=True, given=now)
+            entries, numbers = held.entries[: 8 * BLOCKS], held.numbers[: 4 * BLOCKS]
+            yield PushOrder(serial=serial, snapshot=snapshot, entries=entries, numbers=numbers, drop=True)
 
     def _to_drop(self, readers: Sequence[Reader], now: float) -> Iterator[Blocks]:
         states = self.pages.states

@@ -1,5 +1,6 @@
-"""All pushers of the node's mounts: one each, from its subscription until it leaves or another takes its place."""
+"""All pushers of the node's mounts, and what is in the page cache of each mount for as long as it lives."""
 
+import contextlib
 import functools
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -31,22 +32,24 @@ class Pushing:
 
     def is_active(self) -> bool:
         """Somebody pushes."""
-        return bool(self._pushers)
+        return any(pusher.listening for pusher in self._pushers.values())
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
-        pusher = PagePusher(request, self._store, self._readers, functools.partial(self._shows, request.mount))
-        self._pushers[request.mount] = pusher
-        self.show_cached()
+        pusher = self._pushers.get(request.mount)
+        if pusher is None:
+            shows = functools.partial(self._shows, request.mount)
+            pusher = self._pushers[request.mount] = PagePusher(self._store, self._readers, shows)
+            self.show_cached()
         log.info("mount %s takes pages ahead of reads, up to %s", request.mount, format_size(request.budget))
-        try:
-            async for order in pusher.orders():
-                if self._pushers.get(request.mount) is not pusher:
-                    return
+        async with contextlib.aclosing(pusher.orders(request)) as orders:
+            async for order in orders:
                 yield order
-        finally:
-            if self._pushers.get(request.mount) is pusher:
-                del self._pushers[request.mount]
-                self.show_cached()
+
+    def forget_gone(self, lives: Callable[[str], bool]) -> None:
+        """lives: is there a mount with that id?"""
+        gone = [mount for mount, pusher in self._pushers.items() if not pusher.listening and not lives(mount)]
+        for mount in gone:
+            del self._pushers[mount]
 
     def report(self, report: PushDone) -> None:
         pusher = self._pushers.get(report.mount)

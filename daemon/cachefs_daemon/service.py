@@ -111,6 +111,7 @@ class Service:
             try:
                 await self._threads.background(self._store.maintain)
                 self._mounts.forget_gone()
+                self._pushing.forget_gone(self._mounts.lives)
                 self._pushing.show_cached()
                 await self._jobs.end_lapsed()
                 if time.monotonic() - self._started > PRUNE_AFTER:

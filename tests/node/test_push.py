@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from cachefs_tools.bench.resident_pages import resident_bytes
 
@@ -159,6 +160,28 @@ def test_what_fits_is_pushed_once(training: Training) -> None:
     counters = training.mount.counters
     assert counters["push_stored_blocks"] <= FILES * (1 + 2 / SHORTEST_INTERVAL)
     assert counters["push_budget"] == 256 << 20
+
+
+def pushers_of(mount: MountView) -> list[psutil.Process]:
+    children = [one for one in psutil.Process(mount.pid).children() if one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in children if "cachefs.mount.push" in one.cmdline()]
+
+
+@pytest.mark.parametrize("training", ["12MiB"], indirect=True)
+def test_a_killed_pusher_comes_back_to_a_budget_that_is_spent(training: Training) -> None:
+    """And counters go on where they were."""
+    settled(training)
+    paths, most = training.paths(0), 0
+    for start in (0, 250):
+        stored = training.mount.counters["push_stored_blocks"]
+        [killed] = pushers_of(training.mount)
+        killed.kill()
+        training.eventually(lambda: [one.pid for one in pushers_of(training.mount)] not in ([], [killed.pid]))  # noqa: B023
+        training.read(paths[start : start + 100], 0.004)
+        training.eventually(lambda: training.mount.counters["push_stored_blocks"] > stored + 20)  # noqa: B023
+        most = max(most, settled(training))
+        training.read(paths[start + 100 : start + 250], 0.004)
+    assert 6 << 20 < most <= 1.1 * (12 << 20)
 
 
 def test_a_mount_gets_pages_only_of_what_it_shows(training: Training, daemon: Daemon, tmp_path: Path) -> None:

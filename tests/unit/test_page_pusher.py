@@ -1,0 +1,98 @@
+"""Orders of one mount over several subscriptions, without a pusher."""
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from cachefs_daemon import page_pusher
+from cachefs_daemon.block_space import BlockSpace
+from cachefs_daemon.page_pusher import PagePusher
+from cachefs_daemon.push_lookahead import Reader
+from cachefs_daemon.store import BlockStore
+
+from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
+from tests.blockstore import BLOCK_SIZE, fill, key_of, memory_directory, opened, store_config
+
+COUNT = 30
+SIZE = 100_000
+
+
+@pytest.fixture
+def store() -> Iterator[BlockStore]:
+    contents = np.frombuffer(
+        b"".join(key_of(number)[:16] for number in range(COUNT)), [("high", "<u8"), ("low", "<u8")]
+    )
+    with memory_directory() as root, opened(store_config(root, policy="clairvoyant")) as made:
+        space = BlockSpace("s", BLOCK_SIZE, np.full(COUNT, SIZE, np.int64), contents)
+        made.plan.add_space(space)
+        made.plan.set_epoch("c", "s", 0, np.arange(COUNT), last=True)
+        made.watch(space)
+        fill(made, range(COUNT))
+        yield made
+
+
+def pusher_of(store: BlockStore) -> PagePusher:
+    return PagePusher(store, lambda latency: [Reader("c", "s", 0, 0, 0)], lambda snapshot: True)
+
+
+def held(snapshot: str, *entries: int) -> HeldPages:
+    return HeldPages(snapshot, np.array(entries, "<u8").tobytes(), np.zeros(len(entries), "<u4").tobytes())
+
+
+def entries_of(order: PushOrder) -> list[int]:
+    return np.frombuffer(order.entries, "<u8").tolist()
+
+
+def report(*serials: int, **counters: int) -> PushDone:
+    return PushDone("m", [OrderDone(serial) for serial in serials], 64 * SIZE, counters)
+
+
+def test_what_an_order_left_open_counts_as_pushed(store: BlockStore) -> None:
+    async def run() -> None:
+        pusher = pusher_of(store)
+        first = pusher.orders(PushSubscribe("m", 16 * SIZE))
+        given = entries_of(await anext(first))
+        assert given == list(range(len(given)))
+        used = pusher.pages.used
+        second = pusher.orders(PushSubscribe("m", 32 * SIZE))
+        following = entries_of(await anext(second))
+        assert following == list(range(len(given), len(given) + len(following)))
+        assert pusher.pages.used == used + len(following) * SIZE <= 32 * SIZE
+        with pytest.raises(StopAsyncIteration):
+            await anext(first)
+        assert pusher.listening
+        await second.aclose()
+        assert not pusher.listening
+
+    asyncio.run(run())
+
+
+def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_pusher, "UNPLANNED_SECONDS", 0.2)
+
+    async def run() -> None:
+        pusher = pusher_of(store)
+        unplanned = list(range(5, 5 + page_pusher.BLOCKS + 4))
+        orders = pusher.orders(PushSubscribe("m", 20 * SIZE, [held("s", 0, 1, 2), held("old", *unplanned)]))
+        dropped = [await anext(orders), await anext(orders)]
+        assert pusher.pages.used == 3 * SIZE
+        assert [(one.snapshot, one.drop) for one in dropped] == [("old", True)] * 2
+        assert [entry for one in dropped for entry in entries_of(one)] == unplanned
+        pusher.report(report(*(one.serial for one in dropped)))
+        pushed = await anext(orders)
+        assert (pushed.drop, entries_of(pushed)[0]) == (False, 3)
+
+    asyncio.run(run())
+
+
+def test_counters_go_on_where_another_pusher_begins_at_nothing(store: BlockStore) -> None:
+    async def run() -> None:
+        pusher = pusher_of(store)
+        for counters in ({"stored": 5, "errors": 0}, {"stored": 9, "errors": 1}, {"stored": 2, "errors": 0}, {"stored": 3, "errors": 0}):
+            pusher.report(report(**counters))
+        assert pusher.counters == {"stored": 12, "errors": 1}
+
+    asyncio.run(run())
