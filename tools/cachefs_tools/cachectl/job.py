@@ -195,7 +195,9 @@ def describe(view: JobView) -> Iterator[str | Table]:
     for problem in view.problems:
         yield f"! {shown(problem)}"
     yield ""
-    yield table("CONSUMER STATE >EPOCH >SAMPLE >OF >RATE >MATCHED >STRANGE >AHEAD", map(consumer_row, view.consumers))
+    yield table(
+        "CONSUMER STATE >EPOCH >SAMPLE >OF >RATE >MATCHED >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers)
+    )
     for consumer in view.consumers:
         if consumer.problem:
             yield f"! {shown(consumer.consumer)}: {shown(consumer.problem)}"
@@ -205,6 +207,7 @@ def consumer_row(view: ConsumerView) -> tuple[str, ...]:
     return (
         shown(view.consumer), view.state, str(view.epoch), f"{view.position:,}", f"{view.epoch_length:,}",
         f"{view.rate:,.0f}/s", f"{view.matched:,}", f"{view.mismatched:,}", size(view.ahead_bytes),
+        size(view.pushed_bytes),
     )  # fmt: skip
 
 
