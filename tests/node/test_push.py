@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -160,6 +161,45 @@ def test_what_fits_is_pushed_once(training: Training) -> None:
     counters = training.mount.counters
     assert counters["push_stored_blocks"] <= FILES * (1 + 2 / SHORTEST_INTERVAL)
     assert counters["push_budget"] == 256 << 20
+
+
+def test_two_consumers_of_one_mount_have_their_own_tripwires(training: Training, daemon: Daemon) -> None:
+    other = msgspec.structs.replace(SPEC, seed=4)
+    publish = JobPublish(job=training.job, consumer="1", dataset="images", spec=other, pid=os.getpid())
+    daemon.client.call(JOB_PUBLISH, publish)
+    settled(training)
+    theirs = [training.directory / f"{sample:05d}" for sample in epoch_order(other, 0)]
+    before = requests(training)
+    for one, two in zip(training.paths(0)[:500], theirs[:300] + [None] * 200, strict=True):
+        training.read([path for path in (one, two) if path is not None])
+
+    def places() -> dict[str, tuple[int, int]]:
+        views = daemon.client.call(JOB_SHOW, JobName(job=training.job)).consumers
+        return {view.consumer: (view.epoch, view.position // 100) for view in views}
+
+    training.eventually(lambda: places()["0"] >= (0, 4) and places()["1"] >= (0, 2))
+    assert places()["1"] <= (0, 3)
+    assert requests(training) - before <= 800 / 4
+
+
+@pytest.mark.parametrize("training", ["12MiB"], indirect=True)
+def test_who_pauses_or_begins_again_is_found(training: Training) -> None:
+    settled(training)
+    training.read(training.paths(0), 0.004)
+    second = training.paths(1)
+    training.read(second[:300], 0.004)
+    training.eventually(lambda: (1, 240) <= (training.consumer.epoch, training.consumer.position) <= (1, 300))
+    time.sleep(3.0)
+    before = training.consumer
+    assert (1, 240) <= (before.epoch, before.position) <= (1, 300)
+    training.read(second[300:500], 0.004)
+    training.eventually(lambda: training.consumer.position >= 440)
+    assert training.consumer.state == "following"
+    first = training.paths(0)
+    training.read(first[:300], 0.01)
+    training.eventually(lambda: (0, 200) <= (training.consumer.epoch, training.consumer.position) <= (0, 300))
+    training.read(first[300:500], 0.004)
+    training.eventually(lambda: (0, 440) <= (training.consumer.epoch, training.consumer.position) <= (0, 500))
 
 
 def pushers_of(mount: MountView) -> list[psutil.Process]:
