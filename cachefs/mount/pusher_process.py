@@ -68,7 +68,7 @@ class PusherProcess:
 
 def _command(mount: Mount, spec: str) -> list[str]:
     command = [
-        sys.executable, "-m", "cachefs.mount.push", "--spec", spec, "--directory", str(mount.directory),
+        sys.executable, "-P", "-m", "cachefs.mount.push", "--spec", spec, "--directory", str(mount.directory),
         "--mount", mount.id, "--socket", str(mount.options.socket), "--budget", mount.options.page_cache_budget,
         "--parent", str(os.getpid()),
     ]  # fmt: skip

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ class PagePusher:
         self._held: dict[str, HeldPages] = {}
         self._until = math.inf
         self._orders: dict[int, _Order] = {}
-        self._serials = itertools.count(1)
+        # A report of what an earlier daemon ordered must not be taken for one of ours.
+        self._serials = itertools.count(time.time_ns())
         self._retried = self._looked = -math.inf
         self._latency = 0.0
         self._news = asyncio.Event()

@@ -31,8 +31,8 @@ class Pushing:
         self._pushers: dict[str, PagePusher] = {}
 
     def is_active(self) -> bool:
-        """Somebody pushes."""
-        return any(pusher.listening for pusher in self._pushers.values())
+        """Somebody pushes, and may."""
+        return any(pusher.listening and pusher.pages.budget > 0 for pusher in self._pushers.values())
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
         pusher = self._pushers.get(request.mount)
