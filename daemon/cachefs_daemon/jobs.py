@@ -227,7 +227,8 @@ class Jobs:
             before = [follower.matched for follower in followers]
             if snapshot in pages:
                 tripped[snapshot] = self._trip(consumers, ids, pages[snapshot])
-                ids = ids[~np.isin(ids, tripped[snapshot])]
+                if len(tripped[snapshot]):
+                    ids = ids[~np.isin(ids, tripped[snapshot])]
             observe(followers, ids)
             for consumer, follower, matched in zip(consumers, followers, before, strict=True):
                 if follower.matched > matched:

