@@ -17,8 +17,8 @@ from cachefs_daemon.residents import Residents, state_of
 from cachefs_daemon.segment import span
 from cachefs_daemon.tier import Tier
 
-# Each time room is made, at least 1/1024 of the tier: with 110 KB blocks a commit for each halves the rate of puts. Room
-# that is made and not used is a cache that is smaller: with 1/256, 14 more blocks of 3,600 were fetched in each epoch.
+# Each time room is made, at least 1/1024 of the tier: with 110 KB blocks a commit for each halves the rate of puts. But
+# what is made too early is a smaller cache.
 _AHEAD_SHIFT: Final = 10
 # A tier of which less than 1/64 is free is full.
 _FREE_SHIFT: Final = 6
