@@ -246,7 +246,9 @@ class Jobs:
             if window is not None:
                 shown = float(np.mean(states[window.blocks] == OUT))
                 consumer.follower.hidden = 1 / max(shown, 1 / MOST_HIDDEN)
-                tripped.append(consumer.follower.tripped(ids, consumer.left_out, consumer.unseen(now)))
+                # Of several, one's tripwires are read by the others too: far ahead they prove nothing.
+                unseen = consumer.unseen(now) if len(consumers) == 1 else 0
+                tripped.append(consumer.follower.tripped(ids, consumer.left_out, unseen))
         return np.concatenate(tripped)
 
     def readers(self, latency: float) -> list[Reader]:
