@@ -91,7 +91,12 @@ def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
 def test_counters_go_on_where_another_pusher_begins_at_nothing(store: BlockStore) -> None:
     async def run() -> None:
         pusher = pusher_of(store)
-        for counters in ({"stored": 5, "errors": 0}, {"stored": 9, "errors": 1}, {"stored": 2, "errors": 0}, {"stored": 3, "errors": 0}):
+        for counters in (
+            {"stored": 5, "errors": 0},
+            {"stored": 9, "errors": 1},
+            {"stored": 2, "errors": 0},
+            {"stored": 3, "errors": 0},
+        ):
             pusher.report(report(**counters))
         assert pusher.counters == {"stored": 12, "errors": 1}
 
