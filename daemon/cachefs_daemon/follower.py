@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from cachefs_daemon.block_space import Ids
 from cachefs_daemon.plan import UNKNOWN, Epoch, Plan
-from cachefs_daemon.tripwires import MISSING, are_tripwires, next_ones
+from cachefs_daemon.tripwires import MISSING, FarOnes, are_tripwires, next_ones
 
 # Reads that are judged together; out of how many of the latest a verdict is made.
 CHUNK: Final = 32
@@ -87,6 +87,7 @@ class Follower:
         self._seen = self._gained = float(CHUNK)
         self._density = 1.0
         self._distrust = 0.0
+        self._far = FarOnes()
         self._found_at = -ENOUGH * 8  # reads that were matched when it was last found
         self._done = 0
         self._waited = 0.0
@@ -183,8 +184,8 @@ class Follower:
         length = len(here.blocks)
         reads = self._plan.expected(self.name, ids)
         in_epoch = np.where(reads >= length, reads - length, reads)
-        wires = np.flatnonzero((reads != UNKNOWN) & (reads >= position) & are_tripwires(in_epoch, every))
-        wires = wires[np.argsort(reads[wires], kind="stable")]
+        arrived = np.flatnonzero((reads != UNKNOWN) & (reads >= position) & are_tripwires(in_epoch, every))
+        wires = arrived[np.argsort(reads[arrived], kind="stable")]
         reach = self.tolerance + MISSING * max(every, self.hidden) + unseen
         passed = next_ones(reads[wires], max(position, self._high), reach)
         mine = ids[wires[: len(passed)]]
@@ -195,6 +196,12 @@ class Follower:
             self._fits = np.concatenate((self._fits, np.ones(len(mine), np.bool_)))[-ENOUGH:]
             self._recent = np.concatenate((self._recent, mine))[-2 * (4 * ENOUGH + self.tolerance) :]
             self._pass(epoch, length, int(passed[-1]))
+            self._far.clear()
+            return mine
+        for read in reads[arrived].tolist():
+            if self._far.add(read, every, self.tolerance):
+                self._far.clear()
+                self._pass(epoch, length, read)
         return mine
 
     def _pass(self, epoch: int, length: int, read: int) -> None:

@@ -19,6 +19,10 @@ FIRST: Final = 32
 # Tripwires in a row that may be missing, as their pages were there after all.
 MISSING: Final = 4
 
+# Tripwires far ahead that say together where a consumer is, and the share of those that lie there which they must be.
+IN_A_ROW: Final = 4
+_DENSE: Final = 0.6
+
 # An interval is kept while the wanted one is within these parts of it, or a rate near a limit would have pages come and
 # go; and what was left out before is looked for so many seconds more, until its pages have come.
 _KEPT: Final = (0.375, 1.25)
@@ -58,6 +62,25 @@ def are_tripwires(reads: Reads, every: int) -> npt.NDArray[np.bool_]:
         return np.zeros(len(reads), np.bool_)
     are: npt.NDArray[np.bool_] = reads & (every - 1) == every - 1
     return are
+
+
+class FarOnes:
+    """Tripwires that were read far ahead of a consumer. One proves nothing; nearly all of a stretch, one after another,
+    are its own: it was not seen for a while, as when the daemon was away."""
+
+    def __init__(self) -> None:
+        self._reads: list[int] = []
+
+    def add(self, read: int, every: int, tolerance: int) -> bool:
+        """*read* was, later than those before. Do the last ones say together that the consumer is there?"""
+        needed = IN_A_ROW + tolerance // every
+        self._reads = [*self._reads, read][-needed:]
+        span = max(self._reads) - min(self._reads)
+        together = len(set(self._reads)) == needed and span <= every * needed / _DENSE
+        return together and (tolerance > 0 or self._reads == sorted(self._reads))
+
+    def clear(self) -> None:
+        self._reads = []
 
 
 def next_ones(reads: Reads, front: int, reach: float) -> Reads:

@@ -257,6 +257,19 @@ def test_a_tripwire_far_ahead_proves_nothing(read: int, every: int) -> None:
     assert follower.tripped(blocks, 0).tolist() == []
 
 
+@pytest.mark.parametrize("tolerance", [0, 64])
+def test_who_was_not_seen_for_a_while_is_where_all_tripwires_are_read(tolerance: int) -> None:
+    order = shuffled(1)
+    follower = followed(order, shuffled(2), tolerance=tolerance)
+    strangers = np.random.default_rng(5).permutation(np.arange(400, COUNT) | 15)[:40]
+    for read in strangers[strangers < COUNT].tolist():
+        follower.tripped(order[[read]].astype(np.int32), 16)
+    assert follower.place == (0, 0)
+    for read in range(407 | 15, 560, 16):
+        follower.tripped(order[[read]].astype(np.int32), 16)
+    assert 0 <= 560 - follower.place[1] <= 16 + tolerance
+
+
 def test_of_two_readers_each_is_moved_by_its_own_tripwires() -> None:
     plan = Plan()
     one, two = (followed(shuffled(seed), shuffled(seed + 5), name=str(seed), plan=plan) for seed in (1, 2))
