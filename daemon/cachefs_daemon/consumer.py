@@ -38,6 +38,9 @@ TOLD_SECONDS: Final = 2.0
 # One that does not move is taken to have stopped after so long.
 UNSEEN_SECONDS: Final = 10.0
 
+# Seconds in which the search for a silent reader goes on to grow.
+LONGEST_SEARCH: Final = 16.0
+
 _serial = itertools.count(1)
 
 
@@ -167,6 +170,13 @@ class Consumer:
         if self._passed[1] != follower.place:
             self._passed = (now, follower.place)
         return int(min(now - self._passed[0], UNSEEN_SECONDS) * follower.rate)
+
+    def searched(self, now: float) -> int:
+        """Reads ahead within which its tripwires are to show. While none does it may be beyond them all, as after a
+        daemon's absence, at a rate nobody knows: the further the longer, so that it is overtaken."""
+        unseen = self.unseen(now)
+        silence = min(now - self._passed[0], LONGEST_SEARCH) if unseen else 0.0
+        return int(unseen * 2**silence)
 
     def view(self, resident_bytes: int) -> ConsumerView:
         follower, epoch = self.follower, self.epoch

@@ -256,7 +256,7 @@ class Jobs:
         now = time.monotonic()
         consumers = {consumer.key: consumer for consumer in self._consumers.values()}
         return [
-            Reader(key, one.snapshot.id, one.passed_by(now, latency), one.unseen(now), one.tripwires)
+            Reader(key, one.snapshot.id, one.passed_by(now, latency), one.searched(now), one.tripwires)
             for key in self._plan.consumers()
             if (one := consumers.get(key)) is not None
         ]

@@ -28,13 +28,13 @@ _ARMED: Final = 12
 @dataclass(frozen=True, slots=True)
 class Reader:
     """A consumer as pushing sees it. key: in the plan; snapshot: that it reads; skip: reads, from its place in the plan
-    on, that come too soon to be pushed; unseen: as many as it may have done in all; every: reads from one tripwire to
+    on, that come too soon to be pushed; searched: reads within which it may be; every: reads from one tripwire to
     the next, 0 where it says itself how far it is."""
 
     key: str
     snapshot: str
     skip: int
-    unseen: int
+    searched: int
     every: int
 
 
@@ -108,7 +108,7 @@ class PushLookahead:
         """By snapshot, the next few tripwires of each reader: nobody's reads bring their pages."""
         found: dict[str, Ids] = {}
         for reader in readers:
-            look = (1 + _ARMED) * reader.every + reader.unseen
+            look = (1 + _ARMED) * reader.every + reader.searched
             stretch = next(self._stretches(reader, 0, look), None) if reader.every else None
             if stretch is not None:
                 near = are_tripwires(stretch.reads, reader.every)

@@ -78,7 +78,7 @@ def test_a_job_goes_on_where_it_was_when_the_daemon_was_killed(tmp_path: Path) -
         publish(daemon, map=SampleMap(kind="files", paths=paths), pid=os.getpid())
         for epoch in range(2):
             daemon.client.call(JOB_EPOCH, JobEpoch(job="train", consumer="0", epoch=epoch, order=order.tobytes()))
-        with mounted(daemon.socket, "images", tmp_path / "mnt") as mount:
+        with mounted(daemon.socket, "images", tmp_path / "mnt", "no_push") as mount:
 
             def read(samples: Any) -> None:
                 for sample in samples:
