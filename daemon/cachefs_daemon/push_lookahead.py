@@ -108,13 +108,15 @@ class PushLookahead:
         """By snapshot, the next few tripwires of each reader: nobody's reads bring their pages."""
         found: dict[str, Ids] = {}
         for reader in readers:
-            look = (1 + _ARMED) * reader.every + reader.searched
-            stretch = next(self._stretches(reader, 0, look), None) if reader.every else None
-            if stretch is not None:
-                near = are_tripwires(stretch.reads, reader.every)
-                near[:1] = False  # it may be reading that now
+            look = whole = (1 + _ARMED) * reader.every + reader.searched
+            for stretch in self._stretches(reader, 0, look) if reader.every else ():
+                near = are_tripwires(stretch.reads[:look], reader.every)
+                near[: look == whole] = False  # it may be reading that now
                 known = found.get(reader.snapshot, stretch.blocks[:0])
-                found[reader.snapshot] = np.union1d(known, stretch.blocks[near])
+                found[reader.snapshot] = np.union1d(known, stretch.blocks[:look][near])
+                look -= len(near)
+                if look <= 0:
+                    break
         return found
 
     def _find(self, readers: Sequence[Reader], pages: States, residents: States, count: int) -> list[Due]:
