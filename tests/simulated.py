@@ -9,6 +9,7 @@ import numpy.typing as npt
 from cachefs_daemon.block_space import BlockSpace
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.policy import Policy
+from cachefs_daemon.policy.uses import Uses
 
 Order = npt.NDArray[np.int64]
 
@@ -79,6 +80,51 @@ def origin_bytes(
         if epoch == len(job.epochs) - 1 and read == len(job.epochs[epoch]) - 1:
             plan.remove(job.name)
     return fetched
+
+
+class SimulatedTiers:
+    """As the store has them: blocks come into the first, and what a tier gives up moves to the next if that wants it.
+
+    inside: sizes by tier.
+    """
+
+    def __init__(self, policies: Sequence[Policy], capacities: Sequence[int], uses: Uses) -> None:
+        self.inside: list[dict[bytes, int]] = [{} for _ in policies]
+        self._policies = policies
+        self._free = list(capacities)
+        self._uses = uses
+
+    def read(self, key: bytes, size: int) -> bool:
+        """Was it there? It is now, if a policy wants it."""
+        if any(key in blocks for blocks in self.inside):
+            for policy in self._policies:
+                policy.accessed(key)
+            return True
+        self._offer(0, key, size)
+        return False
+
+    def evict(self, key: bytes) -> None:
+        for tier, blocks in enumerate(self.inside):
+            if key in blocks:
+                self._take_out(tier, key)
+                self._uses.forget(key)
+
+    def _offer(self, tier: int, key: bytes, size: int) -> None:
+        if tier < len(self._policies) and self._policies[tier].admits(key, size, self._free[tier]):
+            missing = size - self._free[tier]
+            for victim in self._policies[tier].victims(missing, (), key) if missing > 0 else ():
+                self._offer(tier + 1, victim, self._take_out(tier, victim))
+            if size <= self._free[tier]:
+                self._policies[tier].added(key, size)
+                self.inside[tier][key] = size
+                self._free[tier] -= size
+        self._uses.forget(key)
+
+    def _take_out(self, tier: int, key: bytes) -> int:
+        self._policies[tier].removed(key)
+        size = self.inside[tier].pop(key)
+        self._free[tier] += size
+        return size
 
 
 def belady_bytes(space: BlockSpace, jobs: Sequence[SimulatedJob], capacity: int) -> int:

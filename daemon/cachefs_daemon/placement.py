@@ -13,6 +13,7 @@ from cachefs.block import MEMORY, Location
 from cachefs_daemon.limits import Limits
 from cachefs_daemon.policy import Policy
 from cachefs_daemon.policy.lru import Lru
+from cachefs_daemon.policy.uses import Uses
 from cachefs_daemon.residents import Residents, state_of
 from cachefs_daemon.segment import span
 from cachefs_daemon.tier import Tier
@@ -27,13 +28,14 @@ _PASSING_KEPT: Final = 32
 
 
 class Placement:
-    """Every call but `free` needs the store's lock. tiers, policies: by tier number; residents: who watches is told;
-    limits: who knows whose blocks are limited."""
+    """Every call but `free` needs the store's lock. tiers, policies: by tier number; uses: of the policies, and of
+    those of limits; residents: who watches is told; limits: who knows whose blocks are limited."""
 
     def __init__(
         self,
         tiers: Sequence[Tier],
         policies: Sequence[Policy],
+        uses: Uses,
         limits: Limits,
         get: Callable[[bytes], Location | None],
         block_size: int,
@@ -43,6 +45,7 @@ class Placement:
         self.limits = limits
         self._tiers = tiers
         self._policies = policies
+        self._uses = uses
         self._get = get
         self._memory = tiers[MEMORY]
         self._passing = Lru()
@@ -76,18 +79,22 @@ class Placement:
     def left(self, key: bytes, location: Location) -> None:
         self._forget(key, location)
         self.limits.forget(key)
+        self._uses.forget(key)
         self.residents.set(key, state_of(None))
 
     def moved(self, key: bytes, old: Location, new: Location) -> None:
         """From one tier to another."""
         self._forget(key, old)
+        if new.tier < old.tier:
+            self._uses.forget(key)  # who has it copied up is about to use it
         self._keep(new.tier, key, span(new.length))
+        self._uses.forget(key)
         self._tiers[new.tier].blocks += 1
         self.residents.set(key, state_of(new))
 
     def accessed(self, keys: Sequence[bytes]) -> None:
-        for policy in self._policies:
-            for key in keys:
+        for key in keys:
+            for policy in self._policies:
                 policy.accessed(key)
 
     def claim(self, keys: Iterable[bytes], snapshot: str, now: float) -> None:

@@ -4,7 +4,7 @@ A block enters the memory tier if that tier's policy admits it, else the SSD tie
 SSD if the policy there admits it. A block nobody admits still goes to memory, as a *passing* block: first in, first
 out, ahead of everything else, so that a reader always gets its bytes through a segment. A hit in the SSD tier is not
 copied up by itself: the kernel's page cache in front of the segment is memory already, and a copy would evict what is
-hot. Who knows what is read next can have it copied (`promote`).
+hot. Who knows what is read next can have it copied (`promote`). With `lru`, tiers are one list of both their sizes.
 
 The order of writes is what makes a crash harmless and a reader's race detectable: bytes, then index entry; index entry
 gone and committed, then hole. See cachefs_daemon.recovery for what is left to do after a crash.
@@ -31,6 +31,7 @@ from cachefs_daemon.page_cached import PageCached
 from cachefs_daemon.placement import Placement
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.policy import Policy, open_policy
+from cachefs_daemon.policy.uses import Uses
 from cachefs_daemon.recovery import open_index, reconcile
 from cachefs_daemon.residents import state_of
 from cachefs_daemon.segment import span
@@ -92,6 +93,7 @@ class BlockStore:
         self.repairs = 0
         self.plan = Plan()
         self.page_cached = PageCached(self.plan)
+        self._uses = Uses()
         self._lock = threading.Lock()
         self._maintaining = threading.Lock()
         with ExitStack() as undo:
@@ -109,7 +111,8 @@ class BlockStore:
             undo.callback(self._index.close)
             self.index_path = self._index.path
             limits = Limits([tier.capacity for tier in self._tiers], self._open_policies, self.plan)
-            self._placement = Placement(self._tiers, self._open_policies(), limits, self.get, config.block_size)
+            policies = self._open_policies()
+            self._placement = Placement(self._tiers, policies, self._uses, limits, self.get, config.block_size)
             self._recover()
             undo.pop_all()
 
@@ -320,7 +323,10 @@ class BlockStore:
 
     def _open_policies(self) -> list[Policy]:
         cached = [self.page_cached if tier is self._memory else None for tier in self._tiers]
-        return [open_policy(tier.config.policy, self.plan, one) for tier, one in zip(self._tiers, cached, strict=True)]
+        return [
+            open_policy(tier.config.policy, self.plan, one, self._uses)
+            for tier, one in zip(self._tiers, cached, strict=True)
+        ]
 
     def _recover(self) -> None:
         reconcile(self._index, self._tiers, self._placement.recovered)

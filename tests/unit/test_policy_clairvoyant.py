@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.policy import open_policy
+from cachefs_daemon.policy.uses import Uses
 
-from tests.simulated import Order, SimulatedJob, belady_bytes, origin_bytes, space_of
+from tests.simulated import Order, SimulatedJob, SimulatedTiers, belady_bytes, origin_bytes, space_of
 
 FILES = 4_000
 SIZE = 1_000
@@ -39,6 +40,17 @@ def test_lru_hits_as_its_closed_form_says(share: float) -> None:
     jobs = [SimulatedJob("job", orders(FILES, EPOCHS, seed=1))]
     total = fetched("lru", int(share * FILES * SIZE), jobs, [SIZE] * FILES)
     hits = 1 - (total / (FILES * SIZE) - 1) / (EPOCHS - 1)
+    assert hits == pytest.approx(share + (1 - share) * math.log(1 - share), abs=0.02)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_two_tiers_of_lru_hit_as_its_closed_form_says(share: float) -> None:
+    uses, half = Uses(), int(share * FILES * SIZE / 2)
+    tiers = SimulatedTiers([open_policy("lru", Plan(), None, uses) for _ in range(2)], [half, half], uses)
+    first, *later = ([b"%d" % number for number in order] for order in orders(FILES, EPOCHS, seed=1))
+    for key in first:
+        tiers.read(key, SIZE)
+    hits = sum(tiers.read(key, SIZE) for keys in later for key in keys) / (FILES * (EPOCHS - 1))
     assert hits == pytest.approx(share + (1 - share) * math.log(1 - share), abs=0.02)
 
 

@@ -234,6 +234,22 @@ def test_use_in_the_ssd_tier_keeps_a_block_there(root: Path) -> None:
         assert len(readable(store, range(80))) < 60
 
 
+def test_lru_tiers_are_one_list(root: Path) -> None:
+    """Every block that was read among the last so many different ones is there, and nothing else."""
+    with opened(store_config(root, memory=2 << 20, ssd=2 << 20, policy="lru")) as store:
+        fill(store, range(100))
+        capacity = len(readable(store, range(100)))
+        order, draw = [number for number in range(100) if store.get(key_of(number))], random.Random(1)
+        for number in draw.choices(range(100), k=1000):
+            assert (store.get(key_of(number)) is not None) == (number in order)
+            if number in order:
+                store.accessed([key_of(number)])
+                order.remove(number)
+            else:
+                fill(store, range(number, number + 1))
+            order = [*order, number][-capacity:]
+
+
 def test_pinned_blocks_stay_but_a_reader_is_served_all_the_same(root: Path) -> None:
     with opened(store_config(root, memory=2 << 20, ssd=0, policy="lru")) as store:
         store.pin([key_of(number) for number in range(5)])

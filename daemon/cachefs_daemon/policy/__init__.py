@@ -17,6 +17,7 @@ from cachefs_daemon.policy.lfu import Lfu
 from cachefs_daemon.policy.lru import Lru
 from cachefs_daemon.policy.minio import Minio
 from cachefs_daemon.policy.refcount import Refcount
+from cachefs_daemon.policy.uses import Uses
 
 
 class Policy(Protocol):
@@ -53,21 +54,21 @@ class Policy(Protocol):
         ...
 
 
-POLICIES: Final[Mapping[str, Callable[[Plan, PageCached | None], Policy]]] = {
-    "clairvoyant": Clairvoyant,
-    "alsd": Alsd,
-    "refcount": Refcount,
-    "minio": lambda plan, cached: Minio(),
-    "lru": lambda plan, cached: Lru(),
-    "lfu": lambda plan, cached: Lfu(),
-    "fifo": lambda plan, cached: Fifo(),
+POLICIES: Final[Mapping[str, Callable[[Plan, PageCached | None, Uses | None], Policy]]] = {
+    "clairvoyant": lambda plan, cached, uses: Clairvoyant(plan, cached),
+    "alsd": lambda plan, cached, uses: Alsd(plan, cached),
+    "refcount": lambda plan, cached, uses: Refcount(plan, cached),
+    "minio": lambda plan, cached, uses: Minio(),
+    "lru": lambda plan, cached, uses: Lru(uses),
+    "lfu": lambda plan, cached, uses: Lfu(),
+    "fifo": lambda plan, cached, uses: Fifo(uses),
 }
 
 
-def open_policy(name: str, plan: Plan, cached: PageCached | None = None) -> Policy:
+def open_policy(name: str, plan: Plan, cached: PageCached | None = None, uses: Uses | None = None) -> Policy:
     """The policy of one tier; those that know the future know it from *plan*, and first give up what is *cached*.
-    Raises ConfigError for a name that is not in POLICIES."""
+    uses: what tiers between which blocks move have in common. Raises ConfigError for a name that is not in POLICIES."""
     try:
-        return POLICIES[name](plan, cached)
+        return POLICIES[name](plan, cached, uses)
     except KeyError:
         raise ConfigError(f"policy {name!r} does not exist; choose one of: {', '.join(POLICIES)}") from None
