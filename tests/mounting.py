@@ -43,7 +43,7 @@ def counters(client: DaemonClient, directory: Path) -> dict[str, int]:
     while time.monotonic() < deadline:
         mounts = client.call(STATUS, Empty()).mounts
         now = next(mount.counters for mount in mounts if mount.mountpoint == str(directory) and mount.alive)
-        if now == seen:
+        if now and now == seen:  # none: it has not reported to this daemon yet
             return now
         seen = now
         time.sleep(1.2)

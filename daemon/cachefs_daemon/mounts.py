@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import psutil
 
 from cachefs.messages import MountReport, MountView
@@ -21,6 +22,16 @@ SILENCE: Final = 30.0
 STARTING: Final = 5.0
 
 _ESCAPED: Final = re.compile(rb"\\(\d{3})")
+
+
+class MountRecord(msgspec.Struct, frozen=True):
+    """What outlives the daemon. born: when the process started (unix seconds)."""
+
+    id: str
+    mountpoint: str
+    spec: str
+    pid: int
+    born: float
 
 
 @dataclass(slots=True)
@@ -56,11 +67,27 @@ class _Mount:
 
 
 class Mounts:
-    """Used from the event loop only."""
+    """Used from the event loop only. unsaved: has `records` changed? For who saves them to reset."""
 
     def __init__(self) -> None:
+        self.unsaved = False
         self._mounts: dict[str, _Mount] = {}
         self._past: Counter[str] = Counter()
+
+    def records(self) -> list[MountRecord]:
+        """Those whose process we see: of others nobody could tell later whether they are still there."""
+        known = ((mount.report, mount.born) for mount in self._mounts.values() if mount.born)
+        return [MountRecord(one.id, one.mountpoint, one.spec, one.pid, born) for one, born in known]
+
+    def restore(self, records: Iterable[MountRecord]) -> None:
+        """Those of an earlier daemon that still live count as having reported now."""
+        for one in records:
+            report = MountReport(id=one.id, mountpoint=one.mountpoint, spec=one.spec, pid=one.pid)
+            mount = _Mount(report, time.monotonic(), one.born)
+            if one.born and _lives(mount):
+                self._mounts.setdefault(one.id, mount)
+            else:
+                self.unsaved = True
 
     def report(self, report: MountReport) -> None:
         for other in [other for other in self._mounts.values() if other.report.mountpoint == report.mountpoint]:
@@ -69,6 +96,7 @@ class Mounts:
         mount = self._mounts.get(report.id)
         if mount is None:
             mount = self._mounts[report.id] = _Mount(report, time.monotonic(), _born(report.pid))
+            self.unsaved = True
         mount.take(report)
         if not mount.workers:
             self._forget(mount)
@@ -144,6 +172,7 @@ class Mounts:
     def _forget(self, mount: _Mount) -> None:
         self._past.update(mount.counters())
         del self._mounts[mount.report.id]
+        self.unsaved = True
 
 
 def _generations(dataset: DatasetRecord, digits: str, born: float) -> list[str]:

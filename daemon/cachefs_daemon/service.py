@@ -48,6 +48,7 @@ from cachefs_daemon.fetcher import Fetcher
 from cachefs_daemon.gate import Gate
 from cachefs_daemon.job_keeper import JobKeeper
 from cachefs_daemon.jobs import Jobs
+from cachefs_daemon.mount_keeper import MountKeeper
 from cachefs_daemon.mounts import Mounts
 from cachefs_daemon.pins import Pins
 from cachefs_daemon.prefetcher import Prefetcher
@@ -74,6 +75,7 @@ class Service:
         self._started = time.monotonic()
         self._errors = ErrorLog()
         self._mounts = Mounts()
+        self._mount_keeper = MountKeeper(self._mounts, config.daemon.state_dir, threads)
         self._datasets = Datasets(config.daemon.state_dir, config.daemon.block_size, config.origin_settings(), threads)
         gate = Gate(config.origin.max_connections, config.origin.max_bytes_in_flight)
         self._fetcher = Fetcher(store, self._datasets.source, threads, gate, self._errors, config.daemon.read_deadline)
@@ -99,10 +101,13 @@ class Service:
         }  # they do not change while the daemon runs
 
     async def start(self) -> None:
+        await self._mount_keeper.restore()
         await self._pins.apply()
         await self._limits.apply()
         await self._job_keeper.restore()
-        self._background = [asyncio.create_task(part.run()) for part in (self._prefetcher, self._job_keeper)]
+        self._background = [
+            asyncio.create_task(part.run()) for part in (self._prefetcher, self._job_keeper, self._mount_keeper)
+        ]
 
     async def maintain(self) -> None:
         """Runs as long as the daemon."""

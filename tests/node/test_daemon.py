@@ -2,6 +2,7 @@
 
 import errno
 import grp
+import json
 import os
 import random
 import signal
@@ -232,6 +233,25 @@ def test_a_mounted_dataset_is_not_removed(daemon: Daemon, view: DatasetView) -> 
     daemon.report("everything", spec="all")
     daemon.client.call(DATASET_REMOVE, DatasetName(name="images"))
     assert list((daemon.home / "state" / "snapshots").iterdir()) == []
+
+
+def test_a_daemon_that_was_killed_knows_its_mounts_at_once(daemon: Daemon, view: DatasetView) -> None:
+    daemon.report("m", spec="images")
+    daemon.report("gone", spec="images")
+    daemon.report("gone", spec="images", closing=True)
+    saved, deadline = daemon.home / "state" / "mounts.json", time.monotonic() + 20
+    while not saved.exists() or [one["id"] for one in json.loads(saved.read_bytes())] != ["m"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    daemon.kill9()
+    daemon.start()
+    assert [(mount.mountpoint, mount.pid, mount.alive) for mount in daemon.status().mounts] == [
+        ("/mnt/m", os.getpid(), True)
+    ]
+    with pytest.raises(errors.Busy, match="mounted at /mnt/m"):
+        daemon.client.call(DATASET_REMOVE, DatasetName(name="images"))
+    daemon.report("m", spec="images", closing=True)
+    daemon.client.call(DATASET_REMOVE, DatasetName(name="images"))
 
 
 def test_removing_a_dataset_frees_what_no_other_has(daemon: Daemon, view: DatasetView, origin: Path) -> None:

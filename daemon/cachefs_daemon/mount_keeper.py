@@ -1,0 +1,72 @@
+"""Keeps the list of mounts on disk, so that a daemon that starts knows those that are there before they report.
+
+One JSON file in the state directory, replaced as a whole. One that cannot be read is ignored: each mount reports within
+10 s.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs_daemon.mounts import MountRecord, Mounts
+from cachefs_daemon.threads import Threads
+
+log = logging.getLogger(__name__)
+
+FILE_NAME: Final = "mounts.json"
+# A mount that came so shortly before a daemon was killed is unknown until it reports. It does not wait for the disk.
+SECONDS: Final = 0.5
+PAUSE_SECONDS: Final = 10.0
+
+
+class MountKeeper:
+    def __init__(self, mounts: Mounts, state_dir: Path, threads: Threads) -> None:
+        self._mounts = mounts
+        self._path = state_dir / FILE_NAME
+        self._threads = threads
+
+    async def restore(self) -> None:
+        self._mounts.restore(await self._threads.background(_load, self._path))
+
+    async def run(self) -> None:
+        """As long as the daemon."""
+        problem = ""
+        while True:
+            await asyncio.sleep(PAUSE_SECONDS if problem else SECONDS)
+            before, problem = problem, ""
+            try:
+                await self.save()
+            except OSError as error:
+                problem = f"{self._path} cannot be written: {error.strerror}"
+                if problem != before:
+                    log.warning("%s; after a restart of the daemon mounts are unknown until they report", problem)
+
+    async def save(self) -> None:
+        """If anything has changed. Raises OSError; the old file then stays."""
+        if self._mounts.unsaved:
+            self._mounts.unsaved = False
+            try:
+                await self._threads.background(_save, self._path, self._mounts.records())
+            except BaseException:
+                self._mounts.unsaved = True
+                raise
+
+
+def _load(path: Path) -> list[MountRecord]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[MountRecord])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        log.warning("%s is of no use (%s) and is ignored; mounts are unknown until they report", path, error)
+        return []
+
+
+def _save(path: Path, records: list[MountRecord]) -> None:
+    """Not synced: no mount outlives the machine."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(records), indent=1))
+    fresh.replace(path)
