@@ -29,13 +29,15 @@ class PushSubscribe(Message, frozen=True):
 
 
 class PushOrder(Message, frozen=True):
-    """Store these blocks' pages, or drop them, in this order. One without blocks shows that the daemon is there."""
+    """Store these blocks' pages, or drop them, in this order. One without blocks shows that the daemon is there. check:
+    they were stored before; store those of which the kernel has taken pages back."""
 
     serial: int
     snapshot: str
     entries: bytes
     numbers: bytes
     drop: bool = False
+    check: bool = False
 
 
 class OrderDone(Message, frozen=True, array_like=True):

@@ -38,6 +38,10 @@ ALIVE_SECONDS: Final = 10.0
 REFUSED_SECONDS: Final = 2.0
 # What an earlier daemon has had pushed, and no job of this one is going to read by then, is dropped.
 UNPLANNED_SECONDS: Final = 10.0
+# So often it is looked for what was pushed long ago and is read within so many seconds; at most so many blocks.
+CHECK_SECONDS: Final = 0.2
+AHEAD_SECONDS: Final = 1.0
+MOST_CHECKED: Final = 1024
 # How fast the time that an order takes is learnt.
 _LEARN: Final = 0.2
 
@@ -47,12 +51,13 @@ Shows = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """blocks: None where they are in no plan."""
+    """blocks: None where they are in no plan; check: see PushOrder."""
 
     blocks: Blocks | None
     size: int
     drop: bool
     given: float
+    check: bool = False
 
 
 class PagePusher:
@@ -78,7 +83,7 @@ class PagePusher:
         self._orders: dict[int, _Order] = {}
         # A report of what an earlier daemon ordered must not be taken for one of ours.
         self._serials = itertools.count(time.time_ns())
-        self._retried = self._looked = -math.inf
+        self._retried = self._looked = self._checked = -math.inf
         self._latency = 0.0
         self._news = asyncio.Event()
 
@@ -143,8 +148,12 @@ class PagePusher:
             if order.drop:
                 self.pages.went(order.blocks)
                 continue
+            failed = order.blocks.ids[np.frombuffer(done.failed, "<u4")]
+            if order.check:
+                self.pages.lost(order.blocks, failed)
+                continue
             self._latency += _LEARN * (now - order.given - self._latency)
-            self.pages.came(order.blocks, failed=order.blocks.ids[np.frombuffer(done.failed, "<u4")])
+            self.pages.came(order.blocks, now, failed=failed)
         self._news.set()
 
     # --- what to do next ----------------------------------------------------------------------------------------------
@@ -160,6 +169,7 @@ class PagePusher:
         readers = [reader for reader in self._readers(self._latency) if self._shows(reader.snapshot)]
         for blocks in self._to_drop(readers, now):
             yield self._order(blocks, now, drop=True)
+        yield from self._to_check(readers, now)
         while not self._is_busy():
             # Half of what is kept free is for pages that readers bring, and that are reported later.
             free = self.pages.free - (self.pages.budget >> (_FREE_SHIFT + 1))
@@ -217,24 +227,38 @@ class PagePusher:
         if due is not None:
             yield from pages.victims(wanted, float(due.seconds[0]), BLOCKS, now)
 
+    def _to_check(self, readers: Sequence[Reader], now: float) -> Iterator[PushOrder]:
+        """What is read soon and was pushed long ago: the kernel may have taken pages back."""
+        if now - self._checked < CHECK_SECONDS:
+            return
+        self._checked = now
+        for reader in readers:
+            ids = self.pages.stale(reader.snapshot, self._lookahead.soon(reader, AHEAD_SECONDS), now)
+            if len(ids):
+                yield self._order(Blocks(reader.snapshot, ids[:MOST_CHECKED]), now, check=True)
+
     def _is_busy(self) -> bool:
         return len(self._orders) >= MAX_ORDERS or self._bytes_ordered() >= MAX_BYTES
 
     def _bytes_ordered(self) -> int:
         return sum(order.size for order in self._orders.values() if not order.drop)
 
-    def _order(self, blocks: Blocks, now: float, *, drop: bool) -> PushOrder:
+    def _order(self, blocks: Blocks, now: float, *, drop: bool = False, check: bool = False) -> PushOrder:
         if drop:
             self.pages.going_now(blocks)
+        elif check:
+            self.pages.looked_for(blocks, now)
         else:
             self.pages.coming(blocks)
         space = self.pages.spaces[blocks.snapshot]
         entries, numbers = space.refs(blocks.ids)
         serial = next(self._serials)
-        size = int(space.sizes[blocks.ids].sum(dtype=np.int64))
-        self._orders[serial] = _Order(blocks, size, drop, now)
+        size = 0 if check else int(space.sizes[blocks.ids].sum(dtype=np.int64))
+        self._orders[serial] = _Order(blocks, size, drop, now, check)
         packed = entries.astype("<u8").tobytes(), numbers.astype("<u4").tobytes()
-        return PushOrder(serial=serial, snapshot=blocks.snapshot, entries=packed[0], numbers=packed[1], drop=drop)
+        return PushOrder(
+            serial=serial, snapshot=blocks.snapshot, entries=packed[0], numbers=packed[1], drop=drop, check=check
+        )
 
 
 def _numbered(held: HeldPages, starts: npt.NDArray[np.int64], ids: Ids) -> Ids:

@@ -104,6 +104,13 @@ class PushLookahead:
         self._looked = before
         return due
 
+    def soon(self, reader: Reader, seconds: float) -> Ids:
+        """What it reads within so many seconds, but for its tripwires."""
+        stretch = next(self._stretches(reader, 0, _LOOK), None)
+        if stretch is None:
+            return np.zeros(0, np.int32)
+        return stretch.blocks[(stretch.seconds < seconds) & ~are_tripwires(stretch.reads, reader.every)]
+
     def wires(self, readers: Sequence[Reader]) -> dict[str, Ids]:
         """By snapshot, the next few tripwires of each reader: nobody's reads bring their pages."""
         found: dict[str, Ids] = {}

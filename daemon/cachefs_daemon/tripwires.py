@@ -25,7 +25,7 @@ _DENSE: Final = 0.6
 
 # An interval is kept while the wanted one is within these parts of it, or a rate near a limit would have pages come and
 # go; and what was left out before is looked for so many seconds more, until its pages have come.
-_KEPT: Final = (0.375, 1.25)
+_KEPT: Final = (0.375, 1.0)
 _COMING_SECONDS: Final = 2.0
 
 Reads = npt.NDArray[np.int64]

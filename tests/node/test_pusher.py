@@ -143,7 +143,7 @@ def test_what_cannot_be_pushed_is_named(daemon: Daemon, view: DatasetView, mount
     assert resident_bytes([mount / FILES[0]]) == PAGE
     assert daemon_side.counters == {
         "stored_blocks": 3, "stored_bytes": SIZES[0] + SIZES[1] + BLOCK, "dropped_blocks": 0, "dropped_bytes": 0,
-        "unknown_inodes": 3, "not_in_tier": 1, "read_first": 0, "left": 0, "errors": 2,
+        "unknown_inodes": 3, "not_in_tier": 1, "read_first": 0, "left": 0, "taken_back": 0, "errors": 2,
     }  # fmt: skip
 
 

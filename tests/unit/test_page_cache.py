@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cachefs_daemon.page_cache import GOING, HELD, OUT, REFUSED, Blocks, PageCache
+from cachefs_daemon.page_cache import GOING, HELD, OUT, REFUSED, STALE_SECONDS, Blocks, PageCache
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.push_lookahead import PushLookahead, Reader
 from cachefs_daemon.residents import ABSENT, IN_SSD
@@ -35,13 +35,13 @@ def pages(plan: Plan) -> PageCache:
 
 def hold(pages: PageCache, *ids: int) -> None:
     pages.coming(blocks(*ids))
-    pages.came(blocks(*ids), failed=np.zeros(0, np.int32))
+    pages.came(blocks(*ids), 0.0, failed=np.zeros(0, np.int32))
 
 
 def test_what_is_ordered_counts_until_it_is_gone(pages: PageCache) -> None:
     pages.coming(blocks(1, 2, 3))
     assert pages.used == 3 * SIZE
-    pages.came(blocks(1, 2, 3), failed=np.array([2], np.int32))
+    pages.came(blocks(1, 2, 3), 0.0, failed=np.array([2], np.int32))
     assert (pages.used, pages.states["s"][1:4].tolist()) == (2 * SIZE, [HELD, REFUSED, HELD])
     pages.going_now(blocks(3))
     assert (pages.used, pages.states["s"][3]) == (2 * SIZE, GOING)
@@ -54,7 +54,7 @@ def test_reads_bring_pages_and_show_what_was_late(pages: PageCache) -> None:
     pages.coming(blocks(1, 2))
     pages.read(blocks(1, 5, 7), tripped=np.array([7], np.int32))
     assert (pages.late, pages.used) == (2, 4 * SIZE)
-    pages.came(blocks(1, 2), failed=np.array([1], np.int32))
+    pages.came(blocks(1, 2), 0.0, failed=np.array([1], np.int32))
     assert (pages.states["s"][1], pages.used) == (HELD, 4 * SIZE)
 
 
@@ -99,3 +99,16 @@ def test_tripwires_lie_ahead_also_in_the_next_epoch(plan: Plan) -> None:
     plan.set_progress("c", 1, 0)
     assert lookahead.wires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(4, COUNT, 8))
     assert lookahead.wires([Reader("c", "s", 0, 0, 0)]) == {}
+
+
+def test_what_came_long_ago_is_looked_for_and_may_be_lost(pages: PageCache) -> None:
+    hold(pages, 1, 2, 3)
+    ids = np.array([1, 2, 3, 4], np.int32)
+    assert pages.stale("s", ids, STALE_SECONDS - 0.1).tolist() == []
+    assert pages.stale("s", ids, STALE_SECONDS + 0.1).tolist() == [1, 2, 3]
+    pages.looked_for(blocks(1, 3), STALE_SECONDS)
+    assert pages.stale("s", ids, STALE_SECONDS + 0.1).tolist() == [2]
+    used = pages.used
+    pages.lost(blocks(1, 2, 3), np.array([2], np.int32))
+    assert pages.states["s"][1:4].tolist() == [HELD, REFUSED, HELD]
+    assert pages.used < used

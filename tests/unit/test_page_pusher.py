@@ -82,8 +82,10 @@ def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
         assert [(one.snapshot, one.drop) for one in dropped] == [("old", True)] * 2
         assert [entry for one in dropped for entry in entries_of(one)] == unplanned
         pusher.report(report(*(one.serial for one in dropped)))
+        checked = await anext(orders)
+        assert (checked.check, entries_of(checked)) == (True, [0, 1, 2])
         pushed = await anext(orders)
-        assert (pushed.drop, entries_of(pushed)[0]) == (False, 3)
+        assert (pushed.drop, pushed.check, entries_of(pushed)[0]) == (False, False, 3)
 
     asyncio.run(run())
 

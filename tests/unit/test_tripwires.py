@@ -24,7 +24,7 @@ def test_only_the_next_ones_move_a_consumer() -> None:
 
 def test_an_interval_is_kept_at_a_rate_near_its_limit_and_follows_beyond() -> None:
     interval = Interval()
-    assert [follow(interval, rate, 0.0) for rate in (0, 399, 401, 310, 290, 401, 490)] == [32, 32, 32, 32, 16, 16, 16]
+    assert [follow(interval, rate, 0.0) for rate in (0, 399, 401, 310, 290, 399, 401)] == [32, 32, 32, 32, 16, 16, 32]
     assert [follow(interval, rate, 0.0) for rate in (12_000, 1e9, 1)] == [512, 1024, 8]
 
 

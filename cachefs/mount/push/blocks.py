@@ -29,7 +29,8 @@ LEFT: Final = 4
 class PushCounters:
     """Since the pusher started. unknown_inodes: stores that had to tell the kernel of the file first; not_in_tier:
     blocks that were gone or wrong when their turn came; read_first: blocks that readers had read by then; left: blocks
-    that were left to a reader who is here; errors: blocks that failed otherwise."""
+    left to a reader who is here; taken_back: blocks whose pages the kernel had taken back before they were read;
+    errors: blocks that failed otherwise."""
 
     stored_blocks: int = 0
     stored_bytes: int = 0
@@ -39,6 +40,7 @@ class PushCounters:
     not_in_tier: int = 0
     read_first: int = 0
     left: int = 0
+    taken_back: int = 0
     errors: int = 0
 
 
@@ -69,9 +71,12 @@ class BlockMover:
         self._index = source.index
         self._readers = {MEMORY: SegmentReader(source.directories), SSD: DirectReader(source.directories)}
 
-    def move(self, place: Place, entry: int, number: int, *, drop: bool) -> bool:
-        """Store or drop block *number* of a file; False where that did not work. Raises NotPossible."""
+    def move(self, place: Place, entry: int, number: int, *, drop: bool = False, check: bool = False) -> bool:
+        """Store or drop block *number* of a file, or (check) store it if the kernel lacks pages of it; False where that
+        did not work. Raises NotPossible."""
         try:
+            if check and self._is_there(place, entry, number):
+                return True
             return self._drop(place, entry, number) if drop else self._store(place, entry, number)
         except (CachefsError, OSError) as error:
             self.counters.errors += 1
@@ -81,6 +86,13 @@ class BlockMover:
     def forget_unlinked(self) -> None:
         for reader in self._readers.values():
             reader.forget_unlinked()
+
+    def _is_there(self, place: Place, entry: int, number: int) -> bool:
+        size, _ = place.snapshot.file(entry)
+        block_size = place.snapshot.block_size
+        there = pages.are_there(place.path(entry), number * block_size, block_length(size, block_size, number))
+        self.counters.taken_back += not there
+        return there
 
     def _store(self, place: Place, entry: int, number: int) -> bool:
         size, content = place.snapshot.file(entry)

@@ -131,7 +131,7 @@ class Pusher:
             log.debug("snapshot %s is not shown by %s", order.snapshot, self._settings.directory)
             self._ledger.refuse(order.serial, len(entries))
             return
-        whole = Task(order.serial, place, order.drop, np.arange(len(entries)), entries, numbers)
+        whole = Task(order.serial, place, order.drop, np.arange(len(entries)), entries, numbers, order.check)
         parts = share_out(whole, len(self._movers))
         self._ledger.begin(whole, len(parts))
         self._workers.submit(parts)

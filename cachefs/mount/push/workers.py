@@ -24,7 +24,8 @@ _FORGET_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Blocks to store, or to drop, in this order. serial: of the order they are a part of; indices: where in it."""
+    """Blocks to store, to drop, or to store where pages lack, in this order. serial: of the order they are a part of;
+    indices: where in it."""
 
     serial: int
     place: Place
@@ -32,6 +33,7 @@ class Task:
     indices: NDArray[np.intp]
     entries: NDArray[np.uint64]
     numbers: NDArray[np.uint32]
+    check: bool = False
 
 
 def share_out(whole: Task, threads: int) -> dict[int, Task]:
@@ -42,7 +44,9 @@ def share_out(whole: Task, threads: int) -> dict[int, Task]:
         mine = np.flatnonzero(thread_of == thread)
         if len(mine):
             entries, numbers = whole.entries[mine], whole.numbers[mine]
-            parts[thread] = Task(whole.serial, whole.place, whole.drop, whole.indices[mine], entries, numbers)
+            parts[thread] = Task(
+                whole.serial, whole.place, whole.drop, whole.indices[mine], entries, numbers, whole.check
+            )
     return parts
 
 
@@ -94,4 +98,5 @@ class Workers:
 
 def _carry_out(mover: BlockMover, task: Task) -> list[int]:
     blocks = zip(task.indices.tolist(), task.entries.tolist(), task.numbers.tolist(), strict=True)
-    return [index for index, entry, number in blocks if not mover.move(task.place, entry, number, drop=task.drop)]
+    how = {"drop": task.drop, "check": task.check}
+    return [index for index, entry, number in blocks if not mover.move(task.place, entry, number, **how)]
