@@ -7,6 +7,7 @@ blocks, and never more than 3 ms, as what there is to see is looked at in steps.
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -108,6 +109,8 @@ class Lookahead:
         which = np.concatenate([np.arange(len(one.reads)) for one in found])
         due = np.concatenate([one.seconds for one in found])
         order = np.argsort(due, kind="stable")
+        # Who has this many was not looked at any further.
+        horizon = min((float(one.seconds[-1]) for one in found if len(one.reads) >= blocks + len(known)), default=inf)
         chosen: list[Upcoming] = []
         given: set[Name] = set()
         left_out: dict[str, int] = {}
@@ -118,7 +121,7 @@ class Lookahead:
             if name in given or name in known:
                 continue
             bytes_of = int(self._plan.spaces[one.snapshot].sizes[name[1]])
-            if len(chosen) >= blocks or (chosen and total + bytes_of > size):
+            if len(chosen) >= blocks or due[index] > horizon or (chosen and total + bytes_of > size):
                 left_out = self._first_of_each(found, whose, which, order[rank:])
                 break
             given.add(name)

@@ -261,7 +261,8 @@ def test_ranks_share_what_each_has_learned(node: Node, tmp_path: Path) -> None:
                 while len(list(meeting.glob(f"?-{{epoch}}"))) < 2:
                     time.sleep(0.01)
                 list(iterator)
-                time.sleep(1)
+                # What was learned is told once a second.
+                time.sleep(3)
             """
         )
     )

@@ -2,7 +2,7 @@ import numpy as np
 from cachefs_daemon.lookahead import Lookahead, Upcoming
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.residents import ABSENT, IN_MEMORY
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.simulated import space_of
@@ -32,6 +32,7 @@ def numbers(found: list[Upcoming]) -> list[int]:
 
 
 @given(st.integers(0, 1000), st.tuples(*[st.floats(1, 100)] * 3), st.integers(50, 900))
+@example(0, (1.0, 1.0, 16.0), 616)
 @settings(max_examples=30, deadline=None)
 def test_all_that_is_wanted_comes_once_and_soonest_first(seed: int, rates: tuple[float, ...], step: int) -> None:
     draw = np.random.default_rng(seed)
