@@ -4,7 +4,9 @@ from collections import OrderedDict
 
 import numpy
 import pytest
+from cachefs_daemon.budget import metadata_reserve
 from cachefs_tools.bench.bounds import belady_reads, least_reads, lru_reads
+from cachefs_tools.bench.training_node import budget_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,3 +59,9 @@ def test_tiers_that_hold_everything_need_each_sample_once() -> None:
     assert (
         least_reads(100, 100, 7) == least_reads(100, 200, 7) == lru_reads(100, 100, 7) == lru_reads(100, 200, 7) == 100
     )
+
+
+@given(st.integers(0, 1 << 45))
+def test_a_tier_of_that_budget_takes_just_so_many_bytes(size: int) -> None:
+    budget = budget_for(size)
+    assert size <= budget - metadata_reserve(budget) * bool(size) <= size + 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cachefs_daemon.budget import metadata_reserve
 from cachefs_daemon.segment import span
 
 from cachefs.errors import CachefsError
@@ -54,6 +55,12 @@ class TrainingNode:
     capacity: int
 
 
+def budget_for(size: int) -> int:
+    """The budget of a tier that takes blocks of so many bytes in all, beside what it keeps for the file system (1/128,
+    see cachefs_daemon.budget.metadata_reserve)."""
+    return size + max(metadata_reserve(0), size // 127 + 1) if size else 0
+
+
 @contextmanager
 def training_node(work: Path, server: OriginServer, scenario: Scenario) -> Iterator[TrainingNode]:
     """A new, empty node with the dataset listed and mounted; from then on the origin is throttled."""
@@ -64,7 +71,7 @@ def training_node(work: Path, server: OriginServer, scenario: Scenario) -> Itera
     in_memory = round(scenario.tiers.memory * held)
     # Tiers that hold everything need not be exact, and some room to spare keeps the budgets from being felt.
     spare = 32 << 20 if scenario.tiers.capacity >= 1 else 0
-    memory_budget, ssd_budget = in_memory * record + spare, (held - in_memory) * record + spare
+    memory_budget, ssd_budget = (budget_for(blocks * record) + spare for blocks in (in_memory, held - in_memory))
     if memory_budget < LEAST_TIER or 0 < ssd_budget < LEAST_TIER:
         raise CachefsError("a tier would be smaller than one block; use more files or a larger capacity")
     socket, mountpoint = work / "cachefsd.sock", work / "mnt"
@@ -84,4 +91,4 @@ def training_node(work: Path, server: OriginServer, scenario: Scenario) -> Itera
         pushing = "push" if scenario.keep_pages else "no_push"
         stack.enter_context(mounted(DATASET, mountpoint, socket, work / "mount.log", [pushing]))
         throttle.limit(scenario.limits)
-        yield TrainingNode(client, socket, mountpoint, throttle, (memory_budget + ssd_budget) // record)
+        yield TrainingNode(client, socket, mountpoint, throttle, held)
