@@ -200,7 +200,8 @@ def test_a_damaged_index_is_rebuilt_from_the_segments(
     damage(index_of(root))
     caplog.clear()
     with opened(store_config(root)) as store:
-        if damage in (empty, halve, scribble):
+        # Half of the file may happen to hold all of the index.
+        if damage in (empty, scribble):
             assert "rebuilding it from the segments" in caplog.text
         assert readable(store, ALL) == set(ALL)
         assert store.index_path == index_of(root)

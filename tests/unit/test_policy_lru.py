@@ -56,7 +56,7 @@ def test_pinned_blocks_are_passed_over_and_back_in_the_order_once_unpinned() -> 
 
 @pytest.mark.parametrize("kind", [Lru, Fifo])
 @given(
-    capacities=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    capacities=st.lists(st.integers(1, 4), min_size=1, max_size=2),
     reads=st.lists(
         st.tuples(st.sampled_from([b"%d" % number for number in range(16)]), st.integers(0, 9)), max_size=99
     ),
