@@ -1,9 +1,7 @@
 """Keeps the jobs on disk as they are in memory, so that a daemon takes them up where the one before it was killed."""
 
-import asyncio
 import logging
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -11,13 +9,10 @@ from cachefs.errors import CachefsError
 from cachefs.job_messages import SampleMap
 from cachefs_daemon.job_store import ConsumerRecord, JobRecord, JobStore, Places
 from cachefs_daemon.jobs import RUNNING, Job, Jobs
+from cachefs_daemon.keeping import keep
 from cachefs_daemon.threads import Threads
 
 log = logging.getLogger(__name__)
-
-# What was published, or read, so shortly before a daemon was killed is forgotten.
-SECONDS: Final = 0.5
-PAUSE_SECONDS: Final = 10.0
 
 
 class JobKeeper:
@@ -39,19 +34,7 @@ class JobKeeper:
 
     async def run(self) -> None:
         """As long as the daemon."""
-        problem = ""
-        while True:
-            await asyncio.sleep(PAUSE_SECONDS if problem else SECONDS)
-            before, problem = problem, ""
-            try:
-                await self.save()
-            except (CachefsError, OSError) as error:
-                problem = str(error)
-                if problem != before:
-                    log.warning("%s; trying again", error)
-            except Exception:
-                problem = "internal error"
-                log.exception("jobs are not kept for a restart")
+        await keep(self.save, "jobs are where they were last saved")
 
     async def save(self) -> None:
         """What has changed since the last time. Raises CachefsError, OSError."""

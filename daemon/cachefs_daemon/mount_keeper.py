@@ -4,22 +4,19 @@ One JSON file in the state directory, replaced as a whole. One that cannot be re
 10 s.
 """
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from cachefs_daemon.keeping import keep
 from cachefs_daemon.mounts import MountRecord, Mounts
 from cachefs_daemon.threads import Threads
 
 log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "mounts.json"
-# A mount that came so shortly before a daemon was killed is unknown until it reports. It does not wait for the disk.
-SECONDS: Final = 0.5
-PAUSE_SECONDS: Final = 10.0
 
 
 class MountKeeper:
@@ -33,16 +30,7 @@ class MountKeeper:
 
     async def run(self) -> None:
         """As long as the daemon."""
-        problem = ""
-        while True:
-            await asyncio.sleep(PAUSE_SECONDS if problem else SECONDS)
-            before, problem = problem, ""
-            try:
-                await self.save()
-            except OSError as error:
-                problem = f"{self._path} cannot be written: {error.strerror}"
-                if problem != before:
-                    log.warning("%s; after a restart of the daemon mounts are unknown until they report", problem)
+        await keep(self.save, "mounts are unknown until they report")
 
     async def save(self) -> None:
         """If anything has changed. Raises OSError; the old file then stays."""

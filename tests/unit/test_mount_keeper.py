@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from cachefs_daemon import mount_keeper
+from cachefs_daemon import keeping
 from cachefs_daemon.mount_keeper import FILE_NAME, MountKeeper
 from cachefs_daemon.mounts import MountRecord, Mounts
 from cachefs_daemon.threads import Threads
@@ -127,7 +127,7 @@ def test_a_full_disk_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SECONDS", "PAUSE_SECONDS"):
-        monkeypatch.setattr(mount_keeper, name, 0.0)
+        monkeypatch.setattr(keeping, name, 0.0)
 
     async def run() -> None:
         disk = FullDisk()
