@@ -147,16 +147,11 @@ class Follower:
         judged = mine | strange
         if not judged.any():
             return
-        hits = int(np.count_nonzero(mine))
-        self.matched += hits
         self.mismatched += int(np.count_nonzero(strange & ~mine))
-        self._judged = np.concatenate((self._judged, ids[judged]))[-ENOUGH:]
-        self._fits = np.concatenate((self._fits, mine[judged]))[-ENOUGH:]
-        if hits:
-            self._recent = np.concatenate((self._recent, ids[mine]))[-2 * (4 * ENOUGH + self.tolerance) :]
-            if self.following:
-                self.begun = True
-                self._advance(claim.reads[mine], claim.gaps[mine] <= self._step)
+        self._note(ids[judged], mine[judged])
+        if mine.any() and self.following:
+            self.begun = True
+            self._advance(claim.reads[mine], claim.gaps[mine] <= self._step)
         self._judge()
 
     def told(self, epoch: int, position: int) -> None:
@@ -191,10 +186,7 @@ class Follower:
         mine = ids[wires[: len(passed)]]
         if len(passed):
             self.begun = True
-            self.matched += len(passed)
-            self._judged = np.concatenate((self._judged, mine))[-ENOUGH:]
-            self._fits = np.concatenate((self._fits, np.ones(len(mine), np.bool_)))[-ENOUGH:]
-            self._recent = np.concatenate((self._recent, mine))[-2 * (4 * ENOUGH + self.tolerance) :]
+            self._note(mine, np.ones(len(mine), np.bool_))
             self._pass(epoch, length, int(passed[-1]))
             self._far.clear()
             return mine
@@ -202,14 +194,13 @@ class Follower:
             if self._far.add(read, every, self.tolerance):
                 self._far.clear()
                 self._pass(epoch, length, read)
+                break  # into the next epoch perhaps, where the others count from another start
         return mine
 
     def _pass(self, epoch: int, length: int, read: int) -> None:
         """*read* is done, and so is all that its loader's workers cannot have left behind."""
         if read >= length:
-            self._count(max(0, length - self._high))
-            self._high, self._early = 0, np.zeros(0, np.int64)
-            self._move(epoch + 1, 0)
+            self._begin_epoch(epoch + 1, length)
             epoch, read = epoch + 1, read - length
         self._count(max(0, read + 1 - self._high))
         self._high = max(self._high, read + 1)
@@ -262,7 +253,8 @@ class Follower:
         length = len(here.blocks)
         beyond = reads[reads >= length]
         if len(beyond) > 1 or (len(beyond) and position >= length - 1):
-            self._next_epoch(epoch, length, beyond, follows[reads >= length])
+            self._begin_epoch(epoch + 1, length)
+            self._advance(beyond - length, follows[reads >= length])
             return
         self._seen = FADING * self._seen + len(reads)
         self._gained = FADING * self._gained
@@ -286,11 +278,18 @@ class Follower:
         if len(self._early):
             self._plan.read_early(self.name, self._early)
 
-    def _next_epoch(self, epoch: int, length: int, beyond: Places, follows: npt.NDArray[np.bool_]) -> None:
+    def _note(self, ids: Ids, fits: npt.NDArray[np.bool_]) -> None:
+        """*ids*, of which some fit, were read, and say something of it."""
+        self.matched += int(np.count_nonzero(fits))
+        self._judged = np.concatenate((self._judged, ids))[-ENOUGH:]
+        self._fits = np.concatenate((self._fits, fits))[-ENOUGH:]
+        self._recent = np.concatenate((self._recent, ids[fits]))[-2 * (4 * ENOUGH + self.tolerance) :]
+
+    def _begin_epoch(self, epoch: int, length: int) -> None:
+        """length: reads of the one before, which are all done."""
         self._count(max(0, length - self._high))
         self._high, self._early = 0, np.zeros(0, np.int64)
-        self._move(epoch + 1, 0)
-        self._advance(beyond - length, follows)
+        self._move(epoch, 0)
 
     def _move(self, epoch: int, position: int) -> None:
         self._plan.set_progress(self.name, epoch, position, self.demand)

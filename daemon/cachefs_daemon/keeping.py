@@ -15,7 +15,7 @@ PAUSE_SECONDS: Final = 10.0
 
 
 async def keep(save: Callable[[], Awaitable[None]], loss: str) -> None:
-    """save: writes what has changed since its last call; its errors are said once. loss: of a restart before it succeeds."""
+    """save: writes what is new since its last call; its errors are said once. loss: of a restart before it succeeds."""
     problem = ""
     while True:
         await asyncio.sleep(PAUSE_SECONDS if problem else SECONDS)
