@@ -1,1 +1,6 @@
 """cachefsd: the per-node cache daemon (asyncio)."""
+
+import os
+
+# Importing numpy would start a thread per processor, which spin for 50 ms each and have nothing to do here.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,6 +1,7 @@
 """`python -m cachefs.mount.push`: what a mount's supervisor starts beside its workers. Not for users."""
 
 import argparse
+import contextlib
 import ctypes
 import logging
 import logging.handlers
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG: Final = 1
 # A file from the SSD tier takes a thread 50 us of processor and 130 us of waiting, which other threads use.
 _MOST_THREADS: Final = 4
+# Where readers leave no processor idle, each file that we push in time costs 100 us of it, and each that a reader
+# finds missing 160. With two readers at full speed on two processors the share in time was 0.6, and is 0.85.
+_NICENESS: Final = -5
 
 
 def main() -> None:
@@ -29,6 +33,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the supervisor, which unmounts
     log_to(_handler(given.log), logging.DEBUG if given.verbose else logging.INFO)
     threading.excepthook = _die
+    with contextlib.suppress(PermissionError):  # where an ordinary user has mounted
+        os.nice(_NICENESS)
     marks = read_marks.create() if given.marks is None else given.marks
     settings = PusherSettings(
         given.device, marks, given.spec, given.directory, given.mount, given.socket, parse_share(given.budget),

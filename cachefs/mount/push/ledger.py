@@ -12,7 +12,7 @@ from cachefs.push_messages import HeldPages, OrderDone
 
 # A report takes the daemon 1 ms: finished orders wait so long for more, but not if none can come.
 _BATCH_SECONDS: Final = 0.02
-_BATCH: Final = 8
+_BATCH: Final = 2
 
 
 @dataclass(slots=True)
