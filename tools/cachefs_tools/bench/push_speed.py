@@ -27,7 +27,7 @@ from cachefs_tools.bench.push_node import (
     pushed,
     room_for,
 )
-from cachefs_tools.bench.reads import load_pages_alike
+from cachefs_tools.bench.reads import forget_pages
 from cachefs_tools.bench.samples import sample_name, write_samples
 
 WAYS: Final = {"pushing": (), "not pushing": ("no_push",)}
@@ -56,7 +56,6 @@ def measure(work: Path, load: FullSpeed) -> list[dict[str, Any]]:
     hotread = compile_hotread(work, names)
     orders = [numpy.array(first_round(load.files, seed), "<u4") for seed in range(EPOCHS)]
     with push_node(work, source, load.tier, room_for(load.files, load.size)) as node:
-        load_pages_alike((source,), names)
         return [_by_readers(node, source, load, hotread, orders, readers) for readers in READERS]
 
 
@@ -82,7 +81,8 @@ def _turn(
     node: PushNode, source: Path, load: FullSpeed, hotread: HotRead, orders: Sequence[Any], readers: int,
     options: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """All epochs on a new mount, each after one on the native copy."""
+    """All epochs on a new mount, each after one on the native copy, which is as cold as the mount when it begins: so
+    both get their pages in the same minute, and out of the same memory (see load_pages_alike)."""
     if load.budget and "no_push" not in options:
         options = [*options, f"page_cache_budget={load.budget}"]
     speeds: dict[Path, list[float]] = {source: []}
@@ -90,6 +90,7 @@ def _turn(
     with ExitStack() as stack:
         mount = stack.enter_context(cold_mount(node, options))
         speeds[mount.path] = []
+        forget_pages(source, [sample_name(number) for number in range(load.files)])
         start = before = mount.counters()
         processor = stack.enter_context(accounted(*mount.pids()))
         for epoch in range(EPOCHS):
