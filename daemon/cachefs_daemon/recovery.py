@@ -64,7 +64,8 @@ def reconcile(index: Index, tiers: Sequence[Tier], remember: Remember) -> None:
     if dropped:
         _log.warning("dropped %d index entries that are damaged or whose bytes are gone", dropped)
     adopted = 0
-    for tier in tiers:
+    # What a tier gave up moved down: where tiers are one list of uses, the lower one's are older.
+    for tier in reversed(tiers):
         for number, segment in found[tier.number].items():
             adopted += _settle(index, tier, number, segment, remember)
         tier.refresh_limit()

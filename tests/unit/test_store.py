@@ -250,6 +250,24 @@ def test_lru_tiers_are_one_list(root: Path) -> None:
             order = [*order, number][-capacity:]
 
 
+def test_lru_tiers_are_one_list_after_a_restart_too(root: Path) -> None:
+    """What was in memory was used later than what was in the SSD tier: it does not leave the node before that."""
+    config = store_config(root, memory=2 << 20, ssd=4 << 20, policy="lru")
+    with opened(config) as store:
+        fill(store, range(100))
+        in_memory = [number for number in range(100) if _tier(store, number) == MEMORY]
+        in_ssd = [number for number in range(100) if _tier(store, number) == SSD]
+    with opened(config) as store:
+        fill(store, range(100, 100 + len(in_memory)))
+        assert {_tier(store, number) for number in in_memory} == {SSD}
+        assert len(readable(store, range(in_ssd[0], in_ssd[-1] + 1))) < len(in_ssd)
+
+
+def _tier(store: BlockStore, number: int) -> int | None:
+    location = store.get(key_of(number))
+    return location.tier if location is not None else None
+
+
 def test_pinned_blocks_stay_but_a_reader_is_served_all_the_same(root: Path) -> None:
     with opened(store_config(root, memory=2 << 20, ssd=0, policy="lru")) as store:
         store.pin([key_of(number) for number in range(5)])
