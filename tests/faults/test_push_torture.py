@@ -181,7 +181,8 @@ class Torture:
         with control_group() as group:
             with contextlib.suppress(CachefsError, psutil.Error):
                 for process in self.processes():
-                    (group / "cgroup.procs").write_text(str(process.pid))
+                    with contextlib.suppress(ProcessLookupError):  # it has just been replaced
+                        (group / "cgroup.procs").write_text(str(process.pid))
             for megabytes in (512, 256, 128):
                 with contextlib.suppress(OSError):
                     limit_of(group).write_text(str(megabytes << 20))
