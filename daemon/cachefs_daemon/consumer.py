@@ -15,6 +15,7 @@ from cachefs.snapshot import Snapshot
 from cachefs_daemon.follower import Follower
 from cachefs_daemon.lease import Lease
 from cachefs_daemon.plan import Plan
+from cachefs_daemon.read_through import ReadThrough
 from cachefs_daemon.samples import Reads, Samples
 from cachefs_daemon.sequences import Order, Sequences
 from cachefs_daemon.tripwires import Interval
@@ -45,7 +46,8 @@ _serial = itertools.count(1)
 
 
 class Consumer:
-    """name: within its job; key: in the plan; follower: once the plan knows an epoch; fetched_bytes: for its sake.
+    """name: within its job; key: in the plan; follower: once the plan knows an epoch; fetched_bytes: for its sake;
+    read_through: the mounts that were seen to read for it.
 
     Its task brings epochs into the plan, the current one and the next, until `close`.
     """
@@ -60,6 +62,7 @@ class Consumer:
         self.lease = Lease(request.pid, request.lease)
         self.follower: Follower | None = None
         self.fetched_bytes = 0
+        self.read_through = ReadThrough()
         spec = request.spec
         self._computable = range(spec.epochs) if spec is not None and spec.kind != "explicit" else range(0)
         self._map = sample_map
@@ -133,6 +136,11 @@ class Consumer:
         epoch, position = self.follower.place
         reads = self._reads.get(epoch)
         return (epoch, reads.samples_after(position)) if reads is not None else None
+
+    @property
+    def mounts(self) -> frozenset[str]:
+        """Those it reads through; none while nobody knows."""
+        return self.read_through.mounts
 
     @property
     def margin(self) -> float:

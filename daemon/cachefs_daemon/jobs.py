@@ -214,8 +214,10 @@ class Jobs:
 
     # --- what is seen of them ---------------------------------------------------------------------------------------
 
-    def saw(self, accessed: Sequence[bytes], stalls: Sequence[Stall], pages: States = NOTHING) -> Mapping[str, Ids]:
-        """What a mount reports: blocks that were read, in order, and reads that waited. pages: what is in its page
+    def saw(
+        self, mount: str, accessed: Sequence[bytes], stalls: Sequence[Stall], pages: States = NOTHING
+    ) -> Mapping[str, Ids]:
+        """What *mount* reports: blocks that were read, in order, and reads that waited. pages: what is in its page
         cache. Returns, by snapshot, the blocks that were left out of it to see them read."""
         waited = self._attribute(stalls)
         tripped: dict[str, Ids] = {}
@@ -233,6 +235,7 @@ class Jobs:
             for consumer, follower, matched in zip(consumers, followers, before, strict=True):
                 if follower.matched > matched:
                     consumer.lease.renew()
+                    consumer.read_through.note(mount, follower.matched - matched)
                 follower.measure(now, waited.get(consumer.key, 0.0), consumer.request.workers)
                 consumer.moved()
         return tripped
@@ -256,7 +259,7 @@ class Jobs:
         now = time.monotonic()
         consumers = {consumer.key: consumer for consumer in self._consumers.values()}
         return [
-            Reader(key, one.snapshot.id, one.passed_by(now, latency), one.searched(now), one.tripwires)
+            Reader(key, one.snapshot.id, one.passed_by(now, latency), one.searched(now), one.tripwires, one.mounts)
             for key in self._plan.consumers()
             if (one := consumers.get(key)) is not None
         ]

@@ -44,12 +44,13 @@ class Blocks:
 
 @dataclass(slots=True, eq=False)
 class _Pages:
-    """states, unread (pushed, and not read since), since (when it was pushed, or looked for): per block of the space;
-    candidates: to be given up."""
+    """Per block of the space: states; unread: pushed, and not read since by those it was meant for; asked_for: the
+    mount was seen to read it; since: when it was pushed, or looked for. candidates: to be given up."""
 
     space: BlockSpace
     states: npt.NDArray[np.uint8]
     unread: npt.NDArray[np.bool_]
+    asked_for: npt.NDArray[np.bool_]
     since: npt.NDArray[np.float64]
     candidates: Ids
 
@@ -90,18 +91,28 @@ class PageCache:
         unknown = [space for snapshot, space in self._plan.spaces.items() if snapshot not in self._pages]
         fresh = [space for space in unknown if self._shows(space.snapshot)]
         for space in fresh:
-            nothing = np.zeros(space.count, np.uint8)
-            self._pages[space.snapshot] = _Pages(
-                space, nothing, np.zeros(space.count, np.bool_), np.zeros(space.count), np.zeros(0, np.int32)
-            )
+            self._pages[space.snapshot] = _nothing_of(space)
         if fresh:
             self.states = {snapshot: pages.states for snapshot, pages in self._pages.items()}
+        self._forget_unplanned()
         self._mark, consumed = self._plan.consumed_since(self._mark)
         for snapshot, ids in consumed or ():
             pages = self._pages.get(snapshot)
             if pages is not None:
                 pages.unread[ids] = False
                 pages.candidates = np.concatenate((pages.candidates, ids))
+
+    def _forget_unplanned(self) -> None:
+        """Datasets are refreshed for as long as a mount lives."""
+        gone = [
+            snapshot
+            for snapshot in self._pages.keys() - self._plan.spaces.keys()
+            if not self._pages[snapshot].states.any()
+        ]
+        for snapshot in gone:
+            del self._pages[snapshot]
+        if gone:
+            self.states = {snapshot: pages.states for snapshot, pages in self._pages.items()}
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -131,12 +142,21 @@ class PageCache:
         stale: Ids = ids[(pages.states[ids] == HELD) & (pages.since[ids] < now - STALE_SECONDS)]
         return stale
 
+    def never_asked_for(self, snapshot: str) -> Ids:
+        """What is held though the mount was not seen to read it."""
+        pages = self._pages.get(snapshot)
+        if pages is None:
+            return np.zeros(0, np.int32)
+        return np.flatnonzero((pages.states == HELD) & ~pages.asked_for).astype(np.int32)
+
     def looked_for(self, blocks: Blocks, now: float) -> None:
         self._pages[blocks.snapshot].since[blocks.ids] = now
 
     def lost(self, blocks: Blocks, failed: Ids) -> None:
         """Of the blocks that were looked for, these are not there, and could not be stored again."""
-        pages = self._pages[blocks.snapshot]
+        pages = self._pages.get(blocks.snapshot)
+        if pages is None:  # forgotten since, as all of it was dropped
+            return
         failed = failed[pages.states[failed] == HELD]
         self._gone(pages, failed)
         pages.states[failed] = REFUSED
@@ -177,6 +197,7 @@ class PageCache:
         if self._plan.spaces.get(blocks.snapshot) is not None:
             self.late += int(np.count_nonzero(~np.isin(absent, tripped)))
         pages.unread[ids] = False
+        pages.asked_for[ids] = True
         pages.candidates = np.concatenate((pages.candidates, ids))
         self._enter(pages, ids)
 
@@ -186,7 +207,7 @@ class PageCache:
 
     def _gone(self, pages: _Pages, ids: Ids) -> None:
         pages.states[ids] = OUT
-        pages.unread[ids] = False
+        pages.unread[ids] = pages.asked_for[ids] = False
         self.used -= _bytes(pages, ids)
 
     # --- what gives way -----------------------------------------------------------------------------------------------
@@ -242,6 +263,11 @@ class PageCache:
         kept = np.argpartition(due, len(due) - wanted)[-wanted:]
         for number, snapshot in enumerate(snapshots):
             self._pages[snapshot].candidates = ids[kept[whose[kept] == number]]
+
+
+def _nothing_of(space: BlockSpace) -> _Pages:
+    none = np.zeros(space.count, np.bool_)
+    return _Pages(space, none.astype(np.uint8), none, none.copy(), np.zeros(space.count), np.zeros(0, np.int32))
 
 
 def _bytes(pages: _Pages, ids: Ids) -> int:

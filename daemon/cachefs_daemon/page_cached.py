@@ -40,7 +40,7 @@ class PageCached:
     def holds(self, snapshot: str, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of these blocks every mount has that is pushed blocks of *snapshot*, and will have when they are read.
 
-        Nobody knows through which mount a consumer reads. One without a pusher does not count.
+        One without a pusher does not count.
         """
         states = [of_all[snapshot] for mount in self._mounts if snapshot in (of_all := mount.states)]
         held = np.full(len(ids), bool(states))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 from cachefs_daemon.block_space import Ids
 from cachefs_daemon.page_cache import HELD, Blocks, PageCache
-from cachefs_daemon.push_lookahead import PushLookahead, Reader
+from cachefs_daemon.push_lookahead import PushLookahead, Reader, States
 from cachefs_daemon.store import BlockStore
 
 # What a pusher is given at once: enough to be busy while a report travels, little enough to change one's mind. Twice
@@ -70,6 +70,8 @@ class PagePusher:
         snapshot?"""
         self.pages = PageCache(store.plan, 0, shows)
         self.listening = False
+        self._mount = ""
+        self._elsewhere: frozenset[str] = frozenset()
         self._subscription = 0
         self._counters: Counter[str] = Counter()
         self._past: Counter[str] = Counter()
@@ -87,6 +89,12 @@ class PagePusher:
         self._retried = self._looked = self._checked = -math.inf
         self._latency = 0.0
         self._news = asyncio.Event()
+
+    @property
+    def states(self) -> States:
+        """Of `pages`, but for snapshots that are read through other mounts only."""
+        elsewhere = self._elsewhere
+        return {snapshot: states for snapshot, states in self.pages.states.items() if snapshot not in elsewhere}
 
     @property
     def counters(self) -> dict[str, int]:
@@ -107,6 +115,7 @@ class PagePusher:
     def _begin(self, request: PushSubscribe, now: float) -> int:
         """What was there stays; what of the last orders was carried out is not known."""
         self.listening = True
+        self._mount = request.mount
         self._subscription += 1
         self._orders.clear()
         self.pages.settle()
@@ -167,7 +176,7 @@ class PagePusher:
             # How much that is nobody knows: nothing is added to it.
             yield from self._drop_unplanned(now)
             return
-        readers = [reader for reader in self._readers(self._latency) if self._shows(reader.snapshot)]
+        readers = self._readers_here()
         for blocks in self._to_drop(readers, now):
             yield self._order(blocks, now, drop=True)
         yield from self._to_check(readers, now)
@@ -180,6 +189,13 @@ class PagePusher:
             if due is None:
                 return
             yield self._order(Blocks(due.snapshot, due.ids), now, drop=False)
+
+    def _readers_here(self) -> list[Reader]:
+        """Those whom pages of this mount are of use to."""
+        readers = [reader for reader in self._readers(self._latency) if self._shows(reader.snapshot)]
+        here = [reader for reader in readers if not reader.mounts or self._mount in reader.mounts]
+        self._elsewhere = frozenset(one.snapshot for one in readers) - {one.snapshot for one in here}
+        return here
 
     def _look(self, now: float) -> None:
         """Follow the plan, and what has changed on the node."""
@@ -214,6 +230,10 @@ class PagePusher:
             held = wires[states[snapshot][wires] == HELD] if snapshot in states else wires[:0]
             if len(held):
                 yield Blocks(snapshot, held)
+        for snapshot in self._elsewhere:
+            needless = self.pages.never_asked_for(snapshot)[:BLOCKS]
+            if len(needless):
+                yield Blocks(snapshot, needless)
         pages = self.pages
         reserve = pages.budget >> _FREE_SHIFT
         wanted = reserve - pages.free - pages.going

@@ -62,7 +62,7 @@ class Pushing:
 
     def show_cached(self) -> None:
         """Let the memory tier know what it need not keep. To be called every few seconds, as tripwires change."""
-        mounts = [pusher.pages for pusher in self._pushers.values()]
+        mounts = list(self._pushers.values())
         self._store.page_cached.show(mounts, all_wires(self._plan, self._readers(0.0)) if mounts else {})
 
     def pages_of(self, mount: str) -> States:

@@ -142,7 +142,7 @@ class Service:
     async def report(self, report: MountReport) -> NodeView:
         self._mounts.report(report)
         if report.accessed or report.stalls:
-            tripped = self._jobs.saw(report.accessed, report.stalls, self._pushing.pages_of(report.id))
+            tripped = self._jobs.saw(report.id, report.accessed, report.stalls, self._pushing.pages_of(report.id))
             self._pushing.saw(report.id, report.accessed, tripped)
             self._prefetcher.wake()
         if report.accessed:

@@ -264,3 +264,18 @@ def doubly_cached(training: Training) -> list[Path]:
     pages = training.daemon.client.stream(CACHED, Selection(dataset="images"))
     in_memory = [file.path.decode() for page in pages for file in page.files if file.cached[MEMORY]]
     return [path for name in in_memory if resident_bytes([path := training.directory / name])]
+
+
+def test_who_reads_through_one_mount_gets_no_pages_in_another(
+    training: Training, daemon: Daemon, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    with mounted(daemon.socket, "images", other, "page_cache_budget=256MiB"):
+        elsewhere = [other / path.name for path in training.paths(0)]
+        training.eventually(lambda: resident_bytes(elsewhere) > FILES * PAGES // 2)
+        elsewhere[0].read_bytes()  # proves nothing
+        training.read(training.paths(0))
+        training.eventually(lambda: resident_bytes(elsewhere) <= 2 * PAGES)
+        training.read(training.paths(1)[:200])
+        assert resident_bytes(elsewhere) <= 2 * PAGES
+        training.eventually(lambda: training.resident() >= FILES * PAGES * (1 - 1 / SHORTEST_INTERVAL))

@@ -112,3 +112,17 @@ def test_what_came_long_ago_is_looked_for_and_may_be_lost(pages: PageCache) -> N
     pages.lost(blocks(1, 2, 3), np.array([2], np.int32))
     assert pages.states["s"][1:4].tolist() == [HELD, REFUSED, HELD]
     assert pages.used < used
+
+
+def test_a_snapshot_that_nobody_plans_is_forgotten_with_its_last_page(plan: Plan, pages: PageCache) -> None:
+    hold(pages, 1, 2)
+    plan.remove("c")
+    plan.remove_space("s")
+    pages.follow_plan()
+    assert pages.states["s"][[1, 2]].tolist() == [HELD, HELD]
+    pages.going_now(blocks(1, 2))
+    pages.follow_plan()
+    pages.went(blocks(1, 2))
+    pages.follow_plan()
+    assert (pages.states, pages.used) == ({}, 0)
+    pages.lost(blocks(1), np.array([1], np.int32))

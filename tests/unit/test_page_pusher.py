@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from cachefs_daemon import page_pusher
 from cachefs_daemon.block_space import BlockSpace
+from cachefs_daemon.page_cache import Blocks
 from cachefs_daemon.page_pusher import PagePusher
 from cachefs_daemon.push_lookahead import Reader
 from cachefs_daemon.store import BlockStore
@@ -101,5 +102,31 @@ def test_counters_go_on_where_another_pusher_begins_at_nothing(store: BlockStore
         ):
             pusher.report(report(**counters))
         assert pusher.counters == {"stored": 12, "errors": 1}
+
+    asyncio.run(run())
+
+
+def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_read_it(store: BlockStore) -> None:
+    mounts: list[frozenset[str]] = [frozenset()]
+
+    def readers(latency: float) -> list[Reader]:
+        return [Reader("c", "s", 0, 0, 0, mounts[0])]
+
+    async def run() -> None:
+        pusher = PagePusher(store, readers, lambda snapshot: True)
+        orders = pusher.orders(PushSubscribe("m", 64 * SIZE))
+        pushed = await anext(orders)
+        assert len(entries_of(pushed)) == COUNT
+        pusher.report(report(pushed.serial))
+        pusher.pages.read(Blocks("s", np.array([3, 4], np.int32)), np.zeros(0, np.int32))
+        assert len(pusher.states["s"]) == COUNT
+        mounts[0] = frozenset({"another"})
+        dropped = await anext(orders)
+        assert dropped.drop
+        assert entries_of(dropped) == [entry for entry in range(COUNT) if entry not in (3, 4)]
+        assert pusher.states == {}
+        pusher.report(report(dropped.serial))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(orders), 0.3)
 
     asyncio.run(run())
