@@ -31,6 +31,9 @@ class JobKeeper:
             except CachefsError as error:
                 log.info("job %s of before the restart is over: %s", record.job, error)
                 self._jobs.unsaved.add(record.job)
+            except (IndexError, ValueError) as error:
+                log.warning("what is kept of job %s makes no sense (%s) and is forgotten", record.job, error)
+                self._jobs.unsaved.add(record.job)
 
     async def run(self) -> None:
         """As long as the daemon."""
@@ -38,13 +41,18 @@ class JobKeeper:
 
     async def save(self) -> None:
         """What has changed since the last time. Raises CachefsError, OSError."""
+        failure: CachefsError | OSError | None = None
         for name in list(self._jobs.unsaved):
             self._jobs.unsaved.discard(name)
             try:
                 await self._save(name)
-            except BaseException:
+            except BaseException as error:
                 self._jobs.unsaved.add(name)
-                raise
+                if not isinstance(error, CachefsError | OSError):
+                    raise
+                failure = error  # of this file perhaps, and not of the others
+        if failure is not None:
+            raise failure
         for job in self._jobs:
             places = {one.name: one.place for one in job.consumers.values() if one.place is not None}
             if job.state == RUNNING and self._saved.get(job.name, {}) != places:

@@ -187,28 +187,32 @@ class Jobs:
     # --- over a restart ---------------------------------------------------------------------------------------------
 
     def restore(self, record: JobRecord, places: Places) -> None:
-        """Take up a job where an earlier daemon left it. Raises CachefsError where nobody is there to read on."""
+        """Take up a job where an earlier daemon left it. Raises CachefsError where nobody is there to read on, and
+        IndexError or ValueError for a record that makes no sense; nothing has begun then."""
         job = Job(record.job, record.source, record.started)
         maps = {snapshot: record.maps[number] for snapshot, number in record.latest.items()}
-        job.maps, lost = dict(maps), []
+        job.maps, living, lost = dict(maps), [], []
         for known in record.consumers:
             request, lease = known.request, Lease(known.request.pid, known.request.lease)
+            if known.map >= 0:
+                request = msgspec.structs.replace(request, map=record.maps[known.map])
+            orders = {epoch: order_of(order) for epoch, order in known.orders.items()}
             try:
                 if known.born and abs(known.born - lease.born) > CLOCK_STEP:
                     raise NotFound(f"its process {request.pid} is gone")
-                snapshot = self._snapshot(msgspec.structs.replace(request, snapshot=known.snapshot))
+                snapshot = self._snapshot(msgspec.structs.replace(known.request, snapshot=known.snapshot))
             except CachefsError as error:
                 lost.append(str(error))
                 continue
-            if known.map >= 0:
-                request = msgspec.structs.replace(request, map=record.maps[known.map])
-            consumer = self._begin(job, request, snapshot)
-            for epoch, order in known.orders.items():
-                consumer.add_order(epoch, order_of(order))
-            if known.request.consumer in places:
-                consumer.told(*places[known.request.consumer])
-        if not job.consumers:
+            living.append((request, snapshot, orders))
+        if not living:
             raise NotFound("; ".join(dict.fromkeys(lost)))
+        for request, snapshot, orders in living:
+            consumer = self._begin(job, request, snapshot)
+            for epoch, order in orders.items():
+                consumer.add_order(epoch, order)
+            if request.consumer in places:
+                consumer.told(*places[request.consumer])
         job.maps = maps
         self._jobs[job.name] = job
 

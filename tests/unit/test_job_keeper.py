@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cachefs_daemon.job_keeper import JobKeeper
-from cachefs_daemon.job_store import JobStore
+from cachefs_daemon.job_store import PUBLISHED, JobRecord, JobStore
 from cachefs_daemon.jobs import ENDED, RUNNING, Job, Jobs
 from cachefs_daemon.threads import Threads
+
+from cachefs.errors import CachefsError
 
 
 class Running(Jobs):
@@ -66,3 +69,33 @@ def test_a_job_that_changes_while_another_is_written_is_kept_as_it_is_then(tmp_p
     kept = {record.job: record.source for record, _ in JobStore(tmp_path).load()}
     assert kept.pop(changed, None) == ("after" if state == RUNNING else None)
     assert list(kept.values()) == ["before"]
+
+
+def test_one_that_cannot_be_written_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+    jobs = Running()
+    names = {"one", "two", "three"}
+    for name in names:
+        jobs.set(name, "")
+    first = next(iter(jobs.unsaved))
+    with closing(Threads()) as threads:
+        keeper = JobKeeper(jobs, tmp_path, threads)
+        asyncio.run(keeper.save())
+        (tmp_path / "jobs" / f"{first}{PUBLISHED}").unlink()
+        (tmp_path / "jobs" / f"{first}{PUBLISHED}").mkdir()
+        for name in names:
+            jobs.set(name, "again")
+        with pytest.raises(CachefsError):
+            asyncio.run(keeper.save())
+        assert jobs.unsaved == {first}
+    assert {record.job for record, _ in JobStore(tmp_path).load() if record.source == "again"} == names - {first}
+
+
+def test_a_record_that_makes_no_sense_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    jobs = Running()
+    JobStore(tmp_path).save(JobRecord("odd", "", 0.0, [], [], {"a snapshot": 3}))
+    with closing(Threads()) as threads:
+        keeper = JobKeeper(jobs, tmp_path, threads)
+        asyncio.run(keeper.restore())
+        asyncio.run(keeper.save())
+    assert "what is kept of job odd makes no sense" in caplog.text
+    assert JobStore(tmp_path).load() == []
