@@ -33,6 +33,7 @@ ROOT_SECONDS: Final = 1.0
 MAX_NAME: Final = 255
 ETAG: Final = b"user.cachefs.etag"
 TIER: Final = b"user.cachefs.tier"
+SNAPSHOT: Final = b"user.cachefs.snapshot"
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
@@ -172,20 +173,22 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getxattr(self, inode: int, name: bytes, ctx: object) -> bytes:
-        snapshot, entry = self._file(inode)
-        if name == ETAG:
+        snapshot, entry = self._in_dataset(inode)
+        if name == SNAPSHOT:
+            return snapshot.id.encode()
+        if name == ETAG and not entry.is_dir:
             return entry.version
-        if name == TIER:
+        if name == TIER and not entry.is_dir:
             return describe_tiers(self.reader.locate(snapshot, entry.number))
         raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
 
     @handler
     async def listxattr(self, inode: int, ctx: object) -> list[bytes]:
         try:
-            self._file(inode)
+            _, entry = self._in_dataset(inode)
         except pyfuse3.FUSEError:
             return []
-        return [ETAG, TIER]
+        return [SNAPSHOT] if entry.is_dir else [ETAG, TIER, SNAPSHOT]
 
     @handler
     async def release(self, fh: int) -> None:
@@ -211,15 +214,13 @@ class Operations(pyfuse3.Operations):
         snapshot, number = self.namespace.resolve(inode)
         return snapshot.entry(number)
 
-    def _file(self, inode: int) -> tuple[Snapshot, Entry]:
+    def _in_dataset(self, inode: int) -> tuple[Snapshot, Entry]:
+        """Raises FUSEError for what is in none, and so has no attributes of ours."""
         try:
             snapshot, number = self.namespace.resolve(inode)
-            entry = snapshot.entry(number)
+            return snapshot, snapshot.entry(number)
         except CachefsError:
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR) from None
-        if entry.is_dir:
-            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
-        return snapshot, entry
 
     def _listing(self, inode: int, start: int) -> Iterator[tuple[bytes, pyfuse3.EntryAttributes]]:
         if inode == ROOT and not self.namespace.single:

@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 import random
+import re
 import stat
 import subprocess
 import time
@@ -205,12 +206,17 @@ def test_access(mount: Path) -> None:
 def test_extended_attributes(tree: Path, mount: Path) -> None:
     path = mount / "size-13000000"
     path.read_bytes()
-    assert set(os.listxattr(path)) == {"user.cachefs.etag", "user.cachefs.tier"}
+    assert set(os.listxattr(path)) == {"user.cachefs.etag", "user.cachefs.tier", "user.cachefs.snapshot"}
     size, mtime = path.stat().st_size, (tree / path.name).stat().st_mtime_ns
     assert os.getxattr(path, "user.cachefs.etag") == b"%d-%d" % (size, mtime)
     assert os.getxattr(path, "user.cachefs.tier") == b"memory*4"
     assert os.getxattr(mount / "empty", "user.cachefs.tier") == b""
-    assert os.listxattr(mount / "images") == []
+    snapshot = os.getxattr(path, "user.cachefs.snapshot")
+    assert re.fullmatch(rb"[0-9a-f]{32}", snapshot)
+    assert os.listxattr(mount / "images") == ["user.cachefs.snapshot"]
+    assert os.getxattr(mount, "user.cachefs.snapshot") == os.getxattr(mount / "images", "user.cachefs.snapshot")
+    with pytest.raises(OSError, match="No data available"):
+        os.getxattr(mount / "images", "user.cachefs.tier")
     with pytest.raises(OSError, match="No data available"):
         os.getxattr(path, "user.other")
 

@@ -236,6 +236,7 @@ def test_a_mount_that_dies_takes_readers_and_a_waiting_pusher_along(
     servers = [serving, *serving.children(recursive=True)]
     (mount / FILES[0]).read_bytes()
     (mount / LARGE).stat()
+    daemon_side.failed(daemon_side.give(view, [FILES[0]]))  # by then it knows what the mount shows
     for server in servers:
         server.suspend()
     reader = subprocess.Popen(["cat", str(mount / LARGE)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -90,7 +90,9 @@ class BlockMover:
     def _is_there(self, place: Place, entry: int, number: int) -> bool:
         size, _ = place.snapshot.file(entry)
         block_size = place.snapshot.block_size
-        there = pages.are_there(place.path(entry), number * block_size, block_length(size, block_size, number))
+        there = pages.are_there(
+            place.path(entry), place.inode(entry), number * block_size, block_length(size, block_size, number)
+        )
         self.counters.taken_back += not there
         return there
 
@@ -139,7 +141,7 @@ class BlockMover:
         self._marks.clear(block_key(content, number))
         block_size = place.snapshot.block_size
         length = block_length(size, block_size, number)
-        pages.drop(place.path(entry), number * block_size, length)
+        pages.drop(place.path(entry), place.inode(entry), number * block_size, length)
         self.counters.dropped_blocks += 1
         self.counters.dropped_bytes += length
         return True

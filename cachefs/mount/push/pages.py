@@ -45,9 +45,10 @@ def store(device: int, inode: int, offset: int, data: memoryview) -> None:
         raise
 
 
-def drop(path: bytes, offset: int, length: int) -> None:
-    """Give up the pages of a range of a file, but not its attributes; pages mapped or locked stay. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def drop(path: bytes, inode: int, offset: int, length: int) -> None:
+    """Give up the pages of a range of a file, but not its attributes; pages mapped or locked stay. Raises OSError, and
+    that where another *inode* is there by now."""
+    fd = _opened(path, inode)
     try:
         # A page counts only if the range has all of it: include what the last one lacks.
         os.posix_fadvise(fd, offset, -(-length // _PAGE) * _PAGE, os.POSIX_FADV_DONTNEED)
@@ -55,14 +56,23 @@ def drop(path: bytes, offset: int, length: int) -> None:
         os.close(fd)
 
 
-def are_there(path: bytes, offset: int, length: int) -> bool:
-    """Does the kernel have all pages of a range of a file? False where it does not say. Takes 8 us. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def are_there(path: bytes, inode: int, offset: int, length: int) -> bool:
+    """Does the kernel have all pages of a range of a file? False where it does not say. Takes 8 us. Raises OSError as
+    `drop` does."""
+    fd = _opened(path, inode)
     try:
         span, found = (ctypes.c_uint64 * 2)(offset, length), (ctypes.c_uint64 * 5)()
         return not _libc.syscall(_CACHESTAT, fd, span, found, 0) and found[0] >= -(-length // _PAGE)
     finally:
         os.close(fd)
+
+
+def _opened(path: bytes, inode: int) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if os.fstat(fd).st_ino != inode:
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, f"inode {inode:x} is not shown there any more", os.fsdecode(path))
+    return fd
 
 
 def is_gone(device: int, seconds: float) -> bool:

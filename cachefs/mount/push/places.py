@@ -9,13 +9,16 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetView
-from cachefs.mount.namespace import ALL_DATASETS, ENTRY_BITS, ENTRY_MASK, SLOT_MASK, slot_of
+from cachefs.mount.namespace import ALL_DATASETS, ENTRY_BITS, ENTRY_MASK
 from cachefs.snapshot import SUFFIX, Snapshot
 
 log = logging.getLogger(__name__)
+
+SNAPSHOT: Final = "user.cachefs.snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Places:
             except CachefsError as error:
                 log.warning("%s", error)
                 continue
-            slot = _slot_shown(snapshot, root, len(datasets))
+            slot = _slot_shown(snapshot, root)
             if slot is not None:
                 return Place(snapshot, slot, root)
             snapshot.close()
@@ -85,17 +88,15 @@ class Places:
         return [(Path(dataset.path), root + dataset.name.encode() + b"/") for dataset in shown]
 
 
-def _slot_shown(snapshot: Snapshot, root: bytes, names: int) -> int | None:
-    """The high bits of the inodes in the directory *root*, if that shows *snapshot*.
-
-    Its first entry is entry 1, and its slot follows from the snapshot's id, unless one of other *names* had taken that.
-    """
+def _slot_shown(snapshot: Snapshot, root: bytes) -> int | None:
+    """The high bits of the inodes in the directory *root*, if that shows *snapshot*. Its first entry is entry 1."""
     try:
-        entry = snapshot.entry(1)
-        inode = os.stat(root + entry.name, follow_symlinks=False).st_ino
+        fd = os.open(root + snapshot.entry(1).name, os.O_RDONLY | os.O_CLOEXEC)
+        try:  # of one inode, whatever the name stands for by then
+            inode, shown = os.fstat(fd).st_ino, os.getxattr(fd, SNAPSHOT)
+        finally:
+            os.close(fd)
     except (CachefsError, OSError) as error:
         log.debug("%s does not show snapshot %s: %s", os.fsdecode(root), snapshot.id, error)
         return None
-    slot = inode >> ENTRY_BITS
-    near = (slot - slot_of(snapshot.id)) % (SLOT_MASK + 1) < max(1, names)
-    return slot if near and inode & ENTRY_MASK == 1 else None
+    return inode >> ENTRY_BITS if shown == snapshot.id.encode() and inode & ENTRY_MASK == 1 else None
