@@ -118,7 +118,15 @@ class Crew:
             raise
         finally:
             theirs.close()
-        worker = _Employed(number, pid, os.pidfd_open(pid), ours, clone)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # nobody would notice its end
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(clone)
+            ours.close()
+            raise
+        worker = _Employed(number, pid, pidfd, ours, clone)
         self._workers.append(worker)
         self._selector.register(worker.channel, selectors.EVENT_READ, functools.partial(self._hear, worker))
         self._selector.register(worker.pidfd, selectors.EVENT_READ, functools.partial(self._bury, worker))
