@@ -18,6 +18,8 @@ SSD: Final = 1
 TIER_NAMES: Final = ("memory", "ssd")
 
 PIECE_SIZE: Final = 128 * 1024
+# The kernel asks a mount for so much at once at most: 256 pages.
+MAX_READ: Final = 1 << 20
 KEY_SIZE: Final = 20
 CONTENT_ID_SIZE: Final = 16
 

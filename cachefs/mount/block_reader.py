@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from cachefs.block import MEMORY, PIECE_SIZE, SSD, TIER_NAMES, Location, block_count, block_key
+from cachefs.block import MAX_READ, MEMORY, PIECE_SIZE, SSD, TIER_NAMES, Location, block_count, block_key
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.index import IndexReader
 from cachefs.messages import BlockRef, Fetch, NodeView, Stall
@@ -25,8 +25,6 @@ from cachefs.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-# The kernel asks for at most 1 MiB (256 pages) at once; whole pieces around it are read to be verified.
-MAX_READ: Final = 1 << 20
 # Blocks asked for ahead of a reader that goes through a large file: 16 MiB at the default block size hides 80 ms of
 # origin latency from a reader of 200 MB/s.
 BLOCKS_AHEAD: Final = 4
@@ -64,6 +62,7 @@ class BlockReader:
         self.stalls: list[Stall] = []
         self._link = link
         self._marks = marks
+        # Whole pieces around a read are read to be verified.
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
         self._flights: dict[bytes, _Flight] = {}
         self._cold_limiter = trio.CapacityLimiter(COLD_READS)
@@ -100,6 +99,9 @@ class BlockReader:
         if size <= 0:
             return b""
         block, start = divmod(offset, snapshot.block_size)
+        if start == 0 and (size == MAX_READ or offset + size == length):
+            # Of a block that is read in pieces here and there, the pages are not all about to come.
+            self._marks.set(block_key(content, block))
         if start + size <= snapshot.block_size:
             return await self._read_block(snapshot, number, content, block, start, size)
         parts = []
@@ -113,7 +115,6 @@ class BlockReader:
         self, snapshot: Snapshot, number: int, content: bytes, block: int, start: int, size: int
     ) -> memoryview:
         key = block_key(content, block)
-        self._marks.set(key)
         if start == 0 and block > 0:
             self._ask_ahead(snapshot, number, content, block + 1)
         location = self._index.get(key)

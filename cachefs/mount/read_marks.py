@@ -2,7 +2,7 @@
 
 A reader that is faster than the pusher reads what the pusher is about to store, and then both bring the same pages.
 Reports by way of the daemon tell of a read 0.1 s later, hundreds of reads too late. So a worker leaves a mark when it
-begins to read a block, and the pusher looks for it before it stores one.
+begins to read a whole block, and the pusher looks for it before it stores one.
 
 A slot is shared by the blocks of one hash. A mark that another block's has replaced matches nothing, and a block that
 is stored needlessly costs time only.
@@ -39,7 +39,7 @@ class ReadMarks:
         self._memory = mmap.mmap(fd, _SLOTS * _MARK.size)
 
     def set(self, key: bytes) -> None:
-        """The block is being read."""
+        """The block is being read, from its start and in the largest reads there are."""
         number = block_number(key)
         _MARK.pack_into(self._memory, _place(key, number), key[:8], number, _now())
 

@@ -30,7 +30,7 @@ from cachefs_daemon.datasets import Datasets
 from cachefs_daemon.follower import observe
 from cachefs_daemon.job_store import JobRecord, Places
 from cachefs_daemon.lease import Lease
-from cachefs_daemon.page_cache import OUT
+from cachefs_daemon.page_cache import WANTED
 from cachefs_daemon.push_lookahead import NOTHING, Reader, States
 from cachefs_daemon.residents import ABSENT
 from cachefs_daemon.sample_maps import TREE
@@ -251,7 +251,7 @@ class Jobs:
             assert consumer.follower is not None
             window = self._plan.window(consumer.key, 0, VISIBLE)
             if window is not None:
-                shown = float(np.mean(states[window.blocks] == OUT))
+                shown = float(np.mean(WANTED[states[window.blocks]]))
                 consumer.follower.hidden = 1 / max(shown, 1 / MOST_HIDDEN)
                 # Of several, one's tripwires are read by the others too: far ahead they prove nothing.
                 unseen = consumer.unseen(now) if len(consumers) == 1 else 0

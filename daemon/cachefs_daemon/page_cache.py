@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from cachefs.block import MAX_READ
 from cachefs_daemon.block_space import BlockSpace, Ids
 from cachefs_daemon.plan import Plan
 
@@ -19,10 +20,14 @@ COMING: Final = 1
 HELD: Final = 2
 GOING: Final = 3
 REFUSED: Final = 4
+# Some of its pages, as it is larger than what one read brings. It counts in full.
+PART: Final = 5
 
-# By state: are there no pages yet? And do they not count either?
-_ABSENT: Final = np.isin(np.arange(5), (OUT, COMING, REFUSED))
-_UNCOUNTED: Final = np.isin(np.arange(5), (OUT, REFUSED))
+# By state: is the block to be pushed? Does its reader have to ask for it? Does it not count? May it be dropped?
+WANTED: Final = np.isin(np.arange(6), (OUT, PART))
+_ABSENT: Final = np.isin(np.arange(6), (OUT, COMING, REFUSED, PART))
+_UNCOUNTED: Final = np.isin(np.arange(6), (OUT, REFUSED))
+_DROPPABLE: Final = np.isin(np.arange(6), (HELD, PART))
 
 # Of what is held, the share that is looked at again and again for what to give up.
 _PART: Final = 16
@@ -119,8 +124,8 @@ class PageCache:
     def coming(self, blocks: Blocks) -> None:
         """Blocks that are not there are about to be pushed."""
         pages = self._pages[blocks.snapshot]
+        self.used += _bytes(pages, blocks.ids[_UNCOUNTED[pages.states[blocks.ids]]])
         pages.states[blocks.ids] = COMING
-        self.used += _bytes(pages, blocks.ids)
 
     def came(self, blocks: Blocks, now: float, *, failed: Ids) -> None:
         """The order is done. failed: of its blocks; they are left alone until `retry`."""
@@ -168,7 +173,8 @@ class PageCache:
     def there(self, blocks: Blocks) -> None:
         """Their pages were there before we were."""
         pages = self._pages[blocks.snapshot]
-        self._enter(pages, blocks.ids)
+        self.used += _bytes(pages, blocks.ids[_UNCOUNTED[pages.states[blocks.ids]]])
+        pages.states[blocks.ids] = HELD
 
     def settle(self) -> None:
         """Nobody will say what became of what is coming and going: it may all be there."""
@@ -190,7 +196,7 @@ class PageCache:
         self._gone(pages, blocks.ids)
 
     def read(self, blocks: Blocks, tripped: Ids) -> None:
-        """The mount has read these, so the kernel has their pages. tripped: those that were to be."""
+        """The mount has read these, so the kernel has their pages, or some. tripped: those that were to be read."""
         pages = self._pages[blocks.snapshot]
         ids = np.unique(blocks.ids)
         absent = ids[_ABSENT[pages.states[ids]]]
@@ -199,11 +205,10 @@ class PageCache:
         pages.unread[ids] = False
         pages.asked_for[ids] = True
         pages.candidates = np.concatenate((pages.candidates, ids))
-        self._enter(pages, ids)
-
-    def _enter(self, pages: _Pages, ids: Ids) -> None:
         self.used += _bytes(pages, ids[_UNCOUNTED[pages.states[ids]]])
-        pages.states[ids[pages.states[ids] != GOING]] = HELD
+        whole = pages.space.sizes[ids] <= MAX_READ
+        pages.states[ids[whole & (pages.states[ids] != GOING)]] = HELD
+        pages.states[ids[~whole & _UNCOUNTED[pages.states[ids]]]] = PART
 
     def _gone(self, pages: _Pages, ids: Ids) -> None:
         pages.states[ids] = OUT
@@ -221,7 +226,7 @@ class PageCache:
                 return found
         self._version, self._looked = self._plan.version, now
         for pages in self._pages.values():
-            pages.candidates = np.flatnonzero(pages.states == HELD).astype(np.int32)
+            pages.candidates = np.flatnonzero(_DROPPABLE[pages.states]).astype(np.int32)
         found, _ = self._furthest(size, later_than, count)
         self._keep_furthest()
         return found
@@ -244,7 +249,7 @@ class PageCache:
         snapshots = list(self._pages)
         for pages in self._pages.values():
             candidates = np.unique(pages.candidates)
-            pages.candidates = candidates[pages.states[candidates] == HELD]
+            pages.candidates = candidates[_DROPPABLE[pages.states[candidates]]]
         blocks = [self._pages[snapshot].candidates for snapshot in snapshots]
         whose = np.repeat(np.arange(len(blocks)), [len(ids) for ids in blocks])
         due = [self._plan.next_use_of(snapshot, ids) for snapshot, ids in zip(snapshots, blocks, strict=True)]

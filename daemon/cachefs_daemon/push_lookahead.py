@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs_daemon.block_space import Ids
-from cachefs_daemon.page_cache import OUT
+from cachefs_daemon.page_cache import WANTED
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.residents import ABSENT
 from cachefs_daemon.tripwires import are_tripwires
@@ -156,7 +156,7 @@ class PushLookahead:
         seconds: list[npt.NDArray[np.float64]] = []
         found = seen = 0
         for stretch in self._stretches(reader, start, _LOOK):
-            wanted = (states[stretch.blocks] == OUT) & (here[stretch.blocks] != ABSENT)
+            wanted = WANTED[states[stretch.blocks]] & (here[stretch.blocks] != ABSENT)
             wanted &= ~are_tripwires(stretch.reads, reader.every)
             places = np.flatnonzero(wanted)
             if barred is not None and len(barred):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cachefs_daemon.page_cache import GOING, HELD, OUT, REFUSED, STALE_SECONDS, Blocks, PageCache
+from cachefs_daemon.page_cache import GOING, HELD, OUT, PART, REFUSED, STALE_SECONDS, Blocks, PageCache
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.push_lookahead import PushLookahead, Reader
 from cachefs_daemon.residents import ABSENT, IN_SSD
@@ -126,3 +126,26 @@ def test_a_snapshot_that_nobody_plans_is_forgotten_with_its_last_page(plan: Plan
     pages.follow_plan()
     assert (pages.states, pages.used) == ({}, 0)
     pages.lost(blocks(1), np.array([1], np.int32))
+
+
+def test_a_large_block_that_was_read_in_part_counts_and_is_still_pushed() -> None:
+    plan = Plan()
+    large = 4 << 20
+    plan.add_space(space_of([large] * 4, "s", block_size=large))
+    plan.set_epoch("c", "s", 0, np.array([0, 1, 2, 3, 1, 0], np.int32), last=True)
+    pages = PageCache(plan, 3 * large)
+    pages.follow_plan()
+    pages.read(blocks(0), tripped=np.zeros(0, np.int32))
+    assert (pages.states["s"][0], pages.used) == (PART, large)
+    due = PushLookahead(plan).take(
+        [Reader("c", "s", 0, 0, 0)], pages.states, {"s": np.full(4, IN_SSD, np.uint8)}, 4, 16 * large
+    )
+    assert due is not None
+    assert due.ids.tolist() == [0, 1, 2, 3]
+    pages.coming(blocks(0, 1))
+    assert pages.used == 2 * large
+    pages.read(blocks(0), tripped=np.zeros(0, np.int32))
+    pages.came(blocks(0, 1), 0.0, failed=np.zeros(0, np.int32))
+    pages.read(blocks(1, 2), tripped=np.zeros(0, np.int32))
+    assert pages.states["s"].tolist() == [HELD, HELD, PART, OUT]
+    assert [one.ids.tolist() for one in pages.victims(large, 1e-4, 4, 0.0)] == [[2]]
