@@ -31,6 +31,11 @@ BEHIND: Final = 64
 AGREEMENT: Final = 0.35
 DEVIATIONS: Final = 8
 FEWEST: Final = 8
+# In a short epoch reads of anywhere lie ahead by chance. So many seen ones in a row explain no more than this part of
+# it, or so many reads each; and tripwires prove nothing where so many of all that was read would lie there anyway.
+PART: Final = 1 / 8
+FEW: Final = 3
+BY_CHANCE: Final = 1 / 4
 # Who was found where he was not is believed less from then on.
 DISTRUST: Final = 0.1
 MOST_DISTRUST: Final = 0.5
@@ -114,8 +119,9 @@ class Follower:
         reads = self._plan.expected(self.name, ids)
         gaps = np.full(len(ids), np.inf)
         front, step = max(position, self._high), self._step
-        places = np.flatnonzero((reads >= position) & (reads < front + self.tolerance + step * (1 + len(ids))))
         here = self._plan.epoch(self.name, epoch)
+        reach = self.tolerance + self._explained(1 + len(ids))
+        places = np.flatnonzero((reads >= position) & (reads < front + reach[-1]))
         if len(places):
             ahead = reads[places]
             done = np.sort(np.concatenate(([position - 1], self._early, ahead)))
@@ -125,7 +131,7 @@ class Follower:
             gap[(gap > step) & ~(begins & (ahead < front + self.tolerance))] = np.inf
             # Beyond the front by as much as so many reads explain.
             beyond = np.sort(ahead[np.isfinite(gap) & (ahead >= front)])
-            within = np.flatnonzero(beyond < front + self.tolerance + step * np.arange(1, len(beyond) + 1))
+            within = np.flatnonzero(beyond < front + reach[: len(beyond)])
             gap[ahead > (beyond[within[-1]] if len(within) else front)] = np.inf
             gaps[places] = gap
         # Among them may be some of which an early read of the next epoch was as far ahead as a read may be.
@@ -182,6 +188,8 @@ class Follower:
         arrived = np.flatnonzero((reads != UNKNOWN) & (reads >= position) & are_tripwires(in_epoch, every))
         wires = arrived[np.argsort(reads[arrived], kind="stable")]
         reach = self.tolerance + MISSING * max(every, self.hidden) + unseen
+        if len(ids) * reach > BY_CHANCE * length * every:
+            return ids[:0]
         passed = next_ones(reads[wires], max(position, self._high), reach)
         mine = ids[wires[: len(passed)]]
         if len(passed):
@@ -308,6 +316,17 @@ class Follower:
     def _step(self) -> float:
         """How far behind a read the one before it may be: what lies between was in the kernel's cache."""
         return max(SLACK + 2 / self._density, SLACK * self.hidden) * self._repetition
+
+    def _explained(self, count: int) -> npt.NDArray[np.float64]:
+        """How far ahead 1, 2, ... *count* reads that are seen may have brought it."""
+        epoch, _ = self.place
+        here = self._plan.epoch(self.name, epoch)
+        part = PART * len(here.blocks) if here is not None else np.inf
+        seen = np.arange(1, count + 1)
+        explained: npt.NDArray[np.float64] = np.minimum(
+            self._step * seen, np.maximum(FEW * self._repetition * seen, part)
+        )
+        return explained
 
     @property
     def _behind(self) -> float:

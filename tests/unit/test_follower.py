@@ -294,3 +294,25 @@ def test_a_jump_back_is_noticed_though_few_reads_show() -> None:
         seen_with_wires(follower, order[[read]], 16)
     assert follower.following
     assert follower.place == (0, 1600)
+
+
+@pytest.mark.parametrize("seen", [1.0, 0.5])
+@pytest.mark.parametrize("batch", [10, 30, 90])
+@pytest.mark.parametrize("count", [100, 300, 900])
+def test_a_wrong_place_in_short_epochs_does_not_run_away(count: int, batch: int, seen: float) -> None:
+    """From there everything that is read lies ahead, and some of it is tripwires."""
+    follower = followed(shuffled(0, count), shuffled(1, count))
+    follower.told(0, 2 * count // 3)
+    follower.hidden = 8.0
+    random = np.random.default_rng(1)
+    for number in range(10):
+        for start in range(0, count, batch):
+            ids = shuffled(number, count)[start : start + batch].astype(np.int32)
+            ids = ids[random.random(len(ids)) < seen]
+            tripped = follower.tripped(ids, 32, 60)
+            observe([follower], ids[~np.isin(ids, tripped)])
+            following = follower.place[0] + 1
+            if follower._plan.epoch("c", following) is None:
+                follower._plan.set_epoch("c", "s", following, shuffled(following, count))
+    epoch, position = follower.place
+    assert 9.6 * count <= epoch * count + position <= 10 * count + 64
