@@ -175,35 +175,35 @@ class Follower:
             self._high = max(self._high, position)
             self._move(epoch, position)
 
-    def tripped(self, ids: Ids, every: int, unseen: int = 0) -> Ids:
-        """*ids* were read. Those of them that are its next tripwires (see cachefs_daemon.tripwires) say where it is;
-        returns these. unseen: reads it may have done beyond what is known."""
+    def tripped(self, ids: Ids, every: int, unseen: int = 0) -> "Passed":
+        """*ids* were read. Those of them that are its next tripwires (see cachefs_daemon.tripwires) say where it is.
+        unseen: reads it may have done beyond what is known."""
         epoch, position = self.place
         here = self._plan.epoch(self.name, epoch)
         if not every or not self.following or here is None or not len(ids):
-            return ids[:0]
+            return Passed(ids[:0], ids[:0])
         length = len(here.blocks)
         reads = self._plan.expected(self.name, ids)
         in_epoch = np.where(reads >= length, reads - length, reads)
         arrived = np.flatnonzero((reads != UNKNOWN) & (reads >= position) & are_tripwires(in_epoch, every))
         wires = arrived[np.argsort(reads[arrived], kind="stable")]
         reach = self.tolerance + MISSING * max(every, self.hidden) + unseen
-        if len(ids) * reach > BY_CHANCE * length * every:
-            return ids[:0]
+        if len(ids) * reach * self._repetition > BY_CHANCE * length * every:
+            return Passed(ids[:0], ids[:0])
         passed = next_ones(reads[wires], max(position, self._high), reach)
-        mine = ids[wires[: len(passed)]]
         if len(passed):
             self.begun = True
-            self._note(mine, np.ones(len(mine), np.bool_))
+            before = ids[(reads >= position) & (reads <= passed[-1])]
+            self._note(before, np.ones(len(before), np.bool_))
             self._pass(epoch, length, int(passed[-1]))
             self._far.clear()
-            return mine
+            return Passed(ids[wires[: len(passed)]], before)
         for read in reads[arrived].tolist():
             if self._far.add(read, every, self.tolerance):
                 self._far.clear()
                 self._pass(epoch, length, read)
                 break  # into the next epoch perhaps, where the others count from another start
-        return mine
+        return Passed(ids[:0], ids[:0])
 
     def _pass(self, epoch: int, length: int, read: int) -> None:
         """*read* is done, and so is all that its loader's workers cannot have left behind."""
@@ -401,6 +401,15 @@ def observe(followers: Sequence[Follower], ids: Ids) -> None:
             # What several claim is the one's whom it fits best.
             claim.gaps[claim.gaps > closest] = np.inf
             follower.saw(chunk, claim, strange)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """wires: tripwires that a consumer has read; reads: these, and what it has read before them: of a block that it
+    reads again later, one of those reads would seem to lie ahead by now."""
+
+    wires: Ids
+    reads: Ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from cachefs.snapshot import Snapshot
 from cachefs_daemon.block_space import Ids
 from cachefs_daemon.consumer import Consumer, order_of
 from cachefs_daemon.datasets import Datasets
-from cachefs_daemon.follower import observe
+from cachefs_daemon.follower import Passed, observe
 from cachefs_daemon.job_store import JobRecord, Places
 from cachefs_daemon.lease import Lease
 from cachefs_daemon.page_cache import WANTED
@@ -232,9 +232,10 @@ class Jobs:
             ids = ids[ids >= 0]
             before = [follower.matched for follower in followers]
             if snapshot in pages:
-                tripped[snapshot] = self._trip(consumers, ids, pages[snapshot])
-                if len(tripped[snapshot]):
-                    ids = ids[~np.isin(ids, tripped[snapshot])]
+                passed = self._trip(consumers, ids, pages[snapshot])
+                tripped[snapshot] = passed.wires
+                if len(passed.reads):
+                    ids = ids[~np.isin(ids, passed.reads)]
             observe(followers, ids)
             for consumer, follower, matched in zip(consumers, followers, before, strict=True):
                 if follower.matched > matched:
@@ -244,9 +245,9 @@ class Jobs:
                 consumer.moved()
         return tripped
 
-    def _trip(self, consumers: Sequence[Consumer], ids: Ids, states: npt.NDArray[np.uint8]) -> Ids:
+    def _trip(self, consumers: Sequence[Consumer], ids: Ids, states: npt.NDArray[np.uint8]) -> Passed:
         """Move those consumers on whose tripwires these are."""
-        tripped, now = [np.zeros(0, np.int32)], time.monotonic()
+        found, now = [Passed(ids[:0], ids[:0])], time.monotonic()
         for consumer in consumers:
             assert consumer.follower is not None
             window = self._plan.window(consumer.key, 0, VISIBLE)
@@ -255,8 +256,8 @@ class Jobs:
                 consumer.follower.hidden = 1 / max(shown, 1 / MOST_HIDDEN)
                 # Of several, one's tripwires are read by the others too: far ahead they prove nothing.
                 unseen = consumer.unseen(now) if len(consumers) == 1 else 0
-                tripped.append(consumer.follower.tripped(ids, consumer.left_out, unseen))
-        return np.concatenate(tripped)
+                found.append(consumer.follower.tripped(ids, consumer.left_out, unseen))
+        return Passed(np.concatenate([one.wires for one in found]), np.concatenate([one.reads for one in found]))
 
     def readers(self, latency: float) -> list[Reader]:
         """Those whose pages are pushed, by orders that take *latency* seconds."""

@@ -207,7 +207,7 @@ def test_the_rate_a_reader_could_have_leaves_its_waiting_out() -> None:
 def seen_with_wires(follower: Follower, blocks: Order, every: int) -> None:
     """As a mount with a pusher reports them."""
     ids = blocks.astype(np.int32)
-    mine = follower.tripped(ids, every)
+    mine = follower.tripped(ids, every).wires
     observe([follower], ids[~np.isin(ids, mine)])
 
 
@@ -252,9 +252,9 @@ def test_a_tripwire_far_ahead_proves_nothing(read: int, every: int) -> None:
     follower = followed(shuffled(1), shuffled(2))
     wire = read | (every - 1)
     blocks = shuffled(1)[[min(wire, COUNT - 1)]].astype(np.int32)
-    assert follower.tripped(blocks, every).tolist() == []
+    assert follower.tripped(blocks, every).wires.tolist() == []
     assert (follower.place, follower.begun) == ((0, 0), False)
-    assert follower.tripped(blocks, 0).tolist() == []
+    assert follower.tripped(blocks, 0).wires.tolist() == []
 
 
 @pytest.mark.parametrize("tolerance", [0, 64])
@@ -276,7 +276,7 @@ def test_of_two_readers_each_is_moved_by_its_own_tripwires() -> None:
     for start in range(31, 1600, 32):
         for follower, order in ((one, shuffled(1)), (two, shuffled(2))):
             ids = order[[start]].astype(np.int32)
-            mine = [reader.tripped(ids, 32).tolist() for reader in (one, two)]
+            mine = [reader.tripped(ids, 32).wires.tolist() for reader in (one, two)]
             assert ids.tolist() in mine
             assert follower.place == (0, start + 1)
 
@@ -309,10 +309,30 @@ def test_a_wrong_place_in_short_epochs_does_not_run_away(count: int, batch: int,
         for start in range(0, count, batch):
             ids = shuffled(number, count)[start : start + batch].astype(np.int32)
             ids = ids[random.random(len(ids)) < seen]
-            tripped = follower.tripped(ids, 32, 60)
+            tripped = follower.tripped(ids, 32, 60).reads
             observe([follower], ids[~np.isin(ids, tripped)])
             following = follower.place[0] + 1
             if follower._plan.epoch("c", following) is None:
                 follower._plan.set_epoch("c", "s", following, shuffled(following, count))
     epoch, position = follower.place
     assert 9.6 * count <= epoch * count + position <= 10 * count + 64
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.5, 0.9])
+def test_records_of_large_blocks_read_here_and_there_do_not_carry_it_away(hidden: float) -> None:
+    """Each block is read 16 times in an epoch, so nearly any read lies ahead of any place."""
+    count, every = 512, 32
+    order = np.random.default_rng(1).permutation(16 * count) // 16
+    pushed = np.random.default_rng(2).random(count) < hidden
+    follower = followed(order)
+    follower.hidden = 1 / (1 - hidden)
+    for start in range(0, 4096, 64):
+        read = order[start : start + 64]
+        reported = np.array(list(dict.fromkeys(read[~pushed[read]].tolist())), np.int32)
+        passed = follower.tripped(reported, every)
+        assert np.isin(passed.wires, passed.reads).all()
+        observe([follower], reported[~np.isin(reported, passed.reads)])
+        epoch, position = follower.place
+        assert epoch == 0
+        assert start + 64 - 3 * every <= position <= start + 64 + every
+    assert follower.mismatched == 0
