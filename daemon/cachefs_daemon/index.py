@@ -5,6 +5,7 @@ transaction per block is slow (40 us), and a commit that fails because the disk 
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -24,14 +25,29 @@ _GATHER_SECONDS: Final = 0.002
 _RETRY_SECONDS: Final = 2.0
 _MODE: Final = 0o660
 _SPARE_TRANSACTIONS: Final = 16
+# A cache line per reader, and a header.
+_LOCK_FILE_BYTES: Final = 64 * MAX_READERS + 4096
 
 
 def open_environment(path: Path) -> lmdb.Environment:
     """Nothing is synced: after a crash of the machine the index is rebuilt anyway. Raises lmdb.Error."""
+    try:
+        _allocate_lock_file(Path(f"{path}-lock"))
+    except OSError as error:
+        raise lmdb.DiskError(f"{path}-lock: {error.strerror}") from None
     return lmdb.open(
         str(path), subdir=False, sync=False, map_size=MAP_SIZE, max_dbs=MAX_DBS, max_readers=MAX_READERS,
         max_spare_txns=_SPARE_TRANSACTIONS, mode=_MODE,
     )  # fmt: skip
+
+
+def _allocate_lock_file(path: Path) -> None:
+    """LMDB maps a hole and stores into it, which on a full disk is a SIGBUS. Raises OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+    try:
+        os.posix_fallocate(fd, 0, _LOCK_FILE_BYTES)
+    finally:
+        os.close(fd)
 
 
 class Index:

@@ -436,6 +436,23 @@ def test_a_read_only_disk_is_read_and_taken_up_again(root: Path) -> None:
             assert disk_usage(disk) <= store.usage()[SSD].used
 
 
+def test_on_a_full_disk_a_store_says_so_and_opens_again_once_there_is_room(root: Path) -> None:
+    config = store_config(root)
+    with small_disk(root / "state", "1m") as disk:
+        killed = StoreProcess(config)
+        for number in range(10):
+            killed.call("put", key_of(number), data_of(number))
+        killed.kill9()
+        ballast = disk / "ballast"
+        fill_disk(ballast)
+        # In a process of its own: it might die.
+        with pytest.raises(CachefsError, match="free space there"):
+            StoreProcess(config)
+        ballast.unlink()
+        with opened(config) as store:
+            assert readable(store, range(10)) == set(range(10))
+
+
 def test_with_its_disk_full_the_index_catches_up_later(root: Path) -> None:
     with small_disk(root / "state", "1m") as disk, opened(store_config(root, memory=32 << 20, ssd=0)) as store:
         ballast = disk / "ballast"
