@@ -28,8 +28,9 @@ from cachefs_daemon.store import BlockStore
 # as much as on an idle machine, where 4 do: beside two readers at full speed a report and its answer take 30 ms.
 MAX_ORDERS: Final = 8
 MAX_BYTES: Final = 96 << 20
-# Of one order: of 110 KB each, the pusher works on the next while the last is reported.
+# Of one order: the pusher works on the next while the last is reported.
 BLOCKS: Final = 96
+ORDER_BYTES: Final = MAX_BYTES // 4
 # Of the budget, what is kept free.
 _FREE_SHIFT: Final = 4
 STEP_SECONDS: Final = 0.05
@@ -183,7 +184,7 @@ class PagePusher:
         while not self._is_busy():
             # Half of what is kept free is for pages that readers bring, and that are reported later.
             free = self.pages.free - (self.pages.budget >> (_FREE_SHIFT + 1))
-            room = min(free, MAX_BYTES - self._bytes_ordered())
+            room = min(free, ORDER_BYTES, MAX_BYTES - self._bytes_ordered())
             states, residents = self.pages.states, self._store.residents
             due = self._lookahead.take(readers, states, residents, BLOCKS, room) if room > 0 else None
             if due is None:
