@@ -5,7 +5,7 @@ second, so here the same rule (what is read last goes first) works on whole arra
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -50,7 +50,8 @@ class Blocks:
 @dataclass(slots=True, eq=False)
 class _Pages:
     """Per block of the space: states; unread: pushed, and not read since by those it was meant for; asked_for: the
-    mount was seen to read it; since: when it was pushed, or looked for. candidates: to be given up."""
+    mount was seen to read it; since: when it was pushed, or looked for. candidates, fresh: to be given up, the latter
+    as they came."""
 
     space: BlockSpace
     states: npt.NDArray[np.uint8]
@@ -58,6 +59,8 @@ class _Pages:
     asked_for: npt.NDArray[np.bool_]
     since: npt.NDArray[np.float64]
     candidates: Ids
+    fresh: list[Ids] = field(default_factory=list)
+    fresh_count: int = 0
 
 
 class PageCache:
@@ -105,7 +108,7 @@ class PageCache:
             pages = self._pages.get(snapshot)
             if pages is not None:
                 pages.unread[ids] = False
-                pages.candidates = np.concatenate((pages.candidates, ids))
+                _consider(pages, ids)
 
     def _forget_unplanned(self) -> None:
         """Datasets are refreshed for as long as a mount lives."""
@@ -182,6 +185,11 @@ class PageCache:
             pages.states[(pages.states == COMING) | (pages.states == GOING)] = HELD
         self.going = 0
 
+    def droppable(self, blocks: Blocks) -> Blocks:
+        """Those of *blocks* whose pages are there, and not about to go."""
+        states = self._pages[blocks.snapshot].states
+        return Blocks(blocks.snapshot, blocks.ids[_DROPPABLE[states[blocks.ids]]])
+
     def going_now(self, blocks: Blocks) -> None:
         """Blocks that are held are about to be dropped."""
         pages = self._pages[blocks.snapshot]
@@ -204,7 +212,7 @@ class PageCache:
             self.late += int(np.count_nonzero(~np.isin(absent, tripped)))
         pages.unread[ids] = False
         pages.asked_for[ids] = True
-        pages.candidates = np.concatenate((pages.candidates, ids))
+        _consider(pages, ids)
         self.used += _bytes(pages, ids[_UNCOUNTED[pages.states[ids]]])
         whole = pages.space.sizes[ids] <= MAX_READ
         pages.states[ids[whole & (pages.states[ids] != GOING)]] = HELD
@@ -248,8 +256,7 @@ class PageCache:
         """All candidates: snapshots, whose each is, block, seconds until it is read."""
         snapshots = list(self._pages)
         for pages in self._pages.values():
-            candidates = np.unique(pages.candidates)
-            pages.candidates = candidates[_DROPPABLE[pages.states[candidates]]]
+            _gather(pages)
         blocks = [self._pages[snapshot].candidates for snapshot in snapshots]
         whose = np.repeat(np.arange(len(blocks)), [len(ids) for ids in blocks])
         due = [self._plan.next_use_of(snapshot, ids) for snapshot, ids in zip(snapshots, blocks, strict=True)]
@@ -273,6 +280,20 @@ class PageCache:
 def _nothing_of(space: BlockSpace) -> _Pages:
     none = np.zeros(space.count, np.bool_)
     return _Pages(space, none.astype(np.uint8), none, none.copy(), np.zeros(space.count), np.zeros(0, np.int32))
+
+
+def _consider(pages: _Pages, ids: Ids) -> None:
+    """As candidates. Gathered now and then only, as they come by the dozen and may be as many as there are blocks."""
+    pages.fresh.append(ids)
+    pages.fresh_count += len(ids)
+    if pages.fresh_count > max(_FEWEST, pages.space.count):
+        _gather(pages)
+
+
+def _gather(pages: _Pages) -> None:
+    candidates = np.unique(np.concatenate((pages.candidates, *pages.fresh)))
+    pages.candidates = candidates[_DROPPABLE[pages.states[candidates]]]
+    pages.fresh, pages.fresh_count = [], 0
 
 
 def _bytes(pages: _Pages, ids: Ids) -> int:

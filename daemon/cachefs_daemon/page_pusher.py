@@ -7,6 +7,7 @@ kept free for orders not to wait for that.
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import math
 import time
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 from cachefs_daemon.block_space import Ids
 from cachefs_daemon.page_cache import HELD, Blocks, PageCache
-from cachefs_daemon.push_lookahead import PushLookahead, Reader, States
+from cachefs_daemon.push_lookahead import Due, PushLookahead, Reader, States
 from cachefs_daemon.store import BlockStore
 
 # What a pusher is given at once: enough to be busy while a report travels, little enough to change one's mind. Twice
@@ -134,6 +135,8 @@ class PagePusher:
             for order in self._next_orders(now()):
                 said = now()
                 yield order
+                if subscription != self._subscription:
+                    return
             if now() - said > ALIVE_SECONDS:
                 said = now()
                 yield PushOrder(serial=0, snapshot="", entries=b"", numbers=b"")
@@ -179,17 +182,23 @@ class PagePusher:
             return
         readers = self._readers_here()
         for blocks in self._to_drop(readers, now):
-            yield self._order(blocks, now, drop=True)
+            # What was found for the first of these orders may have gone by the second.
+            there = self.pages.droppable(blocks)
+            if len(there.ids):
+                yield self._order(there, now, drop=True)
         yield from self._to_check(readers, now)
         while not self._is_busy():
             # Half of what is kept free is for pages that readers bring, and that are reported later.
             free = self.pages.free - (self.pages.budget >> (_FREE_SHIFT + 1))
-            room = min(free, ORDER_BYTES, MAX_BYTES - self._bytes_ordered())
-            states, residents = self.pages.states, self._store.residents
-            due = self._lookahead.take(readers, states, residents, BLOCKS, room) if room > 0 else None
+            due = self._due(readers, min(free, MAX_BYTES - self._bytes_ordered()))
             if due is None:
                 return
             yield self._order(Blocks(due.snapshot, due.ids), now, drop=False)
+
+    def _due(self, readers: Sequence[Reader], room: int) -> Due | None:
+        """For one order, of at most *room* bytes: one block at least, if that has room."""
+        take = functools.partial(self._lookahead.take, readers, self.pages.states, self._store.residents)
+        return (take(BLOCKS, min(room, ORDER_BYTES)) or take(1, room)) if room > 0 else None
 
     def _readers_here(self) -> list[Reader]:
         """Those whom pages of this mount are of use to."""

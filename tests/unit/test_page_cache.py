@@ -149,3 +149,21 @@ def test_a_large_block_that_was_read_in_part_counts_and_is_still_pushed() -> Non
     pages.read(blocks(1, 2), tripped=np.zeros(0, np.int32))
     assert pages.states["s"].tolist() == [HELD, HELD, PART, OUT]
     assert [one.ids.tolist() for one in pages.victims(large, 1e-4, 4, 0.0)] == [[2]]
+
+
+def test_candidates_are_no_more_than_there_are_blocks(plan: Plan) -> None:
+    pages = PageCache(plan, COUNT * SIZE)
+    pages.follow_plan()
+    every = np.arange(COUNT, dtype=np.int32)
+    for _ in range(200):
+        pages.read(Blocks("s", every), tripped=every[:0])
+    [kept] = pages._pages.values()
+    assert len(kept.candidates) + sum(map(len, kept.fresh)) <= COUNT + 1024 + COUNT
+    assert [one.ids.tolist() for one in pages.victims(SIZE, -1.0, 1, 0.0)] == [[COUNT - 1]]
+
+
+def test_what_is_about_to_go_or_gone_is_not_dropped_again(pages: PageCache) -> None:
+    hold(pages, 1, 2, 3)
+    pages.going_now(blocks(1))
+    pages.lost(blocks(2), np.array([2], np.int32))
+    assert pages.droppable(blocks(1, 2, 3)).ids.tolist() == [3]

@@ -130,3 +130,34 @@ def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_
             await asyncio.wait_for(anext(orders), 0.3)
 
     asyncio.run(run())
+
+
+def test_a_block_that_is_larger_than_an_order_is_ordered_alone(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_pusher, "ORDER_BYTES", SIZE // 2)
+
+    async def run() -> None:
+        orders = pusher_of(store).orders(PushSubscribe("m", 64 * SIZE))
+        assert [entries_of(await anext(orders)) for _ in range(3)] == [[0], [1], [2]]
+
+    asyncio.run(run())
+
+
+def test_who_subscribes_anew_gets_what_the_last_one_would_have_got(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_pusher, "ORDER_BYTES", SIZE)
+
+    async def run() -> None:
+        pusher = pusher_of(store)
+        request = PushSubscribe("m", 64 * SIZE)
+        old = pusher.orders(request)
+        assert entries_of(await anext(old)) == [0]
+        new = pusher.orders(request)
+        assert entries_of(await anext(new)) == [1]
+        with pytest.raises(StopAsyncIteration):
+            await anext(old)
+        assert entries_of(await anext(new)) == [2]
+
+    asyncio.run(run())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cachefs.block import MEMORY, SSD, block_key, block_length
+from cachefs.block import MAX_READ, MEMORY, SSD, block_key, block_length
 from cachefs.errors import CachefsError
 from cachefs.index import IndexReader
 from cachefs.mount.push import pages
@@ -98,20 +98,20 @@ class BlockMover:
 
     def _store(self, place: Place, entry: int, number: int) -> bool:
         size, content = place.snapshot.file(entry)
-        key = block_key(content, number)
+        key, length = block_key(content, number), block_length(size, place.snapshot.block_size, number)
         if self._left:
             self._left -= 1
             self.counters.left += 1
             return False
         age = self._marks.age(key)
         if age < math.inf:
-            # Its pages are there, or about to be.
             self.counters.read_first += 1
             self._left = LEFT if age < HERE_SECONDS else 0
-            return True
+            # Its pages are there, or about to be; of a large one nobody knows.
+            return length <= MAX_READ
         location = self._index.get(key) if self._index is not None else None
         # A store beyond the end would move the end.
-        if location is None or location.length != block_length(size, place.snapshot.block_size, number):
+        if location is None or location.length != length:
             self.counters.not_in_tier += 1
             return False
         reader = self._readers[location.tier]
