@@ -101,6 +101,24 @@ def test_tripwires_lie_ahead_also_in_the_next_epoch(plan: Plan) -> None:
     assert lookahead.wires([Reader("c", "s", 0, 0, 0)]) == {}
 
 
+def test_of_who_is_silent_no_more_tripwires_are_looked_for_than_a_call_has_time_for() -> None:
+    count = 200_000
+    plan = Plan()
+    plan.add_space(space_of([SIZE] * count, "s"))
+    order = np.random.default_rng(1).permutation(count)
+    plan.set_epoch("c", "s", 0, order)
+    plan.set_epoch("c", "s", 1, order[::-1].copy())
+    plan.set_progress("c", 0, 100)
+    [wires] = PushLookahead(plan).wires([Reader("c", "s", 5, 1 << 30, 8)]).values()
+    nearest = np.arange(111, count, 8)[: len(wires)]
+    assert np.array_equal(wires, np.sort(order[nearest]))
+    assert 1 << 12 <= len(wires) < 1 << 13
+    # At a higher rate they are further apart: all there are.
+    [wires] = PushLookahead(plan).wires([Reader("c", "s", 5, 1 << 30, 128)]).values()
+    everywhere = np.union1d(order[127::128], order[::-1][127::128])
+    assert np.array_equal(wires, everywhere)
+
+
 def test_what_came_long_ago_is_looked_for_and_may_be_lost(pages: PageCache) -> None:
     hold(pages, 1, 2, 3)
     ids = np.array([1, 2, 3, 4], np.int32)
