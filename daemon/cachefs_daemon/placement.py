@@ -102,7 +102,7 @@ class Placement:
         for key in keys:
             location = self._get(key)
             if location is not None and self.limits.claim(key, snapshot, now) and key not in self._passing:
-                self.limits.added(location.tier, key, span(location.length))
+                self._count(location.tier, key, span(location.length))
 
     def pin(self, keys: Iterable[bytes]) -> None:
         self._pinned.update(keys)
@@ -206,6 +206,16 @@ class Placement:
     def _keep(self, tier: int, key: bytes, size: int) -> None:
         self._policies[tier].added(key, size)
         self.limits.added(tier, key, size)
+
+    def _count(self, tier: int, key: bytes, size: int) -> None:
+        """For its dataset, as of the last use that its tier knows: a new one would be later than all in the memory
+        tier, of which the SSD tier would then take nothing."""
+        used = self._policies[tier].last_use(key)
+        if used is not None:
+            self._uses.between[key] = used
+        self.limits.added(tier, key, size)
+        if used is not None:
+            self._uses.forget(key)
 
     def _forget(self, key: bytes, location: Location) -> None:
         self._policies[location.tier].removed(key)

@@ -256,6 +256,36 @@ def test_lowered_limits_are_kept_at_the_next_maintenance(root: Path) -> None:
         assert held(store, range(100, 110), MEMORY) == list(range(100, 110))
 
 
+@pytest.mark.parametrize("policy", ["lru", "fifo"])
+def test_what_is_claimed_after_a_restart_moves_down_before_it_goes(root: Path, policy: str) -> None:
+    config = store_config(root, memory=4 << 20, ssd=8 << 20, policy=policy)
+    with opened(config) as store:
+        store.set_limit(limit("a", share=0.5))
+        put(store, range(100), "a1")
+        in_memory, in_ssd = held(store, range(100), MEMORY), held(store, range(100), SSD)
+    with opened(config) as store:
+        store.set_limit(limit("a", share=0.5))
+        store.claim(store.keys(), "a1")
+        put(store, range(100, 100 + len(in_memory)), "a1")
+        assert held(store, range(100), SSD) == sorted([*in_ssd, *in_memory])[-len(in_ssd) :]
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo"])
+def test_a_limit_for_a_full_dataset_leaves_it_what_was_used_last(root: Path, policy: str) -> None:
+    with opened(store_config(root, memory=4 << 20, ssd=8 << 20, policy=policy)) as store:
+        put(store, range(200), "a1")
+        here = [*held(store, range(200), SSD), *held(store, range(200), MEMORY)]
+        store.accessed([key_of(here[0])])
+        order = [*here[1:], here[0]] if policy == "lru" else here
+        store.set_limit(limit("a", share=0.5))
+        store.claim(store.keys(), "a1")
+        store.maintain()
+        left = {number for tier in (MEMORY, SSD) for number in held(store, range(200), tier)}
+        assert left == set(order[-len(left) :])
+        assert len(left) > len(here) // 2 - 5
+        assert set(held(store, range(200), MEMORY)) < set(order[-len(left) // 2 :])
+
+
 def test_what_nobody_reads_goes_after_its_time_unless_pinned_or_planned(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

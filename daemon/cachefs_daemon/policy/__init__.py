@@ -53,6 +53,10 @@ class Policy(Protocol):
         """About how many bytes it would give up for this block."""
         ...
 
+    def last_use(self, key: bytes) -> int | None:
+        """The block's number in `Uses`; None where the policy does not have it, or goes by something else."""
+        ...
+
 
 POLICIES: Final[Mapping[str, Callable[[Plan, PageCached | None, Uses | None], Policy]]] = {
     "clairvoyant": lambda plan, cached, uses: Clairvoyant(plan, cached),

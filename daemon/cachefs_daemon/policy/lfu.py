@@ -50,6 +50,9 @@ class Lfu:
     def replaceable(self, incoming: bytes) -> int:
         return self.bytes
 
+    def last_use(self, key: bytes) -> int | None:
+        return None
+
     def _count(self, key: bytes, uses: int) -> None:
         self._uses[key] = uses
         self._by_uses.setdefault(uses, OrderedDict())[key] = None

@@ -91,6 +91,10 @@ class Lru:
     def replaceable(self, incoming: bytes) -> int:
         return self.bytes
 
+    def last_use(self, key: bytes) -> int | None:
+        block = self._blocks.get(key)
+        return block.used if block is not None else None
+
     def _taken_out(self) -> Iterator[tuple[bytes, _Block]]:
         """Blocks in the order of their last use, out of the queue; some may come twice."""
         while self._queue:

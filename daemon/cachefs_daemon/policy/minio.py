@@ -29,3 +29,6 @@ class Minio:
 
     def replaceable(self, incoming: bytes) -> int:
         return 0
+
+    def last_use(self, key: bytes) -> int | None:
+        return None

@@ -150,6 +150,9 @@ class Ranked:
             total += int(members.sizes[members.candidates[above]].sum(dtype=np.int64))
         return total
 
+    def last_use(self, key: bytes) -> int | None:
+        return None
+
     # --- who is here --------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:

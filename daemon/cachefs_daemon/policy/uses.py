@@ -4,7 +4,8 @@ from itertools import count
 
 
 class Uses:
-    """between: the number of the last use of blocks that have left one tier and are in no other yet."""
+    """between: the number of the last use of blocks that have left one tier and are in no other yet: who adds
+    one takes it from here."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
