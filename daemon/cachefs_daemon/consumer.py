@@ -74,7 +74,7 @@ class Consumer:
         self._said: tuple[int, int] | None = None
         self._told = -math.inf
         self._interval = Interval()
-        self._passed = (0.0, (0, 0))  # when it was first seen at its place, and which
+        self._passed = (0.0, (-1, 0))  # when it was first seen at its place, and which: none so far
         self._problems: dict[str, None] = {}
         self._samples: Samples | None = None
         self._news = asyncio.Event()
