@@ -156,7 +156,8 @@ class Consumer:
     def tripwires(self) -> int:
         """Reads from one to the next; 0 while it says itself how far it is."""
         now = time.monotonic()
-        self._interval.follow(self.follower.rate if self.follower is not None else 0.0, now)
+        epoch = min((len(reads.blocks) for reads in self._reads.values()), default=0)
+        self._interval.follow(self.follower.rate if self.follower is not None else 0.0, epoch, now)
         return self._interval.now if now - self._told >= TOLD_SECONDS else 0
 
     @property

@@ -16,6 +16,8 @@ SHORTEST: Final = 8
 LONGEST: Final = 1024
 # While nobody knows the rate.
 FIRST: Final = 32
+# At least so many in an epoch, however short: with one or two, who reads ten files over and over was lost.
+PER_EPOCH: Final = 4
 # Tripwires in a row that may be missing, as their pages were there after all.
 MISSING: Final = 4
 
@@ -32,11 +34,16 @@ Reads = npt.NDArray[np.int64]
 
 
 def interval(rate: float) -> int:
-    """Reads from one tripwire to the next, at *rate* reads per second (0: unknown)."""
+    """Reads from one tripwire to the next, at *rate* reads per second (0: unknown), in long epochs."""
     if rate <= 0:
         return FIRST
     wanted = min(LONGEST, max(SHORTEST, rate / PER_SECOND))
     return 1 << (int(np.ceil(wanted)) - 1).bit_length()
+
+
+def longest_in(epoch: int) -> int:
+    """The longest interval for an epoch of so many reads (0: unknown)."""
+    return min(LONGEST, 1 << (max(1, epoch // PER_EPOCH).bit_length() - 1)) if epoch else LONGEST
 
 
 class Interval:
@@ -46,10 +53,10 @@ class Interval:
         self.now = self.left_out = FIRST
         self._changed = -_COMING_SECONDS
 
-    def follow(self, rate: float, time: float) -> None:
-        """*rate*: reads per second (0: unknown)."""
+    def follow(self, rate: float, epoch: int, time: float) -> None:
+        """*rate*: reads per second (0: unknown); epoch: reads of the shortest one that is near (0: unknown)."""
         low, high = (part * self.now * PER_SECOND for part in _KEPT)
-        wanted = self.now if low <= rate <= high else interval(rate)
+        wanted = min(self.now if low <= rate <= high else interval(rate), longest_in(epoch))
         if wanted != self.now:
             self.left_out, self.now, self._changed = min(self.left_out, self.now), wanted, time
         if wanted < self.left_out or time - self._changed > _COMING_SECONDS:

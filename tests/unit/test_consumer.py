@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-import pytest
 from cachefs_daemon.consumer import Consumer
 from cachefs_daemon.fetcher import Fetcher
 from cachefs_daemon.sequences import Sequences
@@ -30,7 +29,7 @@ def with_consumer(directory: Path, files: int, check: Callable[[Consumer], None]
             consumer = Consumer(request, snapshot, SampleMap(kind="tree"), store.plan, sequences)
             try:
                 async with asyncio.timeout(20):
-                    while consumer.follower is None:
+                    while consumer.follower is None:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                 check(consumer)
             finally:
@@ -54,3 +53,10 @@ def test_who_has_not_moved_since_his_rate_is_known_was_not_away_before(tmp_path:
         assert (consumer.unseen(now + 2), consumer.searched(now + 2)) == (0, 0)
 
     with_consumer(tmp_path, 200, check)
+
+
+def test_an_interval_leaves_tripwires_in_a_short_epoch(tmp_path: Path) -> None:
+    def check(consumer: Consumer) -> None:
+        assert (consumer.tripwires, consumer.left_out) == (2, 2)
+
+    with_consumer(tmp_path, 10, check)

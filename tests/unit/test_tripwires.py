@@ -1,5 +1,6 @@
 import numpy as np
-from cachefs_daemon.tripwires import FIRST, LONGEST, SHORTEST, Interval, are_tripwires, interval, next_ones
+import pytest
+from cachefs_daemon.tripwires import FIRST, LONGEST, PER_EPOCH, SHORTEST, Interval, are_tripwires, interval, next_ones
 
 
 def test_intervals_are_powers_of_two_for_at_most_25_a_second() -> None:
@@ -40,6 +41,23 @@ def test_what_was_left_out_is_known_until_its_pages_have_come() -> None:
     assert interval.left_out == 32
 
 
-def follow(interval: Interval, rate: float, time: float) -> int:
-    interval.follow(rate, time)
+@pytest.mark.parametrize("count", [*range(1, 40), 100, 1000, 4095, 4096])
+@pytest.mark.parametrize("rate", [0, 100, 12_000, 1e9])
+def test_every_epoch_has_tripwires(count: int, rate: float) -> None:
+    wires = Interval()
+    every = follow(wires, rate, 0.0, count)
+    assert every == 1 << (every.bit_length() - 1)
+    assert are_tripwires(np.arange(count), every).sum() >= min(count, PER_EPOCH)
+    assert wires.left_out == min(every, FIRST)
+    # And no more of them than in long epochs, where the rate allows.
+    assert every == interval(rate) or every > count / PER_EPOCH / 2
+
+
+def test_an_interval_grows_again_with_the_epochs() -> None:
+    interval = Interval()
+    assert [follow(interval, 800, time, epoch) for time, epoch in enumerate((0, 10, 10**6))] == [32, 2, 32]
+
+
+def follow(interval: Interval, rate: float, time: float, epoch: int = 10**6) -> int:
+    interval.follow(rate, epoch, time)
     return interval.now
