@@ -32,10 +32,12 @@ AGREEMENT: Final = 0.35
 DEVIATIONS: Final = 8
 FEWEST: Final = 8
 # In a short epoch reads of anywhere lie ahead by chance. So many seen ones in a row explain no more than this part of
-# it, or so many reads each; and tripwires prove nothing where so many of all that was read would lie there anyway.
+# it, or so many reads each; and tripwires prove nothing where so many of all that was read would lie there anyway:
+# only nearer ones do, and where they are at least that part of what shows, as pages of most of the others are there.
 PART: Final = 1 / 8
 FEW: Final = 3
 BY_CHANCE: Final = 1 / 4
+MOSTLY: Final = 1 / 3
 # Who was found where he was not is believed less from then on.
 DISTRUST: Final = 0.1
 MOST_DISTRUST: Final = 0.5
@@ -188,9 +190,10 @@ class Follower:
         arrived = np.flatnonzero((reads != UNKNOWN) & (reads >= position) & are_tripwires(in_epoch, every))
         wires = arrived[np.argsort(reads[arrived], kind="stable")]
         reach = self.tolerance + MISSING * max(every, self.hidden) + unseen
-        if len(ids) * reach * self._repetition > BY_CHANCE * length * every:
+        believed = BY_CHANCE * length * every / (len(ids) * self._repetition)
+        if reach > believed and len(wires) < MOSTLY * len(ids):
             return Passed(ids[:0], ids[:0])
-        passed = next_ones(reads[wires], max(position, self._high), reach)
+        passed = next_ones(reads[wires], max(position, self._high), min(reach, believed))
         if len(passed):
             self.begun = True
             before = ids[(reads >= position) & (reads <= passed[-1])]
@@ -198,7 +201,7 @@ class Follower:
             self._pass(epoch, length, int(passed[-1]))
             self._far.clear()
             return Passed(ids[wires[: len(passed)]], before)
-        for read in reads[arrived].tolist():
+        for read in reads[arrived].tolist() if reach <= believed else ():
             if self._far.add(read, every, self.tolerance):
                 self._far.clear()
                 self._pass(epoch, length, read)

@@ -6,6 +6,8 @@ import pytest
 from cachefs_daemon.block_space import BlockSpace
 from cachefs_daemon.follower import CHUNK, Follower, observe
 from cachefs_daemon.plan import Plan
+from cachefs_daemon.push_lookahead import Reader, all_wires
+from cachefs_daemon.tripwires import longest_in
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -336,3 +338,31 @@ def test_records_of_large_blocks_read_here_and_there_do_not_carry_it_away(hidden
         assert epoch == 0
         assert start + 64 - 3 * every <= position <= start + 64 + every
     assert follower.mismatched == 0
+
+
+@pytest.mark.parametrize("reported", [1, 3, 1000])
+@pytest.mark.parametrize("count", [4, 10, 20, 40, 100])
+def test_tripwires_alone_follow_who_reads_a_short_epoch_over_and_over(count: int, reported: int) -> None:
+    """reported: reads from one report to the next, or those of an epoch, after which tripwires are dropped again."""
+    every, epochs = longest_in(count), 30
+    plan = Plan()
+    plan.add_space(space_of(count))
+    follower = followed(shuffled(0, count), shuffled(1, count), plan=plan)
+    follower.hidden = float(every)
+    reader = Reader("c", "s", 0, 0, every)
+    absent, seen = all_wires(plan, [reader])["s"], list[int]()
+    for number in range(epochs):
+        for read, block in enumerate(shuffled(number, count).tolist(), 1):
+            if absent[block]:
+                seen.append(block)
+                absent[block] = False
+            if read == count or read % reported == 0:
+                seen_with_wires(follower, np.array(seen, np.int64), every)
+                following = follower.place[0] + 1
+                if plan.epoch("c", following) is None:
+                    plan.set_epoch("c", "s", following, shuffled(following, count))
+                absent, seen = all_wires(plan, [reader])["s"], []
+                assert follower.place <= (number, read)
+    assert follower.following
+    # Where a report brings all of an epoch, one may be missed.
+    assert follower.place >= ((epochs - 1, count - 2 * every) if reported < count else (epochs - 3, 0))
