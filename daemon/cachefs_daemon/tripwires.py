@@ -16,7 +16,8 @@ SHORTEST: Final = 8
 LONGEST: Final = 1024
 # While nobody knows the rate.
 FIRST: Final = 32
-# At least so many in an epoch, however short: with one or two, who reads ten files over and over was lost.
+# At least so many in a short epoch, as far as SHORTEST allows: few files are all in the page cache before long, and
+# that they stay there matters more than where their reader is.
 PER_EPOCH: Final = 4
 # Tripwires in a row that may be missing, as their pages were there after all.
 MISSING: Final = 4
@@ -43,7 +44,7 @@ def interval(rate: float) -> int:
 
 def longest_in(epoch: int) -> int:
     """The longest interval for an epoch of so many reads (0: unknown)."""
-    return min(LONGEST, 1 << (max(1, epoch // PER_EPOCH).bit_length() - 1)) if epoch else LONGEST
+    return max(SHORTEST, min(LONGEST, 1 << (epoch // PER_EPOCH).bit_length() >> 1)) if epoch else LONGEST
 
 
 class Interval:

@@ -57,6 +57,6 @@ def test_who_has_not_moved_since_his_rate_is_known_was_not_away_before(tmp_path:
 
 def test_an_interval_leaves_tripwires_in_a_short_epoch(tmp_path: Path) -> None:
     def check(consumer: Consumer) -> None:
-        assert (consumer.tripwires, consumer.left_out) == (2, 2)
+        assert (consumer.tripwires, consumer.left_out) == (8, 8)
 
     with_consumer(tmp_path, 10, check)

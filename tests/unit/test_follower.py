@@ -1,5 +1,7 @@
 """Following a consumer through its sequence, with what a mount would see of it."""
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -340,8 +342,9 @@ def test_records_of_large_blocks_read_here_and_there_do_not_carry_it_away(hidden
     assert follower.mismatched == 0
 
 
-@pytest.mark.parametrize("reported", [1, 3, 1000])
-@pytest.mark.parametrize("count", [4, 10, 20, 40, 100])
+@pytest.mark.parametrize(
+    ("count", "reported"), [*itertools.product((10, 20, 40, 100), (1, 3)), *itertools.product((40, 100), (1000,))]
+)
 def test_tripwires_alone_follow_who_reads_a_short_epoch_over_and_over(count: int, reported: int) -> None:
     """reported: reads from one report to the next, or those of an epoch, after which tripwires are dropped again."""
     every, epochs = longest_in(count), 30

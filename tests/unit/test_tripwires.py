@@ -47,7 +47,7 @@ def test_every_epoch_has_tripwires(count: int, rate: float) -> None:
     wires = Interval()
     every = follow(wires, rate, 0.0, count)
     assert every == 1 << (every.bit_length() - 1)
-    assert are_tripwires(np.arange(count), every).sum() >= min(count, PER_EPOCH)
+    assert are_tripwires(np.arange(count), every).sum() >= min(count // SHORTEST, PER_EPOCH)
     assert wires.left_out == min(every, FIRST)
     # And no more of them than in long epochs, where the rate allows.
     assert every == interval(rate) or every > count / PER_EPOCH / 2
@@ -55,7 +55,7 @@ def test_every_epoch_has_tripwires(count: int, rate: float) -> None:
 
 def test_an_interval_grows_again_with_the_epochs() -> None:
     interval = Interval()
-    assert [follow(interval, 800, time, epoch) for time, epoch in enumerate((0, 10, 10**6))] == [32, 2, 32]
+    assert [follow(interval, 800, time, epoch) for time, epoch in enumerate((0, 10, 10**6))] == [32, 8, 32]
 
 
 def follow(interval: Interval, rate: float, time: float, epoch: int = 10**6) -> int:
