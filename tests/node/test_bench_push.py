@@ -34,8 +34,8 @@ def test_paced_readers_with_and_without_heartbeats(tmp_path: Path) -> None:
         # All fits, so that whatever was not pushed before it was read was asked for once.
         assert run["fuse"]["requests"] <= 1.2 * FILES
         assert run["resident"]["samples"][0] == 0
-        # The kernel may take single pages back.
-        assert 0.9 * FILES * 5 * 4096 < run["resident"]["largest_bytes"] <= FILES * 5 * 4096
+        # One in eight may be a tripwire, and the kernel may take single pages back.
+        assert 0.8 * FILES * 5 * 4096 < run["resident"]["largest_bytes"] <= FILES * 5 * 4096
         assert {"daemon", "mount", "reader"} <= set(run["processor_seconds"])
 
 
