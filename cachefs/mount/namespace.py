@@ -23,6 +23,8 @@ ENTRY_BITS: Final = 40
 ENTRY_MASK: Final = (1 << ENTRY_BITS) - 1
 SLOT_MASK: Final = (1 << 22) - 1
 ALL_DATASETS: Final = "all"
+# The extended attribute of whatever is in a dataset that names the snapshot shown.
+SNAPSHOT: Final = "user.cachefs.snapshot"
 
 
 def slot_of(snapshot_id: str) -> int:

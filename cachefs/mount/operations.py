@@ -21,7 +21,7 @@ from cachefs.mount import control
 from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.control import Control
 from cachefs.mount.counters import Counters
-from cachefs.mount.namespace import ROOT, Namespace
+from cachefs.mount.namespace import ROOT, SNAPSHOT, Namespace
 from cachefs.mount.options import MountOptions
 from cachefs.snapshot import Entry, Snapshot
 
@@ -33,7 +33,7 @@ ROOT_SECONDS: Final = 1.0
 MAX_NAME: Final = 255
 ETAG: Final = b"user.cachefs.etag"
 TIER: Final = b"user.cachefs.tier"
-SNAPSHOT: Final = b"user.cachefs.snapshot"
+_SNAPSHOT: Final = SNAPSHOT.encode()
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
@@ -174,7 +174,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def getxattr(self, inode: int, name: bytes, ctx: object) -> bytes:
         snapshot, entry = self._in_dataset(inode)
-        if name == SNAPSHOT:
+        if name == _SNAPSHOT:
             return snapshot.id.encode()
         if name == ETAG and not entry.is_dir:
             return entry.version
@@ -188,7 +188,7 @@ class Operations(pyfuse3.Operations):
             _, entry = self._in_dataset(inode)
         except pyfuse3.FUSEError:
             return []
-        return [SNAPSHOT] if entry.is_dir else [ETAG, TIER, SNAPSHOT]
+        return [_SNAPSHOT] if entry.is_dir else [ETAG, TIER, _SNAPSHOT]
 
     @handler
     async def release(self, fh: int) -> None:

@@ -9,16 +9,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetView
-from cachefs.mount.namespace import ALL_DATASETS, ENTRY_BITS, ENTRY_MASK
+from cachefs.mount.namespace import ALL_DATASETS, ENTRY_BITS, ENTRY_MASK, SNAPSHOT
 from cachefs.snapshot import SUFFIX, Snapshot
 
 log = logging.getLogger(__name__)
-
-SNAPSHOT: Final = "user.cachefs.snapshot"
 
 
 @dataclass(frozen=True, slots=True)
