@@ -40,24 +40,28 @@ class JobKeeper:
         await keep(self.save, "jobs are where they were last saved")
 
     async def save(self) -> None:
-        """What has changed since the last time. Raises CachefsError, OSError."""
-        failure: CachefsError | OSError | None = None
+        """What has changed since the last time. Raises CachefsError, OSError once all that can be written is."""
+        failures = []
         for name in list(self._jobs.unsaved):
             self._jobs.unsaved.discard(name)
             try:
                 await self._save(name)
-            except BaseException as error:
+            except (CachefsError, OSError) as error:
                 self._jobs.unsaved.add(name)
-                if not isinstance(error, CachefsError | OSError):
-                    raise
-                failure = error  # of this file perhaps, and not of the others
-        if failure is not None:
-            raise failure
+                failures.append(error)
+            except BaseException:
+                self._jobs.unsaved.add(name)
+                raise
         for job in self._jobs:
             places = {one.name: one.place for one in job.consumers.values() if one.place is not None}
             if job.state == RUNNING and self._saved.get(job.name, {}) != places:
-                await self._threads.background(self._store.save_places, job.name, places)
-                self._saved[job.name] = places
+                try:
+                    await self._threads.background(self._store.save_places, job.name, places)
+                    self._saved[job.name] = places
+                except (CachefsError, OSError) as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
 
     async def _save(self, name: str) -> None:
         """As it is now: jobs begin and end while others are written."""

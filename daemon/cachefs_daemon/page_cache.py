@@ -22,12 +22,14 @@ GOING: Final = 3
 REFUSED: Final = 4
 # Some of its pages, as it is larger than what one read brings. It counts in full.
 PART: Final = 5
+# As PART, and the rest of it could not be pushed.
+PART_REFUSED: Final = 6
 
 # By state: is the block to be pushed? Does its reader have to ask for it? Does it not count? May it be dropped?
-WANTED: Final = np.isin(np.arange(6), (OUT, PART))
-_ABSENT: Final = np.isin(np.arange(6), (OUT, COMING, REFUSED, PART))
-_UNCOUNTED: Final = np.isin(np.arange(6), (OUT, REFUSED))
-_DROPPABLE: Final = np.isin(np.arange(6), (HELD, PART))
+WANTED: Final = np.isin(np.arange(7), (OUT, PART))
+_ABSENT: Final = np.isin(np.arange(7), (OUT, COMING, REFUSED, PART, PART_REFUSED))
+_UNCOUNTED: Final = np.isin(np.arange(7), (OUT, REFUSED))
+_DROPPABLE: Final = np.isin(np.arange(7), (HELD, PART, PART_REFUSED))
 
 # Of what is held, the share that is looked at again and again for what to give up.
 _PART: Final = 16
@@ -132,15 +134,20 @@ class PageCache:
 
     def came(self, blocks: Blocks, now: float, *, failed: Ids) -> None:
         """The order is done. failed: of its blocks; they are left alone until `retry`."""
-        pages = self._pages[blocks.snapshot]
+        pages = self._pages.get(blocks.snapshot)
+        if pages is None:  # forgotten since, as all of it was read and dropped
+            return
         # Whoever read one meanwhile has brought its pages.
         came = blocks.ids[pages.states[blocks.ids] == COMING]
         failed = failed[pages.states[failed] == COMING]
         pages.unread[came] = True
         pages.since[came] = now
         pages.states[came] = HELD
-        self._gone(pages, failed)
-        pages.states[failed] = REFUSED
+        # Of a large one its readers have brought some.
+        part = pages.asked_for[failed]
+        pages.states[failed[part]] = PART_REFUSED
+        self._gone(pages, failed[~part])
+        pages.states[failed[~part]] = REFUSED
 
     def stale(self, snapshot: str, ids: Ids, now: float) -> Ids:
         """Those of *ids* whose pages the kernel may have taken back: they came long ago."""
@@ -172,6 +179,7 @@ class PageCache:
     def retry(self) -> None:
         for pages in self._pages.values():
             pages.states[pages.states == REFUSED] = OUT
+            pages.states[pages.states == PART_REFUSED] = PART
 
     def there(self, blocks: Blocks) -> None:
         """Their pages were there before we were."""
@@ -288,6 +296,8 @@ def _consider(pages: _Pages, ids: Ids) -> None:
     pages.fresh_count += len(ids)
     if pages.fresh_count > max(_FEWEST, pages.space.count):
         _gather(pages)
+    elif len(pages.fresh) > _FEWEST:
+        pages.fresh = [np.concatenate(pages.fresh)]
 
 
 def _gather(pages: _Pages) -> None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 from cachefs_daemon.block_space import Ids
-from cachefs_daemon.page_cache import HELD, Blocks, PageCache
+from cachefs_daemon.page_cache import Blocks, PageCache
 from cachefs_daemon.push_lookahead import Due, PushLookahead, Reader, States
 from cachefs_daemon.store import BlockStore
 
@@ -237,13 +237,11 @@ class PagePusher:
         states = self.pages.states
         self._lookahead.barred = self._lookahead.wires(readers)
         for snapshot, wires in self._lookahead.barred.items():
-            held = wires[states[snapshot][wires] == HELD] if snapshot in states else wires[:0]
-            if len(held):
-                yield Blocks(snapshot, held)
+            if snapshot in states:
+                yield self.pages.droppable(Blocks(snapshot, wires))
         for snapshot in self._elsewhere:
             needless = self.pages.never_asked_for(snapshot)[:BLOCKS]
-            if len(needless):
-                yield Blocks(snapshot, needless)
+            yield Blocks(snapshot, needless)
         pages = self.pages
         reserve = pages.budget >> _FREE_SHIFT
         wanted = reserve - pages.free - pages.going

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from cachefs_daemon.consumer import Consumer
 from cachefs_daemon.job_keeper import JobKeeper
-from cachefs_daemon.job_store import PUBLISHED, JobRecord, JobStore
+from cachefs_daemon.job_store import PLACES, PUBLISHED, JobRecord, JobStore
 from cachefs_daemon.jobs import ENDED, RUNNING, Job, Jobs
 from cachefs_daemon.threads import Threads
 
@@ -99,3 +101,21 @@ def test_a_record_that_makes_no_sense_is_forgotten(tmp_path: Path, caplog: pytes
         asyncio.run(keeper.save())
     assert "what is kept of job odd makes no sense" in caplog.text
     assert JobStore(tmp_path).load() == []
+
+
+def test_places_are_saved_though_a_job_cannot_be(tmp_path: Path) -> None:
+    jobs = Running()
+    for name in ("one", "two"):
+        jobs.set(name, "")
+    with closing(Threads()) as threads:
+        keeper = JobKeeper(jobs, tmp_path, threads)
+        asyncio.run(keeper.save())
+        for suffix in (PUBLISHED, PLACES):
+            (tmp_path / "jobs" / f"one{suffix}").unlink(missing_ok=True)
+            (tmp_path / "jobs" / f"one{suffix}").mkdir()
+        jobs.set("one", "again")
+        [job] = [job for job in jobs if job.name == "two"]
+        job.consumers["0"] = cast(Consumer, SimpleNamespace(name="0", place=(1, 7)))
+        with pytest.raises(CachefsError):
+            asyncio.run(keeper.save())
+    assert {record.job: places for record, places in JobStore(tmp_path).load()} == {"two": {"0": (1, 7)}}

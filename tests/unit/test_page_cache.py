@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cachefs_daemon.page_cache import GOING, HELD, OUT, PART, REFUSED, STALE_SECONDS, Blocks, PageCache
+from cachefs_daemon.page_cache import GOING, HELD, OUT, PART, PART_REFUSED, REFUSED, STALE_SECONDS, Blocks, PageCache
 from cachefs_daemon.plan import Plan
 from cachefs_daemon.push_lookahead import PushLookahead, Reader
 from cachefs_daemon.residents import ABSENT, IN_SSD
@@ -185,3 +185,31 @@ def test_what_is_about_to_go_or_gone_is_not_dropped_again(pages: PageCache) -> N
     pages.going_now(blocks(1))
     pages.lost(blocks(2), np.array([2], np.int32))
     assert pages.droppable(blocks(1, 2, 3)).ids.tolist() == [3]
+
+
+def test_a_large_block_that_could_not_be_pushed_counts_for_what_its_readers_brought() -> None:
+    plan = Plan()
+    large = 4 << 20
+    plan.add_space(space_of([large] * 4, "s", block_size=large))
+    plan.set_epoch("c", "s", 0, np.arange(4, dtype=np.int32), last=True)
+    pages = PageCache(plan, 4 * large)
+    pages.follow_plan()
+    pages.coming(blocks(0, 1, 2))
+    pages.read(blocks(0), tripped=np.zeros(0, np.int32))
+    pages.came(blocks(0, 1, 2), 0.0, failed=np.array([0, 1], np.int32))
+    assert (pages.states["s"].tolist(), pages.used) == ([PART_REFUSED, REFUSED, HELD, OUT], 2 * large)
+    assert pages.droppable(blocks(0, 1, 2, 3)).ids.tolist() == [0, 2]
+    pages.retry()
+    assert (pages.states["s"].tolist(), pages.used) == ([PART, OUT, HELD, OUT], 2 * large)
+
+
+def test_what_was_forgotten_meanwhile_may_still_be_reported(plan: Plan, pages: PageCache) -> None:
+    pages.coming(blocks(1))
+    pages.read(blocks(1), tripped=np.zeros(0, np.int32))
+    pages.going_now(blocks(1))
+    pages.went(blocks(1))
+    plan.remove("c")
+    plan.remove_space("s")
+    pages.follow_plan()
+    pages.came(blocks(1), 0.0, failed=np.zeros(0, np.int32))
+    assert (pages.states, pages.used) == ({}, 0)

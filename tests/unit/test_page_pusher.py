@@ -161,3 +161,25 @@ def test_who_subscribes_anew_gets_what_the_last_one_would_have_got(
         assert entries_of(await anext(new)) == [2]
 
     asyncio.run(run())
+
+
+def test_tripwires_of_which_a_part_is_there_are_dropped() -> None:
+    """Or they would not show in the next epoch."""
+    large, count = 4 << 20, 64
+    contents = np.frombuffer(bytes(range(16)) * count, [("high", "<u8"), ("low", "<u8")]).copy()
+    contents["low"] += np.arange(count, dtype="<u8")
+    with memory_directory() as root, opened(store_config(root, policy="clairvoyant")) as store:
+        space = BlockSpace("s", large, np.full(count, large, np.int64), contents)
+        store.plan.add_space(space)
+        store.plan.set_epoch("c", "s", 0, np.arange(count), last=True)
+
+        async def run() -> None:
+            pusher = PagePusher(store, lambda latency: [Reader("c", "s", 0, 0, 8)], lambda snapshot: True)
+            orders = pusher.orders(PushSubscribe("m", count * large))
+            pusher.pages.budget = count * large
+            pusher.pages.follow_plan()
+            pusher.pages.read(Blocks("s", np.arange(count, dtype=np.int32)), np.zeros(0, np.int32))
+            dropped = await anext(orders)
+            assert (dropped.drop, entries_of(dropped)) == (True, list(range(7, count, 8)))
+
+        asyncio.run(run())

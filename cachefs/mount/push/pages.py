@@ -69,9 +69,12 @@ def are_there(path: bytes, inode: int, offset: int, length: int) -> bool:
 
 def _opened(path: bytes, inode: int) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    if os.fstat(fd).st_ino != inode:
+    try:
+        if os.fstat(fd).st_ino != inode:
+            raise FileNotFoundError(errno.ENOENT, f"inode {inode:x} is not shown there any more", os.fsdecode(path))
+    except OSError:
         os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, f"inode {inode:x} is not shown there any more", os.fsdecode(path))
+        raise
     return fd
 
 
