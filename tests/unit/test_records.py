@@ -317,7 +317,7 @@ def test_many_and_large_tfrecords() -> None:
     ("data", "said"),
     [
         (b"x" * 5, "cut off in the record at byte 0"),
-        (gzip.compress(framed(b"data")), "not an uncompressed TFRecord file"),
+        (gzip.compress(framed(b"data"), mtime=0), "not an uncompressed TFRecord file"),
         (framed(b"data") + b"\1" + framed(b"data"), "at byte 20"),
         ((framed(b"data") * 5000)[:-1], "cut off in the record at byte 99980"),
         (framed(b"data") + framed(b"data")[:7], "cut off in the record at byte 20"),
