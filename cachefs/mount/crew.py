@@ -112,20 +112,13 @@ class Crew:
 
         try:
             pid = fork(f"worker{number}", serve)
+            pidfd = _watched(pid)
         except OSError:
             os.close(clone)
             ours.close()
             raise
         finally:
             theirs.close()
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:  # nobody would notice its end
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(clone)
-            ours.close()
-            raise
         worker = _Employed(number, pid, pidfd, ours, clone)
         self._workers.append(worker)
         self._selector.register(worker.channel, selectors.EVENT_READ, functools.partial(self._hear, worker))
@@ -196,3 +189,13 @@ class Crew:
         if self._crashes >= MOST_CRASHES or not self.ready:
             self.failure = self.failure or CachefsError("the workers of the mount crash; see its log")
         self._vacant[number] = time.monotonic() + FIRST_PAUSE * 2**self._crashes
+
+
+def _watched(pid: int) -> int:
+    """A descriptor that tells of our child's end. A child of which nobody would notice it is ended. Raises OSError."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
