@@ -102,9 +102,8 @@ class PageCache:
         fresh = [space for space in unknown if self._shows(space.snapshot)]
         for space in fresh:
             self._pages[space.snapshot] = _nothing_of(space)
-        if fresh:
+        if self._forget_unplanned() or fresh:
             self.states = {snapshot: pages.states for snapshot, pages in self._pages.items()}
-        self._forget_unplanned()
         self._mark, consumed = self._plan.consumed_since(self._mark)
         for snapshot, ids in consumed or ():
             pages = self._pages.get(snapshot)
@@ -112,8 +111,8 @@ class PageCache:
                 pages.unread[ids] = False
                 _consider(pages, ids)
 
-    def _forget_unplanned(self) -> None:
-        """Datasets are refreshed for as long as a mount lives."""
+    def _forget_unplanned(self) -> bool:
+        """Datasets are refreshed for as long as a mount lives. Is there any that was forgotten?"""
         gone = [
             snapshot
             for snapshot in self._pages.keys() - self._plan.spaces.keys()
@@ -121,15 +120,14 @@ class PageCache:
         ]
         for snapshot in gone:
             del self._pages[snapshot]
-        if gone:
-            self.states = {snapshot: pages.states for snapshot, pages in self._pages.items()}
+        return bool(gone)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def coming(self, blocks: Blocks) -> None:
         """Blocks that are not there are about to be pushed."""
         pages = self._pages[blocks.snapshot]
-        self.used += _bytes(pages, blocks.ids[_UNCOUNTED[pages.states[blocks.ids]]])
+        self._count(pages, blocks.ids)
         pages.states[blocks.ids] = COMING
 
     def came(self, blocks: Blocks, now: float, *, failed: Ids) -> None:
@@ -146,8 +144,7 @@ class PageCache:
         # Of a large one its readers have brought some.
         part = pages.asked_for[failed]
         pages.states[failed[part]] = PART_REFUSED
-        self._gone(pages, failed[~part])
-        pages.states[failed[~part]] = REFUSED
+        self._refused(pages, failed[~part])
 
     def stale(self, snapshot: str, ids: Ids, now: float) -> Ids:
         """Those of *ids* whose pages the kernel may have taken back: they came long ago."""
@@ -173,8 +170,7 @@ class PageCache:
         if pages is None:  # forgotten since, as all of it was dropped
             return
         failed = failed[pages.states[failed] == HELD]
-        self._gone(pages, failed)
-        pages.states[failed] = REFUSED
+        self._refused(pages, failed)
 
     def retry(self) -> None:
         for pages in self._pages.values():
@@ -184,7 +180,7 @@ class PageCache:
     def there(self, blocks: Blocks) -> None:
         """Their pages were there before we were."""
         pages = self._pages[blocks.snapshot]
-        self.used += _bytes(pages, blocks.ids[_UNCOUNTED[pages.states[blocks.ids]]])
+        self._count(pages, blocks.ids)
         pages.states[blocks.ids] = HELD
 
     def settle(self) -> None:
@@ -221,15 +217,23 @@ class PageCache:
         pages.unread[ids] = False
         pages.asked_for[ids] = True
         _consider(pages, ids)
-        self.used += _bytes(pages, ids[_UNCOUNTED[pages.states[ids]]])
+        self._count(pages, ids)
         whole = pages.space.sizes[ids] <= MAX_READ
         pages.states[ids[whole & (pages.states[ids] != GOING)]] = HELD
         pages.states[ids[~whole & _UNCOUNTED[pages.states[ids]]]] = PART
+
+    def _count(self, pages: _Pages, ids: Ids) -> None:
+        """*ids* are about to be there, or are: those that did not count do from now on."""
+        self.used += _bytes(pages, ids[_UNCOUNTED[pages.states[ids]]])
 
     def _gone(self, pages: _Pages, ids: Ids) -> None:
         pages.states[ids] = OUT
         pages.unread[ids] = pages.asked_for[ids] = False
         self.used -= _bytes(pages, ids)
+
+    def _refused(self, pages: _Pages, ids: Ids) -> None:
+        self._gone(pages, ids)
+        pages.states[ids] = REFUSED
 
     # --- what gives way -----------------------------------------------------------------------------------------------
 
