@@ -182,8 +182,9 @@ class Follower:
         unseen: reads it may have done beyond what is known."""
         epoch, position = self.place
         here = self._plan.epoch(self.name, epoch)
+        nothing = Passed(ids[:0], ids[:0])
         if not every or not self.following or here is None or not len(ids):
-            return Passed(ids[:0], ids[:0])
+            return nothing
         length = len(here.blocks)
         reads = self._plan.expected(self.name, ids)
         in_epoch = np.where(reads >= length, reads - length, reads)
@@ -192,7 +193,7 @@ class Follower:
         reach = self.tolerance + MISSING * max(every, self.hidden) + unseen
         believed = BY_CHANCE * length * every / (len(ids) * self._repetition)
         if reach > believed and len(wires) < MOSTLY * len(ids):
-            return Passed(ids[:0], ids[:0])
+            return nothing
         passed = next_ones(reads[wires], max(position, self._high), min(reach, believed))
         if len(passed):
             self.begun = True
@@ -206,7 +207,7 @@ class Follower:
                 self._far.clear()
                 self._pass(epoch, length, read)
                 break  # into the next epoch perhaps, where the others count from another start
-        return Passed(ids[:0], ids[:0])
+        return nothing
 
     def _pass(self, epoch: int, length: int, read: int) -> None:
         """*read* is done, and so is all that its loader's workers cannot have left behind."""
