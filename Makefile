@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
-BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/_shuffle.c cachefs/mount/_zero_open.c
+BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c
 
 .PHONY: demo test soak lint clean
 
@@ -23,7 +23,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache cachefs/*.so cachefs/mount/*.so
+	rm -rf $(VENV) build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache cachefs/planning/sequences/*.so cachefs/mount/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-%: $(BUILD_INPUTS)

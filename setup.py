@@ -1,7 +1,7 @@
 """What setup.cfg cannot say: the two optional C pieces.
 
 Without a compiler, or for zero-open without libfuse3's headers, the build goes on without them: the mount says so at
-start and runs slower, and shuffled orders take longer to compute (cachefs.sampler).
+start and runs slower, and shuffled orders take longer to compute (cachefs.planning.sequences.sampler).
 """
 
 import shutil
@@ -27,6 +27,8 @@ setup(
             libraries=["dl"],
             optional=True,
         ),
-        Extension("cachefs._shuffle", sources=["cachefs/_shuffle.c"], optional=True),
+        Extension(
+            "cachefs.planning.sequences._shuffle", sources=["cachefs/planning/sequences/_shuffle.c"], optional=True
+        ),
     ]
 )

@@ -6,8 +6,9 @@ from cachefs.messages import Message
 
 
 class SamplerSpec(Message, frozen=True):
-    """An order that can be computed (see cachefs.sampler): kind `sequential`, `torch-random`, `torch-distributed`,
-    `numpy` or `explicit`. size: samples of the dataset; replicas, rank, drop_last: as torch's DistributedSampler."""
+    """An order that can be computed (see cachefs.planning.sequences.sampler): kind `sequential`, `torch-random`,
+    `torch-distributed`, `numpy` or `explicit`. size: samples of the dataset; replicas, rank, drop_last: as torch's
+    DistributedSampler."""
 
     kind: str
     size: int

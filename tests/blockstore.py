@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cachefs_daemon.store import BlockStore, StoreConfig, TierConfig
+from cachefs_daemon.store.block_store import BlockStore, StoreConfig, TierConfig
 
 from cachefs.block import block_key, content_id
 

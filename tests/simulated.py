@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from cachefs_daemon.block_space import BlockSpace
-from cachefs_daemon.plan import Plan
-from cachefs_daemon.policy import Policy
-from cachefs_daemon.policy.uses import Uses
+
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.eviction.policies import Policy
+from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.sequences.plan import Plan
 
 Order = npt.NDArray[np.int64]
 

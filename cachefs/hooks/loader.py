@@ -20,8 +20,8 @@ from cachefs.hooks.order import AnyOrder, SamplerOrder
 from cachefs.publishing.channel import warn
 from cachefs.publishing.places import Places
 from cachefs.publishing.publication import Publication
+from cachefs.publishing.sample_files import listed_files
 from cachefs.publishing.sampler import PublishedSampler
-from cachefs.publishing.samples import listed_files
 
 # A script may make a loader anew for each epoch; its consumer does not end in between.
 CLOSE_SECONDS: Final = 10.0

@@ -18,7 +18,6 @@ from cachefs.errors import CachefsError
 from cachefs.messages import MountReport
 from cachefs.mount import kernel, read_marks
 from cachefs.mount.attach import attach
-from cachefs.mount.crew import Crew
 from cachefs.mount.guard import Guard
 from cachefs.mount.namespace import Namespace, spec_of_url, wanted_datasets
 from cachefs.mount.options import MountOptions
@@ -26,6 +25,7 @@ from cachefs.mount.pusher_process import PusherProcess
 from cachefs.mount.session import Session, open_session
 from cachefs.mount.view_log import ViewLog
 from cachefs.mount.worker import Mount
+from cachefs.mount.worker_pool import WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Supervisor:
         mounted()
         signals = _listen_to_signals()
         guard = Guard(session.connection)
-        crew = Crew(mount, session, self._crew_size(session))
+        crew = WorkerPool(mount, session, self._crew_size(session))
         pusher = PusherProcess(mount, self._pinned_spec(), session) if mount.options.push else None
         try:
             self._supervise(crew, guard, pusher, signals, ready)
@@ -77,7 +77,7 @@ class Supervisor:
             guard.end()
 
     def _supervise(
-        self, crew: Crew, guard: Guard, pusher: PusherProcess | None, signals: int, ready: Callable[[], None]
+        self, crew: WorkerPool, guard: Guard, pusher: PusherProcess | None, signals: int, ready: Callable[[], None]
     ) -> None:
         announced, ticked = False, time.monotonic()
         while not crew.over and crew.failure is None:

@@ -10,9 +10,9 @@ import msgspec
 import numpy
 
 from cachefs.job_messages import SamplerSpec
+from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.publishing.places import Places
 from cachefs.publishing.shares import Order, Share, shares
-from cachefs.sampler import epoch_order
 
 
 class Opening(msgspec.Struct, frozen=True):

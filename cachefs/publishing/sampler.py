@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cachefs.publishing.publication import Publication
-from cachefs.publishing.samples import listed_files
+from cachefs.publishing.sample_files import listed_files
 
 Path = str | os.PathLike[str]
 

@@ -15,12 +15,12 @@ import click
 from cachefs import __version__
 from cachefs.errors import CachefsError
 from cachefs_daemon import config as configuration
+from cachefs_daemon.api.server import Server
+from cachefs_daemon.api.service import Service
 from cachefs_daemon.config import Config, InvalidConfig
-from cachefs_daemon.notify import feed_watchdog, notify
-from cachefs_daemon.server import Server
-from cachefs_daemon.service import Service
-from cachefs_daemon.store import BlockStore
-from cachefs_daemon.threads import Threads
+from cachefs_daemon.runtime.systemd import feed_watchdog, notify
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore
 
 log = logging.getLogger("cachefs_daemon")
 

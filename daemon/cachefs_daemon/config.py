@@ -19,9 +19,9 @@ from cachefs.block import PIECE_SIZE
 from cachefs.errors import ConfigError
 from cachefs.rpc import DEFAULT_SOCKET
 from cachefs.sizes import Share, format_size, parse_share, parse_size
-from cachefs_daemon.origin import OriginSettings
-from cachefs_daemon.prefetcher import PrefetchSettings
-from cachefs_daemon.store import StoreConfig, TierConfig
+from cachefs_daemon.fetch.prefetcher import PrefetchSettings
+from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.store.block_store import StoreConfig, TierConfig
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")
 MIN_BLOCK_SIZE: Final = PIECE_SIZE

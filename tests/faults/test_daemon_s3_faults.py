@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.fetcher import FAILURE_MEMORY
+from cachefs_daemon.fetch.fetcher import FAILURE_MEMORY
 
 from cachefs import errors
 from cachefs.messages import DatasetView, OriginOptions, Warmup

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from cachefs_daemon.origin import OriginSettings, open_origin, retry
+from cachefs_daemon.origin import retry
+from cachefs_daemon.origin.base import OriginSettings, open_origin
 
 from cachefs.errors import AccessDenied, CachefsError, ObjectChanged, OriginUnavailable
 from cachefs.messages import OriginOptions

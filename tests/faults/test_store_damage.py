@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.store import BlockStore, TierConfig
+from cachefs_daemon.store.block_store import BlockStore, TierConfig
 
 from cachefs.block import SSD
 from cachefs.errors import Busy, CachefsError
@@ -275,7 +275,7 @@ def test_a_clean_shutdown_before_the_machine_restarts_keeps_the_index(
 CHURN = """
 import random, sys
 from pathlib import Path
-from cachefs_daemon.store import BlockStore
+from cachefs_daemon.store.block_store import BlockStore
 from tests.blockstore import data_of, key_of, store_config
 store = BlockStore(store_config(Path(sys.argv[1]), policy=sys.argv[2], ssd=40 << 20))
 draw = random.Random(int(sys.argv[3]))

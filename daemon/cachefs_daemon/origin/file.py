@@ -24,7 +24,7 @@ from cachefs.errors import (
     OriginUnavailable,
 )
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin import OriginSettings, Report
+from cachefs_daemon.origin.base import OriginSettings, Report
 
 # A directory is read in portions, so that one of a million files shows progress and does not fill the memory.
 _PORTION: Final = 5000
@@ -48,7 +48,7 @@ class _Portion(NamedTuple):
 
 
 class FileOrigin:
-    """See cachefs_daemon.origin.Origin."""
+    """See cachefs_daemon.origin.base.Origin."""
 
     def __init__(self, url: str, settings: OriginSettings) -> None:
         """Raises ConfigError."""

@@ -19,7 +19,7 @@ from botocore.exceptions import ProfileNotFound
 from cachefs.errors import ConfigError, ObjectChanged
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin import OriginSettings, Report
+from cachefs_daemon.origin.base import OriginSettings, Report
 from cachefs_daemon.origin.retry import Failure, retrying
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, judge
 from cachefs_daemon.origin.s3_listing import Page, list_bucket, parse_page, parse_time
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class S3Origin:
-    """See cachefs_daemon.origin.Origin. Belongs to the event loop that first uses it."""
+    """See cachefs_daemon.origin.base.Origin. Belongs to the event loop that first uses it."""
 
     def __init__(self, url: str, options: OriginOptions, settings: OriginSettings) -> None:
         """Raises ConfigError."""

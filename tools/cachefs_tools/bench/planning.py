@@ -14,16 +14,16 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from cachefs_daemon.block_space import BlockSpace, Ids
-from cachefs_daemon.follower import Follower, observe
-from cachefs_daemon.lookahead import Lookahead
-from cachefs_daemon.plan import Plan
-from cachefs_daemon.policy.clairvoyant import Clairvoyant
-from cachefs_daemon.residents import ABSENT, IN_MEMORY
-from cachefs_daemon.samples import Samples
 
 from cachefs.job_messages import SamplerSpec
-from cachefs.sampler import epoch_order
+from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY
+from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
+from cachefs.planning.prefetch.lookahead import Lookahead
+from cachefs.planning.sequences.follower import Follower, observe
+from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.sampler import epoch_order
 
 SAMPLE_BYTES: Final = 110_000
 BATCH: Final = 64

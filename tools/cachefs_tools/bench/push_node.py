@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cachefs_daemon.segment import span
+from cachefs_daemon.store.segment_writer import span
 
 from cachefs.block import block_count
 from cachefs.errors import CachefsError

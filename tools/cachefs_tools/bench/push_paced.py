@@ -30,7 +30,7 @@ from cachefs_tools.bench.push_node import (
 from cachefs_tools.bench.push_reader import PROGRESS
 from cachefs_tools.bench.reads import load_pages_alike
 from cachefs_tools.bench.resident_pages import watched
-from cachefs_tools.bench.samples import sample_name, write_samples
+from cachefs_tools.bench.sample_data import sample_name, write_samples
 from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 SEED: Final = 1

@@ -28,7 +28,7 @@ from cachefs_tools.bench.push_node import (
     room_for,
 )
 from cachefs_tools.bench.reads import forget_pages
-from cachefs_tools.bench.samples import sample_name, write_samples
+from cachefs_tools.bench.sample_data import sample_name, write_samples
 
 WAYS: Final = {"pushing": (), "not pushing": ("no_push",)}
 # A cold epoch, then some that find all pages in the kernel if they fit.

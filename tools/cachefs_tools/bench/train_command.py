@@ -16,7 +16,7 @@ from cachefs_tools.bench import ceiling, scenario, train
 from cachefs_tools.bench.link import Limits
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
 from cachefs_tools.bench.report import summary, table
-from cachefs_tools.bench.samples import sample_name
+from cachefs_tools.bench.sample_data import sample_name
 from cachefs_tools.bench.scenario import Job, Scenario, Shape, Tiers
 from cachefs_tools.bench.throttle import throttled
 from cachefs_tools.scratch_node import end_in_order_when_interrupted

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cachefs_tools.bench.samples import is_sample
+from cachefs_tools.bench.sample_data import is_sample
 
 # A read that takes longer than this has waited for something that is not in this machine's memory.
 SLOW_READ: Final = 0.01

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cachefs_daemon.budget import metadata_reserve
-from cachefs_daemon.segment import span
+from cachefs_daemon.store.capacity import metadata_reserve
+from cachefs_daemon.store.segment_writer import span
 
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetAdd, OriginOptions
@@ -57,7 +57,7 @@ class TrainingNode:
 
 def budget_for(size: int) -> int:
     """The budget of a tier that takes blocks of so many bytes in all, beside what it keeps for the file system (1/128,
-    see cachefs_daemon.budget.metadata_reserve)."""
+    see cachefs_daemon.store.capacity.metadata_reserve)."""
     return size + max(metadata_reserve(0), size // 127 + 1) if size else 0
 
 

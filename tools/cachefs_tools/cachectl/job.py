@@ -21,8 +21,8 @@ from cachefs.job_messages import (
     StallRow,
 )
 from cachefs.messages import DatasetName, Empty
+from cachefs.planning.sequences.sampler import LOADER_DRAWS
 from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
-from cachefs.sampler import LOADER_DRAWS
 from cachefs_tools.cachectl.content import dataset_path
 from cachefs_tools.cachectl.display import duration, size, table
 from cachefs_tools.cachectl.display import name as shown

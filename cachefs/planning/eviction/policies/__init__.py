@@ -1,0 +1,78 @@
+"""Policies: which blocks a tier takes, and which it gives up.
+
+A policy does no I/O, has no clock and no lock of its own: the store calls it under its lock, a simulator calls the very
+same object in a loop. Sizes are bytes as the tier accounts for them.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol
+
+from cachefs.errors import ConfigError
+from cachefs.planning.eviction.policies.alsd import Alsd
+from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
+from cachefs.planning.eviction.policies.fifo import Fifo
+from cachefs.planning.eviction.policies.lfu import Lfu
+from cachefs.planning.eviction.policies.lru import Lru
+from cachefs.planning.eviction.policies.minio import Minio
+from cachefs.planning.eviction.policies.refcount import Refcount
+from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.sequences.plan import Plan
+
+
+class Policy(Protocol):
+    """The decisions of one tier.
+
+    evicts: False where the policy keeps what it has, so that the store must hold room back for passing blocks. It may
+    change when the plan does.
+    """
+
+    @property
+    def evicts(self) -> bool: ...
+
+    def admits(self, key: bytes, size: int, free: int) -> bool:
+        """Should the tier take this block, given *free* bytes and the right to evict `victims`?"""
+        ...
+
+    def added(self, key: bytes, size: int) -> None: ...
+
+    def accessed(self, key: bytes) -> None:
+        """A reader used the block. Unknown keys are ignored."""
+        ...
+
+    def removed(self, key: bytes) -> None:
+        """The block left the tier. Unknown keys are ignored."""
+        ...
+
+    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
+        """Blocks to give up so that at least *size* bytes come free: all of them, or none where that is impossible, or
+        where the policy would rather keep them than have *incoming*."""
+        ...
+
+    def replaceable(self, incoming: bytes) -> int:
+        """About how many bytes it would give up for this block."""
+        ...
+
+    def last_use(self, key: bytes) -> int | None:
+        """The block's number in `Uses`; None where the policy does not have it, or goes by something else."""
+        ...
+
+
+POLICIES: Final[Mapping[str, Callable[[Plan, Coverage | None, Uses | None], Policy]]] = {
+    "clairvoyant": lambda plan, cached, uses: Clairvoyant(plan, cached),
+    "alsd": lambda plan, cached, uses: Alsd(plan, cached),
+    "refcount": lambda plan, cached, uses: Refcount(plan, cached),
+    "minio": lambda plan, cached, uses: Minio(),
+    "lru": lambda plan, cached, uses: Lru(uses),
+    "lfu": lambda plan, cached, uses: Lfu(),
+    "fifo": lambda plan, cached, uses: Fifo(uses),
+}
+
+
+def open_policy(name: str, plan: Plan, cached: Coverage | None = None, uses: Uses | None = None) -> Policy:
+    """The policy of one tier; those that know the future know it from *plan*, and first give up what is *cached*.
+    uses: what tiers between which blocks move have in common. Raises ConfigError for a name that is not in POLICIES."""
+    try:
+        return POLICIES[name](plan, cached, uses)
+    except KeyError:
+        raise ConfigError(f"policy {name!r} does not exist; choose one of: {', '.join(POLICIES)}") from None

@@ -1,0 +1,49 @@
+"""Give up what is probably read last, where the order is known for a moment ahead only.
+
+Estimated sample distance, in our reading of it (ALSD, DPFlow, 2024, ch. 3.4.3). For each job the blocks are in four
+parts. At a position with r reads of an epoch of n left, and the next c of them certain:
+
+    certain   among the next c reads: the distance is known
+    likely    later in this epoch, in an order nobody knows: c + (r - c) / 2
+    visited   read in this epoch: in the next one, r + n / 2
+    unknown   not in this epoch either: as visited, once more epochs are counted in which it may not be
+
+Distances become seconds by each job's rate, and the soonest job decides. It needs to know which blocks an epoch reads,
+not in which order.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.eviction.policies.ranked import Ranked
+from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.sequences.plan import UNKNOWN, Future, Plan, Seconds
+
+# What loaders have drawn ahead: 8 workers with 2 batches of 64 each.
+CERTAIN_READS: Final = 1024
+
+
+class Alsd(Ranked):
+    """Scores are expected seconds until the next read."""
+
+    def __init__(self, plan: Plan, cached: Coverage | None = None, certain: int = CERTAIN_READS) -> None:
+        super().__init__(plan, cached)
+        self._certain = certain
+
+    def _scores(self, snapshot: str, ids: Ids) -> Seconds:
+        soonest = np.full(len(ids), np.inf)
+        for future, where, theirs in self._plan.futures(snapshot, ids):
+            soonest[where] = np.minimum(soonest[where], self._estimate(future, theirs))
+        return soonest
+
+    def _estimate(self, future: Future, ids: Ids) -> Seconds:
+        left = max(0, future.length - future.position)
+        reads = future.next_read[ids]
+        distance = np.subtract(reads, future.position, dtype=np.float64)
+        certain = min(self._certain, left)
+        distance[distance >= certain] = certain + (left - certain) / 2
+        distance[reads >= future.length] = left + future.length / 2
+        distance[reads == UNKNOWN] = future.beyond - future.position
+        return distance / future.rate

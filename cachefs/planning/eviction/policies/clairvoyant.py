@@ -1,0 +1,16 @@
+"""Give up what is read last (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966).
+
+When that is, the plan says: the soonest of all consumers decides. A block is taken only if it is read sooner than what
+goes for it, so nothing passes through that would be given up again before it is read.
+"""
+
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.eviction.policies.ranked import Ranked
+from cachefs.planning.sequences.plan import Seconds
+
+
+class Clairvoyant(Ranked):
+    """Scores are seconds until the next read."""
+
+    def _scores(self, snapshot: str, ids: Ids) -> Seconds:
+        return self._plan.next_use_of(snapshot, ids)

@@ -1,0 +1,112 @@
+"""Give up what was used longest ago."""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from cachefs.planning.eviction.policies.uses import Uses
+
+# Removed blocks are let go of once there are more of them than of others, and so many.
+_GONE: Final = 1024
+
+
+@dataclass(slots=True)
+class _Block:
+    size: int
+    used: int
+
+
+class Lru:
+    """Least recently used first. Nobody calling `accessed` makes it first in, first out.
+
+    Where tiers share their *uses*, all together are one list of both their sizes: a block comes from another tier with
+    the use it had there, and nothing goes for it that was used later.
+
+    bytes: size of all blocks it holds.
+    """
+
+    evicts: Final = True
+
+    def __init__(self, uses: Uses | None = None) -> None:
+        self.bytes = 0
+        self._uses = uses or Uses()
+        self._shares_uses = uses is not None
+        self._blocks: dict[bytes, _Block] = {}
+        # At least one for each block, none after its last use; what is out of date is found on its way out.
+        self._queue: list[tuple[int, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._blocks
+
+    def admits(self, key: bytes, size: int, free: int) -> bool:
+        return True
+
+    def added(self, key: bytes, size: int) -> None:
+        self._drop(key)
+        block = self._blocks[key] = _Block(size, self._uses.between.get(key) or self._uses.next())
+        self.bytes += size
+        heappush(self._queue, (block.used, key))
+        if len(self._queue) > 2 * len(self._blocks) + _GONE:
+            self._queue = [(block.used, key) for key, block in self._blocks.items()]
+            heapify(self._queue)
+
+    def accessed(self, key: bytes) -> None:
+        block = self._blocks.get(key)
+        if block is not None:
+            block.used = self._uses.next()
+
+    def removed(self, key: bytes) -> None:
+        block = self._drop(key)
+        if block is not None and self._shares_uses:
+            self._uses.between.setdefault(key, block.used)
+
+    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
+        if not 0 < size <= self.bytes:
+            return ()
+        latest = self._uses.between.get(incoming, math.inf)
+        found: dict[bytes, _Block] = {}
+        passed: dict[bytes, _Block] = {}
+        total = 0
+        for key, block in self._taken_out():
+            if key in pinned:
+                passed[key] = block
+                continue
+            total += block.size if key not in found else 0
+            found[key] = block
+            if total >= size or block.used > latest:
+                break
+        # Pinned blocks have no need of their place; at the far end they are not stepped over each time.
+        for block in passed.values():
+            block.used = self._uses.next()
+        for key, block in (*found.items(), *passed.items()):
+            heappush(self._queue, (block.used, key))
+        enough = total >= size and all(block.used <= latest for block in found.values())
+        return list(found) if enough else ()
+
+    def replaceable(self, incoming: bytes) -> int:
+        return self.bytes
+
+    def last_use(self, key: bytes) -> int | None:
+        block = self._blocks.get(key)
+        return block.used if block is not None else None
+
+    def _taken_out(self) -> Iterator[tuple[bytes, _Block]]:
+        """Blocks in the order of their last use, out of the queue; some may come twice."""
+        while self._queue:
+            used, key = heappop(self._queue)
+            block = self._blocks.get(key)
+            if block is not None and used == block.used:
+                yield key, block
+            elif block is not None:
+                heappush(self._queue, (block.used, key))
+
+    def _drop(self, key: bytes) -> _Block | None:
+        block = self._blocks.pop(key, None)
+        if block is not None:
+            self.bytes -= block.size
+        return block

@@ -1,0 +1,323 @@
+"""Policies that ask the plan: each block has a score, and what has the highest goes first.
+
+Scores are computed for whole arrays, and only for a short list of candidates each time. That loses nothing: after a
+look at all blocks the candidates are the highest of them, and later nothing gets above a candidate but a block that was
+consumed or came meanwhile, which joins them. So eviction is exact, up to how time runs differently for two consumers.
+
+What is in the page cache goes before what is not (see cachefs.planning.pagecache.coverage), and there blocks come and
+go between two looks at all: what came there since is no candidate yet and stays in memory a little longer, at most
+until half of the candidates are taken; what has left it ranks by its own next read at once.
+
+Measured at 1.3 million blocks and 8 consumers: a look at all blocks takes 60 to 100 ms, once per 2,048 victims; a batch
+of 256 victims 1.5 ms; all in all 37 us per victim. `added` takes 7 us. Per tier it takes 5 bytes per block of the
+snapshot, and some 100 per block of no planned one.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, Ids
+from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.sequences.plan import Plan, Seconds
+
+# Candidates after a look at all blocks: one in _PART of them, within these limits.
+_PART: Final = 32
+_FEWEST: Final = 64
+_MOST: Final = 4096
+# Blocks that came before their snapshot was planned and are told apart in one call: 3 ms.
+_SETTLED_AT_ONCE: Final = 4096
+_STRANGERS_AT_ONCE: Final = 256
+
+
+@dataclass(slots=True, eq=False)
+class _Members:
+    """The tier's blocks of one snapshot. sizes: bytes as the tier accounts for them, per block of the space, 0 where
+    the tier does not have it; spared: was pinned (it is looked at again when the plan changes); fresh: came since the
+    last look."""
+
+    space: BlockSpace
+    sizes: npt.NDArray[np.uint32]
+    spared: npt.NDArray[np.bool_]
+    count: int = 0
+    candidates: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
+    fresh: list[int] = field(default_factory=list)
+
+
+class Ranked:
+    """Subclasses say what the score is. Blocks of no planned snapshot (strangers) score infinitely: they go first, the
+    oldest first. A block comes in where there is room, or where others score higher. While nobody has published
+    anything, what came first stays, as with `minio`.
+
+    bytes: size of all blocks it holds.
+    """
+
+    def __init__(self, plan: Plan, cached: Coverage | None = None) -> None:
+        """cached: what gives way first; None where that is no reason."""
+        self.bytes = 0
+        self._plan = plan
+        self._cached = cached
+        self._spaces: dict[str, BlockSpace] = {}
+        self._members: dict[str, _Members] = {}
+        self._strangers: dict[bytes, int] = {}
+        # Not yet looked for in the planned snapshots.
+        self._unsettled: dict[bytes, int] = {}
+        self._version = -1
+        self._pins = 0
+        self._mark = 0
+        self._taken = 0
+        self._enough = 0
+
+    @property
+    def evicts(self) -> bool:
+        return not self._plan.is_empty
+
+    def _scores(self, snapshot: str, ids: Ids) -> Seconds:
+        raise NotImplementedError
+
+    def _ranks(self, snapshot: str, ids: Ids) -> Seconds:
+        scores = self._scores(snapshot, ids)
+        return scores if self._cached is None else self._cached.defer(snapshot, ids, scores)
+
+    def score(self, key: bytes) -> float:
+        """inf for a stranger."""
+        for snapshot, space in self._plan.spaces.items():
+            number = space.find(key)
+            if number != NO_BLOCK:
+                return float(self._ranks(snapshot, np.array([number], np.int32))[0])
+        return float("inf")
+
+    def admits(self, key: bytes, size: int, free: int) -> bool:
+        return size <= free or (self.evicts and self.score(key) < float("inf"))
+
+    def added(self, key: bytes, size: int) -> None:
+        self._settle()
+        self.removed(key)
+        self.bytes += size
+        place = self._find(key)
+        if place is None:
+            self._strangers[key] = size
+        else:
+            self._join(*place, size)
+
+    def accessed(self, key: bytes) -> None:
+        """What readers do is known from the plan."""
+
+    def removed(self, key: bytes) -> None:
+        for unplanned in (self._strangers, self._unsettled):
+            size = unplanned.pop(key, 0)
+            self.bytes -= size
+            if size:
+                return
+        place = self._find(key)
+        if place is not None:
+            members, number = place
+            self.bytes -= int(members.sizes[number])
+            members.count -= bool(members.sizes[number])
+            members.sizes[number] = 0
+
+    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
+        if size > self.bytes or (incoming and not self.evicts):
+            return ()
+        self._settle()
+        bound = self.score(incoming) if incoming else float("-inf")
+        if bound == float("inf"):
+            return ()
+        found: list[bytes] = []
+        for candidates in (self._oldest_strangers(pinned), self._highest(bound, pinned), self._rest(bound, pinned)):
+            for key, block_size in candidates:
+                found.append(key)
+                size -= block_size
+                if size <= 0:
+                    self._taken += len(found)
+                    return found
+        return ()
+
+    def replaceable(self, incoming: bytes) -> int:
+        """As far as candidates tell."""
+        score = self.score(incoming)
+        if not self.evicts or score == float("inf"):
+            return 0
+        self._settle()
+        self._look(())
+        total = sum(self._strangers.values())
+        for snapshot, members in self._members.items():
+            above = self._ranks(snapshot, members.candidates) > score
+            total += int(members.sizes[members.candidates[above]].sum(dtype=np.int64))
+        return total
+
+    def last_use(self, key: bytes) -> int | None:
+        return None
+
+    # --- who is here --------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        if self._plan.spaces is not self._spaces:
+            self._spaces = self._plan.spaces
+            self._follow_spaces()
+        if self._unsettled:
+            self._settle_some(_SETTLED_AT_ONCE)
+
+    def _follow_spaces(self) -> None:
+        """Blocks of a snapshot that is planned no more stay where they are, unless another snapshot has them too:
+        there they take less memory than as strangers."""
+        for snapshot, space in self._spaces.items():
+            known = self._members.get(snapshot)
+            if known is None:
+                nothing = np.zeros(space.count, np.uint32)
+                self._members[snapshot] = _Members(space, nothing, np.zeros(space.count, np.bool_))
+                self._unsettled.update(self._strangers)
+                self._strangers = {}
+            else:
+                known.space = space
+        for snapshot, old in list(self._members.items()):
+            if snapshot not in self._spaces:
+                for planned in self._spaces:
+                    _move(old, self._members[planned])
+                if not old.count:
+                    del self._members[snapshot]
+
+    def _settle_some(self, count: int) -> None:
+        keys = list(islice(self._unsettled, count))
+        homes: list[tuple[_Members, int] | None] = [None] * len(keys)
+        for members in self._members.values():
+            ids = members.space.ids(keys)
+            for index in np.flatnonzero(ids != NO_BLOCK).tolist():
+                homes[index] = homes[index] or (members, int(ids[index]))
+        for key, home in zip(keys, homes, strict=True):
+            size = self._unsettled.pop(key)
+            if home is None:
+                self._strangers[key] = size
+            else:
+                self._join(*home, size)
+
+    def _find(self, key: bytes) -> tuple[_Members, int] | None:
+        """Whose block that is, or would be."""
+        would_be = None
+        for snapshot, members in self._members.items():
+            number = members.space.find(key)
+            if number != NO_BLOCK:
+                if members.sizes[number]:
+                    return members, number
+                if would_be is None and snapshot in self._spaces:
+                    would_be = members, number
+        return would_be
+
+    @staticmethod
+    def _join(members: _Members, number: int, size: int) -> None:
+        members.sizes[number] = size
+        members.count += 1
+        members.fresh.append(number)
+
+    # --- who goes -----------------------------------------------------------------------------------------------------
+
+    def _oldest_strangers(self, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
+        passed = []
+        for key, size in self._strangers.items():
+            if key not in pinned:
+                yield key, size
+            else:
+                passed.append(key)
+        # Only when all are used up: pinned ones are not stepped over each time.
+        for key in passed:
+            self._strangers[key] = self._strangers.pop(key)
+
+    def _highest(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
+        """Candidates that score more than *bound*, highest first."""
+        self._look(pinned)
+        yield from self._in_order([(one, members.candidates) for one, members in self._members.items()], bound, pinned)
+
+    def _rest(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
+        """Should candidates not do: all others. Every call for more room than candidates have costs a full look."""
+        while self._unsettled:
+            self._settle_some(_SETTLED_AT_ONCE)
+        others = []
+        for snapshot, members in self._members.items():
+            there = (members.sizes > 0) & ~members.spared
+            there[members.candidates] = False
+            others.append((snapshot, np.flatnonzero(there).astype(np.int32)))
+        yield from self._in_order(others, bound, pinned)
+
+    def _in_order(
+        self, blocks: list[tuple[str, Ids]], bound: float, pinned: Collection[bytes]
+    ) -> Iterator[tuple[bytes, int]]:
+        blocks = [(snapshot, ids) for snapshot, ids in blocks if len(ids)]
+        if not blocks:
+            return
+        whose = np.repeat(np.arange(len(blocks)), [len(ids) for _, ids in blocks])
+        ids = np.concatenate([ids for _, ids in blocks])
+        scores = np.concatenate([self._ranks(snapshot, ids) for snapshot, ids in blocks])
+        order = np.argsort(-scores, kind="stable")
+        order = order[: int(np.count_nonzero(scores > bound))]
+        for start in range(0, len(order), _STRANGERS_AT_ONCE):
+            for index in order[start : start + _STRANGERS_AT_ONCE].tolist():
+                members = self._members[blocks[whose[index]][0]]
+                number = int(ids[index])
+                key = members.space.key(number)
+                if key in pinned:
+                    members.spared[number] = True
+                else:
+                    yield key, int(members.sizes[number])
+
+    def _look(self, pinned: Collection[bytes]) -> None:
+        """Bring the candidates up to date."""
+        mark, consumed = self._plan.consumed_since(self._mark)
+        if consumed is None or self._version != self._plan.version or self._taken >= self._enough:
+            self._look_at_all(mark, pinned)
+            return
+        self._mark = mark
+        for snapshot, members in self._members.items():
+            new = [ids for whose, ids in consumed if whose == snapshot]
+            if members.fresh:
+                new.append(np.array(members.fresh, np.int32))
+                members.fresh = []
+            if new:
+                members.candidates = np.unique(np.concatenate([members.candidates, *new]))
+            ids = members.candidates
+            members.candidates = ids[(members.sizes[ids] > 0) & ~members.spared[ids]]
+        if sum(len(members.candidates) for members in self._members.values()) > 4 * self._wanted():
+            self._keep_highest([(one, members.candidates) for one, members in self._members.items()])
+
+    def _look_at_all(self, mark: int, pinned: Collection[bytes]) -> None:
+        spare = self._version != self._plan.version or self._pins != len(pinned)
+        self._version, self._mark, self._taken = self._plan.version, mark, 0
+        everyone = []
+        for snapshot, members in self._members.items():
+            members.fresh = []
+            if spare:
+                members.spared[:] = False
+                ids = members.space.ids(list(pinned))
+                members.spared[ids[ids != NO_BLOCK]] = True
+            everyone.append((snapshot, np.flatnonzero((members.sizes > 0) & ~members.spared).astype(np.int32)))
+        self._pins = len(pinned)
+        self._keep_highest(everyone)
+        self._enough = max(1, self._wanted() // 2)
+
+    def _wanted(self) -> int:
+        return min(max(sum(members.count for members in self._members.values()) // _PART, _FEWEST), _MOST)
+
+    def _keep_highest(self, blocks: list[tuple[str, Ids]]) -> None:
+        whose = np.repeat(np.arange(len(blocks)), [len(ids) for _, ids in blocks])
+        scores = np.concatenate([np.zeros(0), *(self._ranks(snapshot, ids) for snapshot, ids in blocks)])
+        ids = np.concatenate([np.zeros(0, np.int32), *(ids for _, ids in blocks)])
+        if len(scores) > (wanted := self._wanted()):
+            kept = np.argpartition(scores, len(scores) - wanted)[-wanted:]
+            whose, ids = whose[kept], ids[kept]
+        for number, (snapshot, _) in enumerate(blocks):
+            self._members[snapshot].candidates = ids[whose == number]
+
+
+def _move(old: _Members, new: _Members) -> None:
+    """Count blocks of one snapshot as the other's, where they are the same."""
+    common = old.space.counterparts(new.space)
+    if common is None:
+        return
+    ids = np.flatnonzero((old.sizes > 0) & (common != NO_BLOCK))
+    new.sizes[common[ids]] = old.sizes[ids]
+    old.sizes[ids] = 0
+    old.count -= len(ids)
+    new.count += len(ids)

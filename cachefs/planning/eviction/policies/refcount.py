@@ -1,0 +1,18 @@
+"""Give up what the fewest jobs still need in their epochs (the reference count of Joader: Xu et al., "A Deep Learning
+Dataloader with Shared Data Preparation", NeurIPS 2022)."""
+
+import numpy as np
+
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.eviction.policies.ranked import Ranked
+from cachefs.planning.sequences.plan import Seconds
+
+
+class Refcount(Ranked):
+    """Scores are the number of consumers that still come to a block in their current epoch, negated."""
+
+    def _scores(self, snapshot: str, ids: Ids) -> Seconds:
+        score = np.zeros(len(ids))
+        for future, where, theirs in self._plan.futures(snapshot, ids):
+            score[where] -= future.next_read[theirs] < future.length
+        return score

@@ -1,0 +1,234 @@
+"""What single datasets may take of the tiers, and for how long. Decisions only: no I/O, no clock, no lock.
+
+A dataset with a share has, within each tier, a policy of its own of the tier's kind: which of its blocks go for another
+one of its own is decided as in a tier of that size. Room that it does not use is everybody's.
+
+A block counts for the dataset whose fetch brought it, also where others have it. Nobody remembers that over a restart:
+what is found then (or when a limit is set) counts for the first dataset that asks for it. A read is one the mount sees
+or the plan foresees. A restart counts as one.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.planning.eviction.policies import Policy
+from cachefs.planning.sequences.plan import Plan
+
+# Blocks whose future is looked up in one call, under the store's lock: 1 ms.
+_EXPIRED_AT_ONCE: Final = 1024
+# In steps of 1/256 of what the dataset may have, as in a tier: each step costs a commit.
+_AHEAD_SHIFT: Final = 8
+# So that less than 1/64 is no room for what nobody asked for.
+_FREE_SHIFT: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """snapshots: ids of those the dataset has; share: of each tier's bytes; ttl: seconds a block stays after its last
+    read."""
+
+    dataset: str
+    snapshots: frozenset[str]
+    share: float = 1.0
+    ttl: float = math.inf
+
+
+@dataclass(slots=True, eq=False)
+class _Limited:
+    """One dataset's blocks on this node. read: when each was read last, the longest ago first; passing ones are among
+    them; places: tier and bytes of those that are kept; coming: of those that are being written; used: bytes of both,
+    per tier."""
+
+    limit: Quota
+    policies: Sequence[Policy]
+    used: list[int]
+    read: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
+    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    coming: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+
+    def renew(self, key: bytes, now: float) -> None:
+        self.read[key] = now
+        self.read.move_to_end(key)
+
+
+class Quotas:
+    """Tells whose each block of a limited dataset is. Blocks of all others it does not know."""
+
+    def __init__(self, capacities: Sequence[int], policies: Callable[[], Sequence[Policy]], plan: Plan) -> None:
+        """capacities: bytes per tier; policies: makes one for each tier."""
+        self._capacities = capacities
+        self._open = policies
+        self._plan = plan
+        self._limited: dict[str, _Limited] = {}
+        self._of_snapshot: dict[str, _Limited] = {}
+        self._owners: dict[bytes, _Limited] = {}
+
+    # --- what is allowed ----------------------------------------------------------------------------------------------
+
+    def set(self, limit: Quota) -> None:
+        """For a new dataset, or instead of what was said of it."""
+        known = self._limited.get(limit.dataset)
+        if known is None:
+            self._limited[limit.dataset] = _Limited(limit, self._open(), [0] * len(self._capacities))
+        else:
+            known.limit = limit
+        self._name_snapshots()
+
+    def remove(self, dataset: str) -> None:
+        gone = self._limited.pop(dataset, None)
+        if gone is not None:
+            for key in gone.read:
+                del self._owners[key]
+            self._name_snapshots()
+
+    def _name_snapshots(self) -> None:
+        self._of_snapshot = {
+            snapshot: one
+            for name, one in sorted(self._limited.items(), reverse=True)
+            for snapshot in one.limit.snapshots
+        }
+
+    def _quota(self, one: _Limited, tier: int) -> int:
+        return int(one.limit.share * self._capacities[tier])
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def claim(self, key: bytes, snapshot: str, now: float) -> bool:
+        """A block of *snapshot* is about to come, or was found. True where it is now its dataset's."""
+        one = self._of_snapshot.get(snapshot)
+        if one is None or key in self._owners:
+            return False
+        self._owners[key] = one
+        one.read[key] = now
+        return True
+
+    def coming(self, tier: int, key: bytes, size: int) -> None:
+        """*tier* has room for the block, which counts from now on."""
+        one = self._owners.get(key)
+        if one is not None and key not in one.coming and one.places.get(key, (None,))[0] != tier:
+            one.coming[key] = tier, size
+            one.used[tier] += size
+
+    def arrived(self, key: bytes) -> None:
+        """It is written, or was not: `added` says where it is."""
+        one = self._owners.get(key)
+        tier, size = one.coming.pop(key, (0, 0)) if one is not None else (0, 0)
+        if one is not None:
+            one.used[tier] -= size
+
+    def added(self, tier: int, key: bytes, size: int) -> None:
+        """*tier* keeps the block, which takes *size* bytes of it."""
+        one = self._owners.get(key)
+        if one is not None:
+            self.removed(key)
+            one.places[key] = tier, size
+            one.used[tier] += size
+            one.policies[tier].added(key, size)
+
+    def removed(self, key: bytes) -> None:
+        """The tier that had it keeps it no more; somebody may still pass it on."""
+        one = self._owners.get(key)
+        place = one.places.pop(key, None) if one is not None else None
+        if one is not None and place is not None:
+            tier, size = place
+            one.used[tier] -= size
+            one.policies[tier].removed(key)
+
+    def forget(self, key: bytes) -> None:
+        """The block is not on this node."""
+        self.removed(key)
+        self.arrived(key)
+        one = self._owners.pop(key, None)
+        if one is not None:
+            del one.read[key]
+
+    def accessed(self, keys: Iterable[bytes], now: float) -> None:
+        if not self._owners:
+            return
+        for key in keys:
+            one = self._owners.get(key)
+            if one is not None:
+                one.renew(key, now)
+                for policy in one.policies:
+                    policy.accessed(key)
+
+    # --- who may come, and who goes -----------------------------------------------------------------------------------
+
+    def room(self, tier: int, key: bytes) -> float:
+        """Bytes that the block's dataset may still take of *tier*; inf where nothing limits it. Negative where it has
+        too much."""
+        one = self._owners.get(key)
+        if one is None or one.limit.share >= 1 or one.places.get(key, (None,))[0] == tier:
+            return math.inf
+        return self._quota(one, tier) - one.used[tier]
+
+    def room_for(self, tier: int, key: bytes, snapshot: str) -> float:
+        """About how many bytes the dataset of *snapshot* may still take, or would give up for this block."""
+        one = self._of_snapshot.get(snapshot)
+        if one is None or one.limit.share >= 1:
+            return math.inf
+        return max(0, self._quota(one, tier) - one.used[tier]) + one.policies[tier].replaceable(key)
+
+    def allowance(self, snapshot: str) -> float:
+        """Bytes by which the dataset of *snapshot* may still grow; inf where nothing limits it."""
+        one = self._of_snapshot.get(snapshot)
+        if one is None or one.limit.share >= 1:
+            return math.inf
+        quotas = [self._quota(one, tier) for tier in range(len(self._capacities))]
+        return sum(max(0, quota - (quota >> _FREE_SHIFT) - used) for quota, used in zip(quotas, one.used, strict=True))
+
+    def victims(self, tier: int, size: int, pinned: Collection[bytes], incoming: bytes) -> Sequence[bytes]:
+        """Blocks of *incoming*'s dataset that free *size* bytes for it, or none."""
+        one = self._owners[incoming]
+        policy = one.policies[tier]
+        if not policy.evicts:
+            return ()
+        ahead = max(size, self._quota(one, tier) >> _AHEAD_SHIFT)
+        return policy.victims(ahead, pinned, incoming) or policy.victims(size, pinned, incoming)
+
+    def surplus(self, tier: int, pinned: Collection[bytes]) -> list[bytes]:
+        """What must go since limits were lowered, pins apart: as the policy says, or what was read longest ago."""
+        found: list[bytes] = []
+        for one in self._limited.values():
+            excess = one.used[tier] - self._quota(one, tier)
+            if excess > 0 and one.limit.share < 1:
+                policy = one.policies[tier]
+                chosen = policy.victims(excess, pinned) if policy.evicts else ()
+                found += chosen or _longest_unread(one, tier, excess, pinned)
+        return found
+
+    def expired(self, now: float, pinned: Collection[bytes]) -> list[bytes]:
+        """Some blocks that nobody has read for so long, and that no plan will; none when there are no more."""
+        for one in self._limited.values():
+            while overdue := _overdue(one, now):
+                awaited = self._plan.next_use(overdue) < math.inf
+                kept = {key for key, wanted in zip(overdue, awaited.tolist(), strict=True) if wanted or key in pinned}
+                for key in kept:
+                    one.renew(key, now)
+                if len(kept) < len(overdue):
+                    return [key for key in overdue if key not in kept]
+        return []
+
+
+def _overdue(one: _Limited, now: float) -> list[bytes]:
+    found: list[bytes] = []
+    for key, read in one.read.items():
+        if now - read <= one.limit.ttl or len(found) == _EXPIRED_AT_ONCE:
+            break
+        found.append(key)
+    return found
+
+
+def _longest_unread(one: _Limited, tier: int, size: int, pinned: Collection[bytes]) -> list[bytes]:
+    found: list[bytes] = []
+    for key in one.read:
+        place = one.places.get(key)
+        if size <= 0:
+            break
+        if place is not None and place[0] == tier and key not in pinned:
+            found.append(key)
+            size -= place[1]
+    return found

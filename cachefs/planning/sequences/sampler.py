@@ -1,0 +1,190 @@
+"""Orders that a sampler spec determines, computed without torch.
+
+`torch.randperm` on a CPU is a Fisher-Yates shuffle over the 32-bit outputs of a Mersenne Twister; numpy's `RandomState`
+gives the same outputs for the same seed, and the swaps are done by `_shuffle.c`, or where that was not built in Python:
+1.28 M samples take 8 ms, or 0.7 s. Equal to torch 2.13 (tests/unit/planning/sequences/test_sampler.py compares).
+"""
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from cachefs.errors import ConfigError
+from cachefs.job_messages import SamplerSpec
+
+Order = NDArray[numpy.uint32]
+
+# From here on torch draws 64 bits per swap (UINT32_MAX / 20, as in randperm_cpu).
+TORCH_LIMIT = (2**32 - 1) // 20
+
+# Outputs a DataLoader takes from its generator (for the workers' base seed) before epoch 0 and before each later one.
+LOADER_DRAWS = {"torch-random": (0, 0), "torch-loader": (2, 2), "torch-loader-persistent": (2, 0)}
+
+
+def epoch_order(spec: SamplerSpec, epoch: int) -> Order:
+    """The samples that one consumer reads in *epoch* (counted from 0), in order, as uint32.
+
+    Kinds, with n = spec.size; where spec.shuffle is false each is in order of sample numbers:
+
+    - `sequential`: 0 to n - 1.
+    - `torch-random`: `RandomSampler(dataset, generator=g)`, where g was seeded with spec.seed once, before epoch 0, and
+      is used by nothing else. One generator goes on from epoch to epoch, and each epoch takes two permutations from it:
+      torch computes a second one when the sampler is exhausted, of which it uses nothing. So every epoch before must
+      have been read to its end. (`RandomSampler` without a generator seeds itself from torch's global one as each epoch
+      starts, which cannot be known before.)
+    - `torch-loader`: `DataLoader(dataset, shuffle=True, generator=g)`. As torch-random, but before each epoch the
+      loader takes a base seed for its workers from the same g.
+    - `torch-loader-persistent`: the same with persistent_workers=True, where the loader does so before epoch 0 only.
+    - `torch-distributed`: `DistributedSampler` after `set_epoch(epoch)`: seed + epoch, padded or cut as torch does to
+      give spec.replicas equal shares, of which this is that of spec.rank.
+    - `numpy`: `numpy.random.RandomState(seed + epoch).permutation(n)`, whose results numpy has frozen (NEP 19), unlike
+      those of `default_rng`.
+
+    Raises ConfigError for a kind that is unknown or `explicit`, and for numbers that make no sense.
+    """
+    order_of = _ORDERS.get(spec.kind)
+    if order_of is None:
+        raise ConfigError(f"sampler {spec.kind!r} does not determine an order; known: {', '.join(_ORDERS)}")
+    if not 0 <= spec.size < 2**32:
+        raise ConfigError(f"sampler size {spec.size} is not between 0 and 2^32 - 1")
+    if epoch < 0:
+        raise ConfigError(f"epoch {epoch} is negative; epochs count from 0")
+    if not 0 <= spec.rank < spec.replicas:
+        raise ConfigError(f"sampler rank {spec.rank} is not one of {spec.replicas} replicas, 0 to {spec.replicas - 1}")
+    if spec.replicas > 1 and spec.kind != "torch-distributed":
+        raise ConfigError(f"sampler {spec.kind!r} cannot divide samples among {spec.replicas}; use torch-distributed")
+    return order_of(spec, epoch)
+
+
+def worst_displacement(workers: int, batch_size: int, prefetch: int) -> int:
+    """How many places, at most, a sample is read before or after its place in the published order by one DataLoader.
+
+    Batch k is read by worker k mod workers, each worker reads its batches in order, and a batch is handed out only when
+    fewer than workers * prefetch batches lie between it and the last one that the training loop has taken
+    (`_MultiProcessingDataLoaderIter._try_put_index`). So while batch k is being read,
+
+    - everything up to batch k - workers * prefetch has been read, and of the workers * prefetch - 1 batches between, at
+      least the prefetch - 1 of the same worker: at most (workers - 1) * prefetch batches are still to come;
+    - nothing from batch k + workers * prefetch on has been read, and of those between, none of the prefetch - 1 of the
+      same worker: at most (workers - 1) * prefetch batches were read before their turn.
+
+    Without workers, or with one, reads are in order. With `in_order=False` there is no bound.
+    """
+    return max(workers - 1, 0) * prefetch * batch_size
+
+
+def _sequential(spec: SamplerSpec, epoch: int) -> Order:
+    return numpy.arange(spec.size, dtype=numpy.uint32)
+
+
+def _numpy(spec: SamplerSpec, epoch: int) -> Order:
+    order = _sequential(spec, epoch)
+    if spec.shuffle:
+        seed = spec.seed + epoch
+        if not 0 <= seed < 2**32:
+            raise ConfigError(f"seed {spec.seed} + epoch {epoch} is not between 0 and 2^32 - 1, as numpy wants it")
+        numpy.random.RandomState(seed).shuffle(order)
+    return order
+
+
+def _torch_distributed(spec: SamplerSpec, epoch: int) -> Order:
+    if spec.shuffle:
+        everyone = _torch_permutation(_torch_generator(spec.seed + epoch), spec.size)
+    else:
+        everyone = _sequential(spec, epoch)
+    share = spec.size // spec.replicas if spec.drop_last else -(-spec.size // spec.replicas)
+    own = everyone[spec.rank : share * spec.replicas : spec.replicas]
+    # Both ways of torch to pad repeat the order from its start.
+    padded = numpy.arange(len(own), share) * spec.replicas + spec.rank
+    return numpy.concatenate((own, everyone[padded % max(spec.size, 1)]))
+
+
+def _torch_random(spec: SamplerSpec, epoch: int) -> Order:
+    if not spec.shuffle:
+        return _sequential(spec, epoch)
+    return _torch_permutation(_epochs_of(spec.kind, spec.seed, spec.size).generator(epoch), spec.size)
+
+
+_ORDERS: dict[str, Callable[[SamplerSpec, int], Order]] = {
+    "sequential": _sequential,
+    **dict.fromkeys(LOADER_DRAWS, _torch_random),
+    "torch-distributed": _torch_distributed,
+    "numpy": _numpy,
+}
+
+
+class _Epochs:
+    """One torch generator that goes on from epoch to epoch. starts: its state as each epoch's permutation begins."""
+
+    def __init__(self, kind: str, seed: int, size: int) -> None:
+        first, later = LOADER_DRAWS[kind]
+        self._per_epoch = 2 * max(size - 1, 0) + later
+        self._lock = threading.Lock()
+        generator = _torch_generator(seed)
+        _skip(generator, first)
+        self._starts: list[Any] = [generator.get_state()]
+
+    def generator(self, epoch: int) -> numpy.random.RandomState:
+        generator = numpy.random.RandomState()
+        with self._lock:
+            generator.set_state(self._starts[min(epoch, len(self._starts) - 1)])
+            while len(self._starts) <= epoch:
+                _skip(generator, self._per_epoch)
+                self._starts.append(generator.get_state())
+        return generator
+
+
+# Twenty epochs of 1.28 M samples cost 0.2 s to skip, so the states (2.5 KB each) are kept.
+_epochs_of = functools.lru_cache(maxsize=16)(_Epochs)
+
+
+def _torch_generator(seed: int) -> numpy.random.RandomState:
+    if not -(2**63) <= seed < 2**64:
+        raise ConfigError(f"seed {seed} is not between -2^63 and 2^64 - 1, as torch wants it")
+    return numpy.random.RandomState(seed % 2**32)
+
+
+def _skip(generator: numpy.random.RandomState, draws: int) -> None:
+    generator._bit_generator.random_raw(draws, output=False)
+
+
+def _torch_permutation(generator: numpy.random.RandomState, size: int) -> Order:
+    if size >= TORCH_LIMIT:
+        raise ConfigError(f"torch shuffles from {TORCH_LIMIT} samples on in another way; publish the order explicitly")
+    order = numpy.arange(size, dtype=numpy.uint32)
+    draws = generator.randint(0, 2**32, size=max(size - 1, 0), dtype=numpy.uint32)
+    _shuffle(order, draws)
+    return order
+
+
+def _shuffle_in_python(order: Order, draws: Order) -> None:
+    chosen = order.tolist()
+    places = numpy.arange(len(draws), dtype=numpy.int64)
+    others = places + draws % (len(order) - places)
+    for place, other in enumerate(others.tolist()):
+        chosen[place], chosen[other] = chosen[other], chosen[place]
+    order[:] = chosen
+
+
+def _load_shuffle() -> Callable[[Order, Order], None]:
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_shuffle{suffix}")
+        if path.exists():
+            try:
+                compiled = ctypes.CDLL(str(path)).cachefs_shuffle
+            except OSError:  # built for another machine
+                break
+            compiled.restype = None
+            compiled.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+            return lambda order, draws: compiled(order.ctypes.data, draws.ctypes.data, len(order))
+    return _shuffle_in_python
+
+
+_shuffle = _load_shuffle()

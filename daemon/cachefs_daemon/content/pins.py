@@ -1,0 +1,102 @@
+"""Pins: paths of datasets whose blocks no policy may evict. They outlive restarts and follow refreshes."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from cachefs.errors import NotFound
+from cachefs.messages import Pinned, Selection
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.datasets import selection
+from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore
+
+log = logging.getLogger(__name__)
+
+BATCH: Final = 4096
+
+
+class Pins:
+    """Keeps the store's pinned keys equal to what the datasets' records say."""
+
+    def __init__(self, store: BlockStore, datasets: Catalog, threads: Threads) -> None:
+        self._store = store
+        self._datasets = datasets
+        self._threads = threads
+        self._changing = asyncio.Lock()
+
+    async def pin(self, request: Selection) -> Pinned:
+        """Raises NotFound."""
+        async with self._changing:
+            snapshot = self._datasets.snapshot(request.dataset)
+            paths = selection.distinct(request.paths or [b""])
+            pinned = await self._threads.background(_each_key, self._store.pin, snapshot, paths)
+            known = self._datasets.get(request.dataset).record.pins
+            await self._datasets.set_pins(request.dataset, selection.distinct([*known, *paths]))
+            return pinned
+
+    async def unpin(self, request: Selection) -> Pinned:
+        """Release pins (all of the dataset, without paths). Raises NotFound where a path is not a pin itself."""
+        async with self._changing:
+            snapshot = self._datasets.snapshot(request.dataset)
+            known = self._datasets.get(request.dataset).record.pins
+            paths = selection.distinct(request.paths) if request.paths else known
+            for path in paths:
+                if path not in known:
+                    raise NotFound(_not_pinned(path, known, request.dataset))
+            await self._datasets.set_pins(request.dataset, [pin for pin in known if pin not in paths])
+            released = await self._threads.background(_each_key, self._store.unpin, snapshot, _present(snapshot, paths))
+            # Other pins may cover some of the same content.
+            await self._apply_all()
+            return released
+
+    async def follow(self, before: Snapshot | None, paths: list[bytes]) -> None:
+        """The dataset with pins at *paths* has left snapshot *before* for another one, or is gone."""
+        if not paths:
+            return
+        async with self._changing:
+            if before is not None:
+                await self._threads.background(_each_key, self._store.unpin, before, _present(before, paths))
+            await self._apply_all()
+
+    async def apply(self) -> None:
+        """Pin in the store what the records say."""
+        async with self._changing:
+            await self._apply_all()
+
+    async def _apply_all(self) -> None:
+        for dataset in self._datasets:
+            if dataset.current is not None and dataset.record.pins:
+                paths = _present(dataset.current, dataset.record.pins)
+                await self._threads.background(_each_key, self._store.pin, dataset.current, paths)
+
+
+def _each_key(change: Callable[[Iterable[bytes]], None], snapshot: Snapshot, paths: list[bytes]) -> Pinned:
+    """Call *change* with the keys of all blocks at or below *paths* (none where there are no paths)."""
+    files = size = 0
+    if not paths:
+        return Pinned(files=0, bytes=0)
+    keys: list[bytes] = []
+    for entry in selection.files(snapshot, paths):
+        files += 1
+        size += entry.size
+        keys.extend(selection.block_keys(snapshot, entry))
+        if len(keys) >= BATCH:
+            change(keys)
+            keys = []
+    change(keys)
+    return Pinned(files=files, bytes=size)
+
+
+def _present(snapshot: Snapshot, paths: Iterable[bytes]) -> list[bytes]:
+    """A pinned path may be missing in a newer snapshot; the pin stays, as the path may come back."""
+    return [path for path in paths if snapshot.find(path) is not None]
+
+
+def _not_pinned(path: bytes, known: list[bytes], dataset: str) -> str:
+    shown = [pin.decode(errors="backslashreplace") or "/" for pin in itertools.islice(known, 5)]
+    pins = ", ".join(shown) + (", …" if len(known) > len(shown) else "") if shown else "nothing"
+    return f"{path.decode(errors='backslashreplace') or '/'} is not a pin of {dataset}; pinned there: {pins}"

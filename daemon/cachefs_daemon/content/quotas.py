@@ -1,0 +1,80 @@
+"""Limits of datasets: how much of each tier, and how long. They outlive restarts and follow refreshes."""
+
+import asyncio
+import logging
+import math
+from typing import Final
+
+import numpy as np
+
+from cachefs.errors import ConfigError
+from cachefs.messages import DatasetLimit, DatasetView
+from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace
+from cachefs.planning.eviction.quotas import Quota
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.datasets.catalog import Catalog, Dataset
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore
+
+log = logging.getLogger(__name__)
+
+SHORTEST_TTL: Final = 1.0
+
+
+class DatasetQuotas:
+    """Keeps the store's limits equal to what the datasets' records say."""
+
+    def __init__(self, store: BlockStore, datasets: Catalog, threads: Threads) -> None:
+        self._store = store
+        self._datasets = datasets
+        self._threads = threads
+        self._changing = asyncio.Lock()
+
+    async def change(self, request: DatasetLimit) -> DatasetView:
+        """What is more than the share goes within seconds. Raises NotFound, ConfigError."""
+        if request.share is not None and not 0 < request.share <= 1:
+            raise ConfigError(f"share {request.share:g}: expected more than 0 and at most 1 (all, which is no limit)")
+        if request.ttl is not None and request.ttl != 0 and not SHORTEST_TTL <= request.ttl < math.inf:
+            raise ConfigError(f"ttl {request.ttl:g} s: expected at least {SHORTEST_TTL:g} s, or 0 for no limit")
+        async with self._changing:
+            record = self._datasets.get(request.name).record
+            share = record.share if request.share is None else request.share
+            ttl = record.ttl if request.ttl is None else request.ttl
+            await self._datasets.set_limits(request.name, share, ttl)
+            dataset = self._datasets.get(request.name)
+            await self._apply(dataset)
+            log.info("dataset %s: at most %.4g of each tier, ttl %.0f s (0: none)", request.name, share, ttl)
+            return self._datasets.view(dataset)
+
+    async def follow(self, dataset: Dataset) -> None:
+        """The dataset has another snapshot."""
+        async with self._changing:
+            await self._apply(dataset)
+
+    def removed(self, name: str) -> None:
+        self._store.remove_limit(name)
+
+    async def apply(self) -> None:
+        """Quota in the store what the records say."""
+        async with self._changing:
+            for dataset in sorted(self._datasets, key=lambda one: one.record.name):
+                await self._apply(dataset)
+
+    async def _apply(self, dataset: Dataset) -> None:
+        record = dataset.record
+        if record.share >= 1 and not record.ttl:
+            self._store.remove_limit(record.name)
+            return
+        snapshots = self._datasets.generations(dataset)
+        known = frozenset(snapshot.id for snapshot in snapshots)
+        self._store.set_limit(Quota(record.name, known, record.share, record.ttl or math.inf))
+        for snapshot in snapshots:
+            await self._threads.background(_claim, self._store, snapshot)
+
+
+def _claim(store: BlockStore, snapshot: Snapshot) -> None:
+    """What is here of the snapshot counts. As arrays, since a daemon that starts waits for it."""
+    keys = store.keys()
+    if keys:
+        here = np.flatnonzero(BlockSpace.of(snapshot).ids(keys) != NO_BLOCK)
+        store.claim([keys[index] for index in here.tolist()], snapshot.id)

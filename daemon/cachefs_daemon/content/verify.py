@@ -1,0 +1,58 @@
+"""Re-reading every cached byte against its checksums, and dropping what is wrong."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs.messages import VerifyProgress
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore
+
+REPORT_SECONDS: Final = 0.2
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """keys: still to be read; blocks: read or found gone; size: bytes read; repaired: blocks that were wrong."""
+
+    keys: Iterator[bytes]
+    blocks: int = 0
+    size: int = 0
+    repaired: int = 0
+
+    def advance(self, store: BlockStore) -> bool:
+        """Go on for REPORT_SECONDS; False at the end."""
+        until = time.monotonic() + REPORT_SECONDS
+        while time.monotonic() < until:
+            key = next(self.keys, None)
+            if key is None:
+                return False
+            self._check(store, key)
+        return True
+
+    def _check(self, store: BlockStore, key: bytes) -> None:
+        self.blocks += 1
+        location = store.get(key)
+        if location is None:
+            return  # evicted since we began
+        self.size += location.length
+        if store.read(key, location) is None:
+            # Evicted or moved under our eyes, or really bad: the store tells.
+            self.repaired += store.repair(key, location)
+
+
+async def verify(store: BlockStore, threads: Threads) -> AsyncGenerator[VerifyProgress, None]:
+    """Progress, and last a message that says done."""
+    keys = await threads.background(store.keys)
+    sweep = _Sweep(iter(keys))
+    going = True
+    while going:
+        going = await threads.background(sweep.advance, store)
+        yield VerifyProgress(
+            blocks=sweep.blocks,
+            blocks_total=len(keys),
+            bytes=sweep.size,
+            repaired=sweep.repaired,
+            done=not going,
+        )

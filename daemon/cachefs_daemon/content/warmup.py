@@ -1,0 +1,170 @@
+"""Warmups: bringing chosen files of a dataset onto the node before anybody reads them.
+
+They take what the policy admits and nothing more, behind every read that somebody waits for.
+"""
+
+import asyncio
+import itertools
+import logging
+import math
+from array import array
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.block import block_count, block_length
+from cachefs.errors import CachefsError, ConfigError
+from cachefs.messages import BlockRef, Warmup, WarmupProgress
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.datasets import selection
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.runtime.threads import Threads
+
+log = logging.getLogger(__name__)
+
+# Together they keep twice the default of origin.max_connections under way, so that a slow block idles nothing. Twice
+# as many of each made no warmup faster, but every other fetch slower.
+WORKERS: Final = 8
+BATCH: Final = 16
+REPORT_SECONDS: Final = 0.2
+
+RUNNING: Final = "running"
+DONE: Final = "done"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """files: entry numbers, in the snapshot's order."""
+
+    files: "array[int]"
+    blocks: int
+    bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    id: int
+    snapshot: Snapshot
+    request: Warmup
+    state: str = RUNNING
+    plan: _Plan = field(default_factory=lambda: _Plan(array("Q"), 0, 0))
+    blocks: int = 0
+    bytes: int = 0
+    skipped: int = 0
+    failed: int = 0
+    message: str = ""
+    task: "asyncio.Task[None]" = field(init=False)
+
+    def progress(self) -> WarmupProgress:
+        return WarmupProgress(
+            id=self.id,
+            state=self.state,
+            blocks=self.blocks,
+            blocks_total=self.plan.blocks,
+            bytes=self.bytes,
+            bytes_total=self.plan.bytes,
+            skipped=self.skipped,
+            failed=self.failed,
+            message=self.message,
+        )
+
+
+class Warmups:
+    """All warmups that run now."""
+
+    def __init__(self, fetcher: Fetcher, threads: Threads) -> None:
+        self._fetcher = fetcher
+        self._threads = threads
+        self._numbers = itertools.count(1)
+        self._running: set[_Run] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def run(self, snapshot: Snapshot, request: Warmup) -> AsyncGenerator[WarmupProgress, None]:
+        """Progress until the end; one message and no waiting where the request says so. A caller who waits and goes
+        away takes the warmup along. Raises NotFound, ConfigError."""
+        if not 0 < request.fraction <= 1:
+            raise ConfigError(f"fraction {request.fraction:g}: expected more than 0 and at most 1")
+        run = _Run(next(self._numbers), snapshot, request)
+        run.plan = await self._threads.background(_plan, snapshot, request)
+        run.task = asyncio.create_task(self._work(run))
+        self._running.add(run)
+        if not request.wait:
+            yield run.progress()
+            return
+        try:
+            while not run.task.done():
+                yield run.progress()
+                await asyncio.wait([run.task], timeout=REPORT_SECONDS)
+            yield run.progress()
+        finally:
+            run.task.cancel()
+
+    async def close(self) -> None:
+        tasks = [run.task for run in self._running]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _work(self, run: _Run) -> None:
+        batches = _batches(run)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(WORKERS):
+                    group.create_task(self._fetch(run, batches))
+            run.state = FAILED if run.failed else DONE
+        except asyncio.CancelledError:
+            run.state = CANCELLED
+            raise
+        except Exception as error:
+            log.exception("warmup %d of %s failed unexpectedly", run.id, run.request.dataset)
+            run.state, run.message = FAILED, f"internal error ({error!r}); see the daemon's log"
+        finally:
+            self._running.discard(run)
+            log.info(
+                "warmup %d of %s %s: %d of %d blocks here, %d not admitted, %d failed",
+                run.id, run.request.dataset, run.state, run.blocks, run.plan.blocks, run.skipped, run.failed,
+            )  # fmt: skip
+
+    async def _fetch(self, run: _Run, batches: Iterator[list[tuple[BlockRef, int]]]) -> None:
+        for batch in batches:
+            outcomes = await self._fetcher.ahead([ref for ref, _ in batch])
+            for (_, length), outcome in zip(batch, outcomes, strict=True):
+                if outcome is None:
+                    run.skipped += 1
+                elif isinstance(outcome, CachefsError):
+                    run.failed += 1
+                    run.message = str(outcome)
+                else:
+                    run.blocks += 1
+                    run.bytes += length
+
+
+def _plan(snapshot: Snapshot, request: Warmup) -> _Plan:
+    """In a thread. 8 bytes a file: a million files are 8 MB."""
+    numbers = array("Q")
+    sizes = array("Q")
+    for entry in selection.files(snapshot, request.paths):
+        numbers.append(entry.number)
+        sizes.append(entry.size)
+    count = math.ceil(len(numbers) * request.fraction)
+    blocks = sum(block_count(size, snapshot.block_size) for size in sizes[:count])
+    return _Plan(numbers[:count], blocks, sum(sizes[:count]))
+
+
+def _batches(run: _Run) -> Iterator[list[tuple[BlockRef, int]]]:
+    """Blocks with their lengths."""
+    blocks = _blocks(run.snapshot, run.plan.files)
+    while batch := list(itertools.islice(blocks, BATCH)):
+        yield batch
+
+
+def _blocks(snapshot: Snapshot, files: "array[int]") -> Iterator[tuple[BlockRef, int]]:
+    for file in files:
+        size, _ = snapshot.file(file)
+        for number in range(block_count(size, snapshot.block_size)):
+            ref = BlockRef(snapshot=snapshot.id, entry=file, number=number)
+            yield ref, block_length(size, snapshot.block_size, number)

@@ -1,0 +1,382 @@
+"""The datasets of this node: their names, origins and snapshots.
+
+Snapshots are files in `<state_dir>/snapshots`, shared by all datasets that list the same. Of each dataset the current
+one is kept, the one before it, and any that a living mount may still read.
+"""
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs import snapshot as snapshots
+from cachefs.block import block_count, block_key, block_length
+from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, SnapshotDamaged
+from cachefs.messages import BlockRef, DatasetAdd, DatasetView, ListingProgress
+from cachefs.sizes import format_size
+from cachefs.snapshot import Snapshot
+from cachefs.snapshot_diff import compare
+from cachefs_daemon.datasets import records
+from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
+from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
+from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
+from cachefs_daemon.runtime.threads import Threads
+
+log = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+# `all` is the mount SPEC for every dataset of the node.
+_RESERVED: Final = frozenset({"all"})
+KEPT_GENERATIONS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSource:
+    """Where the bytes of the block *key* of *snapshot* come from: [offset, offset + length) of one version of one
+    object."""
+
+    key: bytes
+    origin: Origin
+    object: bytes
+    version: bytes
+    size: int
+    offset: int
+    length: int
+    snapshot: str = ""
+
+    @property
+    def subject(self) -> str:
+        """How a person calls the object."""
+        return f"{self.origin.url}/{self.object.decode(errors='backslashreplace')}"
+
+
+@dataclass(slots=True)
+class Dataset:
+    """record: what is on disk about it; origin: open for it; current: its snapshot, None where that is damaged."""
+
+    record: DatasetRecord
+    origin: Origin
+    current: Snapshot | None
+
+
+@dataclass(slots=True)
+class _Held:
+    """An open snapshot and the origins of the datasets that have it. Nobody closes it, as a thread may be reading it:
+    it closes when the last reference goes."""
+
+    snapshot: Snapshot
+    origins: list[Origin] = field(default_factory=list)
+
+
+class Catalog:
+    """Changed on the event loop only; `source` and the snapshots may be used in any thread."""
+
+    def __init__(self, state_dir: Path, block_size: int, settings: OriginSettings, threads: Threads) -> None:
+        """Raises CachefsError where the registry cannot be read."""
+        self._state_dir = state_dir
+        self._directory = state_dir / "snapshots"
+        self._block_size = block_size
+        self._settings = settings
+        self._threads = threads
+        self._datasets: dict[str, Dataset] = {}
+        self._held: dict[str, _Held] = {}
+        self._changing: set[str] = set()
+        self._saving = threading.Lock()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CachefsError(f"{self._directory} cannot be used: {error.strerror}; move it away") from None
+        for record in records.load(state_dir):
+            self._load(record)
+        self._tidy()
+
+    def __iter__(self) -> Iterator[Dataset]:
+        return iter(list(self._datasets.values()))
+
+    def __len__(self) -> int:
+        return len(self._datasets)
+
+    def get(self, name: str) -> Dataset:
+        """Raises NotFound."""
+        dataset = self._datasets.get(name)
+        if dataset is None:
+            known = ", ".join(sorted(self._datasets)) or "none yet"
+            raise NotFound(f"no dataset named {name!r} (known: {known}); add it with `cachectl dataset add {name} URL`")
+        return dataset
+
+    def snapshot(self, name: str) -> Snapshot:
+        """The current snapshot of a dataset. Raises NotFound, SnapshotDamaged."""
+        dataset = self.get(name)
+        if dataset.current is None:
+            raise SnapshotDamaged(f"the snapshot of {name} is lost; run `cachectl dataset refresh {name}`")
+        return dataset.current
+
+    def generations(self, dataset: Dataset) -> list[Snapshot]:
+        """All its snapshots that are still on this node, newest first."""
+        held = (self._held.get(known.id) for known in dataset.record.snapshots)
+        return [one.snapshot for one in held if one is not None]
+
+    def view(self, dataset: Dataset) -> DatasetView:
+        """snapshot and path are empty where the snapshot is lost."""
+        record, snapshot = dataset.record, dataset.current
+        return DatasetView(
+            name=record.name,
+            url=record.url,
+            snapshot=snapshot.id if snapshot else "",
+            path=str(self._path(snapshot.id)) if snapshot else "",
+            files=snapshot.files if snapshot else 0,
+            directories=snapshot.directories if snapshot else 0,
+            bytes=snapshot.bytes if snapshot else 0,
+            created_ns=snapshot.created_ns if snapshot else 0,
+            problems=snapshot.problem_count if snapshot else 0,
+            share=record.share,
+            ttl=record.ttl,
+        )
+
+    def readable(self) -> list[DatasetView]:
+        """Those a mount can show."""
+        return [self.view(dataset) for dataset in self if dataset.current is not None]
+
+    def source(self, ref: BlockRef) -> BlockSource:
+        """What *ref* means. Raises NotFound, SnapshotDamaged."""
+        held = self._held.get(ref.snapshot)
+        if held is None:
+            raise NotFound(f"snapshot {ref.snapshot} is not on this node; mount the dataset again")
+        snapshot = held.snapshot
+        entry = snapshot.entry(ref.entry)
+        if not 0 <= ref.number < block_count(entry.size, snapshot.block_size):
+            raise NotFound(f"entry {ref.entry} of snapshot {ref.snapshot} has no block {ref.number}")
+        return BlockSource(
+            key=block_key(entry.content, ref.number),
+            origin=held.origins[0],
+            object=snapshot.path(ref.entry),
+            version=entry.version,
+            size=entry.size,
+            offset=ref.number * snapshot.block_size,
+            length=block_length(entry.size, snapshot.block_size, ref.number),
+            snapshot=ref.snapshot,
+        )
+
+    async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
+        """Progress, and last the new dataset. Raises AlreadyExists, Busy, ConfigError, and what the origin raises."""
+        name = request.name
+        if not _NAME.fullmatch(name) or name in _RESERVED:
+            raise ConfigError(
+                f"{name!r} cannot name a dataset: use 1 to 64 of A-Z a-z 0-9 . _ - "
+                "with neither dot nor dash in front, and not `all`"
+            )
+        known = self._datasets.get(name)
+        if known is not None:
+            raise AlreadyExists(_taken(known.record, request.url))
+        origin = open_origin(request.url, request.options, self._settings)
+        dataset = Dataset(DatasetRecord(name, origin.url, request.options, []), origin, None)
+        try:
+            with self._changing_name(name):
+                async with contextlib.aclosing(self._list(dataset)) as steps:
+                    async for progress in steps:
+                        yield progress
+        finally:
+            if name not in self._datasets:
+                await origin.close()
+        log.info("dataset %s added: %d files of %s", name, self.snapshot(name).files, request.url)
+        yield self._last_progress(dataset)
+
+    async def refresh(self, name: str) -> AsyncGenerator[ListingProgress, None]:
+        """Progress, and last the dataset with the difference. Raises NotFound, Busy, and what the origin raises."""
+        dataset = self.get(name)
+        before = dataset.current
+        with self._changing_name(name):
+            async with contextlib.aclosing(self._list(dataset)) as steps:
+                async for progress in steps:
+                    yield progress
+        last = self._last_progress(dataset)
+        if before is not None and dataset.current is not None:
+            diff = await self._threads.background(compare, before, dataset.current)
+            last = msgspec.structs.replace(last, diff=diff)
+            log.info(
+                "dataset %s refreshed: %d files added, %d changed, %d removed",
+                name, diff.added, diff.changed, diff.removed,
+            )  # fmt: skip
+        yield last
+
+    async def remove(self, name: str) -> Dataset:
+        """Forget the dataset and its snapshots; its blocks stay. Raises NotFound, Busy."""
+        dataset = self.get(name)
+        with self._changing_name(name):
+            del self._datasets[name]
+            try:
+                await self._save()
+            except CachefsError:
+                self._datasets[name] = dataset
+                raise
+        log.info("dataset %s removed", name)
+        return dataset
+
+    async def set_pins(self, name: str, pins: list[bytes]) -> None:
+        await self._change(self.get(name), pins=pins)
+
+    async def set_limits(self, name: str, share: float, ttl: float) -> None:
+        await self._change(self.get(name), share=share, ttl=ttl)
+
+    async def _change(self, dataset: Dataset, **fields: object) -> None:
+        before = dataset.record
+        dataset.record = msgspec.structs.replace(before, **fields)
+        try:
+            await self._save()
+        except CachefsError:
+            dataset.record = before
+            raise
+
+    async def prune(self, in_use: Callable[[str, float], bool]) -> None:
+        """Forget old snapshots beyond KEPT_GENERATIONS for which *in_use* (id, replaced since) is false."""
+        changed = False
+        for dataset in self:
+            old = dataset.record.snapshots[KEPT_GENERATIONS:]
+            kept = [snapshot for snapshot in old if in_use(snapshot.id, snapshot.replaced)]
+            if kept != old:
+                snapshots_left = dataset.record.snapshots[:KEPT_GENERATIONS] + kept
+                dataset.record = msgspec.structs.replace(dataset.record, snapshots=snapshots_left)
+                changed = True
+        if changed:
+            await self._save()
+            self._tidy()
+
+    def origin_requests(self) -> tuple[int, int]:
+        """Requests sent and failed, over the origins of all present datasets."""
+        origins = [dataset.origin for dataset in self]
+        return sum(origin.requests for origin in origins), sum(origin.errors for origin in origins)
+
+    async def close(self) -> None:
+        for dataset in self:
+            await dataset.origin.close()
+
+    async def _list(self, dataset: Dataset) -> AsyncGenerator[ListingProgress, None]:
+        """List its origin, and make what came out its current snapshot."""
+        record = dataset.record
+        request = ListingRequest(
+            url=record.url,
+            block_size=self._block_size,
+            directory=str(self._directory),
+            options=record.options,
+            settings=self._settings,
+        )
+        async with contextlib.aclosing(build_snapshot(request)) as steps:
+            async for step in steps:
+                if isinstance(step, ListingProgress):
+                    yield step
+                else:
+                    await self._adopt(dataset, step)
+
+    async def _adopt(self, dataset: Dataset, path: Path) -> None:
+        """Make the snapshot at *path* the current one of *dataset*, which may be new."""
+        record = dataset.record
+        before = record.snapshots
+        fresh = path.stem
+        if before and before[0].id == fresh and dataset.current is not None:
+            return
+        retired = [SnapshotRecord(before[0].id, time.time()), *before[1:]] if before else []
+        kept = [SnapshotRecord(fresh), *(snapshot for snapshot in retired if snapshot.id != fresh)]
+        snapshot = self._hold(fresh, dataset.origin)
+        was_current = dataset.current
+        dataset.record = msgspec.structs.replace(record, snapshots=kept)
+        dataset.current = snapshot
+        is_new = record.name not in self._datasets
+        self._datasets[record.name] = dataset
+        try:
+            await self._save()
+        except CachefsError:
+            dataset.record, dataset.current = record, was_current
+            if is_new:
+                del self._datasets[record.name]
+            raise
+
+    def _last_progress(self, dataset: Dataset) -> ListingProgress:
+        view = self.view(dataset)
+        return ListingProgress(phase="building", objects=view.files, bytes=view.bytes, dataset=view)
+
+    def _load(self, record: DatasetRecord) -> None:
+        try:
+            origin = open_origin(record.url, record.options, self._settings)
+        except CachefsError as error:
+            raise CachefsError(f"dataset {record.name}: {error}") from error
+        current: Snapshot | None = None
+        for generation, snapshot in enumerate(record.snapshots):
+            try:
+                snapshots.verify(self._path(snapshot.id))
+                opened = self._hold(snapshot.id, origin)
+            except CachefsError as error:
+                log.error("dataset %s: %s", record.name, error)
+                continue
+            if generation == 0:
+                current = opened
+        self._datasets[record.name] = Dataset(record, origin, current)
+
+    def _hold(self, snapshot_id: str, origin: Origin) -> Snapshot:
+        held = self._held.get(snapshot_id)
+        if held is None:
+            snapshot = Snapshot(self._path(snapshot_id))
+            if snapshot.block_size > self._block_size:
+                raise ConfigError(
+                    f"snapshot {snapshot_id} has blocks of {format_size(snapshot.block_size)}, larger than "
+                    "daemon.block_size; refresh the dataset to list it anew"
+                )
+            held = self._held[snapshot_id] = _Held(snapshot)
+        if origin not in held.origins:
+            held.origins.append(origin)
+        return held.snapshot
+
+    def _tidy(self) -> None:
+        """Let go of the snapshots no dataset refers to, and remove their files and what a broken listing left.
+
+        No files while a listing is under way, whose file nobody refers to yet.
+        """
+        wanted: dict[str, list[Origin]] = {}
+        for dataset in self:
+            for record in dataset.record.snapshots:
+                wanted.setdefault(record.id, []).append(dataset.origin)
+        self._held = {held: _Held(one.snapshot, wanted[held]) for held, one in self._held.items() if held in wanted}
+        if self._changing:
+            return
+        kept = {self._path(snapshot_id) for snapshot_id in wanted}
+        for path in self._directory.iterdir():
+            if path not in kept and path.is_file():
+                log.info("removing %s, which no dataset refers to", path)
+                path.unlink(missing_ok=True)
+
+    def _path(self, snapshot_id: str) -> Path:
+        return self._directory / f"{snapshot_id}{snapshots.SUFFIX}"
+
+    async def _save(self) -> None:
+        await self._threads.background(self._save_now)
+
+    def _save_now(self) -> None:
+        """In a thread. One at a time, and each what is true when its turn comes: so the last is never an older one."""
+        with self._saving:
+            records.save(self._state_dir, [dataset.record for dataset in self])
+
+    @contextlib.contextmanager
+    def _changing_name(self, name: str) -> Iterator[None]:
+        if name in self._changing:
+            raise Busy(f"dataset {name} is being listed or removed right now; try again when that is done")
+        self._changing.add(name)
+        try:
+            yield
+        finally:
+            self._changing.discard(name)
+            self._tidy()
+
+
+def _taken(record: DatasetRecord, url: str) -> str:
+    if record.url == url.rstrip("/"):
+        return f"dataset {record.name} is {record.url} already; `cachectl dataset refresh {record.name}` lists it anew"
+    return (
+        f"dataset {record.name} is taken by {record.url}; choose another name, "
+        f"or remove it first with `cachectl dataset rm {record.name}`"
+    )

@@ -1,0 +1,129 @@
+"""From what a job publishes to what a plan takes: block spaces, sample maps and epochs, computed in threads."""
+
+import asyncio
+import weakref
+from collections.abc import Container, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.block import block_key
+from cachefs.errors import CachefsError, OriginUnavailable
+from cachefs.job_messages import SampleMap, SamplerSpec
+from cachefs.messages import BlockRef
+from cachefs.planning.blocks.samples import Reads, Samples
+from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.sequences.follower import Cluster, densest
+from cachefs.planning.sequences.plan import Epoch
+from cachefs.planning.sequences.sampler import epoch_order
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.jobs import sample_maps
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore
+
+Order = npt.NDArray[np.uint32]
+
+# A block that an indexer needs is fetched like one somebody waits for.
+INDEX_PATIENCE: Final = 60.0
+
+
+class EpochLoader:
+    """Block spaces and `tree` maps are shared by those who use them at the same time, and go with the last of them."""
+
+    def __init__(self, store: BlockStore, fetcher: Fetcher, threads: Threads) -> None:
+        self._store = store
+        self._fetcher = fetcher
+        self._threads = threads
+        self._spaces: weakref.WeakValueDictionary[str, BlockSpace] = weakref.WeakValueDictionary()
+        self._trees: weakref.WeakValueDictionary[str, Samples] = weakref.WeakValueDictionary()
+        self._making: dict[str, asyncio.Lock] = {}
+
+    async def samples(self, snapshot: Snapshot, sample_map: SampleMap) -> Samples:
+        """Raises ConfigError, NotFound, SnapshotDamaged, and what reading indexed files raises."""
+        async with self._making.setdefault(snapshot.id, asyncio.Lock()):
+            space = self._spaces.get(snapshot.id)
+            if space is None:
+                space = self._spaces[snapshot.id] = await self._threads.background(BlockSpace.of, snapshot)
+            if snapshot.id not in self._store.residents:
+                await self._threads.background(self._store.watch, space)
+            if sample_map.kind == "tree":
+                tree = self._trees.get(snapshot.id)
+                if tree is None:
+                    tree = await self._resolve(sample_map, snapshot, space)
+                    self._trees[snapshot.id] = tree
+                return tree
+        return await self._resolve(sample_map, snapshot, space)
+
+    async def close_unused(self, used: Container[str]) -> None:
+        """Let go of the snapshots that are not among *used*."""
+        plan = self._store.plan
+        for snapshot in {*plan.spaces, *self._store.residents}:
+            lock = self._making.setdefault(snapshot, asyncio.Lock())
+            if snapshot not in used and not lock.locked():
+                async with lock:
+                    plan.remove_space(snapshot)
+                    await self._threads.background(self._store.unwatch, snapshot)
+
+    async def reads(self, samples: Samples, order: Order) -> Reads:
+        return await self._threads.background(samples.reads, order)
+
+    async def locate(
+        self, samples: Samples, spec: SamplerSpec, epochs: Sequence[int], judged: Ids, tolerance: int
+    ) -> tuple[int, Reads, Cluster] | None:
+        """The first of these epochs in which the reads *judged* lie close together."""
+
+        def search() -> tuple[int, Reads, Cluster] | None:
+            for number in epochs:
+                reads = samples.reads(epoch_order(spec, number))
+                cluster = densest(Epoch.of(reads.blocks, samples.space, last=False), judged, tolerance)
+                if cluster.share:
+                    return number, reads, cluster
+            return None
+
+        return await self._threads.background(search)
+
+    async def computed(self, samples: Samples, spec: SamplerSpec, epoch: int) -> Reads:
+        """Raises ConfigError."""
+        return await self._threads.background(lambda: samples.reads(epoch_order(spec, epoch)))
+
+    async def _resolve(self, sample_map: SampleMap, snapshot: Snapshot, space: BlockSpace) -> Samples:
+        read = self._reader(snapshot)
+        if sample_map.indexer:
+            # It may wait for an origin for minutes: not in a thread that others need.
+            return await asyncio.to_thread(sample_maps.resolve, sample_map, snapshot, space, read)
+        return await self._threads.background(sample_maps.resolve, sample_map, snapshot, space, read)
+
+    def _reader(self, snapshot: Snapshot) -> sample_maps.ReadFile:
+        """Reads files of *snapshot* through the cache, from a thread. Indexers read forward, so one block is kept."""
+        loop = asyncio.get_running_loop()
+        kept: tuple[int, int, bytes] = (-1, -1, b"")
+
+        def block(entry: int, content: bytes, number: int) -> bytes:
+            nonlocal kept
+            if kept[:2] != (entry, number):
+                bringing = self._block(BlockRef(snapshot.id, entry, number), block_key(content, number))
+                kept = (entry, number, asyncio.run_coroutine_threadsafe(bringing, loop).result())
+            return kept[2]
+
+        def read(entry: int, offset: int, length: int) -> bytes:
+            size, content = snapshot.file(entry)
+            end = min(offset + length, size)
+            parts = []
+            while offset < end:
+                number, start = divmod(offset, snapshot.block_size)
+                parts.append(block(entry, content, number)[start : start + end - offset])
+                offset += len(parts[-1])
+            return b"".join(parts)
+
+        return read
+
+    async def _block(self, ref: BlockRef, key: bytes) -> bytes:
+        [found] = await self._fetcher.demand([ref], INDEX_PATIENCE)
+        if isinstance(found, CachefsError):
+            raise found
+        data = await self._threads.run(self._store.read, key, found)
+        if data is None:
+            raise OriginUnavailable(f"block {ref.number} of entry {ref.entry} was evicted before it could be indexed")
+        return data

@@ -1,0 +1,95 @@
+"""Keeps the jobs on disk as they are in memory, so that a daemon takes them up where the one before it was killed."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import SampleMap
+from cachefs_daemon.jobs.records import ConsumerRecord, JobRecord, JobRecords, Places
+from cachefs_daemon.jobs.registry import RUNNING, Job, JobRegistry
+from cachefs_daemon.runtime.autosave import autosave
+from cachefs_daemon.runtime.threads import Threads
+
+log = logging.getLogger(__name__)
+
+
+class JobPersistence:
+    def __init__(self, jobs: JobRegistry, state_dir: Path, threads: Threads) -> None:
+        self._jobs = jobs
+        self._store = JobRecords(state_dir)
+        self._threads = threads
+        self._saved: dict[str, Places] = {}
+
+    async def restore(self) -> None:
+        for record, places in await self._threads.background(self._store.load):
+            self._saved[record.job] = places
+            try:
+                self._jobs.restore(record, places)
+                log.info("job %s goes on from before the restart", record.job)
+            except CachefsError as error:
+                log.info("job %s of before the restart is over: %s", record.job, error)
+                self._jobs.unsaved.add(record.job)
+            except (IndexError, ValueError) as error:
+                log.warning("what is kept of job %s makes no sense (%s) and is forgotten", record.job, error)
+                self._jobs.unsaved.add(record.job)
+
+    async def run(self) -> None:
+        """As long as the daemon."""
+        await autosave(self.save, "jobs are where they were last saved")
+
+    async def save(self) -> None:
+        """What has changed since the last time. Raises CachefsError, OSError once all that can be written is."""
+        failures = []
+        for name in list(self._jobs.unsaved):
+            self._jobs.unsaved.discard(name)
+            try:
+                await self._save(name)
+            except (CachefsError, OSError) as error:
+                self._jobs.unsaved.add(name)
+                failures.append(error)
+            except BaseException:
+                self._jobs.unsaved.add(name)
+                raise
+        for job in self._jobs:
+            places = {one.name: one.place for one in job.consumers.values() if one.place is not None}
+            if job.state == RUNNING and self._saved.get(job.name, {}) != places:
+                try:
+                    await self._threads.background(self._store.save_places, job.name, places)
+                    self._saved[job.name] = places
+                except (CachefsError, OSError) as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+
+    async def _save(self, name: str) -> None:
+        """As it is now: jobs begin and end while others are written."""
+        job = next((job for job in self._jobs if job.name == name and job.state == RUNNING), None)
+        if job is None:
+            self._saved.pop(name, None)
+            await self._threads.background(self._store.remove, name)
+        else:
+            await self._threads.background(self._store.save, record_of(job))
+
+
+def record_of(job: Job) -> JobRecord:
+    maps: list[SampleMap] = []
+
+    def number_of(sample_map: SampleMap) -> int:
+        if sample_map not in maps:
+            maps.append(sample_map)
+        return maps.index(sample_map)
+
+    consumers = [
+        ConsumerRecord(
+            request=msgspec.structs.replace(one.request, map=None),
+            map=number_of(one.request.map) if one.request.map is not None else -1,
+            snapshot=one.snapshot.id,
+            born=one.lease.born,
+            orders={epoch: order.astype("<u4", copy=False).tobytes() for epoch, order in one.published.items()},
+        )
+        for one in job.consumers.values()
+    ]
+    latest = {snapshot: number_of(sample_map) for snapshot, sample_map in job.maps.items()}
+    return JobRecord(job.name, job.source, job.started, consumers, maps, latest)

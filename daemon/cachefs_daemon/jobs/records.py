@@ -1,0 +1,149 @@
+"""Jobs as they outlive the daemon: what each has published, and how far its consumers are.
+
+Two files per job in `<state_dir>/jobs`, as the one is megabytes and the other changes all the time: `<job>.job`, what
+was published, and `<job>.place`. Each is replaced as a whole and begins with a checksum. One that cannot be read costs
+the job its plan until it publishes again, so it is removed and the daemon starts without.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import xxhash
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import JobPublish, SampleMap
+
+log = logging.getLogger(__name__)
+
+PUBLISHED: Final = ".job"
+PLACES: Final = ".place"
+FRESH: Final = ".new"
+# Of one job: maps and orders of 10 million samples, and the next epoch.
+MAX_BYTES: Final = 256 << 20
+
+# (epoch, samples of it that are read) by consumer.
+Places = dict[str, tuple[int, int]]
+
+
+class ConsumerRecord(msgspec.Struct, frozen=True):
+    """request: without its map; map: which of the job's, -1 for none; snapshot: id; born: when its process started, as
+    cachefs_daemon.jobs.liveness says, 0 for none; orders: by epoch, u32 little-endian."""
+
+    request: JobPublish
+    map: int
+    snapshot: str
+    born: float
+    orders: dict[int, bytes]
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """maps: the different ones; latest: snapshot -> which of them was published for it last."""
+
+    job: str
+    source: str
+    started: float
+    consumers: list[ConsumerRecord]
+    maps: list[SampleMap]
+    latest: dict[str, int]
+
+
+Content = TypeVar("Content")
+
+
+class JobRecords:
+    """Blocking; of each job's files only one call at a time."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._directory = state_dir / "jobs"
+
+    def save(self, record: JobRecord) -> None:
+        """Raises CachefsError where it cannot be written; what was saved before then stays."""
+        bounded = _bounded(record)
+        if bounded is None:
+            log.warning("job %s: its sample maps are too large to outlive a restart of the daemon", record.job)
+            self.remove(record.job)
+        else:
+            self._write(self._path(record.job, PUBLISHED), msgspec.msgpack.encode(bounded))
+
+    def save_places(self, job: str, places: Places) -> None:
+        """Raises CachefsError."""
+        self._write(self._path(job, PLACES), msgspec.msgpack.encode(places))
+
+    def remove(self, job: str) -> None:
+        for suffix in (PUBLISHED, PLACES):
+            self._path(job, suffix).unlink(missing_ok=True)
+
+    def load(self) -> list[tuple[JobRecord, Places]]:
+        """What an earlier daemon has saved. What cannot be read is removed."""
+        found = []
+        for path in sorted(self._directory.glob(f"*{PUBLISHED}")):
+            record = _read(path, JobRecord)
+            if record is not None and path == self._path(record.job, PUBLISHED):
+                found.append((record, _read(self._path(record.job, PLACES), Places) or {}))
+        kept = {self._path(record.job, suffix) for record, _ in found for suffix in (PUBLISHED, PLACES)}
+        for path in self._directory.glob("*"):
+            if path not in kept and path.is_file():
+                path.unlink(missing_ok=True)
+        return found
+
+    def _path(self, job: str, suffix: str) -> Path:
+        return self._directory / f"{job}{suffix}"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """Not synced: no job outlives the machine."""
+        fresh = path.with_name(path.name + FRESH)
+        try:
+            self._directory.mkdir(exist_ok=True)
+            fresh.write_bytes(xxhash.xxh3_64_digest(content) + content)
+            fresh.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise CachefsError(
+                f"{path} cannot be written: {error.strerror}; a restart of the daemon would forget the job's plan"
+            ) from None
+
+
+def _read(path: Path, kind: type[Content]) -> Content | None:
+    """None where there is nothing, or nothing of use."""
+    try:
+        if path.stat().st_size > 2 * MAX_BYTES:
+            raise ValueError("it is too large")
+        raw = path.read_bytes()
+        content = memoryview(raw)[8:]
+        if xxhash.xxh3_64_digest(content) != raw[:8]:
+            raise ValueError("its checksum is wrong")
+        return msgspec.msgpack.decode(content, type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        log.warning("%s is of no use (%s) and is ignored; the job can publish again", path, error)
+        return None
+
+
+def _bounded(record: JobRecord) -> JobRecord | None:
+    """Without the epochs furthest ahead, as far as they are too much; nothing where the maps alone are."""
+    room = MAX_BYTES - sum(len(one.entries) + len(one.offsets) + len(one.lengths) for one in record.maps)
+    room -= sum(len(path) for one in record.maps for path in one.paths)
+    if room < 0:
+        return None
+    kept: list[dict[int, bytes]] = [{} for _ in record.consumers]
+    for epoch, number in _soonest(record.consumers):
+        order = record.consumers[number].orders[epoch]
+        room -= len(order)
+        if room < 0:
+            break
+        kept[number][epoch] = order
+    consumers = [
+        msgspec.structs.replace(one, orders=orders) for one, orders in zip(record.consumers, kept, strict=True)
+    ]
+    return msgspec.structs.replace(record, consumers=consumers)
+
+
+def _soonest(consumers: Iterable[ConsumerRecord]) -> list[tuple[int, int]]:
+    """(epoch, which consumer)."""
+    return sorted((epoch, number) for number, one in enumerate(consumers) for epoch in one.orders)

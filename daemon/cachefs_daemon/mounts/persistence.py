@@ -1,0 +1,60 @@
+"""Keeps the list of mounts on disk, so that a daemon that starts knows those that are there before they report.
+
+One JSON file in the state directory, replaced as a whole. One that cannot be read is ignored: each mount reports within
+10 s.
+"""
+
+import logging
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs_daemon.mounts.registry import MountRecord, MountRegistry
+from cachefs_daemon.runtime.autosave import autosave
+from cachefs_daemon.runtime.threads import Threads
+
+log = logging.getLogger(__name__)
+
+FILE_NAME: Final = "mounts.json"
+
+
+class MountPersistence:
+    def __init__(self, mounts: MountRegistry, state_dir: Path, threads: Threads) -> None:
+        self._mounts = mounts
+        self._path = state_dir / FILE_NAME
+        self._threads = threads
+
+    async def restore(self) -> None:
+        self._mounts.restore(await self._threads.background(_load, self._path))
+
+    async def run(self) -> None:
+        """As long as the daemon."""
+        await autosave(self.save, "mounts are unknown until they report")
+
+    async def save(self) -> None:
+        """If anything has changed. Raises OSError; the old file then stays."""
+        if self._mounts.unsaved:
+            self._mounts.unsaved = False
+            try:
+                await self._threads.background(_save, self._path, self._mounts.records())
+            except BaseException:
+                self._mounts.unsaved = True
+                raise
+
+
+def _load(path: Path) -> list[MountRecord]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[MountRecord])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        log.warning("%s is of no use (%s) and is ignored; mounts are unknown until they report", path, error)
+        return []
+
+
+def _save(path: Path, records: list[MountRecord]) -> None:
+    """Not synced: no mount outlives the machine."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(records), indent=1))
+    fresh.replace(path)

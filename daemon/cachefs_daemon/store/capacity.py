@@ -1,0 +1,41 @@
+"""How many bytes a tier may really take now: its budget, unless the machine has less to give.
+
+Limits are absolute: what the tier uses already plus what is left beside it. So the tier's own growth does not move its
+limit, and somebody else's growth lowers it.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from cachefs.cgroup import memory_limits
+from cachefs_daemon.store.segment_writer import PAGE
+
+_CGROUP_HEADROOM: Final = 256 << 20
+
+
+def metadata_reserve(budget: int) -> int:
+    """Bytes of a budget kept for what a file system adds to segments: directory entries and extent tree leaves.
+
+    ext4 has 340 extents to a 4 KiB leaf and half-full leaves after splits; with every second page of a segment punched
+    out that is 0.6 % of the live bytes.
+    """
+    return max(4 * PAGE, budget >> 7)
+
+
+def disk_room(directory: Path, min_free: int) -> int:
+    """Bytes the file system can still give, may be negative. Raises OSError."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize - min_free
+
+
+def disk_size(directory: Path) -> int:
+    """Raises OSError."""
+    found = os.statvfs(directory)
+    return found.f_blocks * found.f_frsize
+
+
+def memory_room(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes our cgroup may still allocate, less headroom; None without a limit. May be negative."""
+    rooms = [limit - held - min(_CGROUP_HEADROOM, limit // 8) for limit, held in memory_limits(proc, sys)]
+    return min(rooms, default=None)

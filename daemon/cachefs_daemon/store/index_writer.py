@@ -1,0 +1,191 @@
+"""Writing the block index (see cachefs.index for what it is and for its other readers).
+
+Changes go into an overlay in memory, which this process's reads consult first, and from there in batches into LMDB: a
+transaction per block is slow (40 us), and a commit that fails because the disk is full must not fail a fetch.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from cachefs.block import Location
+from cachefs.errors import CachefsError
+from cachefs.index import BLOCKS_DB, MAP_SIZE, MAX_DBS, MAX_READERS
+
+_log = logging.getLogger(__name__)
+
+# How long a change waits for others to share its commit: other processes see new blocks this much later.
+_GATHER_SECONDS: Final = 0.002
+_RETRY_SECONDS: Final = 2.0
+_MODE: Final = 0o660
+_SPARE_TRANSACTIONS: Final = 16
+# A cache line per reader, and a header.
+_LOCK_FILE_BYTES: Final = 64 * MAX_READERS + 4096
+
+
+def open_environment(path: Path) -> lmdb.Environment:
+    """Nothing is synced: after a crash of the machine the index is rebuilt anyway. Raises lmdb.Error."""
+    try:
+        _allocate_lock_file(Path(f"{path}-lock"))
+    except OSError as error:
+        raise lmdb.DiskError(f"{path}-lock: {error.strerror}") from None
+    return lmdb.open(
+        str(path), subdir=False, sync=False, map_size=MAP_SIZE, max_dbs=MAX_DBS, max_readers=MAX_READERS,
+        max_spare_txns=_SPARE_TRANSACTIONS, mode=_MODE,
+    )  # fmt: skip
+
+
+def _allocate_lock_file(path: Path) -> None:
+    """LMDB maps a hole and stores into it, which on a full disk is a SIGBUS. Raises OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+    try:
+        os.posix_fallocate(fd, 0, _LOCK_FILE_BYTES)
+    finally:
+        os.close(fd)
+
+
+class IndexWriter:
+    """Thread-safe; there is one per file and process. `commit` may wait for the disk, all else does not write to it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CachefsError."""
+        self.path = path
+        try:
+            self._env = open_environment(path)
+            self._blocks = self._env.open_db(BLOCKS_DB)
+        except (lmdb.Error, OSError) as error:
+            raise CachefsError(
+                f"the index {path} cannot be opened: {error}; free space there or set another state_dir"
+            ) from None
+        self._lock = threading.Lock()
+        self._pending: dict[bytes, Location | None] = {}
+        self._committing: Mapping[bytes, Location | None] = {}
+        self._commit_lock = threading.Lock()
+        self._failing = False
+        self._retry_at = 0.0
+        self._changed = threading.Event()
+        self._closing = threading.Event()
+        self._committer = threading.Thread(target=self._commit_changes, name="index-commit", daemon=True)
+        self._committer.start()
+
+    def get(self, key: bytes) -> Location | None:
+        with self._lock:
+            for changes in (self._pending, self._committing):
+                if key in changes:
+                    return changes[key]
+        try:
+            with self._env.begin(db=self._blocks) as txn:
+                record = txn.get(key)
+            return Location.unpack(record) if record is not None else None
+        except (lmdb.Error, ValueError):
+            return None
+
+    def put(self, key: bytes, location: Location) -> None:
+        self._change(key, location)
+
+    def delete(self, key: bytes) -> None:
+        self._change(key, None)
+
+    def commit(self) -> bool:
+        """Make every change so far visible to other processes. False where LMDB cannot; the changes are kept."""
+        with self._commit_lock:
+            if time.monotonic() < self._retry_at:
+                return False
+            with self._lock:
+                changes = self._committing = self._pending
+                self._pending = {}
+            if not changes:
+                return True
+            try:
+                with self._env.begin(write=True, db=self._blocks) as txn:
+                    for key, location in changes.items():
+                        if location is None:
+                            txn.delete(key)
+                        else:
+                            txn.put(key, location.pack())
+            except (lmdb.Error, OSError) as error:
+                with self._lock:
+                    self._pending = {**changes, **self._pending}
+                    self._committing = {}
+                self._changed.set()
+                if not self._failing:
+                    _log.error(
+                        "the index %s cannot be written: %s; new blocks are known to this daemon only; trying again",
+                        self.path, error,
+                    )  # fmt: skip
+                self._failing = True
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
+                return False
+            with self._lock:
+                self._committing = {}
+            if self._failing:
+                _log.warning("the index %s is written again", self.path)
+                self._failing = False
+            return True
+
+    def committed(self) -> Iterator[tuple[bytes, bytes]]:
+        """Key and packed location of all committed entries. For start-up only: it holds a read transaction."""
+        with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
+            yield from cursor.iternext()
+
+    def keys(self) -> list[bytes]:
+        """A snapshot of all keys."""
+        changes = self._overlay()
+        with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
+            found = [key for key in cursor.iternext(values=False) if key not in changes]
+        found.extend(key for key, location in changes.items() if location is not None)
+        return found
+
+    def blocks_of(self, content: bytes) -> list[tuple[bytes, Location]]:
+        """Every block of one content, in block order."""
+        changes = {key: location for key, location in self._overlay().items() if key.startswith(content)}
+        found: dict[bytes, Location | None] = {}
+        with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
+            more = cursor.set_range(content)
+            while more and cursor.key().startswith(content):
+                found[cursor.key()] = Location.unpack(cursor.value())
+                more = cursor.next()
+        found |= changes
+        return [(key, location) for key, location in sorted(found.items()) if location is not None]
+
+    def drop_dead_readers(self) -> None:
+        """A mount that was killed in mid-read would pin old pages for ever, and the file would grow."""
+        self._env.reader_check()
+
+    def close(self) -> bool:
+        """Commit and sync. True where the file then holds everything."""
+        self._closing.set()
+        self._changed.set()
+        self._committer.join()
+        self._retry_at = 0.0
+        complete = self.commit()
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            _log.error("the index %s cannot be synced: %s", self.path, error)
+            complete = False
+        self._env.close()
+        return complete
+
+    def _change(self, key: bytes, location: Location | None) -> None:
+        with self._lock:
+            self._pending[key] = location
+        self._changed.set()
+
+    def _overlay(self) -> dict[bytes, Location | None]:
+        with self._lock:
+            return {**self._committing, **self._pending}
+
+    def _commit_changes(self) -> None:
+        while not self._closing.is_set():
+            self._changed.wait()
+            self._changed.clear()
+            self._closing.wait(_GATHER_SECONDS)
+            if not self.commit():
+                self._closing.wait(_RETRY_SECONDS)

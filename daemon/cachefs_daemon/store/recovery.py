@@ -1,0 +1,143 @@
+"""Opening the store: make index and segments agree, whatever happened to either.
+
+The entries of the old index are taken where a child process could read them; else a new one starts empty. Either way
+the segments then have the last word: an entry whose bytes are not there is dropped, bytes without an entry are adopted
+if they are a record (keys are content identities, so adopting is always right) and punched out if not. A rebuild is the
+same thing starting from an empty index.
+"""
+
+import logging
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.block import Location
+from cachefs_daemon.store.index_copy import copy_entries
+from cachefs_daemon.store.index_writer import IndexWriter
+from cachefs_daemon.store.segment_writer import PAGE, covers, header_size, page_ceil, span
+from cachefs_daemon.store.state_dir import StateDirectory
+from cachefs_daemon.store.tier import Tier
+
+_log = logging.getLogger(__name__)
+
+_PAGES_BITS: Final = 32
+_PAGES_MASK: Final = (1 << _PAGES_BITS) - 1
+
+# Told of each block in each tier, oldest first: tier, key, bytes of its span.
+Remember = Callable[[Tier, bytes, int], None]
+Range = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Segment:
+    """What the directory says of one segment (end, data) and what the index says of it (spans of keys)."""
+
+    end: int
+    data: list[Range]
+    keys: list[bytes] = field(default_factory=list)
+    spans: "array[int]" = field(default_factory=lambda: array("Q"))
+
+
+def open_index(state: StateDirectory) -> IndexWriter:
+    """A new index with the entries of the newest old one, as far as that can be read. Raises CachefsError."""
+    old = state.index_paths()
+    path = state.new_index_path()
+    if old:
+        reason = (
+            "the machine restarted without a shutdown of the daemon" if state.torn() else copy_entries(old[-1], path)
+        )
+        if reason:
+            state.remove_index(path)
+            _log.warning("index %s is not trusted (%s): rebuilding it from the segments as %s", old[-1], reason, path)
+    state.mark_running()
+    index = IndexWriter(path)
+    for each in old:
+        state.remove_index(each)
+    return index
+
+
+def reconcile(index: IndexWriter, tiers: Sequence[Tier], remember: Remember) -> None:
+    """Bring index and tiers to agree and account for every span."""
+    found = {tier.number: _survey(tier) for tier in tiers}
+    dropped = _sort_entries(index, found)
+    if dropped:
+        _log.warning("dropped %d index entries that are damaged or whose bytes are gone", dropped)
+    adopted = 0
+    # What a tier gave up moved down: where tiers are one list of uses, the lower one's are older.
+    for tier in reversed(tiers):
+        for number, segment in found[tier.number].items():
+            adopted += _settle(index, tier, number, segment, remember)
+        tier.refresh_limit()
+    if adopted:
+        _log.info("adopted %d blocks that the index did not know", adopted)
+    index.commit()
+
+
+def _survey(tier: Tier) -> dict[int, _Segment]:
+    segments = {}
+    try:
+        for number in tier.segment_numbers():
+            segments[number] = _Segment(*tier.survey(number))
+    except OSError as error:
+        _log.error("%s tier: %s cannot be read: %s; its other blocks are not used", tier.name, error.filename, error)
+    return segments
+
+
+def _sort_entries(index: IndexWriter, found: Mapping[int, Mapping[int, _Segment]]) -> int:
+    """Attach each index entry to its segment; delete and count those that have none."""
+    gone = []
+    for key, record in index.committed():
+        try:
+            location = Location.unpack(record)
+        except ValueError:
+            gone.append(key)
+            continue
+        segment = found.get(location.tier, {}).get(location.segment)
+        header = header_size(location.length)
+        start, size = location.offset - header, page_ceil(header + location.length)
+        if segment is None or start % PAGE or start < 0 or not covers(segment.data, start, start + size):
+            gone.append(key)
+        else:
+            segment.keys.append(key)
+            segment.spans.append(start // PAGE << _PAGES_BITS | size // PAGE)
+    for key in gone:
+        index.delete(key)
+    return len(gone)
+
+
+def _settle(index: IndexWriter, tier: Tier, number: int, segment: _Segment, remember: Remember) -> int:
+    """Account for one segment: its known blocks, then what else is in it. Number of blocks adopted."""
+    order = sorted(range(len(segment.keys)), key=segment.spans.__getitem__)
+    known = []
+    for at in order:
+        start, pages = (segment.spans[at] >> _PAGES_BITS) * PAGE, (segment.spans[at] & _PAGES_MASK) * PAGE
+        known.append((start, start + pages))
+        remember(tier, segment.keys[at], pages)
+    adopted: list[Range] = []
+    garbage: list[Range] = []
+    for gap in subtract(segment.data, known):
+        taken = []
+        for record in tier.records(number, [gap]):
+            if index.get(record.key) is None:
+                index.put(record.key, record.location(tier.number, number))
+                remember(tier, record.key, span(record.length))
+                taken.append((record.start, record.start + span(record.length)))
+        adopted += taken
+        garbage += subtract([gap], taken)
+    tier.adopt_segment(number, segment.end, sum(end - start for start, end in known + adopted + garbage))
+    tier.discard(number, garbage)
+    return len(adopted)
+
+
+def subtract(ranges: Sequence[Range], taken: Sequence[Range]) -> Iterator[Range]:
+    """What the sorted *taken* ranges leave of the sorted *ranges*."""
+    at = 0
+    for start, end in ranges:
+        while at < len(taken) and taken[at][0] < end:
+            if taken[at][0] > start:
+                yield start, taken[at][0]
+            start = max(start, taken[at][1])
+            at += 1
+        if start < end:
+            yield start, end

@@ -1,0 +1,150 @@
+"""The child process that lists an origin and builds its snapshot, and what becomes of it when things go wrong."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+import pytest
+from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
+
+from cachefs.errors import AccessDenied, CachefsError, NotFound, OriginUnavailable
+from cachefs.messages import ListingProgress, OriginOptions
+from cachefs.snapshot import Snapshot
+from tests.servers.s3 import S3Server
+
+BLOCK_SIZE = 4 << 20
+
+
+def build(
+    url: str, directory: Path, meanwhile: Callable[[ListingProgress], None] = lambda progress: None, **options: object
+) -> Path:
+    async def run() -> Path:
+        request = ListingRequest(
+            url=url,
+            block_size=BLOCK_SIZE,
+            directory=str(directory),
+            options=OriginOptions(**options),  # type: ignore[arg-type]
+        )
+        async for step in build_snapshot(request):
+            if isinstance(step, Path):
+                return step
+            meanwhile(step)
+        raise AssertionError("the listing ended without a snapshot")
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small tree as origin, and beside it an empty directory `snapshots`."""
+    root = tmp_path / "root"
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/b/one").write_bytes(b"1")
+    (root / "two").write_bytes(b"22")
+    (root / "link").symlink_to("a")
+    (tmp_path / "snapshots").mkdir()
+    return root
+
+
+def children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "cachefs_daemon.datasets.listing" in child.cmdline()]
+
+
+def endless(root: Path) -> None:
+    """Make listing *root* take long enough to be interrupted."""
+    for number in range(20_000):
+        (root / str(number)).symlink_to("two")
+
+
+def test_a_directory_becomes_a_snapshot(tree: Path) -> None:
+    steps: list[ListingProgress] = []
+    path = build(f"file://{tree}", tree.parent / "snapshots", steps.append)
+    snapshot = Snapshot(path)
+    assert [snapshot.path(entry.number) for entry in snapshot.walk(snapshot.entry(0))] == [b"two", b"a/b/one"]
+    assert (snapshot.url, snapshot.block_size, snapshot.bytes) == (f"file://{tree}", BLOCK_SIZE, 3)
+    assert snapshot.problems() == [(b"link", "is a symbolic link to a directory")]
+    assert {step.phase for step in steps} == {"listing", "building"}
+    assert path.name == f"{snapshot.id}.snapshot"
+
+
+def test_a_bucket_becomes_a_snapshot(radosgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in radosgw.environment.items():
+        monkeypatch.setenv(name, value)
+    radosgw.create_bucket("listing")
+    radosgw.put("listing", {"p/x/1": b"1", "p/x/2": b"22", "p/x/": b"", "p//bad": b"", "p/x": b"hidden", "q": b""})
+    snapshot = Snapshot(build("s3://listing/p", tmp_path, endpoint_url=radosgw.endpoint))
+    assert [snapshot.path(entry.number) for entry in snapshot.walk(snapshot.entry(0))] == [b"x/1", b"x/2"]
+    assert [key for key, _ in snapshot.problems()] == [b"/bad", b"x"]
+    with pytest.raises(NotFound, match="nothing at s3://listing/absent"):
+        build("s3://listing/absent", tmp_path, endpoint_url=radosgw.endpoint)
+    with pytest.raises(AccessDenied, match="s3://listing/"):
+        build("s3://listing/p", tmp_path, endpoint_url=radosgw.endpoint, anonymous=True)
+
+
+def test_an_empty_directory_is_no_dataset(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFound, match=f"nothing at file://{tmp_path}/empty"):
+        build(f"file://{tmp_path}/empty", tmp_path)
+
+
+def test_a_snapshot_that_cannot_be_written(tree: Path) -> None:
+    with pytest.raises(CachefsError, match=f"cannot write a snapshot into {tree}/absent"):
+        build(f"file://{tree}", tree / "absent")
+
+
+def test_a_child_that_dies_is_an_error(tree: Path) -> None:
+    endless(tree)
+
+    def kill_child(step: ListingProgress) -> None:
+        for child in children():
+            child.kill()
+
+    with pytest.raises(OriginUnavailable, match="ended early"):
+        build(f"file://{tree}", tree.parent / "snapshots", kill_child)
+
+
+def test_giving_up_ends_the_child(tree: Path) -> None:
+    endless(tree)
+
+    async def one_step() -> None:
+        request = ListingRequest(url=f"file://{tree}", block_size=BLOCK_SIZE, directory=str(tree.parent / "snapshots"))
+        async with aclosing(build_snapshot(request)) as steps:
+            await anext(steps)
+            assert len(children()) == 1
+
+    asyncio.run(one_step())
+    assert children() == []
+    assert list((tree.parent / "snapshots").iterdir()) == []
+
+
+def test_the_child_dies_with_its_parent(tree: Path) -> None:
+    endless(tree)
+    script = (
+        "import asyncio, sys\n"
+        "from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot\n"
+        "async def run():\n"
+        "    request = ListingRequest(url=sys.argv[1], block_size=4096, directory=sys.argv[2])\n"
+        "    async for step in build_snapshot(request):\n"
+        "        print('step', flush=True)\n"
+        "        await asyncio.Event().wait()\n"
+        "asyncio.run(run())\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, f"file://{tree}", str(tree.parent / "snapshots")], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"step\n"
+    (child,) = psutil.Process(parent.pid).children()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate()
+    deadline = time.monotonic() + 20
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,242 @@
+"""Single flight, priorities, deadlines and failures of fetches, over a real store and an origin that obeys the test."""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cachefs_daemon.datasets.catalog import BlockSource
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.origin.base import Report
+from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore, StoreConfig, TierConfig
+
+from cachefs.block import Location, block_key
+from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginUnavailable
+from cachefs.messages import BlockRef
+from cachefs.snapshot_builder import ListedObject
+
+SIZE = 100_000
+
+
+class ObedientOrigin:
+    """Each object's bytes are its number. gate: reads wait while it is closed; failure: what they raise."""
+
+    url = "test://origin"
+    errors = 0
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.open = asyncio.Event()
+        self.open.set()
+        self.failure: Exception | None = None
+        self.extra = b""
+        self.order: list[bytes] = []
+
+    def identity(self, key: bytes) -> bytes:
+        return key
+
+    async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+        raise NotImplementedError
+        yield
+
+    async def read(self, key: bytes, version: bytes, size: int, offset: int, length: int, deadline: float) -> bytes:
+        self.requests += 1
+        self.order.append(key)
+        try:
+            async with asyncio.timeout(deadline):
+                await self.open.wait()
+        except TimeoutError:
+            raise OriginUnavailable(f"{key.decode()} did not answer") from None
+        if self.failure is not None:
+            raise self.failure
+        return key.ljust(length, b".") + self.extra
+
+    async def close(self) -> None:
+        pass
+
+
+class Bench:
+    """A fetcher on a bench."""
+
+    def __init__(self, store: BlockStore, slots: int = 8, read_deadline: float = 20) -> None:
+        self.store = store
+        self.origin = ObedientOrigin()
+        self.errors = ErrorLog()
+        self.threads = Threads()
+        self.fetcher = Fetcher(
+            store, self.resolve, self.threads, FetchSlots(slots, 1 << 30), self.errors, read_deadline
+        )
+
+    def resolve(self, ref: BlockRef) -> BlockSource:
+        if ref.entry == 0:
+            raise NotFound("no entry 0")
+        name = b"object-%d" % ref.entry
+        return BlockSource(key_of(ref.entry), self.origin, name, b"v1", SIZE, 0, SIZE)
+
+    def bytes_at(self, entry: int, outcome: object) -> bytes | None:
+        assert isinstance(outcome, Location), outcome
+        return self.store.read(key_of(entry), outcome)
+
+
+def key_of(entry: int) -> bytes:
+    return block_key(entry.to_bytes(16, "big"), 0)
+
+
+def ref(entry: int, bad: bytes = b"") -> BlockRef:
+    return BlockRef("snapshot", entry, 0, bad)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[BlockStore]:
+    memory = TierConfig(tmp_path / "memory", 16 << 20, 4 << 20, "minio")
+    opened = BlockStore(StoreConfig(tmp_path / "state", 1 << 20, memory, None))
+    yield opened
+    opened.close()
+
+
+def on_bench(store: BlockStore, scene: Callable[[Bench], Awaitable[None]], **settings: float) -> None:
+    async def play() -> None:
+        bench = Bench(store, **settings)  # type: ignore[arg-type]
+        try:
+            await asyncio.wait_for(scene(bench), 30)
+        finally:
+            await bench.fetcher.close()
+            bench.threads.close()
+
+    asyncio.run(play())
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+def test_one_flight_for_all_who_ask(store: BlockStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        calls = [asyncio.create_task(bench.fetcher.demand([ref(1), ref(2), ref(1)], 20)) for _ in range(5)]
+        await until(lambda: bench.origin.requests == 2)
+        calls[0].cancel()
+        await asyncio.sleep(0.01)
+        bench.origin.open.set()
+        answers = await asyncio.gather(*calls[1:])
+        assert all(answer == answers[0] for answer in answers)
+        assert bench.bytes_at(1, answers[0][0]) == b"object-1".ljust(SIZE, b".")
+        assert (bench.origin.requests, bench.fetcher.fetched_blocks) == (2, 2)
+        assert bench.fetcher.in_flight == (0, 0)
+        await bench.fetcher.demand([ref(1)], 20)
+        assert bench.origin.requests == 2
+
+    on_bench(store, scene)
+
+
+def test_all_callers_gone_the_block_still_lands(store: BlockStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        call = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
+        await until(lambda: bench.origin.requests == 1)
+        call.cancel()
+        bench.origin.open.set()
+        await until(lambda: bench.store.get(key_of(1)) is not None)
+
+    on_bench(store, scene)
+
+
+def test_patience_ends_with_a_reason_while_the_flight_goes_on(store: BlockStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        (outcome,) = await bench.fetcher.demand([ref(1)], 0.05)
+        assert isinstance(outcome, OriginUnavailable)
+        assert "test://origin/object-1" in str(outcome)
+        bench.origin.open.set()
+        (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+        assert bench.bytes_at(1, outcome)
+        assert bench.origin.requests == 1
+
+    on_bench(store, scene)
+
+
+def test_a_second_try_does_not_wait_a_second_deadline(store: BlockStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        for _ in range(2):
+            (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+            assert isinstance(outcome, OriginUnavailable)
+            assert outcome.errno == errno.EIO
+        assert bench.origin.requests == 1
+        (view,) = bench.errors.views()
+        assert (view.subject, view.count) == ("test://origin/object-1", 1)
+
+    on_bench(store, scene, read_deadline=0.05)
+
+
+def test_failures_keep_their_kind_and_do_not_spoil_others(store: BlockStore) -> None:
+    async def scene(bench: Bench) -> None:
+        (good,) = await bench.fetcher.demand([ref(1)], 20)
+        bench.origin.failure = ObjectChanged("it changed")
+        outcomes = await bench.fetcher.demand([ref(0), ref(1), ref(2)], 20)
+        assert [type(outcome) for outcome in outcomes] == [NotFound, Location, ObjectChanged]
+        assert outcomes[1] == good
+        bench.origin.failure = ZeroDivisionError("a bug")
+        (outcome,) = await bench.fetcher.demand([ref(3)], 20)
+        assert isinstance(outcome, CachefsError)
+        assert "internal error" in str(outcome)
+
+    on_bench(store, scene)
+
+
+def test_a_body_of_another_length_is_never_stored(store: BlockStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.extra = b"too much"
+        (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+        assert isinstance(outcome, CachefsError)
+        assert "100008 bytes for 100000" in str(outcome)
+        assert bench.store.get(key_of(1)) is None
+
+    on_bench(store, scene)
+
+
+def test_demand_overtakes_what_is_ahead(store: BlockStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        await bench.fetcher.hint([ref(n) for n in range(1, 9)])
+        await until(lambda: bench.origin.requests == 1)
+        calls = [asyncio.create_task(bench.fetcher.demand([ref(n)], 20)) for n in (20, 7)]
+        await until(lambda: bench.origin.requests == 2)
+        await asyncio.sleep(0.05)
+        bench.origin.open.set()
+        await asyncio.gather(*calls)
+        await until(lambda: bench.origin.requests == 9)
+        assert bench.origin.order[0] == b"object-1"
+        assert set(bench.origin.order[1:3]) == {b"object-20", b"object-7"}
+        assert bench.origin.order.count(b"object-7") == 1
+
+    on_bench(store, scene, slots=2)
+
+
+def test_what_no_policy_wants_is_brought_only_on_demand(store: BlockStore) -> None:
+    async def scene(bench: Bench) -> None:
+        outcomes = await bench.fetcher.ahead([ref(n) for n in range(1, 301)])
+        refused = [n for n, outcome in enumerate(outcomes, 1) if outcome is None]
+        assert 0 < len(refused) < 300
+        assert bench.origin.requests < 200
+        (outcome,) = await bench.fetcher.demand([ref(refused[-1])], 20)
+        assert bench.bytes_at(refused[-1], outcome)
+
+    on_bench(store, scene)
+
+
+def test_a_complaint_is_believed_only_where_it_is_true(store: BlockStore) -> None:
+    async def scene(bench: Bench) -> None:
+        (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+        assert isinstance(outcome, Location)
+        assert await bench.fetcher.demand([ref(1, outcome.pack())], 20) == [outcome]
+        (wrong,) = await bench.fetcher.demand([ref(1, b"no location")], 20)
+        assert isinstance(wrong, CachefsError)
+        assert bench.origin.requests == 1
+
+    on_bench(store, scene)

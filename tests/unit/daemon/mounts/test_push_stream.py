@@ -1,0 +1,185 @@
+"""Orders of one mount over several subscriptions, without a pusher."""
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from cachefs_daemon.mounts import push_stream as page_pusher
+from cachefs_daemon.mounts.push_stream import PushStream
+from cachefs_daemon.store.block_store import BlockStore
+
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.pagecache.lookahead import Reader
+from cachefs.planning.pagecache.model import Blocks
+from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
+from tests.blockstore import BLOCK_SIZE, fill, key_of, memory_directory, opened, store_config
+
+COUNT = 30
+SIZE = 100_000
+
+
+@pytest.fixture
+def store() -> Iterator[BlockStore]:
+    contents = np.frombuffer(
+        b"".join(key_of(number)[:16] for number in range(COUNT)), [("high", "<u8"), ("low", "<u8")]
+    )
+    with memory_directory() as root, opened(store_config(root, policy="clairvoyant")) as made:
+        space = BlockSpace("s", BLOCK_SIZE, np.full(COUNT, SIZE, np.int64), contents)
+        made.plan.add_space(space)
+        made.plan.set_epoch("c", "s", 0, np.arange(COUNT), last=True)
+        made.watch(space)
+        fill(made, range(COUNT))
+        yield made
+
+
+def pusher_of(store: BlockStore) -> PushStream:
+    return PushStream(store, lambda latency: [Reader("c", "s", 0, 0, 0)], lambda snapshot: True)
+
+
+def held(snapshot: str, *entries: int) -> HeldPages:
+    return HeldPages(snapshot, np.array(entries, "<u8").tobytes(), np.zeros(len(entries), "<u4").tobytes())
+
+
+def entries_of(order: PushOrder) -> list[int]:
+    return np.frombuffer(order.entries, "<u8").tolist()
+
+
+def report(*serials: int, **counters: int) -> PushDone:
+    return PushDone("m", [OrderDone(serial) for serial in serials], 64 * SIZE, counters)
+
+
+def test_what_an_order_left_open_counts_as_pushed(store: BlockStore) -> None:
+    async def run() -> None:
+        pusher = pusher_of(store)
+        first = pusher.orders(PushSubscribe("m", 16 * SIZE))
+        given = entries_of(await anext(first))
+        assert given == list(range(len(given)))
+        used = pusher.pages.used
+        second = pusher.orders(PushSubscribe("m", 32 * SIZE))
+        following = entries_of(await anext(second))
+        assert following == list(range(len(given), len(given) + len(following)))
+        assert pusher.pages.used == used + len(following) * SIZE <= 32 * SIZE
+        with pytest.raises(StopAsyncIteration):
+            await anext(first)
+        assert pusher.listening
+        await second.aclose()
+        assert not pusher.listening
+
+    asyncio.run(run())
+
+
+def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_pusher, "UNPLANNED_SECONDS", 0.2)
+
+    async def run() -> None:
+        pusher = pusher_of(store)
+        unplanned = list(range(5, 5 + page_pusher.BLOCKS + 4))
+        orders = pusher.orders(PushSubscribe("m", 20 * SIZE, [held("s", 0, 1, 2), held("old", *unplanned)]))
+        dropped = [await anext(orders), await anext(orders)]
+        assert pusher.pages.used == 3 * SIZE
+        assert [(one.snapshot, one.drop) for one in dropped] == [("old", True)] * 2
+        assert [entry for one in dropped for entry in entries_of(one)] == unplanned
+        pusher.report(report(*(one.serial for one in dropped)))
+        checked = await anext(orders)
+        assert (checked.check, entries_of(checked)) == (True, [0, 1, 2])
+        pushed = await anext(orders)
+        assert (pushed.drop, pushed.check, entries_of(pushed)[0]) == (False, False, 3)
+
+    asyncio.run(run())
+
+
+def test_counters_go_on_where_another_pusher_begins_at_nothing(store: BlockStore) -> None:
+    async def run() -> None:
+        pusher = pusher_of(store)
+        for counters in (
+            {"stored": 5, "errors": 0},
+            {"stored": 9, "errors": 1},
+            {"stored": 2, "errors": 0},
+            {"stored": 3, "errors": 0},
+        ):
+            pusher.report(report(**counters))
+        assert pusher.counters == {"stored": 12, "errors": 1}
+
+    asyncio.run(run())
+
+
+def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_read_it(store: BlockStore) -> None:
+    mounts: list[frozenset[str]] = [frozenset()]
+
+    def readers(latency: float) -> list[Reader]:
+        return [Reader("c", "s", 0, 0, 0, mounts[0])]
+
+    async def run() -> None:
+        pusher = PushStream(store, readers, lambda snapshot: True)
+        orders = pusher.orders(PushSubscribe("m", 64 * SIZE))
+        pushed = await anext(orders)
+        assert len(entries_of(pushed)) == COUNT
+        pusher.report(report(pushed.serial))
+        pusher.pages.read(Blocks("s", np.array([3, 4], np.int32)), np.zeros(0, np.int32))
+        assert len(pusher.states["s"]) == COUNT
+        mounts[0] = frozenset({"another"})
+        dropped = await anext(orders)
+        assert dropped.drop
+        assert entries_of(dropped) == [entry for entry in range(COUNT) if entry not in (3, 4)]
+        assert pusher.states == {}
+        pusher.report(report(dropped.serial))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(orders), 0.3)
+
+    asyncio.run(run())
+
+
+def test_a_block_that_is_larger_than_an_order_is_ordered_alone(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_pusher, "ORDER_BYTES", SIZE // 2)
+
+    async def run() -> None:
+        orders = pusher_of(store).orders(PushSubscribe("m", 64 * SIZE))
+        assert [entries_of(await anext(orders)) for _ in range(3)] == [[0], [1], [2]]
+
+    asyncio.run(run())
+
+
+def test_who_subscribes_anew_gets_what_the_last_one_would_have_got(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_pusher, "ORDER_BYTES", SIZE)
+
+    async def run() -> None:
+        pusher = pusher_of(store)
+        request = PushSubscribe("m", 64 * SIZE)
+        old = pusher.orders(request)
+        assert entries_of(await anext(old)) == [0]
+        new = pusher.orders(request)
+        assert entries_of(await anext(new)) == [1]
+        with pytest.raises(StopAsyncIteration):
+            await anext(old)
+        assert entries_of(await anext(new)) == [2]
+
+    asyncio.run(run())
+
+
+def test_tripwires_of_which_a_part_is_there_are_dropped() -> None:
+    """Or they would not show in the next epoch."""
+    large, count = 4 << 20, 64
+    contents = np.frombuffer(bytes(range(16)) * count, [("high", "<u8"), ("low", "<u8")]).copy()
+    contents["low"] += np.arange(count, dtype="<u8")
+    with memory_directory() as root, opened(store_config(root, policy="clairvoyant")) as store:
+        space = BlockSpace("s", large, np.full(count, large, np.int64), contents)
+        store.plan.add_space(space)
+        store.plan.set_epoch("c", "s", 0, np.arange(count), last=True)
+
+        async def run() -> None:
+            pusher = PushStream(store, lambda latency: [Reader("c", "s", 0, 0, 8)], lambda snapshot: True)
+            orders = pusher.orders(PushSubscribe("m", count * large))
+            pusher.pages.budget = count * large
+            pusher.pages.follow_plan()
+            pusher.pages.read(Blocks("s", np.arange(count, dtype=np.int32)), np.zeros(0, np.int32))
+            dropped = await anext(orders)
+            assert (dropped.drop, entries_of(dropped)) == (True, list(range(7, count, 8)))
+
+        asyncio.run(run())

@@ -1,0 +1,123 @@
+"""What the daemon knows of its mounts."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
+from cachefs_daemon.mounts.registry import MountRegistry
+
+from cachefs.messages import MountReport, OriginOptions
+
+
+def report(name: str, pid: int, spec: str = "images", hits: int = 0, *, closing: bool = False) -> MountReport:
+    counters = {"hits_memory": hits}
+    return MountReport(id=name, mountpoint=f"/nowhere/{name}", spec=spec, pid=pid, counters=counters, closing=closing)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as sleeping:
+        yield sleeping
+        sleeping.kill()
+
+
+def test_a_mount_whose_process_ended_is_not_alive(process: subprocess.Popen[bytes]) -> None:
+    mounts = MountRegistry()
+    mounts.report(report("a", process.pid, hits=4))
+    assert [view.alive for view in mounts.views()] == [True]
+    process.kill()
+    while mounts.views()[0].alive:  # a zombie counts as ended, before anybody waits for it
+        time.sleep(0.001)
+    assert mounts.using("images") is None
+    mounts.forget_gone()
+    assert mounts.views() == []
+    assert mounts.counters()["hits_memory"] == 4
+
+
+def test_a_mount_whose_process_cannot_be_seen_lives_as_long_as_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = MountRegistry()
+    unseen = 1 << 30  # no pid is that high
+    for hits in (4, 7):
+        mounts.report(report("a", unseen, hits=hits))
+        mounts.forget_gone()
+    assert mounts.using("images") is not None
+    assert mounts.may_use("3f9c", replaced=time.time())
+    assert mounts.counters()["hits_memory"] == 7
+    later = time.monotonic() + 60
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert mounts.using("images") is None
+    mounts.forget_gone()
+    assert mounts.views() == []
+    assert mounts.counters()["hits_memory"] == 7
+
+
+def test_a_dead_mount_point_stays_in_sight_until_it_is_mounted_again(process: subprocess.Popen[bytes]) -> None:
+    mounts = MountRegistry()
+    dead = report("a", process.pid, hits=4)
+    mounts.report(MountReport(id="a", mountpoint="/proc", spec="images", pid=process.pid, counters=dead.counters))
+    process.kill()
+    process.wait()
+    mounts.forget_gone()
+    assert [(view.mountpoint, view.alive) for view in mounts.views()] == [("/proc", False)]
+    mounts.report(MountReport(id="b", mountpoint="/proc", spec="images", pid=os.getpid()))
+    assert [(view.id, view.alive) for view in mounts.views()] == [("b", True)]
+    assert mounts.counters()["hits_memory"] == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "uses"),
+    [("images", True), ("images@3f9c", True), ("other,images", True), ("all", False), ("imagesx", False), ("x", False)],
+)
+def test_which_mounts_use_a_dataset(spec: str, uses: bool) -> None:
+    mounts = MountRegistry()
+    mounts.report(report("a", os.getpid(), spec))
+    assert (mounts.using("images") is not None) is uses
+
+
+def test_a_mount_may_use_what_was_current_when_it_started() -> None:
+    mounts = MountRegistry()
+    assert not mounts.may_use("3f9c00", time.time())
+    mounts.report(report("a", os.getpid()))
+    assert mounts.may_use("3f9c00", time.time())
+    assert not mounts.may_use("3f9c00", 1.0)
+    mounts.report(report("a", os.getpid(), "images@3f9c"))
+    assert mounts.may_use("3f9c00", 1.0)
+    assert not mounts.may_use("4f9c00", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown"),
+    [
+        ("all", {"a2", "b1"}),
+        ("images,texts", {"a2", "b1"}),
+        ("texts", {"b1"}),
+        ("images", {"a2"}),
+        ("images@a1", {"a1"}),
+        ("others", set()),
+    ],
+)
+def test_a_mount_shows_the_snapshots_its_spec_names(spec: str, shown: set[str]) -> None:
+    mounts = MountRegistry()
+    mounts.report(report("m", os.getpid(), spec))
+    long_ago = time.time() - 86400
+    datasets = [dataset("images", SnapshotRecord("a2"), SnapshotRecord("a1", long_ago)), dataset("texts", "b1")]
+    assert {one for one in ("a1", "a2", "b1") if mounts.shows("m", one, datasets)} == shown
+    assert mounts.shows("not reported yet", "a1", datasets)
+
+
+@pytest.mark.parametrize(("refreshed_after", "shown"), [(60.0, {"a1"}), (1.0, {"a1", "a2"}), (-60.0, {"a2"})])
+def test_a_mount_of_one_dataset_stays_at_its_snapshot(refreshed_after: float, shown: set[str]) -> None:
+    mounts = MountRegistry()
+    mounts.report(report("m", os.getpid()))
+    born = psutil.Process().create_time()
+    datasets = [dataset("images", SnapshotRecord("a2"), SnapshotRecord("a1", born + refreshed_after))]
+    assert {one for one in ("a1", "a2") if mounts.shows("m", one, datasets)} == shown
+
+
+def dataset(name: str, *snapshots: SnapshotRecord | str) -> DatasetRecord:
+    records = [SnapshotRecord(one) if isinstance(one, str) else one for one in snapshots]
+    return DatasetRecord(name, f"file:///{name}", OriginOptions(), records)

@@ -1,0 +1,167 @@
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
+
+from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginUnavailable
+from cachefs.messages import OriginOptions
+from cachefs.snapshot_builder import ListedObject
+
+
+def opened(url: str) -> Origin:
+    return open_origin(url, OriginOptions(), OriginSettings(max_connections=4))
+
+
+def listing(url: str) -> tuple[dict[bytes, ListedObject], dict[bytes, str]]:
+    """(objects, problems) by key."""
+    objects: dict[bytes, ListedObject] = {}
+    problems: dict[bytes, str] = {}
+
+    async def collect() -> None:
+        origin = opened(url)
+        async for batch in origin.list(problems.__setitem__):
+            objects.update((found.key, found) for found in batch)
+        await origin.close()
+
+    asyncio.run(collect())
+    return objects, problems
+
+
+def read(url: str, found: ListedObject, offset: int, length: int, deadline: float = 10) -> bytes:
+    async def once() -> bytes:
+        origin = opened(url)
+        try:
+            return bytes(await origin.read(found.key, found.version, found.size, offset, length, deadline))
+        finally:
+            await origin.close()
+
+    return asyncio.run(once())
+
+
+def test_lists_files_of_any_name_and_directories(tmp_path: Path) -> None:
+    names = [b"plain", b"sub/deep/er", b"sub/\xff\xfe", b"sp ace%20+", b"new\nline", b"sub2/x"]
+    for name in names:
+        path = os.path.join(os.fsencode(tmp_path), name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        Path(os.fsdecode(path)).write_bytes(name)
+    (tmp_path / "empty").mkdir()
+    objects, problems = listing(f"file://{tmp_path}")
+    assert {key: found.size for key, found in objects.items() if not key.endswith(b"/")} == {
+        name: len(name) for name in names
+    }
+    assert {key for key in objects if key.endswith(b"/")} == {b"sub/", b"sub/deep/", b"sub2/", b"empty/"}
+    assert problems == {}
+    assert objects[b"plain"].mtime_ns == (tmp_path / "plain").stat().st_mtime_ns
+
+
+def test_a_directory_larger_than_a_portion(tmp_path: Path) -> None:
+    for number in range(5001):
+        (tmp_path / str(number)).touch()
+    objects, _ = listing(f"file://{tmp_path}")
+    assert set(objects) == {b"%d" % number for number in range(5001)}
+
+
+def test_links_and_special_files(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "to_file").symlink_to("file")
+    (tmp_path / "to_directory").symlink_to("directory")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "broken").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    objects, problems = listing(f"file://{tmp_path}")
+    assert {key: found.size for key, found in objects.items()} == {b"file": 5, b"to_file": 5, b"directory/": 0}
+    assert set(problems) == {b"to_directory", b"loop", b"broken", b"pipe"}
+    assert "link to a directory" in problems[b"to_directory"]
+    assert "loop" in problems[b"loop"]
+    assert "broken" in problems[b"broken"]
+    assert "no regular file" in problems[b"pipe"]
+
+
+def test_a_path_that_is_too_long_costs_only_what_is_below_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    opened_at = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for _ in range(20):
+            os.mkdir("d" * 250, dir_fd=opened_at)
+            deeper = os.open("d" * 250, os.O_RDONLY, dir_fd=opened_at)
+            os.close(opened_at)
+            opened_at = deeper
+    finally:
+        os.close(opened_at)
+    objects, problems = listing(f"file://{tmp_path}")
+    assert b"file" in objects
+    assert any("too long" in reason for reason in problems.values())
+
+
+def test_reads_ranges(tmp_path: Path) -> None:
+    (tmp_path / "odd %name").write_bytes(bytes(range(256)) * 1000)
+    url = f"file://{tmp_path}"
+    found = listing(url)[0][b"odd %name"]
+    assert read(url, found, 0, 256_000) == bytes(range(256)) * 1000
+    assert read(url, found, 255_990, 10) == bytes(range(246, 256))
+    assert read(url, found, 300, 0) == b""
+
+
+@pytest.mark.parametrize("change", ["append", "rewrite", "delete", "replace by directory", "replace by pipe"])
+def test_a_changed_file_is_an_error_that_names_it(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"before")
+    url = f"file://{tmp_path}"
+    found = listing(url)[0][b"data"]
+    if change == "append":
+        path.write_bytes(b"before and after")
+    elif change == "rewrite":
+        os.utime(path, ns=(1, found.mtime_ns + 1))
+    else:
+        path.unlink()
+        if change == "replace by directory":
+            path.mkdir()
+        elif change == "replace by pipe":
+            os.mkfifo(path)
+    with pytest.raises(ObjectChanged, match=f"{path}.*refresh"):
+        read(url, found, 0, 6)
+
+
+def test_a_vanished_root_is_unavailable(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "data").write_bytes(b"x")
+    found = listing(f"file://{root}")[0][b"data"]
+    root.rename(tmp_path / "moved")
+    with pytest.raises(OriginUnavailable, match=f"{root} is gone"):
+        read(f"file://{root}", found, 0, 1)
+    with pytest.raises(NotFound, match=str(root)):
+        listing(f"file://{root}")
+
+
+def test_a_read_that_hangs_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").write_bytes(b"x")
+    found = listing(f"file://{tmp_path}")[0][b"data"]
+    receiving, sending = os.pipe()
+    monkeypatch.setattr(os, "pread", lambda fd, length, offset: os.read(receiving, 1))
+    with pytest.raises(OriginUnavailable, match="data"):
+        read(f"file://{tmp_path}", found, 0, 1, deadline=0.1)
+    os.write(sending, b"x")  # lets the thread end
+
+
+def test_identity_is_the_path_whatever_the_spelling_of_the_url() -> None:
+    spellings = ["file:///a/b", "file:///a/b/", "file://localhost/a//b", "file:///a/./b", "file:///%61/b"]
+    assert {opened(url).identity(b"k/x") for url in spellings} == {b"file:/a/b/k/x"}
+    assert opened("file:///").identity(b"k") == b"file:/k"
+
+
+@pytest.mark.parametrize(
+    "url", ["file://host/data", "file://data", "file:", "file:///a%00b", "ftp://x/y", "/data", "", "s3:bucket"]
+)
+def test_malformed_urls(url: str) -> None:
+    with pytest.raises(ConfigError, match="URL"):
+        opened(url)
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="not a directory"):
+        listing(f"file://{tmp_path}/file")

@@ -1,0 +1,52 @@
+"""Bytes must never get into the pages of another file, whatever snapshots a mount and a daemon have."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cachefs.mount.namespace import ENTRY_BITS
+from cachefs.mount.push import places
+from cachefs.mount.push.places import Places
+from tests.unit.mount.test_namespace import dataset
+
+INODE = 100 << ENTRY_BITS | 1
+
+
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have any name opened turn out to be entry 1 of a snapshot."""
+
+    def show(snapshot: str) -> None:
+        status = SimpleNamespace(st_ino=INODE)
+        shown = SimpleNamespace(
+            open=lambda *_: 0, close=lambda _: None, fstat=lambda _: status, getxattr=lambda *_: snapshot.encode(),
+            fsencode=os.fsencode, fsdecode=os.fsdecode, O_RDONLY=0, O_CLOEXEC=0,
+        )  # fmt: skip
+        monkeypatch.setattr(places, "os", shown)
+
+    return show
+
+
+def test_a_mount_at_one_snapshot_shows_no_other(tmp_path: Path, show: Callable[[str], None]) -> None:
+    old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"a", b"b")
+    other = dataset(tmp_path, "two", b"c")
+    show(old.snapshot)
+    found = Places(f"one@{old.snapshot}", tmp_path, lambda: [new, other])
+    assert found.find(new.snapshot) is None
+    place = found.find(old.snapshot)
+    assert place is not None
+    assert place.inode(1) == INODE
+
+
+def test_a_mount_of_several_shows_the_old_snapshot_for_a_while(tmp_path: Path, show: Callable[[str], None]) -> None:
+    old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"a", b"b")
+    found = Places("all", tmp_path, lambda: [new])
+    show(old.snapshot)
+    assert found.find(new.snapshot) is None
+    show(new.snapshot)
+    place = found.find(new.snapshot)
+    assert place is not None
+    assert place.inode(1) == INODE

@@ -1,0 +1,225 @@
+"""The model of the page cache, against what it is told."""
+
+import numpy as np
+import pytest
+
+from cachefs.planning.blocks.presence import ABSENT, IN_SSD
+from cachefs.planning.pagecache.lookahead import PushLookahead, Reader
+from cachefs.planning.pagecache.model import (
+    GOING,
+    HELD,
+    OUT,
+    PART,
+    PART_REFUSED,
+    REFUSED,
+    STALE_SECONDS,
+    Blocks,
+    PageCacheModel,
+)
+from cachefs.planning.sequences.plan import Plan
+from tests.simulated import space_of
+
+COUNT = 100
+SIZE = 1000
+
+
+def blocks(*ids: int) -> Blocks:
+    return Blocks("s", np.array(ids, np.int32))
+
+
+@pytest.fixture
+def plan() -> Plan:
+    made = Plan()
+    made.add_space(space_of([SIZE] * COUNT, "s"))
+    made.set_epoch("c", "s", 0, np.arange(COUNT))
+    made.set_epoch("c", "s", 1, np.arange(COUNT)[::-1].copy(), last=True)
+    return made
+
+
+@pytest.fixture
+def pages(plan: Plan) -> PageCacheModel:
+    made = PageCacheModel(plan, 10 * SIZE)
+    made.follow_plan()
+    return made
+
+
+def hold(pages: PageCacheModel, *ids: int) -> None:
+    pages.coming(blocks(*ids))
+    pages.came(blocks(*ids), 0.0, failed=np.zeros(0, np.int32))
+
+
+def test_what_is_ordered_counts_until_it_is_gone(pages: PageCacheModel) -> None:
+    pages.coming(blocks(1, 2, 3))
+    assert pages.used == 3 * SIZE
+    pages.came(blocks(1, 2, 3), 0.0, failed=np.array([2], np.int32))
+    assert (pages.used, pages.states["s"][1:4].tolist()) == (2 * SIZE, [HELD, REFUSED, HELD])
+    pages.going_now(blocks(3))
+    assert (pages.used, pages.states["s"][3]) == (2 * SIZE, GOING)
+    pages.went(blocks(3))
+    pages.retry()
+    assert (pages.used, pages.states["s"][2:4].tolist()) == (SIZE, [OUT, OUT])
+
+
+def test_reads_bring_pages_and_show_what_was_late(pages: PageCacheModel) -> None:
+    pages.coming(blocks(1, 2))
+    pages.read(blocks(1, 5, 7), tripped=np.array([7], np.int32))
+    assert (pages.late, pages.used) == (2, 4 * SIZE)
+    pages.came(blocks(1, 2), 0.0, failed=np.array([1], np.int32))
+    assert (pages.states["s"][1], pages.used) == (HELD, 4 * SIZE)
+
+
+def test_what_is_read_last_goes_first_and_nobody_for_what_is_read_later(plan: Plan, pages: PageCacheModel) -> None:
+    hold(pages, *range(10))
+    plan.set_progress("c", 0, 5, 1000.0)
+    pages.follow_plan()
+    # In epoch 1, 0 is read last, then 1.
+    [first] = pages.victims(2 * SIZE, 0.0, 256, now=1.0)
+    assert first.ids.tolist() == [0, 1]
+    assert pages.victims(20 * SIZE, 1.0, 256, now=2.0) == []
+    [all_read] = pages.victims(20 * SIZE, 0.05, 256, now=3.0)
+    assert all_read.ids.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_only_what_nobody_has_read_is_wasted(plan: Plan, pages: PageCacheModel) -> None:
+    hold(pages, 0, 1, 2, 3)
+    plan.set_progress("c", 0, 1)
+    pages.follow_plan()
+    pages.read(blocks(1), tripped=np.zeros(0, np.int32))
+    pages.going_now(blocks(0, 1, 2))
+    assert pages.wasted == 1
+
+
+def test_the_soonest_that_are_on_the_node_are_pushed_and_tripwires_are_not(plan: Plan, pages: PageCacheModel) -> None:
+    lookahead = PushLookahead(plan)
+    residents = {"s": np.full(COUNT, IN_SSD, np.uint8)}
+    residents["s"][3] = ABSENT
+    hold(pages, 1)
+    due = lookahead.take([Reader("c", "s", 0, 0, 8)], pages.states, residents, 6, 100 * SIZE)
+    assert due is not None
+    assert due.ids.tolist() == [0, 2, 4, 5, 6, 8]
+    plan.set_progress("c", 0, 10)
+    due = lookahead.take([Reader("c", "s", 5, 0, 0)], pages.states, residents, 4, 2 * SIZE)
+    assert due is not None
+    assert due.ids.tolist() == [15, 16]
+
+
+def test_tripwires_lie_ahead_also_in_the_next_epoch(plan: Plan) -> None:
+    lookahead = PushLookahead(plan)
+    assert lookahead.wires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(7, COUNT, 8))
+    plan.set_progress("c", 1, 0)
+    assert lookahead.wires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(4, COUNT, 8))
+    assert lookahead.wires([Reader("c", "s", 0, 0, 0)]) == {}
+
+
+def test_of_who_is_silent_no_more_tripwires_are_looked_for_than_a_call_has_time_for() -> None:
+    count = 200_000
+    plan = Plan()
+    plan.add_space(space_of([SIZE] * count, "s"))
+    order = np.random.default_rng(1).permutation(count)
+    plan.set_epoch("c", "s", 0, order)
+    plan.set_epoch("c", "s", 1, order[::-1].copy())
+    plan.set_progress("c", 0, 100)
+    [wires] = PushLookahead(plan).wires([Reader("c", "s", 5, 1 << 30, 8)]).values()
+    nearest = np.arange(111, count, 8)[: len(wires)]
+    assert np.array_equal(wires, np.sort(order[nearest]))
+    assert 1 << 12 <= len(wires) < 1 << 13
+    # At a higher rate they are further apart: all there are.
+    [wires] = PushLookahead(plan).wires([Reader("c", "s", 5, 1 << 30, 128)]).values()
+    everywhere = np.union1d(order[127::128], order[::-1][127::128])
+    assert np.array_equal(wires, everywhere)
+
+
+def test_what_came_long_ago_is_looked_for_and_may_be_lost(pages: PageCacheModel) -> None:
+    hold(pages, 1, 2, 3)
+    ids = np.array([1, 2, 3, 4], np.int32)
+    assert pages.stale("s", ids, STALE_SECONDS - 0.1).tolist() == []
+    assert pages.stale("s", ids, STALE_SECONDS + 0.1).tolist() == [1, 2, 3]
+    pages.looked_for(blocks(1, 3), STALE_SECONDS)
+    assert pages.stale("s", ids, STALE_SECONDS + 0.1).tolist() == [2]
+    used = pages.used
+    pages.lost(blocks(1, 2, 3), np.array([2], np.int32))
+    assert pages.states["s"][1:4].tolist() == [HELD, REFUSED, HELD]
+    assert pages.used < used
+
+
+def test_a_snapshot_that_nobody_plans_is_forgotten_with_its_last_page(plan: Plan, pages: PageCacheModel) -> None:
+    hold(pages, 1, 2)
+    plan.remove("c")
+    plan.remove_space("s")
+    pages.follow_plan()
+    assert pages.states["s"][[1, 2]].tolist() == [HELD, HELD]
+    pages.going_now(blocks(1, 2))
+    pages.follow_plan()
+    pages.went(blocks(1, 2))
+    pages.follow_plan()
+    assert (pages.states, pages.used) == ({}, 0)
+    pages.lost(blocks(1), np.array([1], np.int32))
+
+
+def test_a_large_block_that_was_read_in_part_counts_and_is_still_pushed() -> None:
+    plan = Plan()
+    large = 4 << 20
+    plan.add_space(space_of([large] * 4, "s", block_size=large))
+    plan.set_epoch("c", "s", 0, np.array([0, 1, 2, 3, 1, 0], np.int32), last=True)
+    pages = PageCacheModel(plan, 3 * large)
+    pages.follow_plan()
+    pages.read(blocks(0), tripped=np.zeros(0, np.int32))
+    assert (pages.states["s"][0], pages.used) == (PART, large)
+    due = PushLookahead(plan).take(
+        [Reader("c", "s", 0, 0, 0)], pages.states, {"s": np.full(4, IN_SSD, np.uint8)}, 4, 16 * large
+    )
+    assert due is not None
+    assert due.ids.tolist() == [0, 1, 2, 3]
+    pages.coming(blocks(0, 1))
+    assert pages.used == 2 * large
+    pages.read(blocks(0), tripped=np.zeros(0, np.int32))
+    pages.came(blocks(0, 1), 0.0, failed=np.zeros(0, np.int32))
+    pages.read(blocks(1, 2), tripped=np.zeros(0, np.int32))
+    assert pages.states["s"].tolist() == [HELD, HELD, PART, OUT]
+    assert [one.ids.tolist() for one in pages.victims(large, 1e-4, 4, 0.0)] == [[2]]
+
+
+def test_candidates_are_no_more_than_there_are_blocks(plan: Plan) -> None:
+    pages = PageCacheModel(plan, COUNT * SIZE)
+    pages.follow_plan()
+    every = np.arange(COUNT, dtype=np.int32)
+    for _ in range(200):
+        pages.read(Blocks("s", every), tripped=every[:0])
+    [kept] = pages._pages.values()
+    assert len(kept.candidates) + sum(map(len, kept.fresh)) <= COUNT + 1024 + COUNT
+    assert [one.ids.tolist() for one in pages.victims(SIZE, -1.0, 1, 0.0)] == [[COUNT - 1]]
+
+
+def test_what_is_about_to_go_or_gone_is_not_dropped_again(pages: PageCacheModel) -> None:
+    hold(pages, 1, 2, 3)
+    pages.going_now(blocks(1))
+    pages.lost(blocks(2), np.array([2], np.int32))
+    assert pages.droppable(blocks(1, 2, 3)).ids.tolist() == [3]
+
+
+def test_a_large_block_that_could_not_be_pushed_counts_for_what_its_readers_brought() -> None:
+    plan = Plan()
+    large = 4 << 20
+    plan.add_space(space_of([large] * 4, "s", block_size=large))
+    plan.set_epoch("c", "s", 0, np.arange(4, dtype=np.int32), last=True)
+    pages = PageCacheModel(plan, 4 * large)
+    pages.follow_plan()
+    pages.coming(blocks(0, 1, 2))
+    pages.read(blocks(0), tripped=np.zeros(0, np.int32))
+    pages.came(blocks(0, 1, 2), 0.0, failed=np.array([0, 1], np.int32))
+    assert (pages.states["s"].tolist(), pages.used) == ([PART_REFUSED, REFUSED, HELD, OUT], 2 * large)
+    assert pages.droppable(blocks(0, 1, 2, 3)).ids.tolist() == [0, 2]
+    pages.retry()
+    assert (pages.states["s"].tolist(), pages.used) == ([PART, OUT, HELD, OUT], 2 * large)
+
+
+def test_what_was_forgotten_meanwhile_may_still_be_reported(plan: Plan, pages: PageCacheModel) -> None:
+    pages.coming(blocks(1))
+    pages.read(blocks(1), tripped=np.zeros(0, np.int32))
+    pages.going_now(blocks(1))
+    pages.went(blocks(1))
+    plan.remove("c")
+    plan.remove_space("s")
+    pages.follow_plan()
+    pages.came(blocks(1), 0.0, failed=np.zeros(0, np.int32))
+    assert (pages.states, pages.used) == ({}, 0)

@@ -1,0 +1,72 @@
+"""When fetching must begin for an origin that is slower than its readers."""
+
+import numpy as np
+import pytest
+
+from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY
+from cachefs.planning.prefetch import backlog
+from cachefs.planning.prefetch.backlog import Backlog, Bandwidth, find
+from cachefs.planning.sequences.plan import Plan
+from tests.simulated import space_of
+
+SIZE = 100
+RATE = 10.0
+
+
+def plan_of(*orders: list[int], blocks: int = 100) -> Plan:
+    plan = Plan()
+    plan.add_space(space_of([SIZE] * blocks))
+    for number, order in enumerate(orders):
+        plan.set_epoch(f"job{number}", "space", 0, np.array(order), last=True)
+        plan.set_progress(f"job{number}", 0, 0, RATE)
+    return plan
+
+
+def missing(*blocks: int) -> dict[str, "np.typing.NDArray[np.uint8]"]:
+    state = np.full(100, IN_MEMORY, np.uint8)
+    state[list(blocks)] = ABSENT
+    return {"space": state}
+
+
+def test_a_long_gap_has_to_be_begun_before_its_readers_come_to_it() -> None:
+    plan = plan_of(list(range(100)))
+    # Fifty blocks, due in 5 to 9.9 s, of which the origin delivers 4.5 a second: they take 11 s.
+    assert find(plan, missing(*range(50, 100)), 5 * SIZE) == Backlog(pytest.approx(9.9), "space", 99)
+
+
+def test_a_gap_the_origin_fills_in_time_can_wait() -> None:
+    plan = plan_of(list(range(100)))
+    assert find(plan, missing(*range(80, 100)), 5 * SIZE) is None
+    assert find(plan, missing(*range(50, 100)), np.inf) is None
+    assert find(plan, missing(), 5 * SIZE) is None
+
+
+def test_what_several_readers_miss_is_due_when_the_first_of_them_comes() -> None:
+    alone = plan_of(list(range(100)))
+    both = plan_of(list(range(100)), list(range(100))[::-1])
+    gap = missing(*range(70, 90))
+    assert find(alone, gap, 4 * SIZE) is None
+    assert find(both, gap, 4 * SIZE) == Backlog(pytest.approx(2.9), "space", 70)
+
+
+def test_readers_without_a_future_have_no_backlog() -> None:
+    assert find(Plan(), {}, 1.0) is None
+
+
+def test_bandwidth_is_what_comes_while_all_that_is_possible_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(backlog.time, "monotonic", lambda: now[0])
+    bandwidth = Bandwidth()
+
+    def second(total: int, *, idle: bool) -> float:
+        now[0] += 1
+        if idle:
+            bandwidth.idle()
+        bandwidth.measure(total)
+        return bandwidth.value
+
+    assert second(50, idle=True) == np.inf
+    assert second(150, idle=False) == 100
+    assert second(160, idle=True) == 100
+    assert second(360, idle=True) == 200
+    assert second(460, idle=False) == 175

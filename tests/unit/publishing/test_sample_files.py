@@ -1,0 +1,118 @@
+"""Which files a dataset says its samples are."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from cachefs.publishing.sample_files import listed_files
+
+PATHS = ["/d/a", "/d/b", "/d/c"]
+
+
+class Has(Dataset[int]):
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return len(PATHS)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"samples": [(path, 1) for path in PATHS]},
+        {"imgs": [[path, "label", 3] for path in PATHS]},
+        {"_image_files": [Path(path) for path in PATHS]},
+        {"files": numpy.array(PATHS)},
+        {"paths": tuple(PATHS)},
+        {"samples": [1, 2, 3], "files": PATHS},
+    ],
+)
+def test_lists_of_paths_are_understood(attributes: dict[str, Any]) -> None:
+    assert listed_files(Has(**attributes)) == PATHS
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {"samples": PATHS[:2]},
+        {"samples": ["a", "b", "c"]},
+        {"samples": [("/d/a", 1), ("/d/b", 1), 3]},
+        {"samples": [("/d/a", 1), (), ("/d/b", 1)]},
+        {"samples": ["/d/a", None, "/d/c"]},
+        {"files": "/d/"},
+        {"files": {0: "/d/a", 1: "/d/b", 2: "/d/c"}},
+        {"samples": []},
+    ],
+)
+def test_what_is_no_list_of_paths_is_none(attributes: dict[str, Any]) -> None:
+    assert listed_files(Has(**attributes)) is None
+
+
+def test_parts_and_concatenations_are_seen_through() -> None:
+    part = Subset(Has(samples=PATHS), [2, 0])
+    both = ConcatDataset([part, Has(files=PATHS)])
+    assert listed_files(Subset(both, [0, 2])) == ["/d/c", "/d/a"]
+    assert listed_files(ConcatDataset([part, Has()])) is None
+
+
+@dataclass
+class Image:
+    """As datasets.Image."""
+
+
+@dataclass
+class Column:
+    """As a column of pyarrow: here of structs, or of what is in them."""
+
+    values: list[Any]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def null_count(self) -> int:
+        return self.values.count(None)
+
+    def to_pylist(self) -> list[Any]:
+        return self.values
+
+
+@dataclass
+class Table:
+    values: list[Any]
+
+    def column(self, name: str | int) -> Column:
+        return Column(self.values)
+
+
+class HuggingFace:
+    """As datasets.Dataset, of which this is all that is used."""
+
+    def __init__(self, rows: list[dict[str, Any]], indices: list[int] | None) -> None:
+        self.features = {"label": object(), "image": Image()}
+        self.data = Table(rows)
+        self._indices = None if indices is None else Table(indices)
+
+
+@pytest.mark.parametrize(
+    ("content", "indices", "expected"),
+    [(None, None, PATHS), (None, [2, 0], ["/d/c", "/d/a"]), (b"...", None, None)],
+)
+def test_hugging_face_datasets_refer_to_files_or_hold_them(
+    monkeypatch: pytest.MonkeyPatch, content: bytes | None, indices: list[int] | None, expected: list[str] | None
+) -> None:
+    def struct_field(column: Column, name: str) -> Column:
+        return Column([value[name] for value in column.values])
+
+    monkeypatch.setitem(sys.modules, "datasets.arrow_dataset", SimpleNamespace(Dataset=HuggingFace))
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "pyarrow.compute", SimpleNamespace(struct_field=struct_field))
+    assert listed_files(HuggingFace([{"path": path, "bytes": content} for path in PATHS], indices)) == expected
