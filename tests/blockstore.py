@@ -4,15 +4,21 @@ import multiprocessing
 import os
 import random
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cachefs_daemon.store.block_store import BlockStore, StoreConfig, TierConfig
+from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
+from cachefs_daemon.store.tier import TierConfig
 
 from cachefs.block import block_key, content_id
+from cachefs.planning.blocks.presence import Presence
+from cachefs.planning.eviction.quotas import Quota
+from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.sequences.plan import Plan
 
 BLOCK_SIZE = 256 << 10
 # A reply that takes longer is a hang.
@@ -48,12 +54,63 @@ def disk_usage(directory: Path) -> int:
     return total * 512
 
 
-def fill(store: BlockStore, numbers: range, size: int = 100_000) -> None:
+class OpenStore:
+    """A store with all that a node gives it, and in one place what the parts of a node do to it."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.plan = Plan()
+        self.presence = Presence()
+        self.coverage = Coverage(self.plan)
+        self.storage = Storage(config, Foresight(self.plan, self.coverage, self.presence))
+        self.blocks, self.tiering, self.index = self.storage.blocks, self.storage.tiering, self.storage.index
+        self.get, self.put, self.read, self.repair = (
+            self.blocks.get, self.blocks.put, self.blocks.read, self.blocks.repair,
+        )  # fmt: skip
+        self.evict, self.promote = self.blocks.evict, self.blocks.promote
+        self.keys, self.blocks_of, self.index_path = self.index.keys, self.index.blocks_of, self.index.path
+        self.usage, self.maintain = self.storage.usage, self.storage.maintenance.run
+        self.watch, self.unwatch = self.storage.watch.watch, self.storage.watch.unwatch
+        self.close = self.storage.close
+
+    @property
+    def repairs(self) -> int:
+        return self.blocks.repairs
+
+    def accessed(self, keys: Sequence[bytes]) -> None:
+        with self.tiering as tiering:
+            tiering.accessed(keys, time.monotonic())
+
+    def claim(self, keys: Iterable[bytes], snapshot: str) -> None:
+        with self.tiering as tiering:
+            tiering.claim(keys, snapshot, time.monotonic())
+
+    def room_for(self, key: bytes, snapshot: str = "") -> int:
+        with self.tiering as tiering:
+            return tiering.room_for(key, snapshot)
+
+    def set_limit(self, quota: Quota) -> None:
+        with self.tiering as tiering:
+            tiering.quotas.set(quota)
+
+    def remove_limit(self, dataset: str) -> None:
+        with self.tiering as tiering:
+            tiering.quotas.remove(dataset)
+
+    def pin(self, keys: Iterable[bytes]) -> None:
+        with self.tiering as tiering:
+            tiering.pin(keys)
+
+    def unpin(self, keys: Iterable[bytes]) -> None:
+        with self.tiering as tiering:
+            tiering.unpin(keys)
+
+
+def fill(store: OpenStore, numbers: range, size: int = 100_000) -> None:
     for number in numbers:
         assert store.put(key_of(number), data_of(number, size)) is not None
 
 
-def readable(store: BlockStore, numbers: range, size: int = 100_000) -> set[int]:
+def readable(store: OpenStore, numbers: range, size: int = 100_000) -> set[int]:
     """The blocks that are there; one that is there with other bytes fails the test."""
     found = set()
     for number in numbers:
@@ -66,8 +123,8 @@ def readable(store: BlockStore, numbers: range, size: int = 100_000) -> set[int]
 
 
 @contextmanager
-def opened(config: StoreConfig) -> Iterator[BlockStore]:
-    store = BlockStore(config)
+def opened(config: StoreConfig) -> Iterator[OpenStore]:
+    store = OpenStore(config)
     try:
         yield store
     finally:
@@ -115,7 +172,7 @@ class StoreProcess:
 def _serve(config: StoreConfig, pipe: Connection, other_end: Connection) -> None:
     other_end.close()
     try:
-        store = BlockStore(config)
+        store = OpenStore(config)
         pipe.send(None)
     except Exception as error:
         pipe.send(error)

@@ -18,9 +18,8 @@ from cachefs_daemon import config as configuration
 from cachefs_daemon.api.server import Server
 from cachefs_daemon.api.service import Service
 from cachefs_daemon.config import Config, InvalidConfig
+from cachefs_daemon.node import Node
 from cachefs_daemon.runtime.systemd import feed_watchdog, notify
-from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore
 
 log = logging.getLogger("cachefs_daemon")
 
@@ -71,14 +70,11 @@ def run(config: Config) -> None:
     log.info("cachefsd %s (pid %d): %s", __version__, os.getpid(), config.summary())
     if config.daemon.socket_group:
         _share_with(config.daemon.socket_group)
-    # The store checks its index in a forked child, so it opens before anything that does not survive a fork.
-    store = BlockStore(config.store_config())
-    threads = Threads()
+    node = Node(config)
     try:
-        asyncio.run(_serve(config, store, threads))
+        asyncio.run(_serve(node))
     finally:
-        threads.close()
-        store.close()
+        node.close()
     log.info("stopped")
 
 
@@ -90,27 +86,27 @@ def _share_with(group: str) -> None:
         raise CachefsError(f"daemon.socket_group = {group!r}: {error.strerror}; the daemon must be a member") from None
 
 
-async def _serve(config: Config, store: BlockStore, threads: Threads) -> None:
+async def _serve(node: Node) -> None:
     stopped = _stop_signal()
-    service = Service(config, store, threads)
-    server = Server(service, config.daemon.socket, config.daemon.socket_group)
+    settings = node.config.daemon
+    server = Server(Service(node), settings.socket, settings.socket_group)
     background: list[asyncio.Task[None]] = []
     try:
-        await service.start()
+        await node.start()
         await server.start()
-        background = [asyncio.create_task(service.maintain()), asyncio.create_task(feed_watchdog())]
-        log.info("ready on %s", config.daemon.socket)
+        background = [asyncio.create_task(node.maintain()), asyncio.create_task(feed_watchdog())]
+        log.info("ready on %s", settings.socket)
         notify("READY=1")
         await stopped.wait()
         notify("STOPPING=1")
         _enforce_stop()
-        await service.stop_background()
+        await node.stop_background()
         await server.stop(GRACE)
     finally:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        await service.close()
+        await node.stop()
 
 
 def _stop_signal() -> asyncio.Event:

@@ -19,9 +19,6 @@ from cachefs.block import PIECE_SIZE
 from cachefs.errors import ConfigError
 from cachefs.rpc import DEFAULT_SOCKET
 from cachefs.sizes import Share, format_size, parse_share, parse_size
-from cachefs_daemon.fetch.prefetcher import PrefetchSettings
-from cachefs_daemon.origin.base import OriginSettings
-from cachefs_daemon.store.block_store import StoreConfig, TierConfig
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")
 MIN_BLOCK_SIZE: Final = PIECE_SIZE
@@ -103,33 +100,6 @@ class Config(_Section):
     origin: OriginSection = OriginSection()
     prefetch: PrefetchSection = PrefetchSection()
 
-    def prefetch_settings(self) -> PrefetchSettings:
-        return PrefetchSettings(
-            enabled=self.prefetch.enabled,
-            safety=self.prefetch.safety,
-            memory_ahead=self.prefetch.memory_ahead,
-            max_bytes=self.origin.max_bytes_in_flight,
-        )
-
-    def origin_settings(self) -> OriginSettings:
-        origin = self.origin
-        return OriginSettings(
-            max_connections=origin.max_connections,
-            connect_timeout=origin.connect_timeout,
-            read_timeout=origin.read_timeout,
-            attempts=origin.attempts,
-        )
-
-    def store_config(self) -> StoreConfig:
-        """With percentages turned into bytes: of the machine's memory, and of the file system behind [ssd] dir."""
-        memory = TierConfig(self.memory.dir, self.memory_budget, self.memory.segment_size, self.daemon.policy)
-        ssd = None
-        if self.ssd is not None and self.ssd_budget > 0:
-            disk = _disk_size(self.ssd.dir)
-            min_free = self.ssd.min_free.of(disk)
-            ssd = TierConfig(self.ssd.dir, self.ssd_budget, self.ssd.segment_size, self.daemon.policy, min_free)
-        return StoreConfig(self.daemon.state_dir, self.daemon.block_size, memory, ssd)
-
     @property
     def memory_budget(self) -> int:
         return self.memory.budget.of(psutil.virtual_memory().total)
@@ -137,6 +107,11 @@ class Config(_Section):
     @property
     def ssd_budget(self) -> int:
         return self.ssd.budget.of(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
+
+    @property
+    def ssd_min_free(self) -> int:
+        """Bytes of the SSD tier's file system that stay free."""
+        return self.ssd.min_free.of(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
 
     def summary(self) -> str:
         ssd = f"{format_size(self.ssd_budget)} in {self.ssd.dir}" if self.ssd and self.ssd_budget else "none"

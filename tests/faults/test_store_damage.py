@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.store.block_store import BlockStore, TierConfig
+from cachefs_daemon.store.tier import TierConfig
 
 from cachefs.block import SSD
 from cachefs.errors import Busy, CachefsError
@@ -20,6 +20,7 @@ from cachefs.index import IndexReader
 from cachefs.segment import segment_path
 from tests.blockstore import (
     BLOCK_SIZE,
+    OpenStore,
     StoreProcess,
     data_of,
     disk_usage,
@@ -118,14 +119,14 @@ def scribble(path: Path) -> None:
 @pytest.mark.parametrize("restart", [True, False], ids=["restart", "running"])
 def test_a_segment_is_gone_or_damaged(root: Path, damage: Callable[[Path], None], restart: bool) -> None:
     config = store_config(root)
-    store = BlockStore(config)
+    store = OpenStore(config)
     fill(store, ALL)
     for tier in ("memory", "ssd"):
         damage(max((root / tier).glob("*.seg")))
         damage(min((root / tier).glob("*.seg")))
     if restart:
         store.close()
-        store = BlockStore(config)
+        store = OpenStore(config)
     sound = readable(store, ALL)
     assert 20 < len(sound) < 100
     for number in ALL:
@@ -275,9 +276,8 @@ def test_a_clean_shutdown_before_the_machine_restarts_keeps_the_index(
 CHURN = """
 import random, sys
 from pathlib import Path
-from cachefs_daemon.store.block_store import BlockStore
-from tests.blockstore import data_of, key_of, store_config
-store = BlockStore(store_config(Path(sys.argv[1]), policy=sys.argv[2], ssd=40 << 20))
+from tests.blockstore import OpenStore, data_of, key_of, store_config
+store = OpenStore(store_config(Path(sys.argv[1]), policy=sys.argv[2], ssd=40 << 20))
 draw = random.Random(int(sys.argv[3]))
 for step in range(1 << 60):
     number = draw.randrange(300)
@@ -330,7 +330,7 @@ def test_a_reader_never_meets_a_hole_the_index_still_points_to(root: Path) -> No
     )
     with opened(store_config(root, memory=2 << 20, ssd=4 << 20, policy="lru")) as store:
         fill(store, range(10))
-        assert store._index.commit()
+        assert store.index.commit()
         assert reader.stdin is not None
         reader.stdin.write(f"{store.index_path}\n")
         reader.stdin.flush()
@@ -459,12 +459,12 @@ def test_with_its_disk_full_the_index_catches_up_later(root: Path) -> None:
         fill_disk(ballast)
         for number in range(3000):
             assert store.put(key_of(number), data_of(number, 100)) is not None
-        assert not store._index.commit()
+        assert not store.index.commit()
         assert readable(store, range(3000), 100) == set(range(3000))
         store.evict([key_of(0)])
         ballast.unlink()
         waited = threading.Event()
-        while not store._index.commit():
+        while not store.index.commit():
             waited.wait(0.01)
         assert committed(store.index_path) == 2999
 
@@ -485,18 +485,18 @@ def test_a_second_daemon_is_refused(root: Path) -> None:
     config = store_config(root)
     process = StoreProcess(config)
     with pytest.raises(Busy, match=f"pid {process.pid}"):
-        BlockStore(config)
+        OpenStore(config)
     with pytest.raises(Busy, match="another running daemon"):
-        BlockStore(replace(config, state_dir=root / "other"))
+        OpenStore(replace(config, state_dir=root / "other"))
     process.kill9()
-    BlockStore(config).close()
+    OpenStore(config).close()
 
 
 def test_a_refused_start_leaves_nothing_locked(root: Path) -> None:
     config = store_config(root)
     with pytest.raises(CachefsError):
-        BlockStore(replace(config, ssd=replace(config.ssd, budget=BLOCK_SIZE)))  # type: ignore[type-var]
-    BlockStore(config).close()
+        OpenStore(replace(config, ssd=replace(config.ssd, budget=BLOCK_SIZE)))  # type: ignore[type-var]
+    OpenStore(config).close()
 
 
 def test_an_index_reader_of_a_mount_survives_a_rebuild(root: Path) -> None:

@@ -1,11 +1,11 @@
 """Which blocks of a snapshot are on this node, as one byte each, kept up to date by the store for whoever plans."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.block import Location
 from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, Ids
 
 ABSENT: Final = 0
@@ -13,15 +13,20 @@ IN_MEMORY: Final = 1
 IN_SSD: Final = 2
 
 
-def state_of(location: Location | None) -> int:
-    return ABSENT if location is None else location.tier + 1
+States = Mapping[str, npt.NDArray[np.uint8]]
+
+
+def state_in(tier: int | None) -> int:
+    """The state of a block that is in that tier; None: in none."""
+    return ABSENT if tier is None else tier + 1
 
 
 class Presence:
-    """Changed under the store's lock. states: per watched snapshot, the state of each block of its space; to be read
-    by anyone at any time, and never written to. The mapping is replaced, not changed."""
+    """Changed under the store's lock."""
 
     def __init__(self) -> None:
+        # Snapshot id -> state of each block of its space, uint8. To be read by anyone at any time, and never written
+        # to: the mapping is replaced, not changed, and each entry of an array is right by itself.
         self.states: dict[str, npt.NDArray[np.uint8]] = {}
         self._spaces: dict[str, BlockSpace] = {}
 

@@ -1,19 +1,17 @@
-"""Whose is which block: what the tiers' policies keep, what is passing, what is pinned, what datasets may have. The
-store's decisions, no I/O.
+"""What becomes of the blocks of a node: which tier takes one, what is evicted for it, what is transient, what is
+pinned.
 
-A block nobody's policy admits is *passing*: it is in the memory tier for the readers that wait for it, first in, first
-out, ahead of everything else. Where a policy never evicts, room is held back for such blocks; where one does, they are
-few, and displace each other once there are enough.
+A block that no policy admits is *transient*: it is in the memory tier for the readers that wait for it, first in, first
+out, and is evicted before everything else. Where a policy never evicts, room is held back for such blocks. Where one
+does, they are few, and displace each other once there are enough of them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
-from cachefs_daemon.store.segment_writer import span
-from cachefs_daemon.store.tier import Tier
-
-from cachefs.block import MEMORY, Location
-from cachefs.planning.blocks.presence import Presence, state_of
+from cachefs.block import MEMORY
+from cachefs.planning.blocks.presence import Presence, state_in
 from cachefs.planning.eviction.policies import Policy
 from cachefs.planning.eviction.policies.lru import Lru
 from cachefs.planning.eviction.policies.uses import Uses
@@ -24,224 +22,292 @@ from cachefs.planning.eviction.quotas import Quotas
 _AHEAD_SHIFT: Final = 10
 # A tier of which less than 1/64 is free is full.
 _FREE_SHIFT: Final = 6
-# So many passing blocks stay for their readers even where a policy evicts: 8 readers with 4 blocks each.
-_PASSING_KEPT: Final = 32
+# So many transient blocks stay for their readers even where a policy evicts: 8 readers with 4 blocks each.
+_TRANSIENT_KEPT: Final = 32
+
+
+class TierRoom(Protocol):
+    """What decisions need to know of a tier, in bytes."""
+
+    @property
+    def number(self) -> int:
+        """MEMORY or SSD (cachefs.block)."""
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of blocks that its budget is good for."""
+
+    @property
+    def used(self) -> int:
+        """Bytes it takes now."""
+
+    @property
+    def free(self) -> int:
+        """Bytes that can be reserved now; negative where its limit has sunk below what it uses."""
+
+    @property
+    def problem(self) -> str:
+        """Why it takes no new blocks; empty while it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a block is. tier: its number; size: bytes as the tier accounts for them."""
+
+    tier: int
+    size: int
+
+
+def transient_room(budget: int, largest: int, capacity: int) -> int:
+    """Bytes of the memory tier that transient blocks may take. largest: bytes of the largest block in a tier."""
+    return min(max(budget // 8, 4 * largest), capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class TierPolicies:
+    """The policies of a node's tiers."""
+
+    by_tier: Sequence[Policy]
+    # Shared by these policies and those of quotas, so that a block that moves keeps its place in the order of uses.
+    uses: Uses
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Of one tier."""
+
+    blocks: int = 0  # in it now
+    evicted: int = 0  # moved down or dropped since the start
 
 
 class Tiering:
-    """Every call but `free` needs the store's lock. tiers, policies: by tier number; uses: of the policies, and of
-    those of limits; residents: who watches is told; limits: who knows whose blocks are limited."""
+    """Decides, and keeps account of what is where. Not thread-safe, but `free` may be called at any time.
+
+    It has more than 15 public methods as each of them is one event in the life of a block, or one question before it.
+    """
 
     def __init__(
         self,
-        tiers: Sequence[Tier],
-        policies: Sequence[Policy],
-        uses: Uses,
-        limits: Quotas,
-        get: Callable[[bytes], Location | None],
-        block_size: int,
+        tiers: Sequence[TierRoom],
+        policies: TierPolicies,
+        quotas: Quotas,
+        presence: Presence,
+        place_of: Callable[[bytes], Place | None],
+        transient: int,
     ) -> None:
-        """get: where a block is, as of the index."""
-        self.residents = Presence()
-        self.limits = limits
+        """place_of: where a block is, as of the index; transient: bytes that transient blocks may take (see
+        `transient_room`)."""
+        self.quotas = quotas  # who knows whose blocks count for which dataset
+        self.counts = [TierCounts() for _ in tiers]  # by tier number
+        self._presence = presence
         self._tiers = tiers
-        self._policies = policies
-        self._uses = uses
-        self._get = get
+        self._policies = policies.by_tier
+        self._uses = policies.uses
+        self._place_of = place_of
         self._memory = tiers[MEMORY]
-        self._passing = Lru()
+        self._transient = Lru()
         self._pinned: set[bytes] = set()
-        self._evicting = policies[MEMORY].evicts
-        self._share = min(max(self._memory.config.budget // 8, 4 * span(block_size)), self._memory.capacity)
-        self._recovered = 0
+        self._evicting = self._policies[MEMORY].evicts  # whether it did when it was last looked at
+        self._share = transient  # bytes that transient blocks may take
+        self._recovered = 0  # bytes that were found in memory at the start, but for transient blocks
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
-    def recovered(self, tier: Tier, key: bytes, size: int) -> None:
+    def recovered(self, tier: int, key: bytes, size: int) -> None:
         """A block of an earlier run was found."""
-        tier.blocks += 1
-        policy = self._policies[tier.number]
-        if tier is self._memory and not policy.evicts:
-            # Which blocks were passing is not recorded: to a policy that keeps any fixed set they are all alike.
-            if self._recovered + size > tier.capacity - self._share:
-                self._passing.added(key, size)
+        self.counts[tier].blocks += 1
+        policy = self._policies[tier]
+        if tier == MEMORY and not policy.evicts:
+            # Which blocks were transient is not recorded: to a policy that keeps any fixed set they are all alike.
+            if self._recovered + size > self._memory.capacity - self._share:
+                self._transient.added(key, size)
                 return
             self._recovered += size
         policy.added(key, size)
 
-    def entered(self, key: bytes, location: Location, *, passing: bool) -> None:
-        if passing:
-            self._passing.added(key, span(location.length))
+    def entered(self, key: bytes, place: Place, *, transient: bool) -> None:
+        """A block is in a tier now that was in none before."""
+        if transient:
+            self._transient.added(key, place.size)
         else:
-            self._keep(location.tier, key, span(location.length))
-        self._tiers[location.tier].blocks += 1
-        self.residents.set(key, state_of(location))
+            self._keep(key, place)
+        self.counts[place.tier].blocks += 1
+        self._presence.set(key, state_in(place.tier))
 
-    def left(self, key: bytes, location: Location) -> None:
-        self._forget(key, location)
-        self.limits.forget(key)
+    def left(self, key: bytes, tier: int) -> None:
+        """A block has left its tier, and the node."""
+        self._forget(key, tier)
+        self.quotas.forget(key)
         self._uses.forget(key)
-        self.residents.set(key, state_of(None))
+        self._presence.set(key, state_in(None))
 
-    def moved(self, key: bytes, old: Location, new: Location) -> None:
-        """From one tier to another."""
+    def moved(self, key: bytes, old: int, new: Place) -> None:
+        """A block has left tier *old* for another one."""
         self._forget(key, old)
-        if new.tier < old.tier:
+        if new.tier < old:
             self._uses.forget(key)  # who has it copied up is about to use it
-        self._keep(new.tier, key, span(new.length))
+        self._keep(key, new)
         self._uses.forget(key)
-        self._tiers[new.tier].blocks += 1
-        self.residents.set(key, state_of(new))
+        self.counts[new.tier].blocks += 1
+        self._presence.set(key, state_in(new.tier))
 
-    def accessed(self, keys: Sequence[bytes]) -> None:
+    def accessed(self, keys: Sequence[bytes], now: float) -> None:
+        """Readers used these blocks, oldest use first. now: monotonic seconds."""
         for key in keys:
             for policy in self._policies:
                 policy.accessed(key)
+        self.quotas.accessed(keys, now)
 
     def claim(self, keys: Iterable[bytes], snapshot: str, now: float) -> None:
-        """Count blocks that are here for the dataset that has *snapshot*, if they count for none."""
+        """Count those of these blocks that are here, and that count for no dataset, for the one that has *snapshot*."""
         for key in keys:
-            location = self._get(key)
-            if location is not None and self.limits.claim(key, snapshot, now) and key not in self._passing:
-                self._count(location.tier, key, span(location.length))
+            place = self._place_of(key)
+            if place is not None and self.quotas.claim(key, snapshot, now) and key not in self._transient:
+                self._count(key, place)
 
     def pin(self, keys: Iterable[bytes]) -> None:
+        """Keep these blocks, once a policy has admitted them, until they are unpinned or evicted by name."""
         self._pinned.update(keys)
 
     def unpin(self, keys: Iterable[bytes]) -> None:
         self._pinned.difference_update(keys)
 
-    # --- who may come -------------------------------------------------------------------------------------------------
+    # --- which block may come -----------------------------------------------------------------------------------------
 
-    def free(self, tier: Tier) -> int:
-        """Bytes that nobody uses or is about to: room is made in larger steps than it is needed in, so a little free
-        room is that of a full tier."""
+    def free(self, tier: TierRoom) -> int:
+        """Bytes that nobody uses or is about to use. Room is made in larger steps than it is needed in, so a little
+        free room is that of a full tier."""
         return 0 if tier.problem else max(0, tier.free - self._held_back(tier) - (tier.capacity >> _FREE_SHIFT))
 
     @property
+    def free_by_tier(self) -> tuple[int, ...]:
+        """`free` of each tier."""
+        return tuple(self.free(tier) for tier in self._tiers)
+
+    @property
     def step(self) -> int:
-        """Bytes that `makers_of_room` frees beyond what a block needs, over all tiers, at most."""
+        """Bytes that `evicted_for` frees beyond what a block needs, over all tiers, at most."""
         return sum(tier.capacity >> _AHEAD_SHIFT for tier in self._tiers)
 
-    def room_for(self, key: bytes, snapshot: str) -> int:
-        """About how many bytes are free, or taken by blocks that would be given up for this one of *snapshot*."""
+    def room_for(self, key: bytes, snapshot: str = "") -> int:
+        """About how many bytes are free, or taken by blocks that would be evicted for this one of *snapshot*."""
         self._follow_policy()
         room = 0
         for tier in self._tiers:
             if not tier.problem:
                 here = max(0, tier.free - self._held_back(tier)) + self._policies[tier.number].replaceable(key)
-                room += int(min(here, self.limits.room_for(tier.number, key, snapshot)))
+                room += int(min(here, self.quotas.room_for(tier.number, key, snapshot)))
         return room
 
-    def room_in(self, tier: Tier, key: bytes, size: int, *, passing: bool) -> int | None:
-        """Bytes that a block may take without anyone leaving; None where the policy does not want it at all."""
+    def room_in(self, tier: TierRoom, key: bytes, size: int, *, transient: bool) -> int | None:
+        """Bytes that a block may take without any eviction; None where the policy does not want it at all."""
         self._follow_policy()
-        if passing:
+        if transient:
             return tier.free
-        free = int(min(tier.free - self._held_back(tier), self.limits.room(tier.number, key)))
+        free = int(min(tier.free - self._held_back(tier), self.quotas.room(tier.number, key)))
         return free if self._policies[tier.number].admits(key, size, free) else None
 
-    def _held_back(self, tier: Tier) -> int:
-        """Room for passing blocks that a policy which never evicts must leave."""
-        if tier is not self._memory or self._policies[MEMORY].evicts:
+    def _held_back(self, tier: TierRoom) -> int:
+        """Room that a policy which never evicts must leave for transient blocks."""
+        if tier.number != MEMORY or self._policies[MEMORY].evicts:
             return 0
-        return max(0, self._share - self._passing.bytes)
+        return max(0, self._share - self._transient.bytes)
 
-    # --- who goes -----------------------------------------------------------------------------------------------------
+    # --- which blocks are evicted -------------------------------------------------------------------------------------
 
-    def makers_of_room(self, tier: Tier, size: int, key: bytes, *, passing: bool) -> list[bytes]:
-        """Blocks that free *size* bytes or more for a block, or none; nobody else will be given the same."""
-        incoming = b"" if passing else key
+    def evicted_for(self, tier: TierRoom, size: int, key: bytes, *, transient: bool) -> list[bytes]:
+        """Blocks that free *size* bytes or more for a block, or none. No other call returns them again."""
+        incoming = b"" if transient else key
         ahead = max(size, tier.capacity >> _AHEAD_SHIFT)
-        # Its dataset's own blocks first, where that is at its limit: that makes room in the tier as well.
-        if not passing and self.limits.room(tier.number, key) - (tier.free - self._held_back(tier)) < size:
-            return self._part_with(tier, self.limits.victims(tier.number, size, self._pinned, key))
-        if self._keeps_passing(tier):
-            for wanted in (size,) if passing else (ahead, size):
+        # Its dataset's own blocks first, where that is at its quota: that makes room in the tier as well.
+        if not transient and self.quotas.room(tier.number, key) - (tier.free - self._held_back(tier)) < size:
+            return self._part_with(tier, self.quotas.victims(tier.number, size, self._pinned, key))
+        if self._keeps_transient(tier):
+            for wanted in (size,) if transient else (ahead, size):
                 if victims := self._take(tier, wanted, 0, self._pinned, incoming):
                     return victims
-        share = self._passing.bytes if tier is self._memory else 0
-        # A reader waits for a passing block: it goes before a pin.
-        pinned = () if passing else self._pinned
+        share = self._transient.bytes if tier.number == MEMORY else 0
+        # A reader waits for a transient block: a pinned one is evicted for it.
+        pinned = () if transient else self._pinned
         return self._take(tier, ahead, share, pinned, incoming) or self._take(tier, size, share, pinned, incoming)
 
-    def surplus(self, tier: Tier, size: int) -> list[bytes]:
+    def surplus(self, tier: TierRoom, size: int) -> list[bytes]:
         """Blocks that free *size* bytes as the tier must shrink, or none."""
-        return self._take(tier, size, self._passing.bytes if tier is self._memory else 0, self._pinned)
+        return self._take(tier, size, self._transient.bytes if tier.number == MEMORY else 0, self._pinned)
 
-    def beyond_limits(self, tier: Tier) -> list[bytes]:
-        """Blocks that must go since datasets have more of the tier than they may."""
-        return self._part_with(tier, self.limits.surplus(tier.number, self._pinned))
+    def beyond_quotas(self, tier: TierRoom) -> list[bytes]:
+        """Blocks to evict since datasets have more of the tier than they may."""
+        return self._part_with(tier, self.quotas.surplus(tier.number, self._pinned))
 
     def expired(self, now: float) -> list[bytes]:
-        """Blocks whose time is over; none when there are no more."""
-        return self.limits.expired(now, self._pinned)
+        """Blocks whose time is over at *now* (monotonic seconds); none when there are no more."""
+        return self.quotas.expired(now, self._pinned)
 
-    def _keeps_passing(self, tier: Tier) -> bool:
-        """Are passing blocks so few that what their readers have not read yet may be among them?"""
-        if tier is not self._memory or not self._policies[MEMORY].evicts:
+    def _keeps_transient(self, tier: TierRoom) -> bool:
+        """Are transient blocks so few that some may not have been read yet by those who wait for them?"""
+        if tier.number != MEMORY or not self._policies[MEMORY].evicts:
             return False
-        return len(self._passing) < _PASSING_KEPT and self._passing.bytes < self._share // 2
+        return len(self._transient) < _TRANSIENT_KEPT and self._transient.bytes < self._share // 2
 
     def _take(
-        self, tier: Tier, size: int, passing: int, pinned: Collection[bytes], incoming: bytes = b""
+        self, tier: TierRoom, size: int, transient: int, pinned: Collection[bytes], incoming: bytes = b""
     ) -> list[bytes]:
-        """Blocks that free *size* bytes, the first *passing* of them of passing blocks, or none."""
-        passing = min(size, passing)
+        """Blocks that free *size* bytes, the first *transient* bytes of them of transient blocks, or none."""
+        transient = min(size, transient)
         policy = self._policies[tier.number]
-        victims = list(policy.victims(size - passing, pinned, incoming)) if size > passing and policy.evicts else []
-        if size > passing and not victims:
+        victims = list(policy.victims(size - transient, pinned, incoming)) if size > transient and policy.evicts else []
+        if size > transient and not victims:
             return []
         self._part_with(tier, victims)
-        for key in self._passing.victims(passing, ()):
-            self._passing.removed(key)
+        for key in self._transient.victims(transient, ()):
+            self._transient.removed(key)
             victims.append(key)
         return victims
 
-    def _part_with(self, tier: Tier, keys: Sequence[bytes]) -> list[bytes]:
+    def _part_with(self, tier: TierRoom, keys: Sequence[bytes]) -> list[bytes]:
         for key in keys:
             self._policies[tier.number].removed(key)
-            self.limits.removed(key)
+            self.quotas.removed(key)
         return list(keys)
 
-    def _keep(self, tier: int, key: bytes, size: int) -> None:
-        self._policies[tier].added(key, size)
-        self.limits.added(tier, key, size)
+    def _keep(self, key: bytes, place: Place) -> None:
+        self._policies[place.tier].added(key, place.size)
+        self.quotas.added(place.tier, key, place.size)
 
-    def _count(self, tier: int, key: bytes, size: int) -> None:
-        """For its dataset, as of the last use that its tier knows: a new one would be later than all in the memory
-        tier, of which the SSD tier would then take nothing."""
-        used = self._policies[tier].last_use(key)
+    def _count(self, key: bytes, place: Place) -> None:
+        """Count a block for its dataset, as of the last use that its tier knows. A new use would be later than all in
+        the memory tier, and the SSD tier would then take nothing from there."""
+        used = self._policies[place.tier].last_use(key)
         if used is not None:
             self._uses.between[key] = used
-        self.limits.added(tier, key, size)
+        self.quotas.added(place.tier, key, place.size)
         if used is not None:
             self._uses.forget(key)
 
-    def _forget(self, key: bytes, location: Location) -> None:
-        self._policies[location.tier].removed(key)
-        self.limits.removed(key)
-        self._passing.removed(key)
-        self._tiers[location.tier].blocks -= 1
+    def _forget(self, key: bytes, tier: int) -> None:
+        self._policies[tier].removed(key)
+        self.quotas.removed(key)
+        self._transient.removed(key)
+        self.counts[tier].blocks -= 1
 
     def _follow_policy(self) -> None:
-        """A policy begins to evict when something is published, and ends when nothing is."""
+        """A policy begins to evict when something is published, and stops when nothing is."""
         policy = self._policies[MEMORY]
         if policy.evicts == self._evicting:
             return
         self._evicting = policy.evicts
         if self._evicting:
-            source: Policy = self._passing
-            target, excess = policy, self._passing.bytes
+            source: Policy = self._transient
+            target, excess = policy, self._transient.bytes
         else:
-            source, target = policy, self._passing
-            excess = self._memory.used - self._passing.bytes - (self._memory.capacity - self._share)
+            source, target = policy, self._transient
+            excess = self._memory.used - self._transient.bytes - (self._memory.capacity - self._share)
         keys = source.victims(excess, self._pinned) or source.victims(excess, ()) if excess > 0 else ()
         for key in keys:
             source.removed(key)
-            self.limits.removed(key)
-            location = self._get(key)
-            if location is not None and location.tier == MEMORY:
-                target.added(key, span(location.length))
+            self.quotas.removed(key)
+            place = self._place_of(key)
+            if place is not None and place.tier == MEMORY:
+                target.added(key, place.size)
                 if self._evicting:
-                    self.limits.added(MEMORY, key, span(location.length))
+                    self.quotas.added(MEMORY, key, place.size)

@@ -32,14 +32,13 @@ _MOST_SEARCHED: Final = 1 << 12
 class Reader:
     """A consumer as pushing sees it. key: in the plan; snapshot: that it reads; skip: reads, from its place in the plan
     on, that come too soon to be pushed; searched: reads within which it may be; every: reads from one tripwire to
-    the next, 0 where it says itself how far it is; mounts: through which it reads, none where nobody knows."""
+    the next, 0 where it says itself how far it is."""
 
     key: str
     snapshot: str
     skip: int
     searched: int
     every: int
-    mounts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from typing import Final
 
 from cachefs.errors import NotFound
 from cachefs.messages import Pinned, Selection
+from cachefs.planning.eviction.tiering import Tiering
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets import selection
 from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +23,8 @@ BATCH: Final = 4096
 class Pins:
     """Keeps the store's pinned keys equal to what the datasets' records say."""
 
-    def __init__(self, store: BlockStore, datasets: Catalog, threads: Threads) -> None:
-        self._store = store
+    def __init__(self, tiering: Locked[Tiering], datasets: Catalog, threads: Threads) -> None:
+        self._tiering = tiering
         self._datasets = datasets
         self._threads = threads
         self._changing = asyncio.Lock()
@@ -33,7 +34,7 @@ class Pins:
         async with self._changing:
             snapshot = self._datasets.snapshot(request.dataset)
             paths = selection.distinct(request.paths or [b""])
-            pinned = await self._threads.background(_each_key, self._store.pin, snapshot, paths)
+            pinned = await self._threads.background(_each_key, self._pin, snapshot, paths)
             known = self._datasets.get(request.dataset).record.pins
             await self._datasets.set_pins(request.dataset, selection.distinct([*known, *paths]))
             return pinned
@@ -48,7 +49,7 @@ class Pins:
                 if path not in known:
                     raise NotFound(_not_pinned(path, known, request.dataset))
             await self._datasets.set_pins(request.dataset, [pin for pin in known if pin not in paths])
-            released = await self._threads.background(_each_key, self._store.unpin, snapshot, _present(snapshot, paths))
+            released = await self._threads.background(_each_key, self._unpin, snapshot, _present(snapshot, paths))
             # Other pins may cover some of the same content.
             await self._apply_all()
             return released
@@ -59,7 +60,7 @@ class Pins:
             return
         async with self._changing:
             if before is not None:
-                await self._threads.background(_each_key, self._store.unpin, before, _present(before, paths))
+                await self._threads.background(_each_key, self._unpin, before, _present(before, paths))
             await self._apply_all()
 
     async def apply(self) -> None:
@@ -67,11 +68,19 @@ class Pins:
         async with self._changing:
             await self._apply_all()
 
+    def _pin(self, keys: Iterable[bytes]) -> None:
+        with self._tiering as tiering:
+            tiering.pin(keys)
+
+    def _unpin(self, keys: Iterable[bytes]) -> None:
+        with self._tiering as tiering:
+            tiering.unpin(keys)
+
     async def _apply_all(self) -> None:
         for dataset in self._datasets:
             if dataset.current is not None and dataset.record.pins:
                 paths = _present(dataset.current, dataset.record.pins)
-                await self._threads.background(_each_key, self._store.pin, dataset.current, paths)
+                await self._threads.background(_each_key, self._pin, dataset.current, paths)
 
 
 def _each_key(change: Callable[[Iterable[bytes]], None], snapshot: Snapshot, paths: list[bytes]) -> Pinned:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 from typing import Final
 
 import numpy as np
@@ -11,10 +12,13 @@ from cachefs.errors import ConfigError
 from cachefs.messages import DatasetLimit, DatasetView
 from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace
 from cachefs.planning.eviction.quotas import Quota
+from cachefs.planning.eviction.tiering import Tiering
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog, Dataset
+from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore
+from cachefs_daemon.store.index_writer import IndexWriter
+from cachefs_daemon.store.transfers import batches
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +26,11 @@ SHORTEST_TTL: Final = 1.0
 
 
 class DatasetQuotas:
-    """Keeps the store's limits equal to what the datasets' records say."""
+    """Keeps the store's quotas equal to what the datasets' records say."""
 
-    def __init__(self, store: BlockStore, datasets: Catalog, threads: Threads) -> None:
-        self._store = store
+    def __init__(self, tiering: Locked[Tiering], index: IndexWriter, datasets: Catalog, threads: Threads) -> None:
+        self._tiering = tiering
+        self._index = index
         self._datasets = datasets
         self._threads = threads
         self._changing = asyncio.Lock()
@@ -52,7 +57,8 @@ class DatasetQuotas:
             await self._apply(dataset)
 
     def removed(self, name: str) -> None:
-        self._store.remove_limit(name)
+        with self._tiering as tiering:
+            tiering.quotas.remove(name)
 
     async def apply(self) -> None:
         """Quota in the store what the records say."""
@@ -63,18 +69,21 @@ class DatasetQuotas:
     async def _apply(self, dataset: Dataset) -> None:
         record = dataset.record
         if record.share >= 1 and not record.ttl:
-            self._store.remove_limit(record.name)
+            self.removed(record.name)
             return
         snapshots = self._datasets.generations(dataset)
         known = frozenset(snapshot.id for snapshot in snapshots)
-        self._store.set_limit(Quota(record.name, known, record.share, record.ttl or math.inf))
+        with self._tiering as tiering:
+            tiering.quotas.set(Quota(record.name, known, record.share, record.ttl or math.inf))
         for snapshot in snapshots:
-            await self._threads.background(_claim, self._store, snapshot)
+            await self._threads.background(_claim, self._tiering, self._index, snapshot)
 
 
-def _claim(store: BlockStore, snapshot: Snapshot) -> None:
+def _claim(tiering: Locked[Tiering], index: IndexWriter, snapshot: Snapshot) -> None:
     """What is here of the snapshot counts. As arrays, since a daemon that starts waits for it."""
-    keys = store.keys()
+    keys = index.keys()
     if keys:
         here = np.flatnonzero(BlockSpace.of(snapshot).ids(keys) != NO_BLOCK)
-        store.claim([keys[index] for index in here.tolist()], snapshot.id)
+        for batch in batches(keys[number] for number in here.tolist()):
+            with tiering as deciding:
+                deciding.claim(batch, snapshot.id, time.monotonic())

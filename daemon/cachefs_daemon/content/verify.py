@@ -8,6 +8,7 @@ from typing import Final
 from cachefs.messages import VerifyProgress
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
+from cachefs_daemon.store.index_writer import IndexWriter
 
 REPORT_SECONDS: Final = 0.2
 
@@ -42,9 +43,9 @@ class _Sweep:
             self.repaired += store.repair(key, location)
 
 
-async def verify(store: BlockStore, threads: Threads) -> AsyncGenerator[VerifyProgress, None]:
+async def verify(store: BlockStore, index: IndexWriter, threads: Threads) -> AsyncGenerator[VerifyProgress, None]:
     """Progress, and last a message that says done."""
-    keys = await threads.background(store.keys)
+    keys = await threads.background(index.keys)
     sweep = _Sweep(iter(keys))
     going = True
     while going:

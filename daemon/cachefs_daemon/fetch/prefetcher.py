@@ -26,12 +26,15 @@ import numpy as np
 from cachefs.block import Location
 from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
-from cachefs.planning.blocks.presence import ABSENT, IN_SSD
+from cachefs.planning.blocks.presence import ABSENT, IN_SSD, Presence
+from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.prefetch import backlog
 from cachefs.planning.prefetch.backlog import Backlog, Bandwidth
 from cachefs.planning.prefetch.lookahead import Lookahead, Name, Upcoming
+from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.fetch.fetcher import Fetcher, Outcome
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 
@@ -68,7 +71,10 @@ class Prefetcher:
 
     def __init__(
         self,
-        store: BlockStore,
+        plan: Plan,
+        presence: Presence,
+        tiering: Locked[Tiering],
+        blocks: BlockStore,
         fetcher: Fetcher,
         gate: FetchSlots,
         threads: Threads,
@@ -77,8 +83,10 @@ class Prefetcher:
         fetched: Callable[[str, int], None],
         pushing: Callable[[], bool],
     ) -> None:
-        self._store = store
-        self._plan = store.plan
+        self._plan = plan
+        self._presence = presence
+        self._tiering = tiering
+        self._blocks = blocks
         self._fetcher = fetcher
         self._threads = threads
         self._settings = settings
@@ -143,7 +151,7 @@ class Prefetcher:
             self._some_time.rewind()
             self._paused = {name: until for name, until in self._paused.items() if until > now}
             self._look_for_backlog()
-        free = sum(self._store.free) - self._flying
+        free = sum(self._tiering.unlocked.free_by_tier) - self._flying
         if free > 0:
             chosen = self._choose(self._some_time, math.inf, free)
             await self._fetch(await self._within_limits(chosen, making_room=False))
@@ -155,14 +163,14 @@ class Prefetcher:
         if self._backlog is not None and self._backlog.seconds > self.window:
             chosen = self._choose(self._in_time, self._backlog.seconds, self._settings.max_bytes)
             # Room is made in steps, which must not reach what is read before: that would be missing again.
-            spared = self._store.step
+            spared = self._tiering.unlocked.step
             await self._fetch_for_others(chosen, self._backlog.snapshot, self._backlog.last, spared)
         if len(self._flights) < self._max_flights and self._flying < self._settings.max_bytes // 2:
             self._bandwidth.idle()
 
     def _look_for_backlog(self) -> None:
         self._bandwidth.measure(self._fetcher.fetched_bytes)
-        self._backlog = backlog.find(self._plan, self._store.residents, self._bandwidth.value)
+        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value)
         self._in_time.rewind()
 
     async def _fetch_for_others(self, chosen: Sequence[Upcoming], snapshot: str, last: int, spared: int) -> None:
@@ -170,10 +178,14 @@ class Prefetcher:
         space = self._plan.spaces.get(snapshot)
         if not chosen or space is None:
             return
-        room = await self._threads.run(self._store.room_for, space.key(last)) - self._flying - spared
+        room = await self._threads.run(self._room_for, space.key(last)) - self._flying - spared
         ends = itertools.accumulate(one.size for one in chosen)
         fitting = [one for one, end in zip(chosen, ends, strict=True) if end <= room]
         await self._fetch(await self._within_limits(fitting, making_room=True))
+
+    def _room_for(self, key: bytes, snapshot: str = "") -> int:
+        with self._tiering as tiering:
+            return tiering.room_for(key, snapshot)
 
     def _choose(self, lookahead: Lookahead, seconds: float, room: int) -> list[Upcoming]:
         """Blocks to fetch now, soonest first, of at most *room* bytes."""
@@ -182,7 +194,7 @@ class Prefetcher:
         if slots <= 0 or room <= 0:
             return []
         known = self._flights.keys() | self._paused.keys()
-        found = lookahead.take(self._store.residents, seconds, slots, room, known)
+        found = lookahead.take(self._presence.states, seconds, slots, room, known)
         if found and found[0].size > room:
             lookahead.rewind()  # it is to be given again
             return []
@@ -190,12 +202,12 @@ class Prefetcher:
 
     async def _within_limits(self, chosen: Sequence[Upcoming], *, making_room: bool) -> list[Upcoming]:
         """Those that their datasets' shares of the tiers have room for, or would make it for."""
-        last = {one.snapshot: one for one in chosen if self._store.allowance(one.snapshot) < math.inf}
+        last = {one.snapshot: one for one in chosen if self._tiering.unlocked.quotas.allowance(one.snapshot) < math.inf}
         left: dict[str, float] = {}
         for snapshot, one in last.items():
-            room = self._store.allowance(snapshot)
+            room = self._tiering.unlocked.quotas.allowance(snapshot)
             if making_room:
-                room = await self._threads.run(self._store.room_for, self._keys([one])[0], snapshot)
+                room = await self._threads.run(self._room_for, self._keys([one])[0], snapshot)
             left[snapshot] = room - sum(size for name, size in self._flights.items() if name[0] == snapshot)
         kept = []
         for one in chosen:
@@ -265,18 +277,18 @@ class Prefetcher:
     # --- from the SSD tier --------------------------------------------------------------------------------------------
 
     async def _from_ssd(self) -> None:
-        free = self._store.free
+        free = self._tiering.unlocked.free_by_tier
         if len(free) < 2 or self._pushing():
             await asyncio.sleep(LOOK_AGAIN)
             return
         now = asyncio.get_running_loop().time()
         if free[0] > 0:
-            found = self._some_time_on_ssd.take(self._store.residents, math.inf, SSD_BLOCKS, free[0])
-            await self._threads.background(self._store.promote, self._keys(found))
+            found = self._some_time_on_ssd.take(self._presence.states, math.inf, SSD_BLOCKS, free[0])
+            await self._threads.background(self._blocks.promote, self._keys(found))
         found = self._soon_on_ssd.take(
-            self._store.residents, self._margin() + SSD_WINDOW, SSD_BLOCKS, self._settings.memory_ahead
+            self._presence.states, self._margin() + SSD_WINDOW, SSD_BLOCKS, self._settings.memory_ahead
         )
-        await self._threads.background(self._store.read_ahead, self._keys(found))
+        await self._threads.background(self._blocks.read_ahead, self._keys(found))
         if now - self._looked < SLOWEST:
             self._some_time_on_ssd.rewind()
             self._soon_on_ssd.rewind()

@@ -18,7 +18,6 @@ from cachefs.planning.sequences.tripwires import Interval
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.jobs.epoch_loader import EpochLoader, Order
 from cachefs_daemon.jobs.liveness import Liveness
-from cachefs_daemon.mounts.mount_affinity import MountAffinity
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +45,7 @@ _serial = itertools.count(1)
 
 
 class Consumer:
-    """name: within its job; key: in the plan; follower: once the plan knows an epoch; fetched_bytes: for its sake;
-    read_through: the mounts that were seen to read for it.
+    """name: within its job; key: in the plan; follower: once the plan knows an epoch; fetched_bytes: for its sake.
 
     Its task brings epochs into the plan, the current one and the next, until `close`.
     """
@@ -62,7 +60,6 @@ class Consumer:
         self.lease = Liveness(request.pid, request.lease)
         self.follower: Follower | None = None
         self.fetched_bytes = 0
-        self.read_through = MountAffinity()
         spec = request.spec
         self._computable = range(spec.epochs) if spec is not None and spec.kind != "explicit" else range(0)
         self._map = sample_map
@@ -136,11 +133,6 @@ class Consumer:
         epoch, position = self.follower.place
         reads = self._reads.get(epoch)
         return (epoch, reads.samples_after(position)) if reads is not None else None
-
-    @property
-    def mounts(self) -> frozenset[str]:
-        """Those it reads through; none while nobody knows."""
-        return self.read_through.mounts
 
     @property
     def margin(self) -> float:

@@ -15,13 +15,14 @@ from cachefs.messages import BlockRef
 from cachefs.planning.blocks.samples import Reads, Samples
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.sequences.follower import Cluster, densest
-from cachefs.planning.sequences.plan import Epoch
+from cachefs.planning.sequences.plan import Epoch, Plan
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs import sample_maps
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
+from cachefs_daemon.store.presence_watch import PresenceWatch
 
 Order = npt.NDArray[np.uint32]
 
@@ -32,8 +33,12 @@ INDEX_PATIENCE: Final = 60.0
 class EpochLoader:
     """Block spaces and `tree` maps are shared by those who use them at the same time, and go with the last of them."""
 
-    def __init__(self, store: BlockStore, fetcher: Fetcher, threads: Threads) -> None:
-        self._store = store
+    def __init__(
+        self, plan: Plan, presence: PresenceWatch, blocks: BlockStore, fetcher: Fetcher, threads: Threads
+    ) -> None:
+        self._plan = plan
+        self._presence = presence
+        self._blocks = blocks
         self._fetcher = fetcher
         self._threads = threads
         self._spaces: weakref.WeakValueDictionary[str, BlockSpace] = weakref.WeakValueDictionary()
@@ -46,8 +51,8 @@ class EpochLoader:
             space = self._spaces.get(snapshot.id)
             if space is None:
                 space = self._spaces[snapshot.id] = await self._threads.background(BlockSpace.of, snapshot)
-            if snapshot.id not in self._store.residents:
-                await self._threads.background(self._store.watch, space)
+            if snapshot.id not in self._presence.watched:
+                await self._threads.background(self._presence.watch, space)
             if sample_map.kind == "tree":
                 tree = self._trees.get(snapshot.id)
                 if tree is None:
@@ -58,13 +63,12 @@ class EpochLoader:
 
     async def close_unused(self, used: Container[str]) -> None:
         """Let go of the snapshots that are not among *used*."""
-        plan = self._store.plan
-        for snapshot in {*plan.spaces, *self._store.residents}:
+        for snapshot in {*self._plan.spaces, *self._presence.watched}:
             lock = self._making.setdefault(snapshot, asyncio.Lock())
             if snapshot not in used and not lock.locked():
                 async with lock:
-                    plan.remove_space(snapshot)
-                    await self._threads.background(self._store.unwatch, snapshot)
+                    self._plan.remove_space(snapshot)
+                    await self._threads.background(self._presence.unwatch, snapshot)
 
     async def reads(self, samples: Samples, order: Order) -> Reads:
         return await self._threads.background(samples.reads, order)
@@ -123,7 +127,7 @@ class EpochLoader:
         [found] = await self._fetcher.demand([ref], INDEX_PATIENCE)
         if isinstance(found, CachefsError):
             raise found
-        data = await self._threads.run(self._store.read, key, found)
+        data = await self._threads.run(self._blocks.read, key, found)
         if data is None:
             raise OriginUnavailable(f"block {ref.number} of entry {ref.entry} was evicted before it could be indexed")
         return data

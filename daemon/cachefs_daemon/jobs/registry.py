@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,11 +22,12 @@ from cachefs.job_messages import (
     SamplerSpec,
 )
 from cachefs.messages import Stall
-from cachefs.planning.blocks.presence import ABSENT
+from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.lookahead import NOTHING, Reader, States
 from cachefs.planning.pagecache.model import WANTED
 from cachefs.planning.sequences.follower import Passed, observe
+from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import LOADER_DRAWS
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
@@ -36,7 +37,6 @@ from cachefs_daemon.jobs.liveness import Liveness
 from cachefs_daemon.jobs.records import JobRecord, Places
 from cachefs_daemon.jobs.sample_maps import TREE
 from cachefs_daemon.jobs.stalls import Stalls
-from cachefs_daemon.store.block_store import BlockStore
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +80,21 @@ class Job:
     fetched_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a mount's reads have told of the jobs."""
+
+    tripped: Mapping[str, Ids]  # by snapshot: blocks that were left out of the mount's page cache to see them read
+    own_reads: Mapping[str, int]  # by key of the consumer: how many reads were its own
+
+
 class JobRegistry:
     """Used from the event loop only. unsaved: names of jobs that are not on disk as they are, for others to empty."""
 
-    def __init__(self, datasets: Catalog, store: BlockStore, sequences: EpochLoader) -> None:
+    def __init__(self, datasets: Catalog, plan: Plan, presence: Presence, sequences: EpochLoader) -> None:
         self._datasets = datasets
-        self._store = store
-        self._plan = store.plan
+        self._plan = plan
+        self._presence = presence
         self._sequences = sequences
         self._jobs: dict[str, Job] = {}
         self._consumers: dict[str, Consumer] = {}
@@ -121,7 +129,7 @@ class JobRegistry:
         )
 
     def _consumer_view(self, consumer: Consumer, pushed: Pushed) -> ConsumerView:
-        states = self._store.residents.get(consumer.snapshot.id)
+        states = self._presence.states.get(consumer.snapshot.id)
         window = self._plan.window(consumer.key, 0, MAX_SAMPLES)
         if states is None or window is None:
             return consumer.view(0)
@@ -218,13 +226,11 @@ class JobRegistry:
 
     # --- what is seen of them ---------------------------------------------------------------------------------------
 
-    def saw(
-        self, mount: str, accessed: Sequence[bytes], stalls: Sequence[Stall], pages: States = NOTHING
-    ) -> Mapping[str, Ids]:
-        """What *mount* reports: blocks that were read, in order, and reads that waited. pages: what is in its page
-        cache. Returns, by snapshot, the blocks that were left out of it to see them read."""
+    def on_reads(self, accessed: Sequence[bytes], stalls: Sequence[Stall], pages: States = NOTHING) -> Observed:
+        """A mount reports blocks that were read, in order, and reads that waited. pages: what is in its page cache."""
         waited = self._attribute(stalls)
         tripped: dict[str, Ids] = {}
+        own_reads: dict[str, int] = {}
         now = time.monotonic()
         for snapshot, consumers in self._by_snapshot().items():
             followers = [consumer.follower for consumer in consumers if consumer.follower is not None]
@@ -240,10 +246,10 @@ class JobRegistry:
             for consumer, follower, matched in zip(consumers, followers, before, strict=True):
                 if follower.matched > matched:
                     consumer.lease.renew()
-                    consumer.read_through.note(mount, follower.matched - matched)
+                    own_reads[consumer.key] = follower.matched - matched
                 follower.measure(now, waited.get(consumer.key, 0.0), consumer.request.workers)
                 consumer.moved()
-        return tripped
+        return Observed(tripped, own_reads)
 
     def _trip(self, consumers: Sequence[Consumer], ids: Ids, states: npt.NDArray[np.uint8]) -> Passed:
         """Move those consumers on whose tripwires these are."""
@@ -264,10 +270,15 @@ class JobRegistry:
         now = time.monotonic()
         consumers = {consumer.key: consumer for consumer in self._consumers.values()}
         return [
-            Reader(key, one.snapshot.id, one.passed_by(now, latency), one.searched(now), one.tripwires, one.mounts)
+            Reader(key, one.snapshot.id, one.passed_by(now, latency), one.searched(now), one.tripwires)
             for key in self._plan.consumers()
             if (one := consumers.get(key)) is not None
         ]
+
+    @property
+    def consumer_keys(self) -> Collection[str]:
+        """Of all consumers of running jobs, as the plan knows them."""
+        return self._consumers.keys()
 
     def margin(self) -> float:
         """Seconds by which some reader may be ahead of its place in the plan: that of its last report, and of the

@@ -1,35 +1,44 @@
-"""Through which mounts of the node a consumer reads: told from the reads that were its own. No I/O."""
+"""Through which mounts of the node each consumer reads, as the reads that were its own tell. No I/O."""
 
+from collections.abc import Container, Mapping
 from typing import Final
 
-# Fewer say nothing: somebody looks at a file or two through another mount.
+# Fewer reads say nothing: somebody looks at a file or two through another mount.
 _FEWEST: Final = 16
-# Of so many reads, the later ones count for more than those before.
+# After so many reads the earlier ones count half.
 _REMEMBERED: Final = 256
 # A mount counts if it had this share of them: some reads of others' mounts fit a sequence by chance.
 _SHARE: Final = 1 / 8
 
 
 class MountAffinity:
-    """Pages that are pushed for a consumer are of use in these mounts only. Silence changes nothing: a consumer whose
+    """Pages that are pushed for a consumer are of use in its mounts only. Silence changes nothing: a consumer whose
     pages are all pushed is not seen to read."""
 
     def __init__(self) -> None:
-        self._reads: dict[str, float] = {}
+        self._reads: dict[str, dict[str, float]] = {}  # by consumer and mount: reads, the earlier ones halved
 
-    def note(self, mount: str, reads: int) -> None:
-        """*reads* of the consumer's own came through *mount*."""
-        if reads <= 0:
-            return
-        self._reads[mount] = self._reads.get(mount, 0) + reads
-        if sum(self._reads.values()) > _REMEMBERED:
-            self._reads = {mount: reads / 2 for mount, reads in self._reads.items() if reads > 1}
+    def note(self, mount: str, own_reads: Mapping[str, int]) -> None:
+        """own_reads: by consumer, how many of its own reads came through *mount*."""
+        for consumer, count in own_reads.items():
+            if count > 0:
+                self._note(mount, consumer, count)
 
-    @property
-    def mounts(self) -> frozenset[str]:
-        """Their ids; none while nobody knows."""
-        total = sum(self._reads.values())
+    def _note(self, mount: str, consumer: str, count: int) -> None:
+        reads = self._reads.setdefault(consumer, {})
+        reads[mount] = reads.get(mount, 0) + count
+        if sum(reads.values()) > _REMEMBERED:
+            self._reads[consumer] = {mount: count / 2 for mount, count in reads.items() if count > 1}
+
+    def mounts_of(self, consumer: str) -> frozenset[str]:
+        """Ids of the mounts it reads through; none while nobody knows."""
+        reads = self._reads.get(consumer, {})
+        total = sum(reads.values())
         if total < _FEWEST:
             return frozenset()
         least = _SHARE * total
-        return frozenset(mount for mount, reads in self._reads.items() if reads >= least)
+        return frozenset(mount for mount, count in reads.items() if count >= least)
+
+    def forget_others(self, consumers: Container[str]) -> None:
+        """Forget all but these."""
+        self._reads = {consumer: reads for consumer, reads in self._reads.items() if consumer in consumers}

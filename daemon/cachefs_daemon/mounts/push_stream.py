@@ -19,11 +19,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.lookahead import Due, PushLookahead, Reader, States
 from cachefs.planning.pagecache.model import Blocks, PageCacheModel
+from cachefs.planning.sequences.plan import Plan
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
-from cachefs_daemon.store.block_store import BlockStore
 
 # What a pusher is given at once: enough to be busy while a report travels, little enough to change one's mind. Twice
 # as much as on an idle machine, where 4 do: beside two readers at full speed a report and its answer take 30 ms.
@@ -50,6 +51,7 @@ _LEARN: Final = 0.2
 
 Readers = Callable[[float], Sequence[Reader]]
 Shows = Callable[[str], bool]
+MountsOf = Callable[[str], frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +69,22 @@ class PushStream:
     """Of one mount, whichever process pushes for it: pages outlive that. pages: the model of its page cache; listening:
     somebody takes orders."""
 
-    def __init__(self, store: BlockStore, readers: Readers, shows: Shows) -> None:
+    def __init__(self, plan: Plan, presence: Presence, readers: Readers, shows: Shows, mounts_of: MountsOf) -> None:
         """readers: those there are on the node, told how many seconds an order takes; shows: does the mount show that
-        snapshot?"""
-        self.pages = PageCacheModel(store.plan, 0, shows)
+        snapshot? mounts_of: through which mounts does the consumer with that key read (none: nobody knows)?"""
+        self.pages = PageCacheModel(plan, 0, shows)
         self.listening = False
         self._mount = ""
         self._elsewhere: frozenset[str] = frozenset()
         self._subscription = 0
         self._counters: Counter[str] = Counter()
         self._past: Counter[str] = Counter()
-        self._store = store
-        self._plan = store.plan
+        self._plan = plan
+        self._presence = presence
         self._readers = readers
         self._shows = shows
-        self._lookahead = PushLookahead(store.plan)
+        self._mounts_of = mounts_of
+        self._lookahead = PushLookahead(plan)
         # Not in any plan so far; and until when they may get into one.
         self._held: dict[str, HeldPages] = {}
         self._until = math.inf
@@ -197,13 +200,13 @@ class PushStream:
 
     def _due(self, readers: Sequence[Reader], room: int) -> Due | None:
         """For one order, of at most *room* bytes: one block at least, if that has room."""
-        take = functools.partial(self._lookahead.take, readers, self.pages.states, self._store.residents)
+        take = functools.partial(self._lookahead.take, readers, self.pages.states, self._presence.states)
         return (take(BLOCKS, min(room, ORDER_BYTES)) or take(1, room)) if room > 0 else None
 
     def _readers_here(self) -> list[Reader]:
         """Those whom pages of this mount are of use to."""
         readers = [reader for reader in self._readers(self._latency) if self._shows(reader.snapshot)]
-        here = [reader for reader in readers if not reader.mounts or self._mount in reader.mounts]
+        here = [reader for reader in readers if not (known := self._mounts_of(reader.key)) or self._mount in known]
         self._elsewhere = frozenset(one.snapshot for one in readers) - {one.snapshot for one in here}
         return here
 
@@ -252,7 +255,7 @@ class PushStream:
             yield from pages.victims(overdrawn, -math.inf, BLOCKS, now)
             return
         # Nobody leaves for what is read later.
-        due = self._lookahead.peek(readers, states, self._store.residents, BLOCKS)
+        due = self._lookahead.peek(readers, states, self._presence.states, BLOCKS)
         if due is not None:
             yield from pages.victims(wanted, float(due.seconds[0]), BLOCKS, now)
 

@@ -3,19 +3,22 @@
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from cachefs.messages import MountView
+from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.blocks.space import NO_BLOCK, Ids
+from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.pagecache.lookahead import NOTHING, States, all_wires
 from cachefs.planning.pagecache.model import HELD, Blocks
+from cachefs.planning.sequences.plan import Plan
 from cachefs.push_messages import PushDone, PushOrder, PushSubscribe
 from cachefs.sizes import format_size
+from cachefs_daemon.mounts.mount_affinity import MountAffinity
 from cachefs_daemon.mounts.push_stream import PushStream, Readers
-from cachefs_daemon.store.block_store import BlockStore
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +26,21 @@ log = logging.getLogger(__name__)
 class Pushers:
     """Used from the event loop only. shows: does a mount (by the id in its reports) show a snapshot?"""
 
-    def __init__(self, store: BlockStore, readers: Readers, shows: Callable[[str, str], bool]) -> None:
-        self._store = store
-        self._plan = store.plan
+    def __init__(
+        self,
+        plan: Plan,
+        presence: Presence,
+        coverage: Coverage,
+        readers: Readers,
+        shows: Callable[[str, str], bool],
+    ) -> None:
+        self._plan = plan
+        self._presence = presence
+        self._coverage = coverage
         self._readers = readers
         self._shows = shows
         self._pushers: dict[str, PushStream] = {}
+        self._affinity = MountAffinity()
 
     def is_active(self) -> bool:
         """Somebody pushes, and may."""
@@ -38,15 +50,18 @@ class Pushers:
         pusher = self._pushers.get(request.mount)
         if pusher is None:
             shows = functools.partial(self._shows, request.mount)
-            pusher = self._pushers[request.mount] = PushStream(self._store, self._readers, shows)
+            pusher = self._pushers[request.mount] = PushStream(
+                self._plan, self._presence, self._readers, shows, self._affinity.mounts_of
+            )
             self.show_cached()
         log.info("mount %s takes pages ahead of reads, up to %s", request.mount, format_size(request.budget))
         async with contextlib.aclosing(pusher.orders(request)) as orders:
             async for order in orders:
                 yield order
 
-    def forget_gone(self, lives: Callable[[str], bool]) -> None:
-        """lives: is there a mount with that id?"""
+    def forget_gone(self, lives: Callable[[str], bool], consumers: Container[str]) -> None:
+        """lives: is there a mount with that id? consumers: keys of those there are."""
+        self._affinity.forget_others(consumers)
         gone = [mount for mount, pusher in self._pushers.items() if not pusher.listening and not lives(mount)]
         for mount in gone:
             del self._pushers[mount]
@@ -63,15 +78,20 @@ class Pushers:
     def show_cached(self) -> None:
         """Let the memory tier know what it need not keep. To be called every few seconds, as tripwires change."""
         mounts = list(self._pushers.values())
-        self._store.page_cached.show(mounts, all_wires(self._plan, self._readers(0.0)) if mounts else {})
+        self._coverage.show(mounts, all_wires(self._plan, self._readers(0.0)) if mounts else {})
 
     def pages_of(self, mount: str) -> States:
         """What is in the page cache of *mount*, as far as its pusher knows."""
         pusher = self._pushers.get(mount)
         return pusher.pages.states if pusher is not None else NOTHING
 
-    def saw(self, mount: str, accessed: Sequence[bytes], tripped: Mapping[str, Ids]) -> None:
-        """*mount* has read these blocks. tripped: those, by snapshot, that were left to it on purpose."""
+    def note_own_reads(self, mount: str, own_reads: Mapping[str, int]) -> None:
+        """own_reads: by key of the consumer, how many of its own reads came through *mount*."""
+        self._affinity.note(mount, own_reads)
+
+    def on_reads(self, mount: str, accessed: Sequence[bytes], tripped: Mapping[str, Ids]) -> None:
+        """*mount* has read these blocks. tripped: by snapshot, those that were left out of its page cache on
+        purpose."""
         pusher = self._pushers.get(mount)
         if pusher is None:
             return

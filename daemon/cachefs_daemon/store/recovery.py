@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 _PAGES_BITS: Final = 32
 _PAGES_MASK: Final = (1 << _PAGES_BITS) - 1
 
-# Told of each block in each tier, oldest first: tier, key, bytes of its span.
-Remember = Callable[[Tier, bytes, int], None]
+# Told of each block in each tier, oldest first: number of the tier, key, bytes of its span.
+Remember = Callable[[int, bytes, int], None]
 Range = tuple[int, int]
 
 
@@ -113,7 +113,7 @@ def _settle(index: IndexWriter, tier: Tier, number: int, segment: _Segment, reme
     for at in order:
         start, pages = (segment.spans[at] >> _PAGES_BITS) * PAGE, (segment.spans[at] & _PAGES_MASK) * PAGE
         known.append((start, start + pages))
-        remember(tier, segment.keys[at], pages)
+        remember(tier.number, segment.keys[at], pages)
     adopted: list[Range] = []
     garbage: list[Range] = []
     for gap in subtract(segment.data, known):
@@ -121,7 +121,7 @@ def _settle(index: IndexWriter, tier: Tier, number: int, segment: _Segment, reme
         for record in tier.records(number, [gap]):
             if index.get(record.key) is None:
                 index.put(record.key, record.location(tier.number, number))
-                remember(tier, record.key, span(record.length))
+                remember(tier.number, record.key, span(record.length))
                 taken.append((record.start, record.start + span(record.length)))
         adopted += taken
         garbage += subtract([gap], taken)

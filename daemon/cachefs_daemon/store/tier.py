@@ -62,8 +62,7 @@ class Tier:
     """Thread-safe; its lock is never held over I/O.
 
     number: MEMORY or SSD; capacity: bytes of blocks its budget is good for; limit: bytes it may take now; used: bytes
-    it takes, reserved ones and a page per segment included; problem: why it takes no new blocks; blocks, evicted:
-    counted by the store.
+    it takes, reserved ones and a page per segment included; problem: why it takes no new blocks.
     """
 
     def __init__(self, number: int, config: TierConfig, block_size: int) -> None:
@@ -73,8 +72,6 @@ class Tier:
         self.name = TIER_NAMES[number]
         self.directory = config.directory
         self.used = 0
-        self.blocks = 0
-        self.evicted = 0
         self.problem = ""
         self.capacity = config.budget - capacity.metadata_reserve(config.budget)
         self._lock = threading.Lock()

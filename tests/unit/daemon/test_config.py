@@ -10,6 +10,7 @@ import pytest
 from cachefs_daemon import config
 from cachefs_daemon.cli import main
 from cachefs_daemon.config import Config, InvalidConfig
+from cachefs_daemon.node import store_config
 from click.testing import CliRunner
 
 from cachefs.sizes import Share, format_size, parse_share, parse_size
@@ -107,9 +108,9 @@ def test_contradictions_and_limits(values: dict[str, Any], said: str) -> None:
 
 
 def test_there_is_an_ssd_tier_where_the_table_is(tmp_path: Path) -> None:
-    assert config.parse({}).store_config().ssd is None
-    assert config.parse({"ssd": {"budget": 0}}).store_config().ssd is None
-    ssd = config.parse({"ssd": {"dir": str(tmp_path / "new"), "budget": "64MiB"}}).store_config().ssd
+    assert store_config(config.parse({})).ssd is None
+    assert store_config(config.parse({"ssd": {"budget": 0}})).ssd is None
+    ssd = store_config(config.parse({"ssd": {"dir": str(tmp_path / "new"), "budget": "64MiB"}})).ssd
     assert ssd is not None
     assert (ssd.budget, ssd.directory) == (64 << 20, tmp_path / "new")
     assert ssd.min_free > 0

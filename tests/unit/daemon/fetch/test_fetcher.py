@@ -12,12 +12,14 @@ from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import Report
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore, StoreConfig, TierConfig
+from cachefs_daemon.store.storage import StoreConfig
+from cachefs_daemon.store.tier import TierConfig
 
 from cachefs.block import Location, block_key
 from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginUnavailable
 from cachefs.messages import BlockRef
 from cachefs.snapshot_builder import ListedObject
+from tests.blockstore import OpenStore
 
 SIZE = 100_000
 
@@ -62,13 +64,13 @@ class ObedientOrigin:
 class Bench:
     """A fetcher on a bench."""
 
-    def __init__(self, store: BlockStore, slots: int = 8, read_deadline: float = 20) -> None:
+    def __init__(self, store: OpenStore, slots: int = 8, read_deadline: float = 20) -> None:
         self.store = store
         self.origin = ObedientOrigin()
         self.errors = ErrorLog()
         self.threads = Threads()
         self.fetcher = Fetcher(
-            store, self.resolve, self.threads, FetchSlots(slots, 1 << 30), self.errors, read_deadline
+            store.blocks, self.resolve, self.threads, FetchSlots(slots, 1 << 30), self.errors, read_deadline
         )
 
     def resolve(self, ref: BlockRef) -> BlockSource:
@@ -91,14 +93,14 @@ def ref(entry: int, bad: bytes = b"") -> BlockRef:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[BlockStore]:
+def store(tmp_path: Path) -> Iterator[OpenStore]:
     memory = TierConfig(tmp_path / "memory", 16 << 20, 4 << 20, "minio")
-    opened = BlockStore(StoreConfig(tmp_path / "state", 1 << 20, memory, None))
+    opened = OpenStore(StoreConfig(tmp_path / "state", 1 << 20, memory, None))
     yield opened
     opened.close()
 
 
-def on_bench(store: BlockStore, scene: Callable[[Bench], Awaitable[None]], **settings: float) -> None:
+def on_bench(store: OpenStore, scene: Callable[[Bench], Awaitable[None]], **settings: float) -> None:
     async def play() -> None:
         bench = Bench(store, **settings)  # type: ignore[arg-type]
         try:
@@ -115,7 +117,7 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_one_flight_for_all_who_ask(store: BlockStore) -> None:
+def test_one_flight_for_all_who_ask(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         calls = [asyncio.create_task(bench.fetcher.demand([ref(1), ref(2), ref(1)], 20)) for _ in range(5)]
@@ -134,7 +136,7 @@ def test_one_flight_for_all_who_ask(store: BlockStore) -> None:
     on_bench(store, scene)
 
 
-def test_all_callers_gone_the_block_still_lands(store: BlockStore) -> None:
+def test_all_callers_gone_the_block_still_lands(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         call = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
@@ -146,7 +148,7 @@ def test_all_callers_gone_the_block_still_lands(store: BlockStore) -> None:
     on_bench(store, scene)
 
 
-def test_patience_ends_with_a_reason_while_the_flight_goes_on(store: BlockStore) -> None:
+def test_patience_ends_with_a_reason_while_the_flight_goes_on(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         (outcome,) = await bench.fetcher.demand([ref(1)], 0.05)
@@ -160,7 +162,7 @@ def test_patience_ends_with_a_reason_while_the_flight_goes_on(store: BlockStore)
     on_bench(store, scene)
 
 
-def test_a_second_try_does_not_wait_a_second_deadline(store: BlockStore) -> None:
+def test_a_second_try_does_not_wait_a_second_deadline(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         for _ in range(2):
@@ -174,7 +176,7 @@ def test_a_second_try_does_not_wait_a_second_deadline(store: BlockStore) -> None
     on_bench(store, scene, read_deadline=0.05)
 
 
-def test_failures_keep_their_kind_and_do_not_spoil_others(store: BlockStore) -> None:
+def test_failures_keep_their_kind_and_do_not_spoil_others(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         (good,) = await bench.fetcher.demand([ref(1)], 20)
         bench.origin.failure = ObjectChanged("it changed")
@@ -189,7 +191,7 @@ def test_failures_keep_their_kind_and_do_not_spoil_others(store: BlockStore) -> 
     on_bench(store, scene)
 
 
-def test_a_body_of_another_length_is_never_stored(store: BlockStore) -> None:
+def test_a_body_of_another_length_is_never_stored(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.extra = b"too much"
         (outcome,) = await bench.fetcher.demand([ref(1)], 20)
@@ -200,7 +202,7 @@ def test_a_body_of_another_length_is_never_stored(store: BlockStore) -> None:
     on_bench(store, scene)
 
 
-def test_demand_overtakes_what_is_ahead(store: BlockStore) -> None:
+def test_demand_overtakes_what_is_ahead(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         await bench.fetcher.hint([ref(n) for n in range(1, 9)])
@@ -218,7 +220,7 @@ def test_demand_overtakes_what_is_ahead(store: BlockStore) -> None:
     on_bench(store, scene, slots=2)
 
 
-def test_what_no_policy_wants_is_brought_only_on_demand(store: BlockStore) -> None:
+def test_what_no_policy_wants_is_brought_only_on_demand(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         outcomes = await bench.fetcher.ahead([ref(n) for n in range(1, 301)])
         refused = [n for n, outcome in enumerate(outcomes, 1) if outcome is None]
@@ -230,7 +232,7 @@ def test_what_no_policy_wants_is_brought_only_on_demand(store: BlockStore) -> No
     on_bench(store, scene)
 
 
-def test_a_complaint_is_believed_only_where_it_is_true(store: BlockStore) -> None:
+def test_a_complaint_is_believed_only_where_it_is_true(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         (outcome,) = await bench.fetcher.demand([ref(1)], 20)
         assert isinstance(outcome, Location)

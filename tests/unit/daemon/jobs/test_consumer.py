@@ -25,7 +25,9 @@ def with_consumer(directory: Path, files: int, check: Callable[[Consumer], None]
         request = JobPublish(job="j", dataset="d", spec=SamplerSpec(kind="torch-distributed", size=files, epochs=9))
         threads = Threads()
         with memory_directory() as root, opened(store_config(root)) as store:
-            sequences = EpochLoader(store, cast(Fetcher, None), threads)  # a tree of files needs none
+            sequences = EpochLoader(
+                store.plan, store.storage.watch, store.blocks, cast(Fetcher, None), threads
+            )  # a tree of files needs none
             consumer = Consumer(request, snapshot, SampleMap(kind="tree"), store.plan, sequences)
             try:
                 async with asyncio.timeout(20):

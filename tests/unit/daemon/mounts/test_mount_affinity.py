@@ -5,29 +5,38 @@ from cachefs_daemon.mounts.mount_affinity import MountAffinity
 
 def test_nobody_knows_from_a_read_or_two() -> None:
     read = MountAffinity()
-    read.note("m", 1)
-    assert read.mounts == frozenset()
+    read.note("m", {"c": 1})
+    assert read.mounts_of("c") == frozenset()
 
 
 def test_several_mounts_of_a_loader_count() -> None:
     read = MountAffinity()
     for _ in range(100):
-        read.note("a", 10)
-        read.note("b", 30)
-    assert read.mounts == {"a", "b"}
+        read.note("a", {"c": 10})
+        read.note("b", {"c": 30})
+    assert read.mounts_of("c") == {"a", "b"}
 
 
 def test_reads_that_fit_by_chance_do_not() -> None:
     read = MountAffinity()
     for _ in range(100):
-        read.note("mine", 60)
-        read.note("a neighbour's", 1)
-    assert read.mounts == {"mine"}
+        read.note("mine", {"c": 60})
+        read.note("a neighbour's", {"c": 1})
+    assert read.mounts_of("c") == {"mine"}
 
 
 def test_who_goes_on_through_another_mount_is_found_there() -> None:
     read = MountAffinity()
-    read.note("old", 100_000)
+    read.note("old", {"c": 100_000})
     for _ in range(20):
-        read.note("new", 64)
-    assert read.mounts == {"new"}
+        read.note("new", {"c": 64})
+    assert read.mounts_of("c") == {"new"}
+
+
+def test_each_consumer_has_its_own_and_those_that_ended_are_forgotten() -> None:
+    read = MountAffinity()
+    read.note("a", {"one": 100, "two": 0})
+    read.note("b", {"two": 100})
+    assert (read.mounts_of("one"), read.mounts_of("two")) == ({"a"}, {"b"})
+    read.forget_others({"two"})
+    assert (read.mounts_of("one"), read.mounts_of("two")) == (frozenset(), {"b"})

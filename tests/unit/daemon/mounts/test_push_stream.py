@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 from cachefs_daemon.mounts import push_stream as page_pusher
 from cachefs_daemon.mounts.push_stream import PushStream
-from cachefs_daemon.store.block_store import BlockStore
 
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.pagecache.model import Blocks
 from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
-from tests.blockstore import BLOCK_SIZE, fill, key_of, memory_directory, opened, store_config
+from tests.blockstore import BLOCK_SIZE, OpenStore, fill, key_of, memory_directory, opened, store_config
 
 COUNT = 30
 SIZE = 100_000
 
 
 @pytest.fixture
-def store() -> Iterator[BlockStore]:
+def store() -> Iterator[OpenStore]:
     contents = np.frombuffer(
         b"".join(key_of(number)[:16] for number in range(COUNT)), [("high", "<u8"), ("low", "<u8")]
     )
@@ -33,8 +32,15 @@ def store() -> Iterator[BlockStore]:
         yield made
 
 
-def pusher_of(store: BlockStore) -> PushStream:
-    return PushStream(store, lambda latency: [Reader("c", "s", 0, 0, 0)], lambda snapshot: True)
+def nowhere(consumer: str) -> frozenset[str]:
+    """Nobody knows through which mounts a consumer reads."""
+    return frozenset()
+
+
+def pusher_of(store: OpenStore, every: int = 0, mounts_of: Callable[[str], frozenset[str]] = nowhere) -> PushStream:
+    """every: reads from one tripwire of its only reader to the next."""
+    reader = Reader("c", "s", 0, 0, every)
+    return PushStream(store.plan, store.presence, lambda latency: [reader], lambda snapshot: True, mounts_of)
 
 
 def held(snapshot: str, *entries: int) -> HeldPages:
@@ -49,7 +55,7 @@ def report(*serials: int, **counters: int) -> PushDone:
     return PushDone("m", [OrderDone(serial) for serial in serials], 64 * SIZE, counters)
 
 
-def test_what_an_order_left_open_counts_as_pushed(store: BlockStore) -> None:
+def test_what_an_order_left_open_counts_as_pushed(store: OpenStore) -> None:
     async def run() -> None:
         pusher = pusher_of(store)
         first = pusher.orders(PushSubscribe("m", 16 * SIZE))
@@ -70,7 +76,7 @@ def test_what_an_order_left_open_counts_as_pushed(store: BlockStore) -> None:
 
 
 def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
-    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_pusher, "UNPLANNED_SECONDS", 0.2)
 
@@ -91,7 +97,7 @@ def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
     asyncio.run(run())
 
 
-def test_counters_go_on_where_another_pusher_begins_at_nothing(store: BlockStore) -> None:
+def test_counters_go_on_where_another_pusher_begins_at_nothing(store: OpenStore) -> None:
     async def run() -> None:
         pusher = pusher_of(store)
         for counters in (
@@ -106,14 +112,11 @@ def test_counters_go_on_where_another_pusher_begins_at_nothing(store: BlockStore
     asyncio.run(run())
 
 
-def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_read_it(store: BlockStore) -> None:
+def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_read_it(store: OpenStore) -> None:
     mounts: list[frozenset[str]] = [frozenset()]
 
-    def readers(latency: float) -> list[Reader]:
-        return [Reader("c", "s", 0, 0, 0, mounts[0])]
-
     async def run() -> None:
-        pusher = PushStream(store, readers, lambda snapshot: True)
+        pusher = pusher_of(store, mounts_of=lambda consumer: mounts[0])
         orders = pusher.orders(PushSubscribe("m", 64 * SIZE))
         pushed = await anext(orders)
         assert len(entries_of(pushed)) == COUNT
@@ -133,7 +136,7 @@ def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_
 
 
 def test_a_block_that_is_larger_than_an_order_is_ordered_alone(
-    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_pusher, "ORDER_BYTES", SIZE // 2)
 
@@ -145,7 +148,7 @@ def test_a_block_that_is_larger_than_an_order_is_ordered_alone(
 
 
 def test_who_subscribes_anew_gets_what_the_last_one_would_have_got(
-    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_pusher, "ORDER_BYTES", SIZE)
 
@@ -174,7 +177,7 @@ def test_tripwires_of_which_a_part_is_there_are_dropped() -> None:
         store.plan.set_epoch("c", "s", 0, np.arange(count), last=True)
 
         async def run() -> None:
-            pusher = PushStream(store, lambda latency: [Reader("c", "s", 0, 0, 8)], lambda snapshot: True)
+            pusher = pusher_of(store, every=8)
             orders = pusher.orders(PushSubscribe("m", count * large))
             pusher.pages.budget = count * large
             pusher.pages.follow_plan()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from cachefs_daemon.store import segment_writer as segment_module
 from cachefs_daemon.store import tier as tier_module
-from cachefs_daemon.store.block_store import BlockStore, StoreConfig
 from cachefs_daemon.store.segment_writer import PAGE, span
+from cachefs_daemon.store.storage import StoreConfig
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -26,6 +26,7 @@ from cachefs.index import IndexReader
 from cachefs.segment import segment_path
 from tests.blockstore import (
     BLOCK_SIZE,
+    OpenStore,
     StoreProcess,
     data_of,
     disk_usage,
@@ -263,7 +264,7 @@ def test_lru_tiers_are_one_list_after_a_restart_too(root: Path) -> None:
         assert len(readable(store, range(in_ssd[0], in_ssd[-1] + 1))) < len(in_ssd)
 
 
-def _tier(store: BlockStore, number: int) -> int | None:
+def _tier(store: OpenStore, number: int) -> int | None:
     location = store.get(key_of(number))
     return location.tier if location is not None else None
 
@@ -455,14 +456,14 @@ def test_a_hanging_ssd_keeps_nobody_from_the_memory_tier(root: Path, monkeypatch
 def test_settings_that_cannot_do_are_refused(root: Path, change: dict[str, object], names: str) -> None:
     config = store_config(root)
     with pytest.raises(ConfigError, match=names):
-        BlockStore(replace(config, memory=replace(config.memory, **change)))
-    BlockStore(config).close()
+        OpenStore(replace(config, memory=replace(config.memory, **change)))
+    OpenStore(config).close()
 
 
 def test_the_smallest_budget_named_in_the_error_works(root: Path) -> None:
     config: StoreConfig = store_config(root, memory=PAGE, ssd=0)
     with pytest.raises(ConfigError) as refused:
-        BlockStore(config)
+        OpenStore(config)
     smallest = int(str(refused.value).partition("at least ")[2].split()[0])
     with opened(store_config(root, memory=smallest, ssd=0)) as store:
         for number in range(5):

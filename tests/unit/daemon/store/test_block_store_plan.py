@@ -5,13 +5,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.segment_writer import span
 
 from cachefs.block import MEMORY, SSD
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, IN_SSD
 from cachefs.planning.blocks.space import BlockSpace
-from tests.blockstore import BLOCK_SIZE, data_of, fill, key_of, memory_directory, opened, readable, store_config
+from tests.blockstore import (
+    BLOCK_SIZE,
+    OpenStore,
+    data_of,
+    fill,
+    key_of,
+    memory_directory,
+    opened,
+    readable,
+    store_config,
+)
 
 SIZE = 100_000
 BLOCKS = 400
@@ -32,18 +41,18 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture
-def store(root: Path) -> Iterator[BlockStore]:
+def store(root: Path) -> Iterator[OpenStore]:
     with opened(store_config(root, memory=4 << 20, ssd=0, policy="clairvoyant")) as store:
         yield store
 
 
 @pytest.fixture
-def tiered(root: Path) -> Iterator[BlockStore]:
+def tiered(root: Path) -> Iterator[OpenStore]:
     with opened(store_config(root, memory=4 << 20, ssd=6 << 20, policy="clairvoyant")) as store:
         yield store
 
 
-def plan(store: BlockStore, order: list[int], following: list[int] | None = None) -> None:
+def plan(store: OpenStore, order: list[int], following: list[int] | None = None) -> None:
     if "space" not in store.plan.spaces:
         store.plan.add_space(space())
     store.plan.set_epoch("job", "space", 0, np.array(order), last=following is None)
@@ -51,17 +60,17 @@ def plan(store: BlockStore, order: list[int], following: list[int] | None = None
         store.plan.set_epoch("job", "space", 1, np.array(following), last=True)
 
 
-def tier_of(store: BlockStore, number: int) -> int | None:
+def tier_of(store: OpenStore, number: int) -> int | None:
     location = store.get(key_of(number))
     return location.tier if location is not None else None
 
 
-def kept_without_plan(store: BlockStore) -> int:
+def kept_without_plan(store: OpenStore) -> int:
     """Blocks that fit beside the room of passing ones."""
     return (store.usage()[0].limit - 4 * span(BLOCK_SIZE)) // span(SIZE)
 
 
-def test_only_what_is_read_sooner_displaces_anything(store: BlockStore) -> None:
+def test_only_what_is_read_sooner_displaces_anything(store: OpenStore) -> None:
     plan(store, list(range(BLOCKS)))
     for number in range(100, 160):
         store.put(key_of(number), data_of(number), transient=False)
@@ -75,7 +84,7 @@ def test_only_what_is_read_sooner_displaces_anything(store: BlockStore) -> None:
     assert readable(store, range(BLOCKS)) >= {0, *range(100, 130)}
 
 
-def test_without_plan_what_came_first_stays_and_passing_blocks_have_their_room(store: BlockStore) -> None:
+def test_without_plan_what_came_first_stays_and_passing_blocks_have_their_room(store: OpenStore) -> None:
     fill(store, range(200))
     first = set(range(kept_without_plan(store)))
     assert readable(store, range(200)) >= first
@@ -83,7 +92,7 @@ def test_without_plan_what_came_first_stays_and_passing_blocks_have_their_room(s
     assert readable(store, range(200)) == first
 
 
-def test_a_published_plan_takes_all_room_and_gives_it_back(store: BlockStore) -> None:
+def test_a_published_plan_takes_all_room_and_gives_it_back(store: OpenStore) -> None:
     fill(store, range(300, BLOCKS))
     plan(store, list(range(BLOCKS)))
     for number in range(40):
@@ -99,7 +108,7 @@ def test_a_published_plan_takes_all_room_and_gives_it_back(store: BlockStore) ->
     assert readable(store, range(40)) == kept
 
 
-def test_readers_of_unplanned_blocks_pass_through_without_displacing_each_other_at_once(store: BlockStore) -> None:
+def test_readers_of_unplanned_blocks_pass_through_without_displacing_each_other_at_once(store: OpenStore) -> None:
     plan(store, list(range(50)))
     for number in range(50):
         store.put(key_of(number), data_of(number), transient=False)
@@ -110,7 +119,7 @@ def test_readers_of_unplanned_blocks_pass_through_without_displacing_each_other_
     assert readable(store, range(297, 300)) == {297, 298, 299}
 
 
-def test_what_memory_gives_up_goes_to_the_ssd_and_is_promoted_when_it_is_near(tiered: BlockStore) -> None:
+def test_what_memory_gives_up_goes_to_the_ssd_and_is_promoted_when_it_is_near(tiered: OpenStore) -> None:
     plan(tiered, list(range(BLOCKS)))
     fill(tiered, range(10, 70))
     assert tier_of(tiered, 10) == MEMORY
@@ -126,7 +135,7 @@ def test_what_memory_gives_up_goes_to_the_ssd_and_is_promoted_when_it_is_near(ti
     assert tiered.promote([]) == 0
 
 
-def test_promotion_does_not_displace_what_is_nearer(tiered: BlockStore) -> None:
+def test_promotion_does_not_displace_what_is_nearer(tiered: OpenStore) -> None:
     plan(tiered, list(range(BLOCKS)))
     fill(tiered, range(10, 90))
     far = max(number for number in range(10, 90) if tier_of(tiered, number) == SSD)
@@ -135,7 +144,7 @@ def test_promotion_does_not_displace_what_is_nearer(tiered: BlockStore) -> None:
     assert {number for number in range(10, 90) if tier_of(tiered, number) == MEMORY} == memory
 
 
-def test_promotion_keeps_budgets_and_bytes(tiered: BlockStore) -> None:
+def test_promotion_keeps_budgets_and_bytes(tiered: OpenStore) -> None:
     draw = np.random.default_rng(3)
     plan(tiered, draw.permutation(BLOCKS).tolist(), draw.permutation(BLOCKS).tolist())
     fill(tiered, range(90))
@@ -149,10 +158,10 @@ def test_promotion_keeps_budgets_and_bytes(tiered: BlockStore) -> None:
     assert [usage.blocks for usage in tiered.usage()] == [located.count(MEMORY), located.count(SSD)]
 
 
-def test_who_watches_sees_what_is_there_and_what_changes(tiered: BlockStore) -> None:
+def test_who_watches_sees_what_is_there_and_what_changes(tiered: OpenStore) -> None:
     fill(tiered, range(50))
-    states = tiered.watch(space())
-    assert tiered.residents["space"] is states
+    tiered.watch(space())
+    states = tiered.presence.states["space"]
 
     def expected() -> list[int]:
         names = {None: ABSENT, MEMORY: IN_MEMORY, SSD: IN_SSD}
@@ -167,10 +176,10 @@ def test_who_watches_sees_what_is_there_and_what_changes(tiered: BlockStore) -> 
     tiered.promote([key_of(number) for number in range(BLOCKS)][::-1])
     assert states.tolist() == expected()
     tiered.unwatch("space")
-    assert "space" not in tiered.residents
+    assert "space" not in tiered.presence.states
 
 
-def test_pinned_blocks_outlast_any_plan(store: BlockStore) -> None:
+def test_pinned_blocks_outlast_any_plan(store: OpenStore) -> None:
     plan(store, list(range(BLOCKS)))
     store.pin([key_of(390)])
     store.put(key_of(390), data_of(390))

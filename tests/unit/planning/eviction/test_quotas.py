@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.segment_writer import span
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.eviction.policies import open_policy
 from cachefs.planning.eviction.quotas import Quota, Quotas
 from cachefs.planning.sequences.plan import Plan
-from tests.blockstore import BLOCK_SIZE, data_of, key_of, memory_directory, opened, store_config
+from tests.blockstore import BLOCK_SIZE, OpenStore, data_of, key_of, memory_directory, opened, store_config
 
 SIZE = 100_000
 CAPACITY = 1000
@@ -162,12 +161,12 @@ def root() -> Iterator[Path]:
         yield directory
 
 
-def held(store: BlockStore, numbers: range, tier: int) -> list[int]:
+def held(store: OpenStore, numbers: range, tier: int) -> list[int]:
     found = ((number, store.get(key_of(number))) for number in numbers)
     return [number for number, location in found if location is not None and location.tier == tier]
 
 
-def put(store: BlockStore, numbers: range, snapshot: str) -> None:
+def put(store: OpenStore, numbers: range, snapshot: str) -> None:
     for number in numbers:
         store.put(key_of(number), data_of(number), transient=False, snapshot=snapshot)
 

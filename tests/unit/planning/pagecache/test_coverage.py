@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cachefs_daemon.store.block_store import BlockStore, StoreConfig
+from cachefs_daemon.store.storage import StoreConfig
 
 from cachefs.block import MEMORY, SSD
 from cachefs.planning.blocks.space import BlockSpace
@@ -15,7 +15,17 @@ from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.pagecache.lookahead import Reader, all_wires
 from cachefs.planning.pagecache.model import COMING, HELD, OUT
 from cachefs.planning.sequences.plan import Plan
-from tests.blockstore import BLOCK_SIZE, data_of, fill, key_of, memory_directory, opened, readable, store_config
+from tests.blockstore import (
+    BLOCK_SIZE,
+    OpenStore,
+    data_of,
+    fill,
+    key_of,
+    memory_directory,
+    opened,
+    readable,
+    store_config,
+)
 from tests.simulated import space_of
 
 COUNT = 200
@@ -34,7 +44,7 @@ def having(*held: int, snapshot: str = "space") -> Mount:
 
 
 @pytest.fixture(params=["clairvoyant", "alsd"])
-def store(request: pytest.FixtureRequest) -> Iterator[BlockStore]:
+def store(request: pytest.FixtureRequest) -> Iterator[OpenStore]:
     """Block *n* is key_of(n), and is the n-th to be read; 38 or so fit into memory."""
     contents = np.frombuffer(b"".join(key_of(number)[:16] for number in IDS), [("high", "<u8"), ("low", "<u8")])
     with memory_directory() as root, opened(_config(root, request.param)) as made:
@@ -47,14 +57,14 @@ def _config(root: Path, policy: str) -> StoreConfig:
     return store_config(root, memory=4 << 20, ssd=64 << 20, policy=policy)
 
 
-def in_memory(store: BlockStore) -> set[int]:
+def in_memory(store: OpenStore) -> set[int]:
     located = {number: store.get(key_of(number)) for number in range(COUNT)}
     return {number for number, location in located.items() if location is not None and location.tier == MEMORY}
 
 
-def test_what_is_held_makes_room_for_what_is_read_later(store: BlockStore) -> None:
+def test_what_is_held_makes_room_for_what_is_read_later(store: OpenStore) -> None:
     fill(store, range(30))
-    store.page_cached.show([having(*range(20))], {})
+    store.coverage.show([having(*range(20))], {})
     fill(store, range(100, 118))
     kept = in_memory(store)
     assert kept >= {*range(20, 30), *range(100, 118)}
@@ -64,19 +74,19 @@ def test_what_is_held_makes_room_for_what_is_read_later(store: BlockStore) -> No
     assert readable(store, range(20)) == set(range(20)), "the SSD tier has it now"
 
 
-def test_what_is_held_is_not_promoted_even_into_free_room(store: BlockStore) -> None:
+def test_what_is_held_is_not_promoted_even_into_free_room(store: OpenStore) -> None:
     fill(store, range(60))
     on_ssd = sorted(set(range(60)) - in_memory(store))
     store.evict([key_of(number) for number in in_memory(store)])
-    store.page_cached.show([having(*on_ssd[:3])], {})
+    store.coverage.show([having(*on_ssd[:3])], {})
     assert store.promote([key_of(number) for number in on_ssd[:6]]) == 3
     assert in_memory(store) == set(on_ssd[3:6])
 
 
-def test_what_is_held_displaces_nothing_but_goes_to_the_ssd(store: BlockStore) -> None:
+def test_what_is_held_displaces_nothing_but_goes_to_the_ssd(store: OpenStore) -> None:
     fill(store, range(50, 90))
     before = in_memory(store)
-    store.page_cached.show([having(*range(10))], {})
+    store.coverage.show([having(*range(10))], {})
     for number in range(10):
         location = store.put(key_of(number), data_of(number), transient=False)
         assert location is not None

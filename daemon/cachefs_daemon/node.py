@@ -1,0 +1,172 @@
+"""The node: every part of the daemon is made and connected here, started, kept in order, and stopped."""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs.planning.blocks.presence import Presence
+from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.sequences.plan import Plan
+from cachefs_daemon.config import Config
+from cachefs_daemon.content.pins import Pins
+from cachefs_daemon.content.quotas import DatasetQuotas
+from cachefs_daemon.content.warmup import Warmups
+from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.exchange import Exchange
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.prefetcher import Prefetcher, PrefetchSettings
+from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.persistence import JobPersistence
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.mounts.persistence import MountPersistence
+from cachefs_daemon.mounts.pushers import Pushers
+from cachefs_daemon.mounts.registry import MountRegistry
+from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
+from cachefs_daemon.store.tier import TierConfig
+
+log = logging.getLogger(__name__)
+
+MAINTENANCE_SECONDS: Final = 2.0
+# Mounts report at least every 10 s. Before all have, nobody knows which snapshots they use.
+PRUNE_AFTER: Final = 30.0
+
+
+class Node:
+    """Make it before the event loop starts, since the store checks its index in a forked child, and use it on the loop.
+
+    Its attributes are the parts of the node, which is why there are so many: they are for the service, which answers
+    calls with them, and for nobody else. A part is given the others that it needs when it is made.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Raises CachefsError."""
+        self.config = config
+        self.instance = uuid.uuid4().hex  # changes with every start of the daemon
+        self.started = time.monotonic()
+        self.errors = ErrorLog()
+        self.plan = Plan()
+        self.presence = Presence()
+        coverage = Coverage(self.plan)
+        with contextlib.ExitStack() as undo:
+            self.storage = Storage(store_config(config), Foresight(self.plan, coverage, self.presence))
+            undo.callback(self.storage.close)
+            self.threads = Threads()
+            undo.callback(self.threads.close)
+            self._compose(coverage)
+            self._undo = undo.pop_all()
+        self._background: list[asyncio.Task[None]] = []
+
+    def _compose(self, coverage: Coverage) -> None:
+        config, storage, threads = self.config, self.storage, self.threads
+        state_dir, origin = config.daemon.state_dir, config.origin
+        self.catalog = Catalog(state_dir, config.daemon.block_size, origin_settings(config), threads)
+        slots = FetchSlots(origin.max_connections, origin.max_bytes_in_flight)
+        self.fetcher = Fetcher(
+            storage.blocks, self.catalog.source, threads, slots, self.errors, config.daemon.read_deadline
+        )
+        self.warmups = Warmups(self.fetcher, threads)
+        self.pins = Pins(storage.tiering, self.catalog, threads)
+        self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
+        self.mounts = MountRegistry()
+        loader = EpochLoader(self.plan, storage.watch, storage.blocks, self.fetcher, threads)
+        self.jobs = JobRegistry(self.catalog, self.plan, self.presence, loader)
+        self.pushers = Pushers(self.plan, self.presence, coverage, self.jobs.readers, self._shows)
+        prefetcher = Prefetcher(
+            self.plan,
+            self.presence,
+            storage.tiering,
+            storage.blocks,
+            self.fetcher,
+            slots,
+            threads,
+            prefetch_settings(config),
+            self.jobs.margin,
+            self.jobs.fetched,
+            self.pushers.is_active,
+        )
+        self.exchange = Exchange(self.mounts, self.jobs, self.pushers, prefetcher, storage.tiering, threads)
+        self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
+        self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
+        self._endless = (prefetcher, self._job_persistence, self._mount_persistence)
+
+    async def start(self) -> None:
+        """Take up what the daemon before has left, and begin to work."""
+        await self._mount_persistence.restore()
+        await self.pins.apply()
+        await self.quotas.apply()
+        await self._job_persistence.restore()
+        self._background = [asyncio.create_task(part.run()) for part in self._endless]
+
+    async def maintain(self) -> None:
+        """Runs as long as the daemon."""
+        while True:
+            await asyncio.sleep(MAINTENANCE_SECONDS)
+            try:
+                await self.threads.background(self.storage.maintenance.run)
+                self.mounts.forget_gone()
+                self.pushers.forget_gone(self.mounts.lives, self.jobs.consumer_keys)
+                self.pushers.show_cached()
+                await self.jobs.end_lapsed()
+                if time.monotonic() - self.started > PRUNE_AFTER:
+                    await self.catalog.prune(self.mounts.may_use)
+            except CachefsError as error:
+                self.errors.add("maintenance", str(error))
+            except Exception as error:
+                self.errors.add("maintenance", f"internal error ({error!r})", bug=error)
+
+    async def stop_background(self) -> None:
+        """End what is under way without a caller; calls still get their answers."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self.warmups.close()
+        await self.jobs.close()
+
+    async def stop(self) -> None:
+        """No call may be under way any more."""
+        await self.fetcher.close()
+        await self.catalog.close()
+
+    def close(self) -> None:
+        """After the event loop has ended."""
+        self._undo.close()
+
+    def _shows(self, mount: str, snapshot: str) -> bool:
+        return self.mounts.shows(mount, snapshot, [dataset.record for dataset in self.catalog])
+
+
+def store_config(config: Config) -> StoreConfig:
+    """With percentages turned into bytes: of the machine's memory, and of the file system behind [ssd] dir."""
+    daemon = config.daemon
+    memory = TierConfig(config.memory.dir, config.memory_budget, config.memory.segment_size, daemon.policy)
+    ssd = None
+    if config.ssd is not None and (budget := config.ssd_budget) > 0:
+        ssd = TierConfig(config.ssd.dir, budget, config.ssd.segment_size, daemon.policy, config.ssd_min_free)
+    return StoreConfig(daemon.state_dir, daemon.block_size, memory, ssd)
+
+
+def origin_settings(config: Config) -> OriginSettings:
+    origin = config.origin
+    return OriginSettings(
+        max_connections=origin.max_connections,
+        connect_timeout=origin.connect_timeout,
+        read_timeout=origin.read_timeout,
+        attempts=origin.attempts,
+    )
+
+
+def prefetch_settings(config: Config) -> PrefetchSettings:
+    return PrefetchSettings(
+        enabled=config.prefetch.enabled,
+        safety=config.prefetch.safety,
+        memory_ahead=config.prefetch.memory_ahead,
+        max_bytes=config.origin.max_bytes_in_flight,
+    )

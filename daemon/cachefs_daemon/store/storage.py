@@ -1,0 +1,123 @@
+"""Opens and recovers everything the store is made of, and closes it in order."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachefs.block import MEMORY, SSD
+from cachefs.planning.blocks.presence import Presence
+from cachefs.planning.eviction.policies import Policy, open_policy
+from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.eviction.quotas import Quotas
+from cachefs.planning.eviction.tiering import Place, Tiering, TierPolicies, transient_room
+from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.sequences.plan import Plan
+from cachefs_daemon.runtime.locked import Locked
+from cachefs_daemon.store.block_store import BlockStore
+from cachefs_daemon.store.index_writer import IndexWriter
+from cachefs_daemon.store.maintenance import Maintenance
+from cachefs_daemon.store.presence_watch import PresenceWatch
+from cachefs_daemon.store.recovery import open_index, reconcile
+from cachefs_daemon.store.segment_writer import span
+from cachefs_daemon.store.state_dir import StateDirectory
+from cachefs_daemon.store.tier import Tier, TierConfig
+from cachefs_daemon.store.transfers import Transfers
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    state_dir: Path  # of the index and the lock
+    block_size: int  # of the largest block, in bytes
+    memory: TierConfig
+    ssd: TierConfig | None  # None for a node without
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """What the store's decisions know of the future, and who plans knows of the store."""
+
+    plan: Plan
+    coverage: Coverage
+    presence: Presence
+
+
+@dataclass(frozen=True, slots=True)
+class TierUsage:
+    """One tier, in bytes and blocks."""
+
+    name: str
+    directory: Path
+    budget: int
+    limit: int  # the budget after cgroup and free-space limits
+    used: int
+    blocks: int
+    segments: int
+    evicted: int
+    policy: str
+    problem: str  # why it takes no new blocks; empty while it does
+
+
+class Storage:
+    """The parts of an open store, for whoever composes a node. Thread-safe."""
+
+    def __init__(self, config: StoreConfig, foresight: Foresight) -> None:
+        """Open and recover. Raises ConfigError, Busy, or another CachefsError."""
+        with ExitStack() as undo:
+            self._state = StateDirectory(config.state_dir)
+            undo.callback(self._state.close)
+            self._tiers: list[Tier] = []
+            for number, settings in ((MEMORY, config.memory), (SSD, config.ssd)):
+                if settings is not None and (number == MEMORY or settings.budget > 0):
+                    self._tiers.append(Tier(number, settings, config.block_size))
+                    undo.callback(self._tiers[-1].close)
+            self.index = open_index(self._state)
+            undo.callback(self.index.close)
+            self.tiering = Locked(_tiering(self._tiers, self.index, foresight, config.block_size))
+            transfers = Transfers(self._tiers, self.index, self.tiering)
+            self.blocks = BlockStore(self._tiers, self.index, self.tiering, transfers, foresight.coverage)
+            self.watch = PresenceWatch(foresight.presence, self.index, self.tiering)
+            self.maintenance = Maintenance(self._tiers, self.index, self.tiering, transfers, self.blocks)
+            reconcile(self.index, self._tiers, self.tiering.unlocked.recovered)
+            for tier in self._tiers:
+                self.maintenance.shrink(tier)
+            undo.pop_all()
+
+    def usage(self) -> list[TierUsage]:
+        counts = self.tiering.unlocked.counts
+        return [
+            TierUsage(
+                tier.name, tier.directory, tier.config.budget, tier.limit, tier.used, counts[tier.number].blocks,
+                tier.segments, counts[tier.number].evicted, tier.config.policy, tier.problem,
+            )
+            for tier in self._tiers
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        """Call it last, when no other call is under way."""
+        if self.index.close():
+            self._state.mark_clean()
+        for tier in self._tiers:
+            tier.close()
+        self._state.close()
+
+
+def _tiering(tiers: Sequence[Tier], index: IndexWriter, foresight: Foresight, block_size: int) -> Tiering:
+    uses = Uses()
+
+    def policies() -> list[Policy]:
+        # What the page cache holds need not be in memory twice; the SSD tier keeps it.
+        covered = [foresight.coverage if tier.number == MEMORY else None for tier in tiers]
+        return [
+            open_policy(tier.config.policy, foresight.plan, one, uses)
+            for tier, one in zip(tiers, covered, strict=True)
+        ]  # fmt: skip
+
+    def place_of(key: bytes) -> Place | None:
+        location = index.get(key)
+        return Place(location.tier, span(location.length)) if location is not None else None
+
+    capacities = [tier.capacity for tier in tiers]
+    quotas = Quotas(capacities, policies, foresight.plan)
+    transient = transient_room(tiers[MEMORY].config.budget, span(block_size), capacities[MEMORY])
+    return Tiering(tiers, TierPolicies(policies(), uses), quotas, foresight.presence, place_of, transient)
