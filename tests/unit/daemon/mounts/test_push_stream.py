@@ -1,7 +1,7 @@
 """Orders of one mount over several subscriptions, without a pusher."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
