@@ -1,11 +1,12 @@
-"""What single datasets may take of the tiers, and for how long. Decisions only: no I/O, no clock, no lock.
+"""What single datasets may take of the tiers, and for how long.
 
-A dataset with a share has, within each tier, a policy of its own of the tier's kind: which of its blocks go for another
-one of its own is decided as in a tier of that size. Room that it does not use is everybody's.
+A dataset with a share has, within each tier, a policy of its own of the tier's kind. That one decides which of the
+dataset's blocks are evicted for another one of the same dataset, as in a tier of that size. Room that the dataset does
+not use is everybody's.
 
-A block counts for the dataset whose fetch brought it, also where others have it. Nobody remembers that over a restart:
-what is found then (or when a limit is set) counts for the first dataset that asks for it. A read is one the mount sees
-or the plan foresees. A restart counts as one.
+A block counts for the dataset whose fetch brought it, also where other datasets have it. A restart forgets that: blocks
+that are found at the start, or when a quota is set, count for the first dataset that claims them. For the time to live,
+a read is one that a mount reports or that the plan foresees, and a restart counts as a read.
 """
 
 import math
@@ -27,27 +28,23 @@ _FREE_SHIFT: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """snapshots: ids of those the dataset has; share: of each tier's bytes; ttl: seconds a block stays after its last
-    read."""
-
     dataset: str
-    snapshots: frozenset[str]
-    share: float = 1.0
-    ttl: float = math.inf
+    snapshots: frozenset[str]  # ids of the snapshots that the dataset has
+    share: float = 1.0  # of each tier's bytes
+    ttl: float = math.inf  # seconds that a block stays after its last read
 
 
 @dataclass(slots=True, eq=False)
 class _Limited:
-    """One dataset's blocks on this node. read: when each was read last, the longest ago first; passing ones are among
-    them; places: tier and bytes of those that are kept; coming: of those that are being written; used: bytes of both,
-    per tier."""
+    """One dataset's blocks on this node."""
 
-    limit: Quota
-    policies: Sequence[Policy]
-    used: list[int]
+    quota: Quota
+    policies: Sequence[Policy]  # by tier
+    used: list[int]  # bytes by tier: of blocks that are kept, and of those that are being written
+    # When each block was read last (monotonic seconds), the longest ago first; transient ones are among them.
     read: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
-    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    coming: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # tier and bytes of blocks that are kept
+    coming: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # the same of blocks that are being written
 
     def renew(self, key: bytes, now: float) -> None:
         self.read[key] = now
@@ -55,10 +52,11 @@ class _Limited:
 
 
 class Quotas:
-    """Tells whose each block of a limited dataset is. Blocks of all others it does not know."""
+    """Knows the blocks of datasets that have a quota, and no others. Its methods are the events in the life of such a
+    block, and the questions before them."""
 
     def __init__(self, capacities: Sequence[int], policies: Callable[[], Sequence[Policy]], plan: Plan) -> None:
-        """capacities: bytes per tier; policies: makes one for each tier."""
+        """capacities: bytes by tier; policies: makes a policy for each tier."""
         self._capacities = capacities
         self._open = policies
         self._plan = plan
@@ -68,13 +66,13 @@ class Quotas:
 
     # --- what is allowed ----------------------------------------------------------------------------------------------
 
-    def set(self, limit: Quota) -> None:
-        """For a new dataset, or instead of what was said of it."""
-        known = self._limited.get(limit.dataset)
+    def set(self, quota: Quota) -> None:
+        """Give a dataset a quota, or another one."""
+        known = self._limited.get(quota.dataset)
         if known is None:
-            self._limited[limit.dataset] = _Limited(limit, self._open(), [0] * len(self._capacities))
+            self._limited[quota.dataset] = _Limited(quota, self._open(), [0] * len(self._capacities))
         else:
-            known.limit = limit
+            known.quota = quota
         self._name_snapshots()
 
     def remove(self, dataset: str) -> None:
@@ -88,16 +86,17 @@ class Quotas:
         self._of_snapshot = {
             snapshot: one
             for name, one in sorted(self._limited.items(), reverse=True)
-            for snapshot in one.limit.snapshots
+            for snapshot in one.quota.snapshots
         }
 
     def _quota(self, one: _Limited, tier: int) -> int:
-        return int(one.limit.share * self._capacities[tier])
+        return int(one.quota.share * self._capacities[tier])
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def claim(self, key: bytes, snapshot: str, now: float) -> bool:
-        """A block of *snapshot* is about to come, or was found. True where it is now its dataset's."""
+        """A block of *snapshot* is about to come, or was found. True where it counts for the dataset of *snapshot* from
+        now on."""
         one = self._of_snapshot.get(snapshot)
         if one is None or key in self._owners:
             return False
@@ -113,7 +112,7 @@ class Quotas:
             one.used[tier] += size
 
     def arrived(self, key: bytes) -> None:
-        """It is written, or was not: `added` says where it is."""
+        """The block that was coming is written, or could not be. `added` says where it is."""
         one = self._owners.get(key)
         tier, size = one.coming.pop(key, (0, 0)) if one is not None else (0, 0)
         if one is not None:
@@ -129,7 +128,7 @@ class Quotas:
             one.policies[tier].added(key, size)
 
     def removed(self, key: bytes) -> None:
-        """The tier that had it keeps it no more; somebody may still pass it on."""
+        """The tier that had the block keeps it no longer; it may still move to another one."""
         one = self._owners.get(key)
         place = one.places.pop(key, None) if one is not None else None
         if one is not None and place is not None:
@@ -158,24 +157,24 @@ class Quotas:
     # --- who may come, and who goes -----------------------------------------------------------------------------------
 
     def room(self, tier: int, key: bytes) -> float:
-        """Bytes that the block's dataset may still take of *tier*; inf where nothing limits it. Negative where it has
+        """Bytes that the block's dataset may still take of *tier*: inf where nothing limits it, negative where it has
         too much."""
         one = self._owners.get(key)
-        if one is None or one.limit.share >= 1 or one.places.get(key, (None,))[0] == tier:
+        if one is None or one.quota.share >= 1 or one.places.get(key, (None,))[0] == tier:
             return math.inf
         return self._quota(one, tier) - one.used[tier]
 
     def room_for(self, tier: int, key: bytes, snapshot: str) -> float:
-        """About how many bytes the dataset of *snapshot* may still take, or would give up for this block."""
+        """About how many bytes the dataset of *snapshot* may still take, or would evict for this block."""
         one = self._of_snapshot.get(snapshot)
-        if one is None or one.limit.share >= 1:
+        if one is None or one.quota.share >= 1:
             return math.inf
         return max(0, self._quota(one, tier) - one.used[tier]) + one.policies[tier].replaceable(key)
 
     def allowance(self, snapshot: str) -> float:
         """Bytes by which the dataset of *snapshot* may still grow; inf where nothing limits it."""
         one = self._of_snapshot.get(snapshot)
-        if one is None or one.limit.share >= 1:
+        if one is None or one.quota.share >= 1:
             return math.inf
         quotas = [self._quota(one, tier) for tier in range(len(self._capacities))]
         return sum(max(0, quota - (quota >> _FREE_SHIFT) - used) for quota, used in zip(quotas, one.used, strict=True))
@@ -190,18 +189,20 @@ class Quotas:
         return policy.victims(ahead, pinned, incoming) or policy.victims(size, pinned, incoming)
 
     def surplus(self, tier: int, pinned: Collection[bytes]) -> list[bytes]:
-        """What must go since limits were lowered, pins apart: as the policy says, or what was read longest ago."""
+        """Blocks to evict since quotas were lowered, but for pinned ones: those that the policy names, else those that
+        were read longest ago."""
         found: list[bytes] = []
         for one in self._limited.values():
             excess = one.used[tier] - self._quota(one, tier)
-            if excess > 0 and one.limit.share < 1:
+            if excess > 0 and one.quota.share < 1:
                 policy = one.policies[tier]
                 chosen = policy.victims(excess, pinned) if policy.evicts else ()
                 found += chosen or _longest_unread(one, tier, excess, pinned)
         return found
 
     def expired(self, now: float, pinned: Collection[bytes]) -> list[bytes]:
-        """Some blocks that nobody has read for so long, and that no plan will; none when there are no more."""
+        """Some blocks that nobody has read for their time to live and that no plan foresees; none when there are no
+        more. now: monotonic seconds."""
         for one in self._limited.values():
             while overdue := _overdue(one, now):
                 awaited = self._plan.next_use(overdue) < math.inf
@@ -216,7 +217,7 @@ class Quotas:
 def _overdue(one: _Limited, now: float) -> list[bytes]:
     found: list[bytes] = []
     for key, read in one.read.items():
-        if now - read <= one.limit.ttl or len(found) == _EXPIRED_AT_ONCE:
+        if now - read <= one.quota.ttl or len(found) == _EXPIRED_AT_ONCE:
             break
         found.append(key)
     return found

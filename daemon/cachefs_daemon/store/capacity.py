@@ -24,7 +24,7 @@ def metadata_reserve(budget: int) -> int:
 
 
 def disk_room(directory: Path, min_free: int) -> int:
-    """Bytes the file system can still give, may be negative. Raises OSError."""
+    """Bytes that the file system can still give; it may be negative. Raises OSError."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize - min_free
 

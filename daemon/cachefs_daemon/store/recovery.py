@@ -31,12 +31,12 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class _Segment:
-    """What the directory says of one segment (end, data) and what the index says of it (spans of keys)."""
+    """What the directory says of one segment, and what the index says of it."""
 
-    end: int
-    data: list[Range]
-    keys: list[bytes] = field(default_factory=list)
-    spans: "array[int]" = field(default_factory=lambda: array("Q"))
+    end: int  # in the directory: where it ends
+    data: list[Range]  # in the directory: ranges that hold data
+    keys: list[bytes] = field(default_factory=list)  # in the index
+    spans: "array[int]" = field(default_factory=lambda: array("Q"))  # of these keys: first page and number of pages
 
 
 def open_index(state: StateDirectory) -> IndexWriter:
@@ -64,7 +64,7 @@ def reconcile(index: IndexWriter, tiers: Sequence[Tier], remember: Remember) -> 
     if dropped:
         _log.warning("dropped %d index entries that are damaged or whose bytes are gone", dropped)
     adopted = 0
-    # What a tier gave up moved down: where tiers are one list of uses, the lower one's are older.
+    # What a tier evicts moves down. So where tiers are one list of uses, the uses in the lower tier are older.
     for tier in reversed(tiers):
         for number, segment in found[tier.number].items():
             adopted += _settle(index, tier, number, segment, remember)

@@ -4,9 +4,9 @@ A segment is a file of records, each at a 4 KiB boundary and self-describing:
 
     magic 8 | block key 20 | length 4 | piece checksums 8 each | checksum of all that 8 | data
 
-It only grows. A record is given up by punching a hole over its whole 4 KiB-aligned span, so the space a segment takes
-is the sum of its live spans, and no offset ever means two things. Every function opens the file by name for itself:
-5 us beside a write of 30 us or more, and no descriptor can be closed or reused under another thread's feet.
+It only grows. A record is evicted by punching a hole over its whole 4 KiB-aligned span, so the space a segment takes is
+the sum of its live spans, and no offset ever means two things. Every function opens the file by name for itself: that
+takes 5 us beside a write of 30 us or more, and no thread can close or reuse a descriptor that another one uses.
 """
 
 import ctypes
@@ -39,12 +39,12 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record found in a segment. start: of its header, in bytes from the segment's begin."""
+    """One block in a segment."""
 
     key: bytes
-    start: int
-    length: int
-    checksums: bytes
+    start: int  # of its header, in bytes from the segment's begin
+    length: int  # of the block, in bytes
+    checksums: bytes  # 8 bytes per piece
 
     def location(self, tier: int, segment: int) -> Location:
         return Location(tier, segment, self.start + header_size(self.length), self.length, self.checksums)
@@ -74,17 +74,11 @@ def record_start(location: Location) -> int:
 
 
 def write_record(
-    path: Path,
-    segment: int,
-    start: int,
-    key: bytes,
-    checksums: bytes,
-    data: bytes | bytearray | memoryview,
-    *,
-    create: bool,
+    path: Path, segment: int, record: Record, data: bytes | bytearray | memoryview, *, create: bool
 ) -> None:
-    """Write one record into a segment; *create*: make the file if need be. Raises OSError."""
-    head = _HEAD.pack(_MAGIC, key, len(data)) + checksums
+    """Write one record into segment number *segment* at *path*; *create*: make the file if need be. Raises OSError."""
+    start = record.start
+    head = _HEAD.pack(_MAGIC, record.key, len(data)) + record.checksums
     parts = [memoryview(head + _seal(head, segment, start)), memoryview(data).cast("B")]
     with _opened(path, os.O_WRONLY | (os.O_CREAT if create else 0)) as fd:
         while parts:
@@ -169,7 +163,8 @@ def _record_at(fd: int, segment: int, start: int) -> Record | None:
 
 
 def _seal(head: bytes, segment: int, start: int) -> bytes:
-    """Seeded with the place, so that a segment file cached as somebody's data is not mistaken for records of ours."""
+    """The header's checksum. It is seeded with the place, so that a segment file which somebody caches as data is not
+    mistaken for records of ours."""
     return _SEAL.pack(xxh3_64_intdigest(head, segment << 32 | start // PAGE))
 
 

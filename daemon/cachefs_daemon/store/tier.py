@@ -35,50 +35,42 @@ _TEMPORARY: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 @dataclass(frozen=True, slots=True)
 class TierConfig:
-    """directory: of the segments; budget, segment_size: bytes; policy: a name in
-    cachefs.planning.eviction.policies.POLICIES.
-
-    min_free: bytes of the file system that stay free whatever the budget says.
-    """
-
-    directory: Path
-    budget: int
-    segment_size: int
-    policy: str
-    min_free: int = 0
+    directory: Path  # of the segments
+    budget: int  # bytes
+    segment_size: int  # bytes
+    policy: str  # a name in cachefs.planning.eviction.policies.POLICIES
+    min_free: int = 0  # bytes of the file system that stay free whatever the budget says
 
 
 @dataclass(slots=True)
 class _Segment:
-    """end: where the next record goes; live: bytes of spans in it; writers: writes under way; exists: as a file."""
-
-    end: int = 0
-    live: int = 0
-    writers: int = 0
-    exists: bool = False
+    end: int = 0  # where the next record goes
+    live: int = 0  # bytes of spans in it
+    writers: int = 0  # writes under way
+    exists: bool = False  # as a file
 
 
 class Tier:
-    """Thread-safe; its lock is never held over I/O.
+    """Thread-safe; its lock is never held over I/O. It follows cachefs.planning.eviction.tiering.TierRoom.
 
-    number: MEMORY or SSD; capacity: bytes of blocks its budget is good for; limit: bytes it may take now; used: bytes
-    it takes, reserved ones and a page per segment included; problem: why it takes no new blocks.
+    It has more methods and attributes than most classes as it is the one place where room, segments and files agree.
     """
 
     def __init__(self, number: int, config: TierConfig, block_size: int) -> None:
         """Raises ConfigError where the directory or the budget cannot do."""
-        self.number = number
+        self.number = number  # MEMORY or SSD
         self.config = config
         self.name = TIER_NAMES[number]
         self.directory = config.directory
-        self.used = 0
-        self.problem = ""
+        self.used = 0  # bytes that it takes, reserved ones and a page per segment included
+        self.problem = ""  # why it takes no new blocks; empty while it does
+        # Bytes of blocks that its budget is good for.
         self.capacity = config.budget - capacity.metadata_reserve(config.budget)
         self._lock = threading.Lock()
         self._segments: dict[int, _Segment] = {}
-        self._active: int | None = None
-        self._next = 0
-        self._unpunched: list[tuple[int, int, int]] = []
+        self._active: int | None = None  # number of the segment that is written to
+        self._next = 0  # number of the next new segment
+        self._unpunched: list[tuple[int, int, int]] = []  # (segment, start, size) of holes that could not be punched
         self._writes = threading.BoundedSemaphore(_WRITES_AT_ONCE)
         self._segment_size = max(config.segment_size, span(block_size), config.budget // _MOST_SEGMENTS)
         smallest = span(block_size) + 2 * PAGE
@@ -89,7 +81,7 @@ class Tier:
                 f" set it to at least {smallest} (or lower block_size)"
             )
         self._descriptor, self._device = self._open_directory()
-        self.limit = self.capacity
+        self.limit = self.capacity  # bytes it may take now
         self.refresh_limit()
 
     # --- room -----------------------------------------------------------------------------------------------------
@@ -145,8 +137,9 @@ class Tier:
             self._give_back(size)
             return None
         number, start, create = self._allocate(size)
+        record = Record(key, start, len(data), checksums)
         try:
-            segment_writer.write_record(self._path(number), number, start, key, checksums, data, create=create)
+            segment_writer.write_record(self._path(number), number, record, data, create=create)
         except OSError as error:
             self._abandon(number)
             self._failed(error)
@@ -154,7 +147,7 @@ class Tier:
             return None
         else:
             self._worked(number)
-            return Record(key, start, len(data), checksums).location(self.number, number)
+            return record.location(self.number, number)
         finally:
             with self._lock:
                 self._segments[number].writers -= 1

@@ -1,7 +1,7 @@
 """Planning decides and does nothing: no file is opened, no clock is read, no thread is started, no lock is taken.
 
-The import contracts of setup.cfg say the same of whole modules; here every module is imported, and decisions are made, in
-a process in which all of that fails.
+The import contracts of setup.cfg say the same of whole modules; here every module is imported, and decisions are made,
+in a process in which all of that fails.
 """
 
 import ast
@@ -22,14 +22,14 @@ MODULES = sorted(
 
 # What may be imported, and nothing else: arrays, the names of blocks, errors, and parts of Python without side effects.
 ALLOWED = {
-    "bisect", "cachefs.block", "cachefs.errors", "collections", "collections.abc", "dataclasses", "enum", "functools", "heapq",
-    "itertools", "math", "numpy", "numpy.ma", "numpy.typing", "typing",
+    "bisect", "cachefs.block", "cachefs.errors", "collections", "collections.abc", "dataclasses", "enum", "functools",
+    "heapq", "itertools", "math", "numpy", "numpy.ma", "numpy.typing", "typing",
 }  # fmt: skip
 
 # In the process that imports: numpy and Python's own modules are loaded before the doors close.
 CLOSED = """
-import builtins, collections.abc, dataclasses, enum, functools, heapq, importlib, itertools, math, os, sys, threading, time, typing
-import numpy, numpy.ma, numpy.typing
+import builtins, collections.abc, dataclasses, enum, functools, heapq, importlib, itertools, math, os, sys, threading,
+time, typing import numpy, numpy.ma, numpy.typing
 import cachefs.block, cachefs.errors
 
 GONE = ("lmdb", "grpc", "trio", "pyfuse3", "aiobotocore", "msgspec", "psutil")
@@ -114,6 +114,6 @@ def _is_for_types_only(source: Path, line: int) -> bool:
     """Is that line below `if TYPE_CHECKING:`?"""
     blocks = (node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.If))
     return any(
-        isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING" and block.lineno < line <= (block.end_lineno or 0)
-        for block in blocks
+        isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING" and block.lineno < line <=
+        (block.end_lineno or 0) for block in blocks
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Policies: which blocks a tier takes, and which it gives up.
+"""Policies: which blocks a tier takes, and which it evicts.
 
-A policy does no I/O, has no clock and no lock of its own: the store calls it under its lock, a simulator calls the very
-same object in a loop. Sizes are bytes as the tier accounts for them.
+The store calls a policy under its lock, and a simulator calls the very same object in a loop. Sizes are bytes as the
+tier accounts for them. May import cachefs.planning.pagecache, .sequences and .blocks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,20 +21,21 @@ from cachefs.planning.sequences.plan import Plan
 
 
 class Policy(Protocol):
-    """The decisions of one tier.
-
-    evicts: False where the policy keeps what it has, so that the store must hold room back for passing blocks. It may
-    change when the plan does.
-    """
+    """The decisions of one tier."""
 
     @property
-    def evicts(self) -> bool: ...
+    def evicts(self) -> bool:
+        """False where the policy keeps what it has, so that room must be held back for transient blocks. It may change
+        when the plan does."""
+        ...
 
     def admits(self, key: bytes, size: int, free: int) -> bool:
         """Should the tier take this block, given *free* bytes and the right to evict `victims`?"""
         ...
 
-    def added(self, key: bytes, size: int) -> None: ...
+    def added(self, key: bytes, size: int) -> None:
+        """The tier has taken the block."""
+        ...
 
     def accessed(self, key: bytes) -> None:
         """A reader used the block. Unknown keys are ignored."""
@@ -45,12 +46,12 @@ class Policy(Protocol):
         ...
 
     def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
-        """Blocks to give up so that at least *size* bytes come free: all of them, or none where that is impossible, or
+        """Blocks to evict so that at least *size* bytes come free: enough of them, or none where that is impossible, or
         where the policy would rather keep them than have *incoming*."""
         ...
 
     def replaceable(self, incoming: bytes) -> int:
-        """About how many bytes it would give up for this block."""
+        """About how many bytes it would evict for this block."""
         ...
 
     def last_use(self, key: bytes) -> int | None:
@@ -70,8 +71,8 @@ POLICIES: Final[Mapping[str, Callable[[Plan, Coverage | None, Uses | None], Poli
 
 
 def open_policy(name: str, plan: Plan, cached: Coverage | None = None, uses: Uses | None = None) -> Policy:
-    """The policy of one tier; those that know the future know it from *plan*, and first give up what is *cached*.
-    uses: what tiers between which blocks move have in common. Raises ConfigError for a name that is not in POLICIES."""
+    """The policy of one tier. Policies that know the future know it from *plan*, and evict what is *cached* first.
+    uses: what tiers have in common between which blocks move. Raises ConfigError for a name that is not in POLICIES."""
     try:
         return POLICIES[name](plan, cached, uses)
     except KeyError:

@@ -1,4 +1,4 @@
-"""Give up what is probably read last, where the order is known for a moment ahead only.
+"""Evict what is probably read last, where the order is known for a moment ahead only.
 
 Estimated sample distance, in our reading of it (ALSD, DPFlow, 2024, ch. 3.4.3). For each job the blocks are in four
 parts. At a position with r reads of an epoch of n left, and the next c of them certain:

@@ -1,7 +1,7 @@
-"""Give up what is read last (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966).
+"""Evict what is read last (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966).
 
-When that is, the plan says: the soonest of all consumers decides. A block is taken only if it is read sooner than what
-goes for it, so nothing passes through that would be given up again before it is read.
+The plan says when a block is read next: the soonest of all consumers decides. A block is taken only if it is read
+sooner than what is evicted for it, so no block is taken that would be evicted again before it is read.
 """
 
 from cachefs.planning.blocks.space import Ids

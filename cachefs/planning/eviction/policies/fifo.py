@@ -1,4 +1,4 @@
-"""Give up what came first."""
+"""Evict what came first."""
 
 from cachefs.planning.eviction.policies.lru import Lru
 

@@ -1,4 +1,4 @@
-"""Give up what was used least often while it was here; of those, what was used longest ago."""
+"""Evict what was used least often while it was here; of blocks used equally often, the one used longest ago."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -11,10 +11,10 @@ class Lfu:
     evicts: Final = True
 
     def __init__(self) -> None:
-        self.bytes = 0
-        self._uses: dict[bytes, int] = {}
+        self.bytes = 0  # size of all blocks it holds
+        self._uses: dict[bytes, int] = {}  # how often each block was used
         self._sizes: dict[bytes, int] = {}
-        self._by_uses: dict[int, OrderedDict[bytes, None]] = {}
+        self._by_uses: dict[int, OrderedDict[bytes, None]] = {}  # number of uses -> blocks, the last used at the end
 
     def admits(self, key: bytes, size: int, free: int) -> bool:
         return True

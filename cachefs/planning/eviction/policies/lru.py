@@ -1,4 +1,4 @@
-"""Give up what was used longest ago."""
+"""Evict what was used longest ago."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -8,33 +8,32 @@ from typing import Final
 
 from cachefs.planning.eviction.policies.uses import Uses
 
-# Removed blocks are let go of once there are more of them than of others, and so many.
+# Removed blocks leave the queue once they are more than the others, and more than this.
 _GONE: Final = 1024
 
 
 @dataclass(slots=True)
 class _Block:
     size: int
-    used: int
+    used: int  # number of its last use
 
 
 class Lru:
-    """Least recently used first. Nobody calling `accessed` makes it first in, first out.
+    """Least recently used first; first in, first out where nobody calls `accessed`.
 
-    Where tiers share their *uses*, all together are one list of both their sizes: a block comes from another tier with
-    the use it had there, and nothing goes for it that was used later.
-
-    bytes: size of all blocks it holds.
+    Where tiers share their *uses*, they are together one list of both their sizes: a block comes from another tier with
+    the use it had there, and no block that was used later is evicted for it.
     """
 
     evicts: Final = True
 
     def __init__(self, uses: Uses | None = None) -> None:
-        self.bytes = 0
+        self.bytes = 0  # size of all blocks it holds
         self._uses = uses or Uses()
         self._shares_uses = uses is not None
         self._blocks: dict[bytes, _Block] = {}
-        # At least one for each block, none after its last use; what is out of date is found on its way out.
+        # (use, block): at least one for each block, none after its last use. What is out of date is found on its way
+        # out.
         self._queue: list[tuple[int, bytes]] = []
 
     def __len__(self) -> int:

@@ -1,8 +1,9 @@
-"""Policies that ask the plan: each block has a score, and what has the highest goes first.
+"""Policies that ask the plan: each block has a score, and the block with the highest score is evicted first.
 
-Scores are computed for whole arrays, and only for a short list of candidates each time. That loses nothing: after a
-look at all blocks the candidates are the highest of them, and later nothing gets above a candidate but a block that was
-consumed or came meanwhile, which joins them. So eviction is exact, up to how time runs differently for two consumers.
+Scores are computed for whole arrays, and only for a short list of candidates each time. That loses nothing. After a
+look at all blocks the candidates are those with the highest scores. Later only a block that was consumed or came
+meanwhile can score higher than a candidate, and such a block becomes a candidate too. So eviction is exact, but for the
+different speed of two consumers.
 
 What is in the page cache goes before what is not (see cachefs.planning.pagecache.coverage), and there blocks come and
 go between two looks at all: what came there since is no candidate yet and stays in memory a little longer, at most
@@ -29,48 +30,45 @@ from cachefs.planning.sequences.plan import Plan, Seconds
 _PART: Final = 32
 _FEWEST: Final = 64
 _MOST: Final = 4096
-# Blocks that came before their snapshot was planned and are told apart in one call: 3 ms.
+# Blocks that came before their snapshot was planned and are looked for in the plan in one call: 3 ms.
 _SETTLED_AT_ONCE: Final = 4096
-_STRANGERS_AT_ONCE: Final = 256
+_KEYS_AT_ONCE: Final = 256
 
 
 @dataclass(slots=True, eq=False)
 class _Members:
-    """The tier's blocks of one snapshot. sizes: bytes as the tier accounts for them, per block of the space, 0 where
-    the tier does not have it; spared: was pinned (it is looked at again when the plan changes); fresh: came since the
-    last look."""
+    """The tier's blocks of one snapshot."""
 
     space: BlockSpace
-    sizes: npt.NDArray[np.uint32]
-    spared: npt.NDArray[np.bool_]
-    count: int = 0
+    sizes: npt.NDArray[np.uint32]  # per block of the space: bytes as the tier accounts for them, 0 where it has it not
+    spared: npt.NDArray[np.bool_]  # per block: was pinned when it was looked at; looked at again when the plan changes
+    count: int = 0  # blocks that the tier has
     candidates: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
-    fresh: list[int] = field(default_factory=list)
+    fresh: list[int] = field(default_factory=list)  # blocks that came since the last look
 
 
 class Ranked:
-    """Subclasses say what the score is. Blocks of no planned snapshot (strangers) score infinitely: they go first, the
-    oldest first. A block comes in where there is room, or where others score higher. While nobody has published
-    anything, what came first stays, as with `minio`.
+    """Subclasses say what the score is. Blocks of no planned snapshot (*unplanned* ones) score infinitely: they are
+    evicted first, the oldest first. A block is taken where there is room, or where others score higher. While nobody
+    has published anything, what came first stays, as with `minio`.
 
-    bytes: size of all blocks it holds.
+    It has more than 12 attributes: six for which blocks there are, six for when to look at all of them again.
     """
 
     def __init__(self, plan: Plan, cached: Coverage | None = None) -> None:
-        """cached: what gives way first; None where that is no reason."""
-        self.bytes = 0
+        """cached: what page caches hold, which is evicted first; None where that is no reason."""
+        self.bytes = 0  # size of all blocks it holds
         self._plan = plan
         self._cached = cached
         self._spaces: dict[str, BlockSpace] = {}
         self._members: dict[str, _Members] = {}
-        self._strangers: dict[bytes, int] = {}
-        # Not yet looked for in the planned snapshots.
-        self._unsettled: dict[bytes, int] = {}
-        self._version = -1
-        self._pins = 0
-        self._mark = 0
-        self._taken = 0
-        self._enough = 0
+        self._unplanned: dict[bytes, int] = {}  # size of each block, the oldest first
+        self._unsettled: dict[bytes, int] = {}  # blocks that were not yet looked for in the planned snapshots
+        self._version = -1  # of the plan, at the last look at all blocks
+        self._pins = 0  # number of pins at that look
+        self._mark = 0  # up to where the plan's consumed reads were followed
+        self._taken = 0  # victims since that look
+        self._enough = 0  # victims after which all blocks are looked at again
 
     @property
     def evicts(self) -> bool:
@@ -84,7 +82,7 @@ class Ranked:
         return scores if self._cached is None else self._cached.defer(snapshot, ids, scores)
 
     def score(self, key: bytes) -> float:
-        """inf for a stranger."""
+        """The block's score now; inf for an unplanned one."""
         for snapshot, space in self._plan.spaces.items():
             number = space.find(key)
             if number != NO_BLOCK:
@@ -100,7 +98,7 @@ class Ranked:
         self.bytes += size
         place = self._find(key)
         if place is None:
-            self._strangers[key] = size
+            self._unplanned[key] = size
         else:
             self._join(*place, size)
 
@@ -108,8 +106,8 @@ class Ranked:
         """What readers do is known from the plan."""
 
     def removed(self, key: bytes) -> None:
-        for unplanned in (self._strangers, self._unsettled):
-            size = unplanned.pop(key, 0)
+        for others in (self._unplanned, self._unsettled):
+            size = others.pop(key, 0)
             self.bytes -= size
             if size:
                 return
@@ -128,7 +126,7 @@ class Ranked:
         if bound == float("inf"):
             return ()
         found: list[bytes] = []
-        for candidates in (self._oldest_strangers(pinned), self._highest(bound, pinned), self._rest(bound, pinned)):
+        for candidates in (self._oldest_unplanned(pinned), self._highest(bound, pinned), self._rest(bound, pinned)):
             for key, block_size in candidates:
                 found.append(key)
                 size -= block_size
@@ -144,7 +142,7 @@ class Ranked:
             return 0
         self._settle()
         self._look(())
-        total = sum(self._strangers.values())
+        total = sum(self._unplanned.values())
         for snapshot, members in self._members.items():
             above = self._ranks(snapshot, members.candidates) > score
             total += int(members.sizes[members.candidates[above]].sum(dtype=np.int64))
@@ -163,15 +161,15 @@ class Ranked:
             self._settle_some(_SETTLED_AT_ONCE)
 
     def _follow_spaces(self) -> None:
-        """Blocks of a snapshot that is planned no more stay where they are, unless another snapshot has them too:
-        there they take less memory than as strangers."""
+        """Blocks of a snapshot that is planned no longer stay where they are, where they take less memory than as
+        unplanned ones, unless another planned snapshot has them too."""
         for snapshot, space in self._spaces.items():
             known = self._members.get(snapshot)
             if known is None:
                 nothing = np.zeros(space.count, np.uint32)
                 self._members[snapshot] = _Members(space, nothing, np.zeros(space.count, np.bool_))
-                self._unsettled.update(self._strangers)
-                self._strangers = {}
+                self._unsettled.update(self._unplanned)
+                self._unplanned = {}
             else:
                 known.space = space
         for snapshot, old in list(self._members.items()):
@@ -191,12 +189,12 @@ class Ranked:
         for key, home in zip(keys, homes, strict=True):
             size = self._unsettled.pop(key)
             if home is None:
-                self._strangers[key] = size
+                self._unplanned[key] = size
             else:
                 self._join(*home, size)
 
     def _find(self, key: bytes) -> tuple[_Members, int] | None:
-        """Whose block that is, or would be."""
+        """The members that the block belongs to, or would belong to, and its number there."""
         would_be = None
         for snapshot, members in self._members.items():
             number = members.space.find(key)
@@ -215,16 +213,16 @@ class Ranked:
 
     # --- who goes -----------------------------------------------------------------------------------------------------
 
-    def _oldest_strangers(self, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
+    def _oldest_unplanned(self, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
         passed = []
-        for key, size in self._strangers.items():
+        for key, size in self._unplanned.items():
             if key not in pinned:
                 yield key, size
             else:
                 passed.append(key)
         # Only when all are used up: pinned ones are not stepped over each time.
         for key in passed:
-            self._strangers[key] = self._strangers.pop(key)
+            self._unplanned[key] = self._unplanned.pop(key)
 
     def _highest(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
         """Candidates that score more than *bound*, highest first."""
@@ -232,7 +230,8 @@ class Ranked:
         yield from self._in_order([(one, members.candidates) for one, members in self._members.items()], bound, pinned)
 
     def _rest(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
-        """Should candidates not do: all others. Every call for more room than candidates have costs a full look."""
+        """All others, should candidates not do. Every call for more room than candidates have costs a look at all
+        blocks."""
         while self._unsettled:
             self._settle_some(_SETTLED_AT_ONCE)
         others = []
@@ -253,8 +252,8 @@ class Ranked:
         scores = np.concatenate([self._ranks(snapshot, ids) for snapshot, ids in blocks])
         order = np.argsort(-scores, kind="stable")
         order = order[: int(np.count_nonzero(scores > bound))]
-        for start in range(0, len(order), _STRANGERS_AT_ONCE):
-            for index in order[start : start + _STRANGERS_AT_ONCE].tolist():
+        for start in range(0, len(order), _KEYS_AT_ONCE):
+            for index in order[start : start + _KEYS_AT_ONCE].tolist():
                 members = self._members[blocks[whose[index]][0]]
                 number = int(ids[index])
                 key = members.space.key(number)
@@ -312,7 +311,7 @@ class Ranked:
 
 
 def _move(old: _Members, new: _Members) -> None:
-    """Count blocks of one snapshot as the other's, where they are the same."""
+    """Count blocks of *old* as those of *new*, where both snapshots have them."""
     common = old.space.counterparts(new.space)
     if common is None:
         return

@@ -1,4 +1,4 @@
-"""Give up what the fewest jobs still need in their epochs (the reference count of Joader: Xu et al., "A Deep Learning
+"""Evict what the fewest jobs still need in their epochs (the reference count of Joader: Xu et al., "A Deep Learning
 Dataloader with Shared Data Preparation", NeurIPS 2022)."""
 
 import numpy as np

@@ -4,16 +4,16 @@ from itertools import count
 
 
 class Uses:
-    """between: the number of the last use of blocks that have left one tier and are in no other yet: who adds
-    one takes it from here."""
-
     def __init__(self) -> None:
-        self._numbers = count(1)
+        # Number of the last use of each block that has left one tier and is in no other yet. A policy that such a block
+        # is added to takes the number from here.
         self.between: dict[bytes, int] = {}
+        self._numbers = count(1)
 
     def next(self) -> int:
         return next(self._numbers)
 
     def forget(self, key: bytes) -> None:
-        """The block has come into another tier, or is gone: if it comes from the origin again, that is a new use."""
+        """The block has come into another tier, or has left the node. If it comes from the origin again, that is a new
+        use."""
         self.between.pop(key, None)
