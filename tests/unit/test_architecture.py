@@ -1,0 +1,82 @@
+"""docs/architecture.md and the index of docs/decisions stay true: what they name exists, and they name all there is."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "architecture.md"
+# By import name, the directory in which the import package lies.
+WINGS = {"cachefs": "", "cachefs_daemon": "daemon", "cachefs_tools": "tools"}
+PACKAGE_LAYOUT = [REPOSITORY / directory / name for name, directory in WINGS.items()]
+FILE_ENDINGS = (".c", ".cfg", ".md", ".py", ".service", ".toml", ".yaml", ".yml")
+
+
+def names() -> list[str]:
+    """What stands between backticks on the page, in order, each once."""
+    return list(dict.fromkeys(re.findall(r"`([^`\n]+)`", PAGE.read_text())))
+
+
+def is_path(name: str) -> bool:
+    """A path has a file's ending, or ends as a directory does. `.cachefs/publish` is none: it is a file of mounts."""
+    return " " not in name and name.endswith((*FILE_ENDINGS, "/")) and name != "__init__.py"
+
+
+def is_module(name: str) -> bool:
+    return re.fullmatch(rf"({'|'.join(WINGS)})(\.\w+)*", name) is not None
+
+
+def file_of(module: str) -> Path:
+    """Where a module or a package lies, without ending."""
+    return REPOSITORY / WINGS[module.partition(".")[0]] / module.replace(".", "/")
+
+
+def packages() -> Iterator[str]:
+    for wing in PACKAGE_LAYOUT:
+        for marker in sorted(wing.rglob("__init__.py")):
+            yield ".".join(marker.parent.relative_to(wing.parent).parts)
+
+
+def links() -> list[str]:
+    """Files that the page links to, relative to the page's directory."""
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGE.read_text())
+    return [target for target in dict.fromkeys(targets) if "://" not in target]
+
+
+@pytest.mark.parametrize("path", [name for name in names() if is_path(name)])
+def test_every_file_named_exists(path: str) -> None:
+    assert (REPOSITORY / path).exists(), f"docs/architecture.md names {path}, which does not exist"
+
+
+@pytest.mark.parametrize("module", [name for name in names() if is_module(name)])
+def test_every_module_named_exists(module: str) -> None:
+    place = file_of(module)
+    assert (place / "__init__.py").exists() or place.with_suffix(".py").exists(), (
+        f"docs/architecture.md names {module}, which does not exist"
+    )
+
+
+@pytest.mark.parametrize("package", packages())
+def test_every_package_is_named(package: str) -> None:
+    assert package in names(), f"docs/architecture.md has no room for the package {package}; add it to the table Rooms"
+
+
+@pytest.mark.parametrize("target", links())
+def test_every_link_leads_somewhere(target: str) -> None:
+    assert (PAGE.parent / target).exists()
+
+
+def test_the_page_names_files_at_all() -> None:
+    """Else the tests above would pass for a page they cannot read."""
+    assert len([name for name in names() if is_path(name)]) > 100
+    assert len(list(packages())) > 20
+
+
+def test_every_decision_is_in_the_index() -> None:
+    decisions = REPOSITORY / "docs" / "decisions"
+    index = (decisions / "README.md").read_text()
+    pages = [page.name for page in sorted(decisions.glob("[0-9]*.md"))]
+    assert [page for page in pages if f"]({page})" not in index] == []
+    assert [page[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
