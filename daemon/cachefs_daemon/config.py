@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from cachefs.block import PIECE_SIZE
 from cachefs.errors import ConfigError
+from cachefs.planning.eviction.policies import PolicyName
 from cachefs.rpc import DEFAULT_SOCKET
 from cachefs.sizes import Share, format_size, parse_share, parse_size
 
@@ -59,7 +60,7 @@ class DaemonSection(_Section):
     socket_group: str = ""
     state_dir: Directory = Path("/var/lib/cachefs")
     block_size: Size = 4 << 20
-    policy: Literal["clairvoyant", "alsd", "refcount", "minio", "lru", "lfu", "fifo"] = "clairvoyant"
+    policy: PolicyName = PolicyName.CLAIRVOYANT
     read_deadline: Seconds = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -5,6 +5,7 @@ tier accounts for them. May import cachefs.planning.pagecache, .sequences and .b
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
 from typing import Final, Protocol
 
 from cachefs.errors import ConfigError
@@ -18,6 +19,18 @@ from cachefs.planning.eviction.policies.refcount import Refcount
 from cachefs.planning.eviction.policies.uses import Uses
 from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.sequences.plan import Plan
+
+
+class PolicyName(StrEnum):
+    """As the configuration calls them."""
+
+    CLAIRVOYANT = "clairvoyant"
+    ALSD = "alsd"
+    REFCOUNT = "refcount"
+    MINIO = "minio"
+    LRU = "lru"
+    LFU = "lfu"
+    FIFO = "fifo"
 
 
 class Policy(Protocol):
@@ -59,14 +72,14 @@ class Policy(Protocol):
         ...
 
 
-POLICIES: Final[Mapping[str, Callable[[Plan, Coverage | None, Uses | None], Policy]]] = {
-    "clairvoyant": lambda plan, cached, uses: Clairvoyant(plan, cached),
-    "alsd": lambda plan, cached, uses: Alsd(plan, cached),
-    "refcount": lambda plan, cached, uses: Refcount(plan, cached),
-    "minio": lambda plan, cached, uses: Minio(),
-    "lru": lambda plan, cached, uses: Lru(uses),
-    "lfu": lambda plan, cached, uses: Lfu(),
-    "fifo": lambda plan, cached, uses: Fifo(uses),
+POLICIES: Final[Mapping[PolicyName, Callable[[Plan, Coverage | None, Uses | None], Policy]]] = {
+    PolicyName.CLAIRVOYANT: lambda plan, cached, uses: Clairvoyant(plan, cached),
+    PolicyName.ALSD: lambda plan, cached, uses: Alsd(plan, cached),
+    PolicyName.REFCOUNT: lambda plan, cached, uses: Refcount(plan, cached),
+    PolicyName.MINIO: lambda plan, cached, uses: Minio(),
+    PolicyName.LRU: lambda plan, cached, uses: Lru(uses),
+    PolicyName.LFU: lambda plan, cached, uses: Lfu(),
+    PolicyName.FIFO: lambda plan, cached, uses: Fifo(uses),
 }
 
 
@@ -74,6 +87,6 @@ def open_policy(name: str, plan: Plan, cached: Coverage | None = None, uses: Use
     """The policy of one tier. Policies that know the future know it from *plan*, and evict what is *cached* first.
     uses: what tiers have in common between which blocks move. Raises ConfigError for a name that is not in POLICIES."""
     try:
-        return POLICIES[name](plan, cached, uses)
-    except KeyError:
+        return POLICIES[PolicyName(name)](plan, cached, uses)
+    except ValueError:
         raise ConfigError(f"policy {name!r} does not exist; choose one of: {', '.join(POLICIES)}") from None
