@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cachefs.publishing.sampler import PublishedSampler as PublishedSampler
     from cachefs.publishing.sampler import publish as publish
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _PUBLIC = {
     "Publication": "cachefs.publishing.publication",
