@@ -1,4 +1,4 @@
-"""What the mount asks of the kernel besides FUSE itself: mount points alive and dead, and readahead."""
+"""What a mount asks of the kernel besides FUSE itself: mount points alive and dead, unmounting, and readahead."""
 
 import errno
 import fcntl
@@ -6,36 +6,16 @@ import logging
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from cachefs.errors import Busy, CachefsError, NotFound
+from cachefs.mount_table import mount_points
 
 log = logging.getLogger(__name__)
 
-FS_TYPE = "fuse.cachefs"
 UNMOUNT_SECONDS = 10
 # A mount that has not answered for so long is taken to hang.
 ANSWER_SECONDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class MountPoint:
-    """A line of /proc/self/mountinfo that is ours. device: major:minor; source: what `df` shows."""
-
-    path: Path
-    device: str
-    source: str
-
-
-def mount_points() -> list[MountPoint]:
-    found = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        left, _, right = line.partition(b" - ")
-        fields, (kind, source, *_) = left.split(), right.split()
-        if kind == FS_TYPE.encode():
-            found.append(MountPoint(Path(_unescape(fields[4])), fields[2].decode(), _unescape(source)))
-    return found
 
 
 def is_dead(directory: Path) -> bool:
@@ -75,8 +55,8 @@ def unmount(directory: Path, *, lazy: bool = False) -> None:
 def connection_number(directory: Path) -> int | None:
     """The kernel's number of the FUSE connection mounted on *directory*, found without asking the mount."""
     place = directory.parent.resolve() / directory.name
-    devices = [point.device for point in mount_points() if point.path == place]
-    return int(devices[-1].partition(":")[2]) if devices else None
+    numbers = [point.connection for point in mount_points() if point.path == place]
+    return numbers[-1] if numbers else None
 
 
 def prepare_mount_point(directory: Path) -> int:
@@ -127,8 +107,3 @@ def raise_readahead(directory: Path, kib: int) -> None:
         path.write_text(str(kib))
     except OSError as error:
         log.info("readahead stays at the kernel's default: %s: %s", path, error.strerror)
-
-
-def _unescape(field: bytes) -> str:
-    """mountinfo writes space, tab, newline and backslash as \\ooo."""
-    return os.fsdecode(field.decode("unicode_escape").encode("latin-1"))

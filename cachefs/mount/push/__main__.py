@@ -15,6 +15,7 @@ from cachefs.mount import kernel, read_marks
 from cachefs.mount.cli import log_to
 from cachefs.mount.device import Connection
 from cachefs.mount.push.pusher import Pusher, PusherSettings
+from cachefs.mount_spec import MountSpec
 from cachefs.sizes import parse_share
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="cachefs.mount.push")
     parser.add_argument("--device", type=int, required=True, help="descriptor, open on the mount's FUSE connection")
-    parser.add_argument("--spec", required=True)
+    parser.add_argument("--spec", type=MountSpec.parse, required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--mount", required=True, help="the mount's id in its reports")
     parser.add_argument("--socket", type=Path, required=True)

@@ -4,7 +4,6 @@ import contextlib
 import grp
 import logging
 import os
-import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
@@ -84,7 +83,7 @@ def _clear(path: Path) -> None:
 
 
 def _handler(method: Method[Any, Any], service: Service) -> grpc.RpcMethodHandler:
-    behaviour = getattr(service, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", method.name).lower())
+    behaviour = getattr(service, method.function)
     decode = decoder(method.request)
     if method.streams:
         return grpc.unary_stream_rpc_method_handler(_streaming(method.name, behaviour, decode))
