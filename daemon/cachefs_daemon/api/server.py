@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from cachefs.errors import AccessDenied, AlreadyExists, Busy, CachefsError, ConfigError, NotFound
+from cachefs.errors import AccessDenied, AlreadyExists, Busy, CachefsError, ConfigError, NotFound, OriginAccessDenied
 from cachefs.messages import Message
 from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, Method, decoder, encode
 from cachefs_daemon.api.service import Service
@@ -30,6 +30,7 @@ _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
     AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     Busy: grpc.StatusCode.FAILED_PRECONDITION,
     AccessDenied: grpc.StatusCode.PERMISSION_DENIED,
+    OriginAccessDenied: grpc.StatusCode.PERMISSION_DENIED,
 }
 
 
