@@ -1,5 +1,6 @@
 """What a mount asks of the kernel besides FUSE itself: mount points alive and dead, unmounting, and readahead."""
 
+import ctypes
 import errno
 import fcntl
 import logging
@@ -7,15 +8,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 from cachefs.errors import Busy, CachefsError, NotFound
 from cachefs.mount_table import mount_points
 
 log = logging.getLogger(__name__)
 
-UNMOUNT_SECONDS = 10
+UNMOUNT_SECONDS: Final = 10
 # A mount that has not answered for so long is taken to hang.
-ANSWER_SECONDS = 5
+ANSWER_SECONDS: Final = 5
+_MNT_FORCE: Final = 1
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def is_dead(directory: Path) -> bool:
@@ -39,17 +43,34 @@ def is_stuck(directory: Path) -> bool:
     return False
 
 
-def unmount(directory: Path, *, lazy: bool = False) -> None:
-    """Raises CachefsError with what the system's own command says."""
-    command = ["umount", "-i", str(directory)] if os.geteuid() == 0 else ["fusermount3", "-u", str(directory)]
-    if lazy:
-        command.insert(1, "-l" if os.geteuid() == 0 else "-z")
+def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None:
+    """lazy: also while files are open; force: whoever waits for an answer gets an error, where root asks for it.
+
+    Raises CachefsError with what the system's own command says.
+    """
+    if os.geteuid() == 0:
+        command = ["umount", "-i", *["-l"] * lazy, *["-f"] * force, str(directory)]
+    else:
+        command = ["fusermount3", "-u", *["-z"] * lazy, str(directory)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=UNMOUNT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CachefsError(f"cannot unmount {directory}: {error}") from None
     if done.returncode:
         raise CachefsError(f"cannot unmount {directory}: {done.stderr.strip() or f'{command[0]} failed'}")
+
+
+def abort(directory: Path) -> None:
+    """End the FUSE connection mounted on *directory*, without asking the mount, as a forced unmount does. The mount
+    point stays. Takes CAP_SYS_ADMIN. Raises OSError."""
+    place = directory.parent.resolve() / directory.name
+    # An open descriptor makes the mount busy, so that nothing but its connection comes to an end.
+    held = os.open(place, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if _libc.umount2(os.fsencode(place), _MNT_FORCE) and (code := ctypes.get_errno()) != errno.EBUSY:
+            raise OSError(code, os.strerror(code))
+    finally:
+        os.close(held)
 
 
 def connection_number(directory: Path) -> int | None:

@@ -59,7 +59,7 @@ def open_session(spec: MountSpec, directory: Path, options: MountOptions, interp
         pyfuse3.close(unmount=True)
         raise
     (own,) = descriptors() - before
-    return Session(operations, own, Connection(number), interposer is not None)
+    return Session(operations, own, Connection(number, directory), interposer is not None)
 
 
 async def _answer_init(operations: Operations) -> bool:

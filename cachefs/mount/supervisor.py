@@ -100,7 +100,7 @@ class Supervisor:
         directory = self._mount.directory
         if kernel.connection_number(directory) == session.connection.number:
             try:
-                kernel.unmount(directory, lazy=True)
+                kernel.unmount(directory, lazy=True, force=not session.connection.has_abort)
             except CachefsError as error:
                 log.warning("%s", error)
         session.connection.abort()

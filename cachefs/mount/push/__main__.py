@@ -73,7 +73,7 @@ def _end_with(parent: int, directory: Path) -> None:
     taken yet. It cannot die before that is answered, and holds the device, so the kernel would wait for an answer.
     """
     number = kernel.connection_number(directory)
-    connection = Connection(number) if number is not None else None
+    connection = Connection(number, directory) if number is not None else None
 
     def follow(*_: object) -> None:
         if os.getppid() != parent:
