@@ -36,6 +36,12 @@ class Busy(CachefsError):
     errno = errno.EBUSY
 
 
+class AccessDenied(CachefsError):
+    """Who asks has no right to: a user to the daemon's socket, or a peer to what it wants."""
+
+    errno = errno.EACCES
+
+
 class DaemonUnavailable(CachefsError):
     """No daemon answers on the socket within the deadline."""
 
@@ -64,7 +70,7 @@ class ObjectChanged(OriginError):
     errno = errno.ESTALE
 
 
-class AccessDenied(OriginError):
+class OriginAccessDenied(OriginError):
     """The origin refuses our credentials or permissions."""
 
     errno = errno.EACCES

@@ -28,6 +28,7 @@ class IndexReader:
     def __init__(self, path: Path) -> None:
         """Raises CachefsError."""
         self.path = path
+        self._is_open = True
         with contextlib.ExitStack() as undo:
             try:
                 self._env = lmdb.open(
@@ -64,11 +65,13 @@ class IndexReader:
                 found = cursor.next()
 
     def is_current(self) -> bool:
-        """False once the file we read was deleted or replaced."""
+        """False once the file we read was deleted or replaced, or is closed."""
         try:
-            return os.path.samestat(self._opened, os.stat(self.path))
+            return self._is_open and os.path.samestat(self._opened, os.stat(self.path))
         except FileNotFoundError:
             return False
 
     def close(self) -> None:
+        # A new file may get the inode number of the one we have let go.
+        self._is_open = False
         self._env.close()

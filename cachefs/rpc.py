@@ -1,12 +1,12 @@
 """The control plane of one node: gRPC over a unix socket, msgpack messages, no data.
 
-METHODS is the whole interface; the daemon serves a method `FooBar` with its coroutine (or async generator, where it
-streams) `foo_bar`.
+METHODS is the whole interface. A call has one name, that of its constant here: the call DATASET_ADD is `DatasetAdd` on
+the wire, and the daemon serves it with its coroutine (or async generator, where it streams) `dataset_add`.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -38,6 +38,7 @@ from cachefs.messages import (
     WarmupProgress,
 )  # fmt: skip
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
+from cachefs.socket_path import MAX_SOCKET_PATH
 
 # Nothing of ours uses gRPC on both sides of a fork, and its fork handlers have made children die of "Bad file
 # descriptor". To be set before gRPC is loaded.
@@ -45,8 +46,6 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 import grpc
 
 SERVICE: Final = "cachefs.Daemon"
-DEFAULT_SOCKET: Final = Path("/run/cachefs/cachefsd.sock")
-SOCKET_VARIABLE: Final = "CACHEFS_SOCKET"
 # A warmup list or an accessed-keys report of a million entries is tens of megabytes.
 MAX_MESSAGE: Final = 256 << 20
 CHANNEL_OPTIONS: Final = (
@@ -64,60 +63,66 @@ CHANNEL_OPTIONS: Final = (
     # The daemon's side: by default it takes pings 15 s apart for abuse and hangs up.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
-# sun_path, less its final NUL.
-MAX_SOCKET_PATH: Final = 107
 
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Method(Generic[Request, Reply]):
-    """One call. streams: the reply is a stream of *reply* messages."""
+    """One call of the interface."""
 
-    name: str
     request: type[Request]
     reply: type[Reply]
+    # Is the reply a stream of *reply* messages?
     streams: bool = False
+    # Its name on the wire, as in `DatasetAdd`, and of the daemon's function for it, as in `dataset_add`; see `_named`.
+    name: str = field(default="", init=False)
+    function: str = field(default="", init=False)
 
     @property
     def path(self) -> str:
         return f"/{SERVICE}/{self.name}"
 
 
-REPORT: Final = Method("Report", MountReport, NodeView)
-NODE: Final = Method("Node", Empty, NodeView)
-FETCH: Final = Method("Fetch", Fetch, Fetched)
-STATUS: Final = Method("Status", Empty, Status)
-DATASET_ADD: Final = Method("DatasetAdd", DatasetAdd, ListingProgress, streams=True)
-DATASET_REFRESH: Final = Method("DatasetRefresh", DatasetName, ListingProgress, streams=True)
-DATASET_LIST: Final = Method("DatasetList", Empty, DatasetList)
-DATASET_SHOW: Final = Method("DatasetShow", DatasetName, DatasetDetail)
-DATASET_REMOVE: Final = Method("DatasetRemove", DatasetName, Freed)
-DATASET_LIMIT: Final = Method("DatasetLimit", DatasetLimit, DatasetView)
-WARMUP: Final = Method("Warmup", Warmup, WarmupProgress, streams=True)
-EVICT: Final = Method("Evict", Selection, Freed)
-PIN: Final = Method("Pin", Selection, Pinned)
-UNPIN: Final = Method("Unpin", Selection, Pinned)
-CACHED: Final = Method("Cached", Selection, CachedFiles, streams=True)
-VERIFY: Final = Method("Verify", Empty, VerifyProgress, streams=True)
-JOB_PUBLISH: Final = Method("JobPublish", JobPublish, JobView)
-JOB_EPOCH: Final = Method("JobEpoch", JobEpoch, Empty)
-JOB_PROGRESS: Final = Method("JobProgress", JobProgress, Empty)
-JOB_LIST: Final = Method("JobList", Empty, JobList)
-JOB_SHOW: Final = Method("JobShow", JobName, JobView)
-JOB_CANCEL: Final = Method("JobCancel", JobName, Empty)
-PUSH: Final = Method("Push", PushSubscribe, PushOrder, streams=True)
-PUSH_REPORT: Final = Method("PushReport", PushDone, PushReply)
-STALL_LIST: Final = Method("StallList", JobName, StallRows)  # an empty name: of all jobs
+REPORT: Final = Method(MountReport, NodeView)
+NODE: Final = Method(Empty, NodeView)
+FETCH: Final = Method(Fetch, Fetched)
+STATUS: Final = Method(Empty, Status)
+DATASET_ADD: Final = Method(DatasetAdd, ListingProgress, streams=True)
+DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, streams=True)
+DATASET_LIST: Final = Method(Empty, DatasetList)
+DATASET_SHOW: Final = Method(DatasetName, DatasetDetail)
+DATASET_REMOVE: Final = Method(DatasetName, Freed)
+DATASET_LIMIT: Final = Method(DatasetLimit, DatasetView)
+WARMUP: Final = Method(Warmup, WarmupProgress, streams=True)
+EVICT: Final = Method(Selection, Freed)
+PIN: Final = Method(Selection, Pinned)
+UNPIN: Final = Method(Selection, Pinned)
+CACHED: Final = Method(Selection, CachedFiles, streams=True)
+VERIFY: Final = Method(Empty, VerifyProgress, streams=True)
+JOB_PUBLISH: Final = Method(JobPublish, JobView)
+JOB_EPOCH: Final = Method(JobEpoch, Empty)
+JOB_PROGRESS: Final = Method(JobProgress, Empty)
+JOB_LIST: Final = Method(Empty, JobList)
+JOB_SHOW: Final = Method(JobName, JobView)
+JOB_CANCEL: Final = Method(JobName, Empty)
+PUSH: Final = Method(PushSubscribe, PushOrder, streams=True)
+PUSH_REPORT: Final = Method(PushDone, PushReply)
+STALL_LIST: Final = Method(JobName, StallRows)  # an empty name: of all jobs
 
-METHODS: Final[tuple[Method[Any, Any], ...]] = (
-    REPORT, NODE, FETCH, STATUS,
-    DATASET_ADD, DATASET_REFRESH, DATASET_LIST, DATASET_SHOW, DATASET_REMOVE, DATASET_LIMIT,
-    WARMUP, EVICT, PIN, UNPIN, CACHED, VERIFY,
-    JOB_PUBLISH, JOB_EPOCH, JOB_PROGRESS, JOB_LIST, JOB_SHOW, JOB_CANCEL, STALL_LIST,
-    PUSH, PUSH_REPORT,
-)  # fmt: skip
+
+def _named(namespace: Mapping[str, object]) -> tuple[Method[Any, Any], ...]:
+    """All calls among the constants of a module, each of which learns its name here."""
+    found = []
+    for constant, value in namespace.items():
+        if isinstance(value, Method):
+            value.name, value.function = constant.title().replace("_", ""), constant.lower()
+            found.append(value)
+    return tuple(found)
+
+
+METHODS: Final = _named(globals())
 
 # A failed call carries the error's class name and text, so that the caller raises the very same error.
 ERROR_TRAILER: Final = "cachefs-error"
@@ -134,11 +139,6 @@ def encode(message: Message) -> bytes:
 
 def decoder(kind: type[Reply]) -> Callable[[bytes], Reply]:
     return msgspec.msgpack.Decoder(kind).decode
-
-
-def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
-    """The daemon's socket: as given, else $CACHEFS_SOCKET, else the system-wide one."""
-    return Path(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
 
 
 def _target(socket: Path) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+# For what loading it leaves in the environment, which the command inherits (GRPC_ENABLE_FORK_SUPPORT).
+import cachefs.rpc  # noqa: F401
 from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
-from cachefs.rpc import SOCKET_VARIABLE
+from cachefs.socket_path import SOCKET_VARIABLE
 
 STARTUP: Final = Path(__file__).parent / "hooks" / "startup"
 # What Python, like every shell, calls a command that is not there, or cannot be run.

@@ -7,18 +7,17 @@ would wait (a cold SSD page, a block that is not on the node) leaves it.
 import logging
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import trio
 
 from cachefs.block import MAX_READ, MEMORY, PIECE_SIZE, SSD, TIER_NAMES, Location, block_count, block_key
 from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.index import IndexReader
 from cachefs.messages import BlockRef, Fetch, NodeView, Stall
 from cachefs.mount.counters import Counters
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.read_marks import ReadMarks
+from cachefs.mount.tier_view import TierView
 from cachefs.rpc import FETCH
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
@@ -66,28 +65,22 @@ class BlockReader:
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
         self._flights: dict[bytes, _Flight] = {}
         self._cold_limiter = trio.CapacityLimiter(COLD_READS)
-        self._view = view
-        self._directories = _directories(view)
-        self._index = IndexReader(Path(view.index))
-        self._segments = SegmentReader(self._directories)
+        self._tiers = TierView(view)
+        self._segments = SegmentReader(self._tiers.directories)
+        self._read_deadline = view.read_deadline  # seconds that a read may wait in all
 
     def follow(self, view: NodeView) -> None:
-        """Use what a (restarted) daemon says of its index and tiers. Raises CachefsError, all being as it was."""
-        if view.index != self._view.index or not self._index.is_current():
-            fresh = IndexReader(Path(view.index))
-            self._index.close()
-            self._index = fresh
-        if view.tiers != self._view.tiers:
+        """Use what a daemon, which may have restarted, says of its index and its tiers. Raises as TierView.follow."""
+        if self._tiers.follow(view):
             self._segments.close()
-            self._directories = _directories(view)
-            self._segments = SegmentReader(self._directories)
+            self._segments = SegmentReader(self._tiers.directories)
         self._segments.forget_unlinked()
-        self._view = view
+        self._read_deadline = view.read_deadline
 
     def locate(self, snapshot: Snapshot, number: int) -> list[Location | None]:
         """Where each block of a file is now."""
         size, content = snapshot.file(number)
-        return [self._index.get(block_key(content, n)) for n in range(block_count(size, snapshot.block_size))]
+        return [self._tiers.index.get(block_key(content, n)) for n in range(block_count(size, snapshot.block_size))]
 
     async def read(self, snapshot: Snapshot, number: int, offset: int, size: int) -> bytes | memoryview:
         """Bytes [offset, offset + size) of a file, fewer at its end. A view is valid until the caller next awaits.
@@ -117,7 +110,7 @@ class BlockReader:
         key = block_key(content, block)
         if start == 0 and block > 0:
             self._ask_ahead(snapshot, number, content, block + 1)
-        location = self._index.get(key)
+        location = self._tiers.index.get(key)
         bad = b""
         if location is not None:
             data = await self._copy(key, location, start, size)
@@ -128,7 +121,7 @@ class BlockReader:
             bad = self._blame(key, location)
         self.counters.misses += 1
         self.counters.miss_bytes += size
-        deadline = trio.current_time() + self._view.read_deadline
+        deadline = trio.current_time() + self._read_deadline
         while True:
             ref = BlockRef(snapshot=snapshot.id, entry=number, number=block, bad=bad)
             location = await self._fetch(key, ref, deadline)
@@ -145,7 +138,7 @@ class BlockReader:
 
     def _blame(self, key: bytes, location: Location) -> bytes:
         """The location to complain of, packed; nothing where the block was evicted while we read it."""
-        if self._index.get(key) != location:
+        if self._tiers.index.get(key) != location:
             return b""
         self.counters.bad += 1
         log.warning(
@@ -173,7 +166,7 @@ class BlockReader:
 
     async def _copy_waiting(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
         def copy() -> memoryview | None:
-            segments = SegmentReader(self._directories)
+            segments = SegmentReader(self._tiers.directories)
             try:
                 return segments.read(key, location, start, size, memoryview(bytearray(size + 2 * PIECE_SIZE)))
             finally:
@@ -244,11 +237,7 @@ class BlockReader:
         missing = [
             BlockRef(snapshot=snapshot.id, entry=number, number=n)
             for n in range(first, last)
-            if (key := block_key(content, n)) not in self._flights and self._index.get(key) is None
+            if (key := block_key(content, n)) not in self._flights and self._tiers.index.get(key) is None
         ]
         if missing:
-            self._link.send(FETCH, Fetch(blocks=missing, ahead=True, deadline=self._view.read_deadline))
-
-
-def _directories(view: NodeView) -> dict[int, Path]:
-    return {TIER_NAMES.index(name): Path(path) for name, path in view.tiers.items()}
+            self._link.send(FETCH, Fetch(blocks=missing, ahead=True, deadline=self._read_deadline))

@@ -19,6 +19,7 @@ import click
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount import kernel
 from cachefs.mount.options import MountOptions, parse
+from cachefs.mount_spec import MountSpec
 
 READY: Final = "ready"
 MISSING: Final = "mounting needs {name}; install libfuse3-dev and fuse3, then: pip install 'cachefs[mount]'"
@@ -110,7 +111,7 @@ def serve(
         from cachefs.mount.supervisor import Supervisor
     except ImportError as error:
         raise CachefsError(MISSING.format(name=error.name)) from None
-    Supervisor(spec, directory, options).run(interposer, mounted, ready)
+    Supervisor(MountSpec.parse(spec), directory, options).run(interposer, mounted, ready)
 
 
 def in_background(spec: str, directory: Path, options: MountOptions, level: int, claim: int) -> int:

@@ -2,18 +2,23 @@
 
 Requests read through a clone of the device belong to that clone: they fail when its last descriptor is closed, and can
 be handed out again before that (FUSE_NOTIFY_RESEND, Linux 6.9). The connection itself ends when all its devices are
-closed, or at once through /sys/fs/fuse/connections.
+closed, or at once through its control file `abort`; where that cannot be had, by a forced unmount.
 """
 
 import contextlib
 import fcntl
+import logging
 import os
 import struct
 from pathlib import Path
 from typing import Final
 
+from cachefs.mount import kernel
+from cachefs.mount.fuse_control import ControlFiles
+
+log = logging.getLogger(__name__)
+
 DEVICE: Final = "/dev/fuse"
-CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
 _IOC_CLONE: Final = 0x8004E500
 _RESEND: Final = struct.pack("<IiQ", 16, 7, 0)  # struct fuse_out_header: length, notify code, 0 for a request's number
 
@@ -53,30 +58,32 @@ def resend(device: int) -> bool:
 
 
 class Connection:
-    """number: minor device number of the mount. Its files stay open, so that the number of a connection that is gone
-    never means somebody else's; where the control file system is not mounted, nothing is known and nothing done."""
+    """The FUSE connection of a mount, as whoever may have to end it holds it. Make it while the mount is there."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, directory: Path) -> None:
+        """number: minor device number of the mount; directory: where it is mounted."""
         self.number = number
-        self._waiting = _open(CONNECTIONS / str(number) / "waiting", os.O_RDONLY)
-        self._abort = _open(CONNECTIONS / str(number) / "abort", os.O_WRONLY)
+        self._directory = directory
+        self._control = ControlFiles(number)
+
+    @property
+    def has_abort(self) -> bool:
+        """Can the connection be ended also where it is mounted nowhere any more?"""
+        return self._control.has_abort
 
     def has_waiting(self) -> bool:
         """Does anybody wait for an answer? Yes where that cannot be known."""
         try:
-            return self._waiting is None or int(os.pread(self._waiting, 32, 0)) > 0
+            return self._control.waiting() > 0
         except (OSError, ValueError):
             return True
 
     def abort(self) -> None:
-        """End the connection: everybody who waits gets an error, and who serves ENODEV."""
-        if self._abort is not None:
-            with contextlib.suppress(OSError):
-                os.write(self._abort, b"1")
-
-
-def _open(path: Path, flags: int) -> int | None:
-    try:
-        return os.open(path, flags | os.O_CLOEXEC)
-    except OSError:
-        return None
+        """End the connection: everybody who waits gets an error, and who serves ENODEV. The mount point stays."""
+        try:
+            if self._control.has_abort:
+                self._control.abort()
+            elif kernel.connection_number(self._directory) == self.number:
+                kernel.abort(self._directory)
+        except OSError as error:
+            log.debug("the connection of %s cannot be ended: %s", self._directory, error.strerror)

@@ -1,41 +1,25 @@
-"""What the mount asks of the kernel besides FUSE itself: mount points alive and dead, and readahead."""
+"""What a mount asks of the kernel besides FUSE itself: mount points alive and dead, unmounting, and readahead."""
 
+import ctypes
 import errno
 import fcntl
 import logging
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cachefs.errors import Busy, CachefsError, NotFound
+from cachefs.mount_table import mount_points
 
 log = logging.getLogger(__name__)
 
-FS_TYPE = "fuse.cachefs"
-UNMOUNT_SECONDS = 10
+UNMOUNT_SECONDS: Final = 10
 # A mount that has not answered for so long is taken to hang.
-ANSWER_SECONDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class MountPoint:
-    """A line of /proc/self/mountinfo that is ours. device: major:minor; source: what `df` shows."""
-
-    path: Path
-    device: str
-    source: str
-
-
-def mount_points() -> list[MountPoint]:
-    found = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        left, _, right = line.partition(b" - ")
-        fields, (kind, source, *_) = left.split(), right.split()
-        if kind == FS_TYPE.encode():
-            found.append(MountPoint(Path(_unescape(fields[4])), fields[2].decode(), _unescape(source)))
-    return found
+ANSWER_SECONDS: Final = 5
+_MNT_FORCE: Final = 1
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def is_dead(directory: Path) -> bool:
@@ -59,11 +43,15 @@ def is_stuck(directory: Path) -> bool:
     return False
 
 
-def unmount(directory: Path, *, lazy: bool = False) -> None:
-    """Raises CachefsError with what the system's own command says."""
-    command = ["umount", "-i", str(directory)] if os.geteuid() == 0 else ["fusermount3", "-u", str(directory)]
-    if lazy:
-        command.insert(1, "-l" if os.geteuid() == 0 else "-z")
+def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None:
+    """lazy: also while files are open; force: whoever waits for an answer gets an error, where root asks for it.
+
+    Raises CachefsError with what the system's own command says.
+    """
+    if os.geteuid() == 0:
+        command = ["umount", "-i", *["-l"] * lazy, *["-f"] * force, str(directory)]
+    else:
+        command = ["fusermount3", "-u", *["-z"] * lazy, str(directory)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=UNMOUNT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -72,11 +60,24 @@ def unmount(directory: Path, *, lazy: bool = False) -> None:
         raise CachefsError(f"cannot unmount {directory}: {done.stderr.strip() or f'{command[0]} failed'}")
 
 
+def abort(directory: Path) -> None:
+    """End the FUSE connection mounted on *directory*, without asking the mount, as a forced unmount does. The mount
+    point stays. Takes CAP_SYS_ADMIN. Raises OSError."""
+    place = directory.parent.resolve() / directory.name
+    # An open descriptor makes the mount busy, so that nothing but its connection comes to an end.
+    held = os.open(place, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if _libc.umount2(os.fsencode(place), _MNT_FORCE) and (code := ctypes.get_errno()) != errno.EBUSY:
+            raise OSError(code, os.strerror(code))
+    finally:
+        os.close(held)
+
+
 def connection_number(directory: Path) -> int | None:
     """The kernel's number of the FUSE connection mounted on *directory*, found without asking the mount."""
     place = directory.parent.resolve() / directory.name
-    devices = [point.device for point in mount_points() if point.path == place]
-    return int(devices[-1].partition(":")[2]) if devices else None
+    numbers = [point.connection for point in mount_points() if point.path == place]
+    return numbers[-1] if numbers else None
 
 
 def prepare_mount_point(directory: Path) -> int:
@@ -127,8 +128,3 @@ def raise_readahead(directory: Path, kib: int) -> None:
         path.write_text(str(kib))
     except OSError as error:
         log.info("readahead stays at the kernel's default: %s: %s", path, error.strerror)
-
-
-def _unescape(field: bytes) -> str:
-    """mountinfo writes space, tab, newline and backslash as \\ooo."""
-    return os.fsdecode(field.decode("unicode_escape").encode("latin-1"))

@@ -1,9 +1,4 @@
-"""Which inode is which entry of which snapshot.
-
-An inode number is (slot << 40) | entry, where the slot comes from the snapshot's id: the same on every node and in
-every process, and different for every snapshot, so that what the kernel caches for an inode never goes stale. Inode 1
-is the root of the mount: the root of the one dataset, or a directory of datasets.
-"""
+"""The tree a mount shows: which inode is which entry of which snapshot (see cachefs.inodes for the numbers)."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,101 +8,85 @@ from typing import Final
 import msgspec
 
 from cachefs.errors import CachefsError, NotFound
+from cachefs.inodes import ENTRY_BITS, ENTRY_MASK, ROOT, inode_of, next_slot, slot_of
 from cachefs.messages import DatasetView
-from cachefs.snapshot import Snapshot
+from cachefs.mount_spec import MountSpec
+from cachefs.snapshot import SUFFIX, Snapshot
 
 log = logging.getLogger(__name__)
 
-ROOT: Final = 1
-ENTRY_BITS: Final = 40
-ENTRY_MASK: Final = (1 << ENTRY_BITS) - 1
-SLOT_MASK: Final = (1 << 22) - 1
-ALL_DATASETS: Final = "all"
-# The extended attribute of whatever is in a dataset that names the snapshot shown.
+# The extended attribute, of everything in a dataset, that names the snapshot shown.
 SNAPSHOT: Final = "user.cachefs.snapshot"
 
 
-def slot_of(snapshot_id: str) -> int:
-    """1 .. 2**22: two snapshots hardly ever collide, and inode numbers fit a signed 64-bit integer."""
-    return (int(snapshot_id[:8], 16) & SLOT_MASK) + 1
-
-
-def wanted_datasets(spec: str, datasets: Sequence[DatasetView]) -> list[DatasetView]:
-    """The datasets a mount SPEC names: `NAME`, `NAME@SNAPSHOT`, `NAME,NAME...`, or `all`. Raises NotFound."""
-    if spec == ALL_DATASETS:
+def wanted_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[DatasetView]:
+    """The datasets that *spec* names, in its order, each at the snapshot to be shown. Raises NotFound."""
+    if spec.is_all:
         return list(datasets)
     by_name = {dataset.name: dataset for dataset in datasets}
     found = []
-    for part in spec.split(","):
-        name, _, snapshot = part.partition("@")
-        dataset = by_name.get(name)
+    for part in spec.parts:
+        dataset = by_name.get(part.name)
         if dataset is None:
             known = ", ".join(sorted(by_name)) or "none yet"
-            raise NotFound(f"no dataset named {name!r} (known: {known}); add it with `cachectl dataset add {name} URL`")
-        found.append(at_snapshot(dataset, snapshot) if snapshot else dataset)
+            raise NotFound(
+                f"no dataset named {part.name!r} (known: {known}); add it with `cachectl dataset add {part.name} URL`"
+            )
+        found.append(at_snapshot(dataset, part.digits) if part.digits else dataset)
     return found
 
 
-def spec_of_url(url: str, datasets: Sequence[DatasetView]) -> str:
-    """The name of the dataset at *url*. Raises NotFound."""
-    for dataset in datasets:
-        if dataset.url == url.rstrip("/"):
-            return dataset.name
-    raise NotFound(f"no dataset is at {url}; give it a name with `cachectl dataset add NAME {url}`")
-
-
-def at_snapshot(dataset: DatasetView, snapshot: str) -> DatasetView:
-    """The dataset at an older snapshot (given by its first digits), while that is still on this node."""
-    paths = list(Path(dataset.path).parent.glob(f"{snapshot}*.snapshot")) if snapshot.isalnum() else []
+def at_snapshot(dataset: DatasetView, digits: str) -> DatasetView:
+    """The dataset at the snapshot whose id begins with *digits*, while that is still on this node. Raises NotFound."""
+    paths = list(Path(dataset.path).parent.glob(f"{digits}*{SUFFIX}")) if digits.isalnum() else []
     if len(paths) != 1:
         known = "no" if not paths else "more than one"
-        raise NotFound(f"{known} snapshot {dataset.name}@{snapshot} on this node; it is at {dataset.snapshot} now")
+        raise NotFound(f"{known} snapshot {dataset.name}@{digits} on this node; it is at {dataset.snapshot} now")
     return msgspec.structs.replace(dataset, snapshot=paths[0].stem, path=str(paths[0]))
 
 
 class Namespace:
-    """The tree a mount shows.
+    """The tree of one mount.
 
-    single: the one dataset is the root itself and stays at the snapshot it was mounted with; otherwise the root lists
-    the datasets by name and follows their refreshes. names: dataset name -> slot; root_changed_ns: when that last
-    changed. A snapshot once shown stays readable by its inodes. catch_up: called where an inode is of no snapshot shown
-    so far, as other workers of the mount may have followed a refresh sooner.
+    A mount of one dataset shows the dataset's root as its own root, and stays at the snapshot it was mounted with.
+    Any other mount lists its datasets by name in its root and follows their refreshes. A snapshot that was shown once
+    stays readable by its inodes.
     """
 
     def __init__(
         self,
-        spec: str,
+        spec: MountSpec,
         datasets: Sequence[DatasetView],
         now_ns: Callable[[], int],
         catch_up: Callable[[], None] = lambda: None,
     ) -> None:
+        """datasets: all datasets of the node; now_ns: unix time in nanoseconds; catch_up: called where an inode is of
+        no snapshot shown so far, since another worker of the mount may have followed a refresh sooner.
+
+        Raises NotFound, SnapshotDamaged.
+        """
         self.spec = spec
-        self.single = self.is_single(spec)
-        self.names: dict[bytes, int] = {}
-        self.root_changed_ns = now_ns()
+        self.single = spec.is_single  # is one dataset the root itself?
+        self.names: dict[bytes, int] = {}  # dataset name -> slot of the snapshot shown
+        self.root_changed_ns = now_ns()  # unix time in nanoseconds at which `names` last changed
         self._now_ns = now_ns
         self._catch_up = catch_up
-        self._by_slot: dict[int, Snapshot] = {}
-        self._slots: dict[tuple[str, str], int] = {}
+        self._by_slot: dict[int, Snapshot] = {}  # all snapshots ever shown
+        self._slots: dict[tuple[str, str], int] = {}  # (dataset name, snapshot id) -> slot
         wanted = wanted_datasets(spec, datasets)
-        self._pinned = [dataset for dataset, part in zip(wanted, spec.split(","), strict=False) if "@" in part]
+        # Datasets that the SPEC names at one of their snapshots, and which so do not follow refreshes.
+        self._pinned = [dataset for dataset in wanted if not spec.follows(dataset.name)]
         self._show(wanted)
         self._root_slot = next(iter(self.names.values())) if self.single else 0
 
-    @staticmethod
-    def is_single(spec: str) -> bool:
-        return spec != ALL_DATASETS and "," not in spec
-
     def update(self, datasets: Sequence[DatasetView]) -> None:
         """Follow datasets that were added, refreshed or removed."""
-        if self.single:
-            return
-        wanted = None if self.spec == ALL_DATASETS else set(self.spec.split(","))
-        followed = [dataset for dataset in datasets if wanted is None or dataset.name in wanted]
-        self._show(self._pinned + followed)
+        if not self.single:
+            self._show(self._pinned + [dataset for dataset in datasets if self.spec.follows(dataset.name)])
 
     def resolve(self, inode: int) -> tuple[Snapshot, int]:
         """Snapshot and entry number. Raises NotFound, also for the root of a mount of several datasets."""
+        # `slot_and_entry` written out: every read passes here.
         if inode == ROOT:
             inode = self._root_slot << ENTRY_BITS
         snapshot = self._by_slot.get(inode >> ENTRY_BITS)
@@ -125,7 +104,7 @@ class Namespace:
 
     def datasets(self) -> list[tuple[bytes, int, Snapshot]]:
         """Name, root inode and snapshot of each dataset, in name order."""
-        return [(name, slot << ENTRY_BITS, self._by_slot[slot]) for name, slot in sorted(self.names.items())]
+        return [(name, inode_of(slot, 0), self._by_slot[slot]) for name, slot in sorted(self.names.items())]
 
     def _show(self, datasets: Sequence[DatasetView]) -> None:
         names = {}
@@ -134,7 +113,8 @@ class Namespace:
             try:
                 self._open(slot, dataset)
             except CachefsError as error:
-                # Of several, one may be gone that was there when the mount began, which a later worker hears of again.
+                # One of several datasets may be gone that was there when the mount began: a worker that starts later
+                # takes up again what the mount was told then.
                 if self.single:
                     raise
                 log.warning("dataset %s is not shown: %s", dataset.name, error)
@@ -150,7 +130,7 @@ class Namespace:
         if slot is None:
             slot = slot_of(dataset.snapshot)
             while slot in self._slots.values():
-                slot = slot % (SLOT_MASK + 1) + 1
+                slot = next_slot(slot)
             self._slots[dataset.name, dataset.snapshot] = slot
         return slot
 

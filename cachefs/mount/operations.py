@@ -17,11 +17,12 @@ import pyfuse3
 
 from cachefs.block import TIER_NAMES, Location
 from cachefs.errors import CachefsError, NotFound
+from cachefs.inodes import ROOT
 from cachefs.mount import control
 from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.control import Control
 from cachefs.mount.counters import Counters
-from cachefs.mount.namespace import ROOT, SNAPSHOT, Namespace
+from cachefs.mount.namespace import SNAPSHOT, Namespace
 from cachefs.mount.options import MountOptions
 from cachefs.snapshot import Entry, Snapshot
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachefs.errors import ConfigError
-from cachefs.rpc import socket_path
 from cachefs.sizes import parse_share
+from cachefs.socket_path import socket_path
 
 # What mount(8) adds by itself or interprets itself. A mount of ours is read-only whatever it is told.
 _GENERIC = {"defaults", "rw", "ro", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "async", "sync"}

@@ -10,6 +10,7 @@ from typing import Final
 from cachefs.mount import device
 from cachefs.mount.session import Session
 from cachefs.mount.worker import Mount
+from cachefs.mount_spec import MountSpec
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ _END_SECONDS: Final = 5.0
 class PusherProcess:
     """pause: before the next start, longer after each death that comes soon."""
 
-    def __init__(self, mount: Mount, spec: str, session: Session) -> None:
+    def __init__(self, mount: Mount, spec: MountSpec, session: Session) -> None:
         self._command = _command(mount, spec)
         self._session = session
         self._marks = mount.marks
@@ -66,9 +67,9 @@ class PusherProcess:
             os.close(clone)
 
 
-def _command(mount: Mount, spec: str) -> list[str]:
+def _command(mount: Mount, spec: MountSpec) -> list[str]:
     command = [
-        sys.executable, "-P", "-m", "cachefs.mount.push", "--spec", spec, "--directory", str(mount.directory),
+        sys.executable, "-P", "-m", "cachefs.mount.push", "--spec", str(spec), "--directory", str(mount.directory),
         "--mount", mount.id, "--socket", str(mount.options.socket), "--budget", mount.options.page_cache_budget,
         "--parent", str(os.getpid()),
     ]  # fmt: skip

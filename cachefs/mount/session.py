@@ -14,6 +14,8 @@ from cachefs.mount import kernel, zero_open
 from cachefs.mount.device import Connection, clone, descriptors
 from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
+from cachefs.mount_spec import MountSpec
+from cachefs.mount_table import source_of
 
 INIT_SECONDS: Final = 20.0
 
@@ -37,7 +39,7 @@ class Session:
         os.close(fresh)
 
 
-def open_session(spec: str, directory: Path, options: MountOptions, interposer: ctypes.CDLL | None) -> Session:
+def open_session(spec: MountSpec, directory: Path, options: MountOptions, interposer: ctypes.CDLL | None) -> Session:
     """Mount. Raises CachefsError, with nothing mounted."""
     operations = Operations(options)
     before = descriptors()
@@ -57,7 +59,7 @@ def open_session(spec: str, directory: Path, options: MountOptions, interposer: 
         pyfuse3.close(unmount=True)
         raise
     (own,) = descriptors() - before
-    return Session(operations, own, Connection(number), interposer is not None)
+    return Session(operations, own, Connection(number, directory), interposer is not None)
 
 
 async def _answer_init(operations: Operations) -> bool:
@@ -68,7 +70,7 @@ async def _answer_init(operations: Operations) -> bool:
     return trio.current_time() < scope.deadline
 
 
-def fuse_options(spec: str, options: MountOptions) -> set[str]:
+def fuse_options(spec: MountSpec, options: MountOptions) -> set[str]:
     """libfuse's own options.
 
     Read-only keeps the kernel from dropping cached attributes after each read (atime). default_permissions lets the
@@ -76,8 +78,8 @@ def fuse_options(spec: str, options: MountOptions) -> set[str]:
     reader); so it is asked for only where a umask makes modes deny anything.
     """
     # libfuse would take what follows a bare comma for an option of its own.
-    source = spec.replace(",", "\\,")
-    given = {"ro", f"fsname=cachefs:{source}", "subtype=cachefs", *options.kernel}
+    source = source_of(str(spec)).replace(",", "\\,")
+    given = {"ro", f"fsname={source}", "subtype=cachefs", *options.kernel}
     if options.allow_other:
         given.add("allow_other")
     if options.umask & 0o555:

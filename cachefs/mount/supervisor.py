@@ -19,13 +19,14 @@ from cachefs.messages import MountReport
 from cachefs.mount import kernel, read_marks
 from cachefs.mount.attach import attach
 from cachefs.mount.guard import Guard
-from cachefs.mount.namespace import Namespace, spec_of_url, wanted_datasets
+from cachefs.mount.namespace import wanted_datasets
 from cachefs.mount.options import MountOptions
 from cachefs.mount.pusher_process import PusherProcess
 from cachefs.mount.session import Session, open_session
 from cachefs.mount.view_log import ViewLog
 from cachefs.mount.worker import Mount
 from cachefs.mount.worker_pool import WorkerPool
+from cachefs.mount_spec import MountSpec, Part
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +44,10 @@ def default_workers() -> int:
 class Supervisor:
     """One mount, from the daemon's first answer to unmounting. Raises CachefsError, with nothing mounted."""
 
-    def __init__(self, spec: str, directory: Path, options: MountOptions) -> None:
+    def __init__(self, spec: MountSpec, directory: Path, options: MountOptions) -> None:
         identity = uuid.uuid4().hex
-        view = attach(options, MountReport(id=identity, mountpoint=str(directory), spec=spec, pid=os.getpid()))
-        if "://" in spec:
-            spec = spec_of_url(spec, view.datasets)
+        view = attach(options, MountReport(id=identity, mountpoint=str(directory), spec=str(spec), pid=os.getpid()))
+        spec = spec.resolved(view.datasets)
         self._shown = wanted_datasets(spec, view.datasets)
         wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         marks = read_marks.create()
@@ -100,7 +100,7 @@ class Supervisor:
         directory = self._mount.directory
         if kernel.connection_number(directory) == session.connection.number:
             try:
-                kernel.unmount(directory, lazy=True)
+                kernel.unmount(directory, lazy=True, force=not session.connection.has_abort)
             except CachefsError as error:
                 log.warning("%s", error)
         session.connection.abort()
@@ -112,11 +112,11 @@ class Supervisor:
             return 1
         return wanted
 
-    def _pinned_spec(self) -> str:
-        """A pusher that starts later must find the snapshot this mount stays at."""
-        if Namespace.is_single(self._mount.spec):
+    def _pinned_spec(self) -> MountSpec:
+        """The SPEC for the pusher: one that starts later must find the snapshot this mount stays at."""
+        if self._mount.spec.is_single:
             (dataset,) = self._shown
-            return f"{dataset.name}@{dataset.snapshot}"
+            return MountSpec((Part(dataset.name, dataset.snapshot),))
         return self._mount.spec
 
 

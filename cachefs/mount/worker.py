@@ -29,6 +29,7 @@ from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
 from cachefs.mount.read_marks import ReadMarks
 from cachefs.mount.view_log import Heard, ViewLog
+from cachefs.mount_spec import MountSpec
 from cachefs.rpc import NODE, REPORT, DaemonClient
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Mount:
 
     id: str
     pid: int
-    spec: str
+    spec: MountSpec
     directory: Path
     options: MountOptions
     views: ViewLog
@@ -211,7 +212,7 @@ class Worker:
         return MountReport(
             id=self._mount.id,
             mountpoint=str(self._mount.directory),
-            spec=self._mount.spec,
+            spec=str(self._mount.spec),
             pid=self._mount.pid,
             worker=self._number,
             worker_pid=os.getpid(),

@@ -4,10 +4,14 @@ It ends when the training process has ended, whichever way. Where the daemon can
 less often, and says so once on stderr.
 """
 
+import os
+
+# Before numpy is imported, which would start a thread per processor; each spins for 50 ms and has nothing to do here.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import array
 import contextlib
 import json
-import os
 import select
 import selectors
 import shutil
@@ -23,7 +27,8 @@ from cachefs.errors import CachefsError, ConfigError
 from cachefs.publishing.channel import MAX_PACKET, PAGE_NAME, SLOTS, SOCKET_NAME, Line, Page, Unheard
 from cachefs.publishing.consumer import Consumer, Opening, as_order, spec_of
 from cachefs.publishing.reporter import Reporter
-from cachefs.rpc import DaemonClient, socket_path
+from cachefs.rpc import DaemonClient
+from cachefs.socket_path import socket_path
 
 # How often the daemon hears how far a consumer is.
 TICK: Final = 0.25

@@ -9,9 +9,10 @@ from typing import Final
 import numpy
 
 from cachefs.errors import CachefsError, DaemonUnavailable, NotFound
+from cachefs.inodes import slot_of
 from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, SampleMap
 from cachefs.messages import DatasetName, Empty
-from cachefs.mount.namespace import slot_of
+from cachefs.mount_spec import MountSpec
 from cachefs.publishing.channel import job_name
 from cachefs.publishing.consumer import Consumer
 from cachefs.publishing.shares import Share
@@ -139,9 +140,8 @@ class Reporter:
     def _dataset(self, share: Share) -> tuple[str, str]:
         """Name, and snapshot where it is not the current one. Raises NotFound."""
         views = self._client.call(DATASET_LIST, Empty(), TIMEOUT).datasets
-        spec = share.mount.source.removeprefix("cachefs:")
-        mounted = [part.partition("@")[0] for part in spec.split(",")]
-        views = [view for view in views if view.name in mounted or spec == "all"]
+        spec = MountSpec.parse(share.mount.spec)
+        views = [view for view in views if spec.shows(view.name)]
         for view in views:
             if slot_of(view.snapshot) == share.slot:
                 return view.name, view.snapshot

@@ -2,49 +2,59 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final, TypedDict, Unpack
 
 from cachefs.publishing.publication import Publication
 from cachefs.publishing.sample_files import listed_files
 
 Path = str | os.PathLike[str]
+# Options that are fields of the same name of cachefs.publishing.consumer.Opening.
+_OF_LOADER: Final = ("world_size", "workers", "batch_size", "prefetch")
 
 
-def publish(
-    files: Path | Sequence[Path] | Any,
-    *,
-    sampler: Any = None,
-    records: str = "",
-    consumer: str | None = None,
-    rank: int | None = None,
-    world_size: int = 1,
-    workers: int = 0,
-    batch_size: int = 1,
-    prefetch: int = 2,
-) -> Publication:
+class ReaderOptions(TypedDict, total=False):
+    """What may be told of who reads; all of it may be left out."""
+
+    # The samples are the records of the files, in order; of this kind: `npy`, `tar`, `tfrecord` or `fixed:<bytes>`.
+    records: str
+    # Name of the consumer, unique within the job; else it is made of the rank or the process number.
+    consumer: str | None
+    # Of this process; else as the environment says (RANK, SLURM_PROCID, ...).
+    rank: int | None
+    # Processes of the job; 1 unless given.
+    world_size: int
+    # As the DataLoader's, which reads that much out of order: by default 0 workers, batches of 1, prefetch 2.
+    workers: int
+    batch_size: int
+    prefetch: int
+
+
+class PublishOptions(ReaderOptions, total=False):
+    """What `publish` may be told besides the files."""
+
+    # A cachefs.SamplerSpec, from which the daemon computes every epoch.
+    sampler: Any
+
+
+def publish(files: Path | Sequence[Path] | Any, **options: Unpack[PublishOptions]) -> Publication:
     """Begin to publish what this process will read; say the orders with the result's `order`, or give a *sampler*.
 
     files: the path of each sample; or a directory under a mount, whose files, in order of their paths, are the samples;
-    or a dataset that lists its files as torchvision's and Hugging Face's do. sampler: a cachefs.SamplerSpec, from which
-    the daemon computes every epoch. records: the samples are records of the files, in order, of this kind (`npy`,
-    `tar`, `tfrecord`, `fixed:<bytes>`). workers, batch_size, prefetch: as the DataLoader's, which reads that much out
-    of order. rank: as of the environment (RANK, SLURM_PROCID, ...) where not given.
+    or a dataset that lists its files as torchvision's and Hugging Face's do. options: see PublishOptions.
 
     Never raises for a daemon or a mount that is not there. Raises TypeError for files that are none.
     """
-    opening: dict[str, Any] = {
-        "world_size": world_size,
-        "workers": workers,
-        "batch_size": batch_size,
-        "prefetch": prefetch,
-        "indexer": records,
-    }
+    if unknown := options.keys() - PublishOptions.__annotations__.keys():
+        raise TypeError(f"publish() has no option {', '.join(sorted(unknown))}")
+    opening: dict[str, Any] = {name: value for name, value in options.items() if name in _OF_LOADER}
+    opening["indexer"] = options.get("records", "")
     paths: Sequence[str] = ()
     if isinstance(files, (str, os.PathLike)):
         opening["tree"] = os.fspath(files)
     else:
         paths = _paths(files)
-    publication = Publication(paths, opening, rank=rank, name=consumer)
+    publication = Publication(paths, opening, rank=options.get("rank"), name=options.get("consumer"))
+    sampler = options.get("sampler")
     if sampler is not None:
         publication.sampler(_fields(sampler))
     return publication
@@ -60,7 +70,7 @@ class PublishedSampler:
     given, so that it is known how far the loader runs ahead, progress is published too, and else seen at the mount.
     """
 
-    def __init__(self, sampler: Any, files: Path | Sequence[Path] | Any, **options: Any) -> None:
+    def __init__(self, sampler: Any, files: Path | Sequence[Path] | Any, **options: Unpack[ReaderOptions]) -> None:
         self.sampler = sampler
         self._options = options
         self._files = files

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.mount.kernel import MountPoint
-from cachefs.mount.namespace import ENTRY_BITS, ENTRY_MASK
+from cachefs.inodes import slots_and_entries
+from cachefs.mount_table import MountPoint
 from cachefs.publishing.places import Places
 
 Order = NDArray[numpy.uint32]
@@ -21,7 +21,7 @@ class Share:
     """The files that samples have in one snapshot. The daemon is told of files, of which a sample may have none or
     several, so orders and positions are translated.
 
-    mount: one they were found below; slot: of the snapshot (cachefs.mount.namespace); entries: of each file, its number
+    mount: one they were found below; slot: of the snapshot (cachefs.inodes); entries: of each file, its number
     in the snapshot; samples: of each file, the sample it belongs to, ascending; length: number of samples; of_records:
     samples are the records of the files instead, and the daemon finds out how many each file has.
     """
@@ -83,13 +83,13 @@ def shares(files: Sequence[str | Sequence[str]], places: Places, length: int | N
     """
     found: dict[int, tuple[MountPoint, list[Numbers], list[Numbers]]] = {}
     for path, directory in _by_directory(files, places).items():
-        inodes = _inodes(path, directory.names)
+        slots, entries = slots_and_entries(_inodes(path, directory.names))
         samples = numpy.array(directory.samples, dtype=numpy.int64)
-        for slot in numpy.unique(inodes >> ENTRY_BITS):
+        for slot in numpy.unique(slots):
             if slot:
-                here = inodes >> ENTRY_BITS == slot
-                _, slot_inodes, slot_samples = found.setdefault(int(slot), (directory.mount, [], []))
-                slot_inodes.append(inodes[here] & ENTRY_MASK)
+                here = slots == slot
+                _, slot_entries, slot_samples = found.setdefault(int(slot), (directory.mount, [], []))
+                slot_entries.append(entries[here])
                 slot_samples.append(samples[here])
     return [
         _share(mount, slot, numpy.concatenate(entries), numpy.concatenate(samples), length or len(files))

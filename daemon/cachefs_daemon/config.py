@@ -18,16 +18,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from cachefs.block import PIECE_SIZE
 from cachefs.errors import ConfigError
 from cachefs.planning.eviction.policies import PolicyName
-from cachefs.rpc import DEFAULT_SOCKET
 from cachefs.sizes import Share, format_size, parse_share, parse_size
+from cachefs.socket_path import DEFAULT_SOCKET, MAX_SOCKET_PATH
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")
 MIN_BLOCK_SIZE: Final = PIECE_SIZE
 MAX_BLOCK_SIZE: Final = 64 << 20
 # Room for a record's header in front of its data, in a segment and in a budget.
 RECORD_OVERHEAD: Final = 64 << 10
-# sockaddr_un.sun_path holds 108 bytes with the terminating zero.
-MAX_SOCKET_PATH: Final = 107
 
 
 class InvalidConfig(ConfigError):

@@ -236,5 +236,5 @@ def test_a_bucket_that_cannot_be_listed_is_one_clear_line(
             daemon.add_dataset("x", url, options(endpoint))
         assert len(str(caught.value).splitlines()) == 1
     stranger = {**radosgw.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}
-    with Daemon(tmp_path / "other", QUICK, stranger) as other, pytest.raises(errors.AccessDenied, match=bucket):
+    with Daemon(tmp_path / "other", QUICK, stranger) as other, pytest.raises(errors.OriginAccessDenied, match=bucket):
         other.add_dataset("x", f"s3://{bucket}/data", options(radosgw.endpoint))

@@ -14,6 +14,7 @@ import pytest
 
 from cachefs.messages import Empty, Selection
 from cachefs.mount import kernel
+from cachefs.mount_table import mount_points
 from cachefs.rpc import EVICT, STATUS
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, frozen, mount_pid, mounted, read_tree, run_mount
@@ -151,7 +152,7 @@ def test_of_two_mounts_on_one_directory_one_is_refused(daemon: Daemon, tmp_path:
         both = list(pool.map(lambda _: run_mount(daemon.socket, "tree", directory), range(2)))
     try:
         assert sorted(done.returncode for done in both) == [0, 32], both
-        assert [point.path for point in kernel.mount_points()].count(directory) == 1
+        assert [point.path for point in mount_points()].count(directory) == 1
     finally:
         kernel.unmount(directory, lazy=True)
 
@@ -178,7 +179,7 @@ def test_sigterm_unmounts_under_load(daemon: Daemon, tmp_path: Path) -> None:
         reader.join(20)
         assert not reader.is_alive()
         _wait_for(lambda: not Path(f"/proc/{pid}").exists())
-        assert not any(point.path == mount for point in kernel.mount_points())
+        assert not any(point.path == mount for point in mount_points())
 
 
 def test_errors_of_the_command_are_one_line(daemon: Daemon, tmp_path: Path) -> None:

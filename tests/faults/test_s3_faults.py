@@ -8,7 +8,7 @@ import pytest
 from cachefs_daemon.origin import retry
 from cachefs_daemon.origin.base import OriginSettings, open_origin
 
-from cachefs.errors import AccessDenied, CachefsError, ObjectChanged, OriginUnavailable
+from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from tests.servers import faulty
@@ -94,7 +94,7 @@ PERMANENT = [
     (Fault(headers={"ETag": '"other"'}, times=None), ObjectChanged, 1),
     (Fault(status=412, times=None), ObjectChanged, 1),
     (Fault(status=404, times=None), ObjectChanged, 1),
-    (Fault(status=403, times=None), AccessDenied, 1),
+    (Fault(status=403, times=None), OriginAccessDenied, 1),
     (Fault(extra=b"more", times=None), ObjectChanged, 1),
     (Fault(headers={"Content-Length": "100"}, truncate=100, times=None), ObjectChanged, 1),
     (Fault(truncate=100, times=None), OriginUnavailable, 4),

@@ -18,6 +18,7 @@ from typing import Final
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty
 from cachefs.mount import kernel
+from cachefs.mount_table import mount_points
 from cachefs.rpc import STATUS, DaemonClient
 
 START_SECONDS: Final = 30.0
@@ -84,7 +85,7 @@ def mounted(dataset: str, directory: Path, socket: Path, log: Path, options: Seq
 
 
 def is_mounted(directory: Path) -> bool:
-    return any(point.path == directory.resolve() for point in kernel.mount_points())
+    return any(point.path == directory.resolve() for point in mount_points())
 
 
 @contextmanager

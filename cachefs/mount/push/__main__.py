@@ -15,6 +15,7 @@ from cachefs.mount import kernel, read_marks
 from cachefs.mount.cli import log_to
 from cachefs.mount.device import Connection
 from cachefs.mount.push.pusher import Pusher, PusherSettings
+from cachefs.mount_spec import MountSpec
 from cachefs.sizes import parse_share
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="cachefs.mount.push")
     parser.add_argument("--device", type=int, required=True, help="descriptor, open on the mount's FUSE connection")
-    parser.add_argument("--spec", required=True)
+    parser.add_argument("--spec", type=MountSpec.parse, required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--mount", required=True, help="the mount's id in its reports")
     parser.add_argument("--socket", type=Path, required=True)
@@ -72,7 +73,7 @@ def _end_with(parent: int, directory: Path) -> None:
     taken yet. It cannot die before that is answered, and holds the device, so the kernel would wait for an answer.
     """
     number = kernel.connection_number(directory)
-    connection = Connection(number) if number is not None else None
+    connection = Connection(number, directory) if number is not None else None
 
     def follow(*_: object) -> None:
         if os.getppid() != parent:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachefs.errors import CachefsError
+from cachefs.inodes import inode_of, slot_and_entry
 from cachefs.messages import DatasetView
-from cachefs.mount.namespace import ALL_DATASETS, ENTRY_BITS, ENTRY_MASK, SNAPSHOT
+from cachefs.mount.namespace import SNAPSHOT
+from cachefs.mount_spec import MountSpec
 from cachefs.snapshot import SUFFIX, Snapshot
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ class Place:
     root: bytes
 
     def inode(self, entry: int) -> int:
-        return (self.slot << ENTRY_BITS) | entry
+        return inode_of(self.slot, entry)
 
     def path(self, entry: int) -> bytes:
         """Raises NotFound, SnapshotDamaged."""
@@ -37,8 +39,7 @@ class Place:
 class Places:
     """Used by one thread. datasets: asks the daemon for its datasets; may raise CachefsError."""
 
-    def __init__(self, spec: str, directory: Path, datasets: Callable[[], Sequence[DatasetView]]) -> None:
-        self._single = spec != ALL_DATASETS and "," not in spec
+    def __init__(self, spec: MountSpec, directory: Path, datasets: Callable[[], Sequence[DatasetView]]) -> None:
         self._spec = spec
         self._directory = directory
         self._datasets = datasets
@@ -74,12 +75,13 @@ class Places:
     def _candidates(self, snapshot_id: str, datasets: Sequence[DatasetView]) -> list[tuple[Path, bytes]]:
         """(snapshot file, directory in the mount) of the datasets that may be meant, in name order."""
         root = os.fsencode(self._directory) + b"/"
-        if self._single:
+        if self._spec.is_single:
             # It stays at the snapshot it was mounted with, which the daemon then keeps beside the newest.
-            name, _, pinned = self._spec.partition("@")
-            if pinned and pinned != snapshot_id:
+            (part,) = self._spec.parts
+            if part.digits and part.digits != snapshot_id:
                 return []
-            files = [Path(dataset.path).with_name(snapshot_id + SUFFIX) for dataset in datasets if dataset.name == name]
+            named = [Path(dataset.path) for dataset in datasets if dataset.name == part.name]
+            files = [path.with_name(snapshot_id + SUFFIX) for path in named]
             return [(file, root) for file in files if file.exists()]
         shown = sorted((dataset for dataset in datasets if dataset.snapshot == snapshot_id), key=lambda one: one.name)
         return [(Path(dataset.path), root + dataset.name.encode() + b"/") for dataset in shown]
@@ -96,4 +98,5 @@ def _slot_shown(snapshot: Snapshot, root: bytes) -> int | None:
     except (CachefsError, OSError) as error:
         log.debug("%s does not show snapshot %s: %s", os.fsdecode(root), snapshot.id, error)
         return None
-    return inode >> ENTRY_BITS if shown == snapshot.id.encode() and inode & ENTRY_MASK == 1 else None
+    slot, entry = slot_and_entry(inode)
+    return slot if shown == snapshot.id.encode() and entry == 1 else None

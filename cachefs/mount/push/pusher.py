@@ -13,9 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.block import TIER_NAMES
 from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.index import IndexReader
 from cachefs.messages import DatasetView, Empty, NodeView
 from cachefs.mount.push import budget, pages
 from cachefs.mount.push.blocks import BlockMover, Source
@@ -24,6 +22,8 @@ from cachefs.mount.push.pages import NotPossible
 from cachefs.mount.push.places import Places
 from cachefs.mount.push.workers import Task, Workers, share_out
 from cachefs.mount.read_marks import ReadMarks
+from cachefs.mount.tier_view import TierView
+from cachefs.mount_spec import MountSpec
 from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
 from cachefs.rpc import NODE, PUSH, PUSH_REPORT, DaemonClient
 from cachefs.sizes import Share, format_size
@@ -44,7 +44,7 @@ class PusherSettings:
 
     device: int
     marks: int
-    spec: str
+    spec: MountSpec
     directory: Path
     mount: str
     socket: Path
@@ -59,7 +59,7 @@ class Pusher:
         self._budget = budget.Budget(settings.share, budget.memory())
         self._ledger = Ledger()
         self._places = Places(settings.spec, settings.directory, self._datasets)
-        self._index: IndexReader | None = None
+        self._tiers: TierView | None = None
         self._movers = [BlockMover(settings.device, ReadMarks(settings.marks)) for _ in range(settings.threads)]
         self._impossible = threading.Event()
 
@@ -106,13 +106,11 @@ class Pusher:
     def _attach(self) -> None:
         """Take blocks from the tiers of the daemon that is there now. Nobody uses the index while nothing is to do."""
         view = self._client.call(NODE, Empty(), timeout=_CALL_SECONDS)
-        if self._index is None or str(self._index.path) != view.index or not self._index.is_current():
-            if self._index is not None:
-                self._index.close()
-                self._index = None
-            self._index = IndexReader(Path(view.index))
-        directories = {TIER_NAMES.index(name): Path(path) for name, path in view.tiers.items()}
-        self._workers.use(Source(self._index, directories))
+        if self._tiers is None:
+            self._tiers = TierView(view)
+        else:
+            self._tiers.follow(view)
+        self._workers.use(Source(self._tiers.index, self._tiers.directories))
 
     def _subscription(self, held: list[HeldPages]) -> PushSubscribe:
         return PushSubscribe(mount=self._settings.mount, budget=self._budget.now, held=held)

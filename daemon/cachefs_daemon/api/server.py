@@ -4,7 +4,6 @@ import contextlib
 import grp
 import logging
 import os
-import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from cachefs.errors import AccessDenied, AlreadyExists, Busy, CachefsError, ConfigError, NotFound
+from cachefs.errors import AccessDenied, AlreadyExists, Busy, CachefsError, ConfigError, NotFound, OriginAccessDenied
 from cachefs.messages import Message
 from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, Method, decoder, encode
 from cachefs_daemon.api.service import Service
@@ -31,6 +30,7 @@ _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
     AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     Busy: grpc.StatusCode.FAILED_PRECONDITION,
     AccessDenied: grpc.StatusCode.PERMISSION_DENIED,
+    OriginAccessDenied: grpc.StatusCode.PERMISSION_DENIED,
 }
 
 
@@ -84,7 +84,7 @@ def _clear(path: Path) -> None:
 
 
 def _handler(method: Method[Any, Any], service: Service) -> grpc.RpcMethodHandler:
-    behaviour = getattr(service, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", method.name).lower())
+    behaviour = getattr(service, method.function)
     decode = decoder(method.request)
     if method.streams:
         return grpc.unary_stream_rpc_method_handler(_streaming(method.name, behaviour, decode))

@@ -1,27 +1,23 @@
 """The mounts of this node, as their reports tell: who is there, what they read, and whether they still live."""
 
-import os
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import psutil
 
 from cachefs.messages import MountReport, MountView
-from cachefs.mount.namespace import ALL_DATASETS, Namespace
+from cachefs.mount_spec import MountSpec
+from cachefs.mount_table import mounted_paths
 from cachefs_daemon.datasets.records import DatasetRecord
 
 # A mount that lives reports at least every 10 s, if the daemon answers.
 SILENCE: Final = 30.0
 # Seconds from its start within which a mount has asked for its datasets.
 STARTING: Final = 5.0
-
-_ESCAPED: Final = re.compile(rb"\\(\d{3})")
 
 
 class MountRecord(msgspec.Struct, frozen=True):
@@ -47,6 +43,10 @@ class _Mount:
     born: float
     workers: dict[int, MountReport] = field(default_factory=dict)
     past: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def spec(self) -> MountSpec:
+        return MountSpec.parse(self.report.spec)
 
     def take(self, report: MountReport) -> None:
         before = self.workers.pop(report.worker, None)
@@ -131,8 +131,7 @@ class MountRegistry:
     def using(self, dataset: str) -> MountReport | None:
         """A living mount that was made for *dataset* by name. (One of `all` follows what comes and goes.)"""
         for mount in self._mounts.values():
-            names = {part.partition("@")[0] for part in mount.report.spec.split(",")}
-            if dataset in names and _lives(mount):
+            if mount.spec.names(dataset) and _lives(mount):
                 return mount.report
         return None
 
@@ -142,13 +141,11 @@ class MountRegistry:
         known = self._mounts.get(mount)
         if known is None:
             return True
-        spec = known.report.spec
-        if Namespace.is_single(spec):
-            name, _, digits = spec.partition("@")
-            shown = (_generations(one, digits, known.born) for one in datasets if one.name == name)
+        if known.spec.is_single:
+            (part,) = known.spec.parts
+            shown = (_generations(one, part.digits or "", known.born) for one in datasets if one.name == part.name)
             return any(snapshot in generations for generations in shown)
-        names = {part.partition("@")[0] for part in spec.split(",")}
-        wanted = (one.snapshots[:1] for one in datasets if spec == ALL_DATASETS or one.name in names)
+        wanted = (one.snapshots[:1] for one in datasets if known.spec.shows(one.name))
         return any(current.id == snapshot for newest in wanted for current in newest)
 
     def may_use(self, snapshot: str, replaced: float) -> bool:
@@ -157,14 +154,12 @@ class MountRegistry:
         A mount stays at what it found when it started, or at what its spec names.
         """
         return any(
-            mount.born <= replaced or _names_snapshot(mount.report.spec, snapshot)
-            for mount in self._mounts.values()
-            if _lives(mount)
+            mount.born <= replaced or mount.spec.pins(snapshot) for mount in self._mounts.values() if _lives(mount)
         )
 
     def forget_gone(self) -> None:
         """Drop mounts whose process and mount point are gone; a dead mount point stays, to be seen and recovered."""
-        mounted = _mount_points()
+        mounted = mounted_paths()
         for mount in [mount for mount in self._mounts.values() if not _lives(mount)]:
             if mount.report.mountpoint not in mounted:
                 self._forget(mount)
@@ -188,11 +183,6 @@ def _generations(dataset: DatasetRecord, digits: str, born: float) -> list[str]:
     ]
 
 
-def _names_snapshot(spec: str, snapshot: str) -> bool:
-    named = (part.partition("@")[2] for part in spec.split(","))
-    return any(prefix and snapshot.startswith(prefix) for prefix in named)
-
-
 def _born(pid: int) -> float:
     try:
         born: float = psutil.Process(pid).create_time()
@@ -209,9 +199,3 @@ def _lives(mount: _Mount) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - mount.born) < 1)
     except psutil.Error:
         return False
-
-
-def _mount_points() -> set[str]:
-    """Read from the kernel's table: asking a dead FUSE mount point itself could hang."""
-    paths = (line.split(b" ")[1] for line in Path("/proc/self/mounts").read_bytes().splitlines())
-    return {os.fsdecode(_ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), path)) for path in paths}

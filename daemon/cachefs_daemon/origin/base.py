@@ -39,7 +39,7 @@ class Origin(Protocol):
         """Everything there is, in batches and in any order.
 
         report: called with (key, reason) for what is there but cannot be listed.
-        Raises NotFound, AccessDenied, OriginUnavailable, ConfigError.
+        Raises NotFound, OriginAccessDenied, OriginUnavailable, ConfigError.
         """
 
     async def read(
@@ -47,7 +47,7 @@ class Origin(Protocol):
     ) -> bytes | bytearray:
         """Bytes [offset, offset + length) of *key* as it was listed with *version* and *size*; never any others.
 
-        deadline: seconds from now. Raises ObjectChanged, AccessDenied, OriginUnavailable.
+        deadline: seconds from now. Raises ObjectChanged, OriginAccessDenied, OriginUnavailable.
         """
 
     async def close(self) -> None:

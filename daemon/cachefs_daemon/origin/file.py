@@ -16,11 +16,11 @@ from typing import Final, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from cachefs.errors import (
-    AccessDenied,
     CachefsError,
     ConfigError,
     NotFound,
     ObjectChanged,
+    OriginAccessDenied,
     OriginUnavailable,
 )
 from cachefs.snapshot_builder import ListedObject
@@ -121,7 +121,7 @@ class FileOrigin:
         except NotADirectoryError:
             raise ConfigError(f"{self._shown(b'')} is not a directory; name one in {self.url}") from None
         except PermissionError:
-            raise AccessDenied(f"the daemon may not read the directory {self._shown(b'')}") from None
+            raise OriginAccessDenied(f"the daemon may not read the directory {self._shown(b'')}") from None
         except OSError as error:
             raise self._unavailable(b"", error) from None
 
@@ -181,7 +181,7 @@ class FileOrigin:
 
     def _read_error(self, key: bytes, error: OSError) -> CachefsError:
         if isinstance(error, PermissionError):
-            return AccessDenied(f"the daemon may not read {self._shown(key)}; check its owner and mode")
+            return OriginAccessDenied(f"the daemon may not read {self._shown(key)}; check its owner and mode")
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR):
             if not os.path.isdir(self._root):
                 return OriginUnavailable(f"the directory {self._shown(b'')} is gone; is its file system mounted?")

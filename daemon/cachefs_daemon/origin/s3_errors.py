@@ -6,7 +6,7 @@ import aiohttp
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from cachefs.errors import AccessDenied, CachefsError, ConfigError, NotFound, ObjectChanged, OriginUnavailable
+from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs_daemon.origin.retry import Failure
 
 _THROTTLED: Final = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"}
@@ -50,7 +50,7 @@ def judge(error: Exception, place: Place) -> Failure:
         return _refusal(error, place)
     if isinstance(error, _CREDENTIALS):
         return Failure(
-            AccessDenied(
+            OriginAccessDenied(
                 f"no usable credentials for {place}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
                 "~/.aws/credentials for the daemon, or add the dataset as anonymous"
             ),
@@ -92,11 +92,11 @@ def _permanent(code: str, status: int, place: Place) -> CachefsError:
     if status == 416:
         return ObjectChanged(f"{place} is shorter than it was when listed; refresh the dataset")
     if code == "RequestTimeTooSkewed":
-        return AccessDenied(f"{place}: the server's clock and this node's differ too much; set this node's clock")
+        return OriginAccessDenied(f"{place}: the server's clock and this node's differ too much; set this node's clock")
     if code in _STALE:
-        return AccessDenied(f"{place}: the credentials have expired ({code}); renew them for the daemon")
+        return OriginAccessDenied(f"{place}: the credentials have expired ({code}); renew them for the daemon")
     if status in (401, 403) or "AccessDenied" in code:
-        return AccessDenied(
+        return OriginAccessDenied(
             f"{place} is refused ({status} {code}); check the daemon's AWS credentials and the bucket's policy"
         )
     if status in (301, 307):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
 
-from cachefs.errors import AccessDenied, CachefsError, NotFound, OriginUnavailable
+from cachefs.errors import CachefsError, NotFound, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import ListingProgress, OriginOptions
 from cachefs.snapshot import Snapshot
 from tests.servers.s3 import S3Server
@@ -84,7 +84,7 @@ def test_a_bucket_becomes_a_snapshot(radosgw: S3Server, tmp_path: Path, monkeypa
     assert [key for key, _ in snapshot.problems()] == [b"/bad", b"x"]
     with pytest.raises(NotFound, match="nothing at s3://listing/absent"):
         build("s3://listing/absent", tmp_path, endpoint_url=radosgw.endpoint)
-    with pytest.raises(AccessDenied, match="s3://listing/"):
+    with pytest.raises(OriginAccessDenied, match="s3://listing/"):
         build("s3://listing/p", tmp_path, endpoint_url=radosgw.endpoint, anonymous=True)
 
 

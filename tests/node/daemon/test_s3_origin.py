@@ -8,7 +8,7 @@ import pytest
 from cachefs_daemon.origin import s3_listing
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 
-from cachefs.errors import AccessDenied, CachefsError, ConfigError, NotFound, ObjectChanged, OriginUnavailable
+from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from tests.servers.process import free_port
@@ -106,7 +106,7 @@ def test_an_empty_object(server: S3Server) -> None:
     ("url", "options", "error", "message"),
     [
         ("s3://nosuchbucket/x", {}, NotFound, "no bucket nosuchbucket at"),
-        ("s3://odd/set", {"anonymous": True}, (AccessDenied, OriginUnavailable), "s3://odd/"),
+        ("s3://odd/set", {"anonymous": True}, (OriginAccessDenied, OriginUnavailable), "s3://odd/"),
         ("s3://bad_name!/x", {}, ConfigError, "bad_name!"),
         ("s3:///x", {}, ConfigError, "names no bucket"),
         ("s3://odd/set", {"profile": "absent"}, ConfigError, "absent"),
@@ -134,7 +134,7 @@ def test_unreachable_endpoints_are_named(endpoint: str) -> None:
 )
 def test_wrong_credentials(server: S3Server, monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     monkeypatch.setenv(variable, value)
-    with pytest.raises(AccessDenied, match="credentials"):
+    with pytest.raises(OriginAccessDenied, match="credentials"):
         with_origin("s3://odd/set", server.endpoint, listing)
 
 

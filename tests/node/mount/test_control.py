@@ -13,7 +13,7 @@ import pytest
 
 from cachefs.errors import NotFound
 from cachefs.job_messages import JobName, JobView
-from cachefs.mount import kernel
+from cachefs.mount_table import mount_points
 from cachefs.rpc import JOB_SHOW
 from tests.daemon import Daemon
 from tests.mounting import mounted, read_tree
@@ -152,7 +152,7 @@ def test_a_mount_that_was_published_through_can_be_unmounted(daemon: Daemon, tmp
         say(directory, {"op": "publish", "job": "busy", "sampler": SEQUENTIAL})
         job(daemon, "busy")
         deadline = time.monotonic() + 20
-        while kernel.mount_points() and any(point.path == directory for point in kernel.mount_points()):
+        while mount_points() and any(point.path == directory for point in mount_points()):
             done = subprocess.run(["umount", "-i", str(directory)], capture_output=True, text=True, timeout=10)
             assert time.monotonic() < deadline, done.stderr
             time.sleep(0.2)

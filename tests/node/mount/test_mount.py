@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from cachefs.messages import BlockRef, Fetch
-from cachefs.mount import kernel
 from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount_table import mount_points
 from cachefs.rpc import FETCH
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
@@ -277,7 +277,7 @@ def test_several_datasets_mount_by_their_names(tree: Path, tmp_path: Path) -> No
         daemon.add_dataset("other", f"file://{tree / 'images'}")
         with mounted(daemon.socket, "tree,other", tmp_path / "mnt") as directory:
             assert sorted(os.listdir(directory)) == ["other", "tree"]
-            sources = [point.source for point in kernel.mount_points() if point.path == directory]
+            sources = [point.source for point in mount_points() if point.path == directory]
             assert sources == ["cachefs:tree,other"]
 
 

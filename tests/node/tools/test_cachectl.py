@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cachefs.mount import kernel
+from cachefs.mount_table import mount_points
 from tests.daemon import Daemon
 from tests.mounting import frozen, mount_pid, mounted
 
@@ -308,5 +309,5 @@ def detached_at_last(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if any(point.path == directory for point in kernel.mount_points()):
+        if any(point.path == directory for point in mount_points()):
             kernel.unmount(directory, lazy=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cachefs.mount import kernel
+from cachefs.mount_table import mount_points
 
 DEMO = Path(sys.executable).with_name("cachefs-demo")
 
@@ -24,7 +24,7 @@ def start(work: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def assert_nothing_is_left(work: Path, said: str) -> None:
-    assert not [point for point in kernel.mount_points() if point.path.is_relative_to(work)]
+    assert not [point for point in mount_points() if point.path.is_relative_to(work)]
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if str(work) in command]
     assert list(work.iterdir()) == []

@@ -16,6 +16,7 @@ from botocore.exceptions import ClientError
 from cachefs_tools.bench.origin_server import BUCKET
 
 from cachefs.mount import kernel
+from cachefs.mount_table import mount_points
 from tests.servers.s3 import S3Server
 
 BENCH = Path(sys.executable).with_name("cachefs-bench")
@@ -105,7 +106,7 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Sig
     psutil.wait_procs(training, timeout=20)
     psutil.wait_procs(processes_with(tmp_path), timeout=20)
     assert processes_with(tmp_path) == []
-    left = [point.path for point in kernel.mount_points() if point.path.is_relative_to(tmp_path)]
+    left = [point.path for point in mount_points() if point.path.is_relative_to(tmp_path)]
     for path in left:
         kernel.unmount(path, lazy=True)
     if number == signal.SIGTERM:

@@ -1,14 +1,17 @@
 """What is wrong with a request or a socket is said before gRPC meets it, and nothing waits for a stopped daemon."""
 
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cachefs_daemon.api.service import Service
 
 from cachefs.errors import ConfigError
 from cachefs.messages import DatasetName
-from cachefs.rpc import DATASET_REFRESH, DATASET_SHOW, DaemonClient
+from cachefs.rpc import DATASET_ADD, DATASET_REFRESH, DATASET_SHOW, METHODS, STATUS, DaemonClient, Method
 
 NOT_UTF8 = os.fsdecode(b"a\xff")
 
@@ -35,3 +38,17 @@ def test_a_text_that_is_not_utf8_is_an_error_that_names_it(
             ask(client)
     finally:
         client.close()
+
+
+def test_a_call_has_one_name() -> None:
+    assert DATASET_ADD in METHODS
+    assert (DATASET_ADD.path, DATASET_ADD.function) == ("/cachefs.Daemon/DatasetAdd", "dataset_add")
+    assert (STATUS.path, STATUS.function) == ("/cachefs.Daemon/Status", "status")
+    assert len({method.name for method in METHODS}) == len(METHODS) == 25
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_the_daemon_serves_every_call(method: Method[Any, Any]) -> None:
+    serve = getattr(Service, method.function)
+    assert inspect.isasyncgenfunction(serve) == method.streams
+    assert inspect.iscoroutinefunction(serve) != method.streams

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +15,12 @@ from cachefs.mount.guard import Guard
 # In a process of its own, as pytest's has threads, and a guard is a fork.
 SUPERVISOR = """
 import os, signal, time
+from pathlib import Path
 import psutil
 from cachefs.mount.device import Connection
 from cachefs.mount.guard import Guard
 
-guard = Guard(Connection(0))
+guard = Guard(Connection(0, Path("/nowhere")))
 [first] = psutil.Process().children()
 os.kill(first.pid, signal.SIGKILL)
 while first.status() != psutil.STATUS_ZOMBIE:
@@ -44,7 +46,7 @@ def test_while_none_can_be_forked_the_mount_goes_on(monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(guard, "fork", fork)
-    ours = Guard(Connection(0))
+    ours = Guard(Connection(0, Path("/nowhere")))
     ours.tend()
     ours.end()
     assert forks == ["guard", "guard"]

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from cachefs.errors import NotFound
+from cachefs.inodes import ENTRY_BITS, ROOT
 from cachefs.messages import DatasetView
-from cachefs.mount.namespace import ENTRY_BITS, ROOT, Namespace, spec_of_url, wanted_datasets
+from cachefs.mount.namespace import Namespace, wanted_datasets
+from cachefs.mount_spec import MountSpec
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
 
@@ -34,7 +36,7 @@ def clock() -> Callable[[], int]:
 
 def test_one_dataset_is_the_root_itself(tmp_path: Path) -> None:
     view = dataset(tmp_path, "one", b"a/b")
-    namespace = Namespace("one", [view], clock())
+    namespace = Namespace(MountSpec.parse("one"), [view], clock())
     snapshot, number = namespace.resolve(ROOT)
     assert number == 0
     child = namespace.sibling(ROOT, 1)
@@ -45,11 +47,11 @@ def test_one_dataset_is_the_root_itself(tmp_path: Path) -> None:
 
 def test_inodes_are_a_function_of_the_snapshot(tmp_path: Path) -> None:
     views = [dataset(tmp_path, "one", b"a"), dataset(tmp_path, "two", b"a")]
-    first = Namespace("all", views, clock())
+    first = Namespace(MountSpec.parse("all"), views, clock())
     inodes = {name: inode for name, inode, _ in first.datasets()}
     for _, _, snapshot in first.datasets():
         snapshot.close()
-    second = Namespace("two,one", list(reversed(views)), clock())
+    second = Namespace(MountSpec.parse("two,one"), list(reversed(views)), clock())
     assert {name: inode for name, inode, _ in second.datasets()} == inodes
     assert len(set(inodes.values())) == 2
     assert all(inode < 1 << 63 for inode in inodes.values())
@@ -58,14 +60,14 @@ def test_inodes_are_a_function_of_the_snapshot(tmp_path: Path) -> None:
 def test_two_names_of_one_snapshot_have_their_own_inodes(tmp_path: Path) -> None:
     view = dataset(tmp_path, "one", b"a")
     other = DatasetView(**{field: getattr(view, field) for field in view.__struct_fields__} | {"name": "two"})
-    namespace = Namespace("all", [view, other], clock())
+    namespace = Namespace(MountSpec.parse("all"), [view, other], clock())
     (_, first, snapshot), (_, second, same) = namespace.datasets()
     assert first != second
     assert snapshot is same
 
 
 def test_a_refresh_shows_new_inodes_and_keeps_the_old_ones_readable(tmp_path: Path) -> None:
-    namespace = Namespace("all", [dataset(tmp_path, "one", b"a")], clock())
+    namespace = Namespace(MountSpec.parse("all"), [dataset(tmp_path, "one", b"a")], clock())
     ((_, before, old),) = namespace.datasets()
     changed = namespace.root_changed_ns
     namespace.update([dataset(tmp_path, "one", b"a", b"b")])
@@ -78,12 +80,12 @@ def test_a_refresh_shows_new_inodes_and_keeps_the_old_ones_readable(tmp_path: Pa
 
 def test_a_dataset_that_is_gone_keeps_no_other_from_being_shown(tmp_path: Path) -> None:
     gone, there = dataset(tmp_path, "gone", b"a"), dataset(tmp_path, "there", b"b")
-    before = Namespace("all", [gone, there], clock())
+    before = Namespace(MountSpec.parse("all"), [gone, there], clock())
     inodes = {name: inode for name, inode, _ in before.datasets()}
     for _, _, snapshot in before.datasets():
         snapshot.close()
     Path(gone.path).unlink()
-    after = Namespace("all", [gone, there], clock())
+    after = Namespace(MountSpec.parse("all"), [gone, there], clock())
     assert {name: inode for name, inode, _ in after.datasets()} == {b"there": inodes[b"there"]}
 
 
@@ -91,13 +93,13 @@ def test_a_mount_of_one_dataset_that_is_gone_fails(tmp_path: Path) -> None:
     gone = dataset(tmp_path, "gone", b"a")
     Path(gone.path).unlink()
     with pytest.raises(NotFound, match="no snapshot file"):
-        Namespace("gone", [gone], clock())
+        Namespace(MountSpec.parse("gone"), [gone], clock())
 
 
 def test_of_several_datasets_those_at_a_snapshot_stay_at_it(tmp_path: Path) -> None:
     old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"b")
     other = dataset(tmp_path, "two", b"c")
-    namespace = Namespace(f"one@{old.snapshot[:8]},two", [new, other], clock())
+    namespace = Namespace(MountSpec.parse(f"one@{old.snapshot[:8]},two"), [new, other], clock())
     namespace.update([new, other])
     assert {name: snapshot.id for name, _, snapshot in namespace.datasets()} == {
         b"one": old.snapshot,
@@ -106,14 +108,14 @@ def test_of_several_datasets_those_at_a_snapshot_stay_at_it(tmp_path: Path) -> N
 
 
 def test_the_root_of_several_datasets_is_no_entry(tmp_path: Path) -> None:
-    namespace = Namespace("all", [dataset(tmp_path, "one", b"a")], clock())
+    namespace = Namespace(MountSpec.parse("all"), [dataset(tmp_path, "one", b"a")], clock())
     with pytest.raises(NotFound):
         namespace.resolve(ROOT)
 
 
 def test_an_older_snapshot_is_found_by_its_first_digits(tmp_path: Path) -> None:
     old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"b")
-    (found,) = wanted_datasets(f"one@{old.snapshot[:8]}", [new])
+    (found,) = wanted_datasets(MountSpec.parse(f"one@{old.snapshot[:8]}"), [new])
     assert found.snapshot == old.snapshot
     assert Snapshot(Path(found.path)).find(b"a") is not None
 
@@ -121,12 +123,12 @@ def test_an_older_snapshot_is_found_by_its_first_digits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["other", "one,other", "one@ffffffffffff", "one@../x", ""])
 def test_an_unknown_spec_names_what_is_known(tmp_path: Path, spec: str) -> None:
     with pytest.raises(NotFound) as caught:
-        wanted_datasets(spec, [dataset(tmp_path, "one", b"a")])
+        wanted_datasets(MountSpec.parse(spec), [dataset(tmp_path, "one", b"a")])
     assert "one" in str(caught.value)
 
 
 def test_a_dataset_is_found_by_its_url(tmp_path: Path) -> None:
     view = dataset(tmp_path, "one", b"a")
-    assert spec_of_url("file:///one/", [view]) == "one"
+    assert str(MountSpec.parse("file:///one/").resolved([view])) == "one"
     with pytest.raises(NotFound, match="cachectl dataset add NAME s3://other"):
-        spec_of_url("s3://other", [view])
+        MountSpec.parse("s3://other").resolved([view])

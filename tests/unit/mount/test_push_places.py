@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachefs.mount.namespace import ENTRY_BITS
+from cachefs.inodes import inode_of
 from cachefs.mount.push import places
 from cachefs.mount.push.places import Places
+from cachefs.mount_spec import MountSpec
 from tests.unit.mount.test_namespace import dataset
 
-INODE = 100 << ENTRY_BITS | 1
+INODE = inode_of(100, 1)
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_a_mount_at_one_snapshot_shows_no_other(tmp_path: Path, show: Callable[[
     old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"a", b"b")
     other = dataset(tmp_path, "two", b"c")
     show(old.snapshot)
-    found = Places(f"one@{old.snapshot}", tmp_path, lambda: [new, other])
+    found = Places(MountSpec.parse(f"one@{old.snapshot}"), tmp_path, lambda: [new, other])
     assert found.find(new.snapshot) is None
     place = found.find(old.snapshot)
     assert place is not None
@@ -43,7 +44,7 @@ def test_a_mount_at_one_snapshot_shows_no_other(tmp_path: Path, show: Callable[[
 
 def test_a_mount_of_several_shows_the_old_snapshot_for_a_while(tmp_path: Path, show: Callable[[str], None]) -> None:
     old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"a", b"b")
-    found = Places("all", tmp_path, lambda: [new])
+    found = Places(MountSpec.parse("all"), tmp_path, lambda: [new])
     show(old.snapshot)
     assert found.find(new.snapshot) is None
     show(new.snapshot)

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from cachefs.job_messages import SamplerSpec
-from cachefs.mount.kernel import MountPoint
+from cachefs.mount_table import MountPoint
 from cachefs.publishing import consumer as module
 from cachefs.publishing.consumer import Consumer, Opening
 from cachefs.publishing.shares import Order, Share

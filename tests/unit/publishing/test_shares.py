@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cachefs.mount.kernel import MountPoint
-from cachefs.mount.namespace import ENTRY_BITS, ENTRY_MASK
+from cachefs.inodes import ENTRY_BITS, ENTRY_MASK
+from cachefs.mount_table import MountPoint
 from cachefs.publishing import shares as module
 from cachefs.publishing.places import Places
 from cachefs.publishing.shares import Share, shares

@@ -25,7 +25,8 @@ from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobName, JobPublish, JobView, SampleMap, SamplerSpec
 from cachefs.messages import Empty
 from cachefs.planning.sequences.sampler import epoch_order
-from cachefs.rpc import JOB_LIST, JOB_PUBLISH, SOCKET_VARIABLE, STALL_LIST
+from cachefs.rpc import JOB_LIST, JOB_PUBLISH, STALL_LIST
+from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_tools.bench.bounds import belady_reads, least_reads, lru_reads
 from cachefs_tools.bench.origin_server import OriginServer
 from cachefs_tools.bench.scenario import Job, Scenario

@@ -11,7 +11,8 @@ import click
 
 from cachefs.errors import Busy, CachefsError, NotFound
 from cachefs.mount import kernel
-from cachefs.rpc import SOCKET_VARIABLE
+from cachefs.mount_table import mount_points
+from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_tools.cachectl.display import name
 from cachefs_tools.cachectl.session import Session, with_session
 
@@ -50,7 +51,7 @@ def umount(session: Session, directory: str, lazy: bool) -> None:
     # Only its parent is resolved, since looking at the mount point itself would ask the mount.
     given = Path(os.path.abspath(directory))
     path = given.parent.resolve() / given.name
-    if not any(point.path == path for point in kernel.mount_points()):
+    if not any(point.path == path for point in mount_points()):
         raise NotFound(f"no cachefs is mounted at {name(directory)}; `cachectl mounts` shows where there is one")
     recovered = not lazy and is_dead(path)
     try:

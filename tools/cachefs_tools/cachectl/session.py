@@ -13,7 +13,8 @@ import msgspec
 from rich.console import Console, RenderableType
 
 from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
-from cachefs.rpc import DaemonClient, Method, Reply, Request, socket_path
+from cachefs.rpc import DaemonClient, Method, Reply, Request
+from cachefs.socket_path import socket_path
 
 FAILED: Final = 1
 NO_DAEMON: Final = 3

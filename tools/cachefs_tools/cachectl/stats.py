@@ -14,6 +14,7 @@ import click
 from cachefs.errors import NotFound
 from cachefs.job_messages import ConsumerView, JobView
 from cachefs.messages import Empty, MountView
+from cachefs.mount_spec import MountSpec
 from cachefs.rpc import JOB_LIST, STATUS
 from cachefs_tools.cachectl.display import name, size
 from cachefs_tools.cachectl.session import Session, with_session
@@ -96,12 +97,9 @@ def find(mounts: list[MountView], wanted: str) -> MountView:
 
 
 def consumers_of(mount: MountView, jobs: list[JobView]) -> dict[tuple[str, str], ConsumerView]:
-    datasets = {part.partition("@")[0] for part in mount.spec.split(",")}
+    spec = MountSpec.parse(mount.spec)
     return {
-        (job.job, consumer.consumer): consumer
-        for job in jobs
-        if job.dataset in datasets or mount.spec == "all"
-        for consumer in job.consumers
+        (job.job, consumer.consumer): consumer for job in jobs if spec.shows(job.dataset) for consumer in job.consumers
     }
 
 

@@ -4,7 +4,7 @@ import pytest
 from cachefs_daemon.origin import retry
 from cachefs_daemon.origin.retry import Failure, longest_wait, retrying
 
-from cachefs.errors import AccessDenied, ObjectChanged, OriginUnavailable
+from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
 
 
 class Flaky:
@@ -59,8 +59,8 @@ def test_a_permanent_failure_ends_it_at_once() -> None:
 
 
 def test_an_unknown_exception_is_not_swallowed() -> None:
-    with pytest.raises(AccessDenied):
-        run(Flaky(AccessDenied("never judged")))
+    with pytest.raises(OriginAccessDenied):
+        run(Flaky(OriginAccessDenied("never judged")))
 
 
 def test_the_deadline_ends_an_attempt_that_hangs() -> None:

@@ -1,0 +1,49 @@
+"""How the inode numbers of a mount are made: `slot << 40 | entry`.
+
+An entry is the number of a file or directory in its snapshot. The slot comes from the snapshot's id. So an inode number
+is the same on every node and in every process, and different for every snapshot: what the kernel caches for an inode
+never becomes stale. Inode 1 is the root of the mount, whatever the mount shows there.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+# The root of a mount: the root of its one dataset, or a directory of several datasets.
+ROOT: Final = 1
+ENTRY_BITS: Final = 40
+ENTRY_MASK: Final = (1 << ENTRY_BITS) - 1
+# Slots are numbered from 1 to SLOTS, so that inode numbers fit into a signed 64-bit integer.
+SLOTS: Final = 1 << 22
+
+
+def slot_of(snapshot_id: str) -> int:
+    """The slot, 1 to SLOTS, that a snapshot has unless another snapshot of the mount has it already.
+
+    snapshot_id: 32 hex digits. Two snapshots hardly ever have the same slot.
+    """
+    return (int(snapshot_id[:8], 16) & (SLOTS - 1)) + 1
+
+
+def next_slot(slot: int) -> int:
+    """The slot to try where *slot* is taken by another snapshot."""
+    return slot % SLOTS + 1
+
+
+def inode_of(slot: int, entry: int) -> int:
+    """The inode number of entry number *entry* of the snapshot in *slot*."""
+    return slot << ENTRY_BITS | entry
+
+
+def slot_and_entry(inode: int) -> tuple[int, int]:
+    """The reverse of `inode_of`."""
+    return inode >> ENTRY_BITS, inode & ENTRY_MASK
+
+
+def slots_and_entries(
+    inodes: "NDArray[numpy.int64]",
+) -> "tuple[NDArray[numpy.int64], NDArray[numpy.int64]]":
+    """`slot_and_entry` of each of *inodes*: three arrays of shape (n,) and dtype int64."""
+    return inodes >> ENTRY_BITS, inodes & ENTRY_MASK

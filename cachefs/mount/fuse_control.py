@@ -1,0 +1,99 @@
+"""The kernel's control files of a FUSE connection (`waiting`, `abort`), opened wherever they are.
+
+They are in a file system of their own, fusectl, which in containers and on bare machines is often mounted nowhere. Then
+we mount it for ourselves and attach the mount to no directory (fsopen(2), fsmount(2), Linux 5.2), which takes
+CAP_SYS_ADMIN.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
+# System calls, which have these numbers on every architecture.
+_FSOPEN: Final = 430
+_FSCONFIG: Final = 431
+_FSMOUNT: Final = 432
+_CLOSE_ON_EXEC: Final = 1  # FSOPEN_CLOEXEC, and FSMOUNT_CLOEXEC
+_CREATE: Final = 6  # FSCONFIG_CMD_CREATE
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class ControlFiles:
+    """The control files of one connection.
+
+    Their directory stays open: when the connection is gone, it is empty, and never that of a later connection with the
+    same number.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._directory: int | None = None  # descriptor of the connection's directory, if it can be had
+        self._abort: int | None = None  # descriptor to which to write to end the connection, if it can be had
+        for connections in (_mounted, _detached):
+            with contextlib.suppress(OSError), connections() as every:
+                self._directory = os.open(str(number), _DIRECTORY, dir_fd=every)
+                self._abort = os.open("abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._directory)
+                return
+
+    @property
+    def has_abort(self) -> bool:
+        return self._abort is not None
+
+    def abort(self) -> None:
+        """End the connection. Raises OSError."""
+        if self._abort is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "abort")
+        os.write(self._abort, b"1")
+
+    def waiting(self) -> int:
+        """How many requests wait to be taken or answered. Raises OSError where that cannot be known."""
+        if self._directory is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "waiting")
+        # Opened anew, since a descriptor gives the number at its first read for ever.
+        file = os.open("waiting", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
+        try:
+            return int(os.read(file, 32))
+        finally:
+            os.close(file)
+
+
+@contextlib.contextmanager
+def _mounted() -> Iterator[int]:
+    """Descriptor of the directory of connections where fusectl is mounted. Raises OSError."""
+    connections = os.open(CONNECTIONS, _DIRECTORY)
+    try:
+        yield connections
+    finally:
+        os.close(connections)
+
+
+@contextlib.contextmanager
+def _detached() -> Iterator[int]:
+    """Descriptor of the directory of connections in a mount of ours, which lasts as long as anything in it is open.
+
+    Raises OSError.
+    """
+    context = _call(_FSOPEN, b"fusectl", _CLOSE_ON_EXEC)
+    try:
+        _call(_FSCONFIG, context, _CREATE, None, None, 0)
+        mount = _call(_FSMOUNT, context, _CLOSE_ON_EXEC, 0)
+    finally:
+        os.close(context)
+    try:
+        yield mount
+    finally:
+        os.close(mount)
+
+
+def _call(number: int, *arguments: object) -> int:
+    """Raises OSError."""
+    result: int = _libc.syscall(number, *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result

@@ -1,0 +1,96 @@
+"""The SPEC of a mount: which datasets it shows, as users write it and as mounts report it.
+
+`NAME` is a dataset. `NAME@DIGITS` is the dataset at one of its snapshots, given by the first digits of the snapshot's
+id. `NAME,NAME` (each with or without digits) is several datasets, and `all` is every dataset of the node. A URL stands
+for the dataset that was added with it; the mount replaces it by the dataset's name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs.errors import NotFound
+from cachefs.messages import DatasetView
+
+ALL: Final = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One dataset of a SPEC."""
+
+    # Name of the dataset; in the SPEC that is a URL, the URL.
+    name: str
+    # First digits of the snapshot's id; None where none is given, so that the mount shows the current snapshot.
+    digits: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.digits is None else f"{self.name}@{self.digits}"
+
+
+@dataclass(frozen=True, slots=True)
+class MountSpec:
+    """A SPEC, taken apart."""
+
+    # What the SPEC names, in its order; nothing where it is `all`.
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "MountSpec":
+        """Every text is a SPEC; one that makes no sense names datasets that do not exist."""
+        if text == ALL:
+            return cls(())
+        if _is_url(text):
+            return cls((Part(text),))
+        return cls(tuple(_part(part) for part in text.split(",")))
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.parts)) if self.parts else ALL
+
+    @property
+    def is_url(self) -> bool:
+        return self.is_single and _is_url(self.parts[0].name)
+
+    @property
+    def is_all(self) -> bool:
+        return not self.parts
+
+    @property
+    def is_single(self) -> bool:
+        """Is the dataset's root the root of the mount? Then the mount stays at the snapshot it was mounted with."""
+        return len(self.parts) == 1
+
+    def names(self, dataset: str) -> bool:
+        """Does the SPEC name *dataset*? `all` names none."""
+        return any(part.name == dataset for part in self.parts)
+
+    def shows(self, dataset: str) -> bool:
+        """Does a mount of the SPEC show *dataset*, at whatever snapshot?"""
+        return self.is_all or self.names(dataset)
+
+    def follows(self, dataset: str) -> bool:
+        """Does the mount show *dataset* at its current snapshot, and after a refresh at the new one?"""
+        return not self.is_single and (self.is_all or Part(dataset) in self.parts)
+
+    def resolved(self, datasets: Sequence[DatasetView]) -> "MountSpec":
+        """The SPEC with the name of a dataset in place of its URL. Raises NotFound."""
+        if not self.is_url:
+            return self
+        url = self.parts[0].name
+        for dataset in datasets:
+            if dataset.url == url.rstrip("/"):
+                return MountSpec((Part(dataset.name),))
+        raise NotFound(f"no dataset is at {url}; give it a name with `cachectl dataset add NAME {url}`")
+
+    def pins(self, snapshot: str) -> bool:
+        """Does the SPEC give the first digits of the id *snapshot*?"""
+        return any(part.digits and snapshot.startswith(part.digits) for part in self.parts)
+
+
+def _is_url(text: str) -> bool:
+    return "://" in text
+
+
+def _part(text: str) -> Part:
+    name, at, digits = text.partition("@")
+    return Part(name, digits if at else None)

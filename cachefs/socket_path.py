@@ -1,0 +1,16 @@
+"""Where the daemon's socket is. This module loads nothing: whoever only needs the path need not load gRPC."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+DEFAULT_SOCKET: Final = Path("/run/cachefs/cachefsd.sock")
+# Names the socket where no other way does.
+SOCKET_VARIABLE: Final = "CACHEFS_SOCKET"
+# Bytes that the path of a unix socket may have: the size of sun_path, less its final NUL.
+MAX_SOCKET_PATH: Final = 107
+
+
+def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
+    """The daemon's socket: as *given*, else as $CACHEFS_SOCKET says, else the system-wide one."""
+    return Path(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)

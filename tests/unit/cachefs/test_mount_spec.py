@@ -1,0 +1,58 @@
+"""The SPEC of a mount: every text is one, and what it means is what a plain reading of the text says."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.mount_spec import MountSpec, Part
+
+NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,5}", fullmatch=True).filter(lambda name: name != "all")
+DIGITS = st.text("0123456789abcdef", min_size=1, max_size=6)
+PARTS = st.lists(st.tuples(NAMES, st.none() | DIGITS), min_size=1, max_size=4)
+TEXTS = st.text("al,@:/x1", max_size=12) | PARTS.map(
+    lambda parts: ",".join(name if digits is None else f"{name}@{digits}" for name, digits in parts)
+)
+
+
+@given(TEXTS)
+def test_a_spec_is_written_as_it_was_read(text: str) -> None:
+    assert str(MountSpec.parse(text)) == text
+
+
+@given(TEXTS)
+def test_a_spec_of_one_dataset_has_no_comma_and_is_not_all(text: str) -> None:
+    spec = MountSpec.parse(text)
+    assert spec.is_url == ("://" in text)
+    assert spec.is_all == (text == "all")
+    assert spec.is_single == (spec.is_url or (text != "all" and "," not in text))
+
+
+@given(PARTS, NAMES, st.text("0123456789abcdef", min_size=32, max_size=32))
+def test_parts_are_what_stands_between_commas(parts: list[tuple[str, str | None]], other: str, snapshot: str) -> None:
+    text = ",".join(name if digits is None else f"{name}@{digits}" for name, digits in parts)
+    spec = MountSpec.parse(text)
+    assert [(part.name, part.digits) for part in spec.parts] == parts
+    for name in [other, *(name for name, _ in parts)]:
+        assert spec.names(name) == spec.shows(name) == (name in [known for known, _ in parts])
+        assert spec.follows(name) == (len(parts) > 1 and (name, None) in parts)
+    assert spec.pins(snapshot) == any(digits is not None and snapshot.startswith(digits) for _, digits in parts)
+
+
+@given(NAMES)
+def test_all_names_none_and_shows_every_dataset(name: str) -> None:
+    spec = MountSpec.parse("all")
+    assert not spec.names(name)
+    assert spec.shows(name)
+    assert spec.follows(name)
+    assert not spec.pins("0" * 32)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a,b@c", "file:///data/x"])
+def test_a_url_is_one_dataset_whatever_it_contains(url: str) -> None:
+    assert MountSpec.parse(url).parts == (Part(url),)
+
+
+def test_no_digits_pin_no_snapshot_and_yet_follow_none() -> None:
+    spec = MountSpec.parse("one@,two")
+    assert not spec.pins("0" * 32)
+    assert [name for name in ("one", "two") if spec.follows(name)] == ["two"]

@@ -1,0 +1,32 @@
+"""What the kernel's table of mounts says: which lines are ours, and names with odd characters."""
+
+from pathlib import Path
+
+import pytest
+
+from cachefs import mount_table
+from cachefs.mount_table import MountPoint, mount_points, mounted_paths, source_of
+
+TABLE = rb"""22 1 254:0 / / rw,relatime - ext4 /dev/root rw
+31 22 0:57 / /mnt/with\040space\134 ro,nosuid,nodev shared:1 master:2 - fuse.cachefs cachefs:one,two@3f9c ro,user_id=0
+32 22 0:58 / /mnt/other ro - fuse.sshfs cachefs:no ro
+33 22 0:59 / /mnt/%b rw - tmpfs  rw
+""" % "\u00fc".encode()
+
+
+@pytest.fixture(autouse=True)
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mountinfo").write_bytes(TABLE)
+    monkeypatch.setattr(mount_table, "_TABLE", tmp_path / "mountinfo")
+
+
+def test_mounts_of_ours_are_found_with_what_they_show() -> None:
+    (found,) = mount_points()
+    assert found == MountPoint(Path("/mnt/with space\\"), "0:57", "cachefs:one,two@3f9c")
+    assert found.connection == 57
+    assert found.spec == "one,two@3f9c"
+    assert source_of(found.spec) == found.source
+
+
+def test_whatever_is_mounted_has_a_path() -> None:
+    assert mounted_paths() == {"/", "/mnt/with space\\", "/mnt/other", "/mnt/\u00fc"}

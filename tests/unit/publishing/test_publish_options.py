@@ -1,0 +1,10 @@
+"""What `publish` takes besides the files."""
+
+import pytest
+
+import cachefs
+
+
+def test_an_option_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"no option worker$"):
+        cachefs.publish(["/data/a"], worker=4)  # type: ignore[call-arg]
