@@ -29,11 +29,11 @@ RECORD_OVERHEAD: Final = 64 << 10
 
 
 class InvalidConfig(ConfigError):
-    """problems: one line each, all that were found."""
+    """Says everything that is wrong with a configuration."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
-        self.problems = problems
+        self.problems = problems  # one line each
 
 
 def _absolute(path: Path) -> Path:
