@@ -19,6 +19,7 @@ from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.pace import Pace
@@ -75,10 +76,11 @@ class Node:
     def _compose(self, coverage: Coverage) -> None:
         config, storage, threads = self.config, self.storage, self.threads
         state_dir, origin = config.daemon.state_dir, config.origin
-        self.catalog = Catalog(state_dir, config.daemon.block_size, origin_settings(config), threads)
+        snapshots = HeldSnapshots(state_dir / "snapshots", config.daemon.block_size)
+        self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads)
         slots = FetchSlots(origin.max_connections, origin.max_bytes_in_flight)
         self.fetcher = Fetcher(
-            storage.blocks, self.catalog.source, threads, slots, self.errors, config.daemon.read_deadline
+            storage.blocks, snapshots.source, threads, slots, self.errors, config.daemon.read_deadline
         )
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)

@@ -43,8 +43,8 @@ class Backlog:
 def find(plan: Plan, states: States, bandwidth: float) -> Backlog | None:
     """What must be fetched from now on, or None where waiting does no harm yet.
 
-    With 8 consumers it takes 15 ms, however much they read. states: of the blocks of each snapshot (see
-    Presence.states); bandwidth: bytes per second.
+    With 8 consumers it takes 15 ms, however much they read. states: by snapshot, the state of each of its blocks
+    (uint8, see Presence.states); bandwidth: bytes per second.
     """
     parts = [part for part in _missing(plan, states) if len(part.due)]
     if not parts or bandwidth <= 0:
@@ -70,7 +70,7 @@ class _Part:
     blocks: Ids
     # Seconds until each of them is read first.
     due: Seconds
-    # Bytes that each of them stands for: its own, and those of the reads near it that are not looked at.
+    # Bytes that each of them stands for: its own, and the bytes of the reads near it that are not looked at.
     sizes: npt.NDArray[np.float64]
 
 

@@ -77,8 +77,8 @@ class Lookahead:
         """The next wanted blocks, soonest first, that are read within *seconds*: at most *blocks* blocks of at most
         *size* bytes together. The first of them may be larger than *size*.
 
-        states: of the blocks of each snapshot (see Presence.states); known: blocks that are skipped. No block is given
-        twice until `rewind`, or until its consumer jumps.
+        states: by snapshot, the state of each of its blocks (uint8, see Presence.states); known: blocks that are
+        skipped. No block is given twice until `rewind`, or until its consumer jumps.
         """
         if blocks <= 0 or size <= 0:
             return []

@@ -1,6 +1,6 @@
 """The catalog of datasets of this node: their names, origins and snapshots.
 
-Snapshots are files in `<state_dir>/snapshots`. Each dataset keeps its current snapshot, the one before it, and any
+Each dataset keeps its current snapshot, the one before it, and any
 snapshot that a living mount may still read.
 """
 
@@ -18,11 +18,10 @@ import msgspec
 
 from cachefs import snapshot as snapshots
 from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, SnapshotDamaged
-from cachefs.messages import BlockRef, DatasetAdd, DatasetView, ListingProgress
+from cachefs.messages import DatasetAdd, DatasetView, ListingProgress
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_diff import compare
 from cachefs_daemon.datasets import records
-from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.datasets.listing import ListingPhase, ListingRequest, build_snapshot
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
@@ -51,19 +50,15 @@ class Dataset:
 
 
 class Catalog:
-    """All datasets of the node.
+    """All datasets of the node. Used on the event loop; their snapshots may be used in any thread."""
 
-    Used on the event loop, but for `source` and the snapshots, which may be used in any thread.
-    """
-
-    def __init__(self, state_dir: Path, block_size: int, settings: OriginSettings, threads: Threads) -> None:
-        """block_size: bytes of the blocks of new snapshots. Raises CachefsError where the registry cannot be read."""
+    def __init__(self, state_dir: Path, held: HeldSnapshots, settings: OriginSettings, threads: Threads) -> None:
+        """held: gets the snapshots of all datasets. Raises CachefsError where the registry cannot be read."""
         self._state_dir = state_dir
-        self._block_size = block_size
+        self._held = held
         self._settings = settings
         self._threads = threads
         self._datasets: dict[str, Dataset] = {}  # by name
-        self._held = HeldSnapshots(state_dir / "snapshots", block_size)
         self._changing: set[str] = set()  # names of datasets that are being listed or removed
         self._saving = threading.Lock()
         for record in records.load(state_dir):
@@ -77,7 +72,7 @@ class Catalog:
         return len(self._datasets)
 
     def get(self, name: str) -> Dataset:
-        """Raises NotFound."""
+        """The dataset of that name. Raises NotFound."""
         dataset = self._datasets.get(name)
         if dataset is None:
             known = ", ".join(sorted(self._datasets)) or "none yet"
@@ -116,11 +111,6 @@ class Catalog:
     def readable(self) -> list[DatasetView]:
         """The datasets that a mount can show."""
         return [self.view(dataset) for dataset in self if dataset.current is not None]
-
-    def source(self, ref: BlockRef) -> BlockSource:
-        """Where the bytes of the block *ref* come from. May be called in any thread. Raises NotFound,
-        SnapshotDamaged."""
-        return self._held.source(ref)
 
     async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
         """List a new dataset. Yields progress, and last a message with the dataset.
@@ -232,7 +222,7 @@ class Catalog:
         record = dataset.record
         request = ListingRequest(
             url=record.url,
-            block_size=self._block_size,
+            block_size=self._held.block_size,
             directory=str(self._held.directory),
             options=record.options,
             settings=self._settings,

@@ -36,10 +36,9 @@ class HeldSnapshots:
     """
 
     def __init__(self, directory: Path, block_size: int) -> None:
-        """block_size: bytes of the largest blocks that this node takes. Raises CachefsError where the directory cannot
-        be used."""
+        """Raises CachefsError where the directory cannot be used."""
         self.directory = directory
-        self._block_size = block_size
+        self.block_size = block_size  # bytes of the blocks of new snapshots, and of the largest that this node takes
         self._held: dict[str, _Held] = {}  # by snapshot id; replaced, not shrunk, for the threads that look into it
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -60,7 +59,7 @@ class HeldSnapshots:
         held = self._held.get(snapshot_id)
         if held is None:
             snapshot = Snapshot(self.path(snapshot_id))
-            if snapshot.block_size > self._block_size:
+            if snapshot.block_size > self.block_size:
                 raise ConfigError(
                     f"snapshot {snapshot_id} has blocks of {format_size(snapshot.block_size)}, larger than "
                     "daemon.block_size; refresh the dataset to list it anew"

@@ -22,8 +22,8 @@ from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 
-# Seconds that a failure is remembered. The kernel asks again at once for a page that failed, and this second try must not
-# wait for a second deadline.
+# Seconds that a failure is remembered. The kernel asks again at once for a page that failed, and must not wait for a
+# second deadline.
 FAILURE_MEMORY: Final = 2.0
 # Fetches whose outcomes are remembered.
 RECENT: Final = 4096

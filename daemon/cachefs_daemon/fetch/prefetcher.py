@@ -65,7 +65,8 @@ class Prefetcher:
         await self._fetch(await self._within_quotas(self._plan.fitting(batch.blocks, room), evicting=True))
 
     async def _within_quotas(self, blocks: Sequence[Upcoming], *, evicting: bool) -> list[Upcoming]:
-        """Those that their datasets' shares of the tiers have room for. evicting: or room that can be made."""
+        """The *blocks* that their datasets' shares of the tiers have room for. evicting: room that can be made counts
+        too."""
         quotas = self._tiering.unlocked.quotas
         left: dict[str, float] = {}
         for snapshot, last in {one.snapshot: one for one in blocks}.items():

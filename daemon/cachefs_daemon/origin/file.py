@@ -38,7 +38,7 @@ class _Scan(NamedTuple):
 
     # Its key with a slash at the end; empty for the root.
     prefix: bytes
-    # Those still to come.
+    # Entries still to come.
     entries: Iterator[os.DirEntry[bytes]]
 
 
