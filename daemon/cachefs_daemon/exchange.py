@@ -9,7 +9,7 @@ import time
 from cachefs.job_messages import JobProgress
 from cachefs.messages import MountReport
 from cachefs.planning.eviction.tiering import Tiering
-from cachefs_daemon.fetch.prefetcher import Prefetcher
+from cachefs_daemon.fetch.pace import Pace
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
@@ -25,14 +25,14 @@ class Exchange:
         mounts: MountRegistry,
         jobs: JobRegistry,
         pushers: Pushers,
-        prefetcher: Prefetcher,
+        pace: Pace,
         tiering: Locked[Tiering],
         threads: Threads,
     ) -> None:
         self._mounts = mounts
         self._jobs = jobs
         self._pushers = pushers
-        self._prefetcher = prefetcher
+        self._pace = pace
         self._tiering = tiering
         self._threads = threads
 
@@ -43,7 +43,7 @@ class Exchange:
             observed = self._jobs.on_reads(report.accessed, report.stalls, pages)
             self._pushers.note_own_reads(report.id, observed.own_reads)
             self._pushers.on_reads(report.id, report.accessed, observed.tripped)
-            self._prefetcher.wake()
+            self._pace.wake()
         if report.accessed:
             await self._threads.run(self._count_uses, report.accessed)
 

@@ -5,20 +5,27 @@ import contextlib
 import logging
 import time
 import uuid
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from cachefs.errors import CachefsError
 from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
+from cachefs.planning.prefetch.promotion_plan import PromotionPlan
 from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.config import Config
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.prefetcher import Prefetcher, PrefetchSettings
+from cachefs_daemon.fetch.pace import Pace
+from cachefs_daemon.fetch.prefetcher import Prefetcher
+from cachefs_daemon.fetch.promoter import Promoter
+from cachefs_daemon.fetch.readers import Readers
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.persistence import JobPersistence
@@ -33,6 +40,8 @@ from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
 log = logging.getLogger(__name__)
+
+Endless = Callable[[], Coroutine[Any, Any, None]]  # runs as long as the daemon
 
 MAINTENANCE_SECONDS: Final = 2.0
 # Mounts report at least every 10 s. Before all have, nobody knows which snapshots they use.
@@ -67,10 +76,11 @@ class Node:
     def _compose(self, coverage: Coverage) -> None:
         config, storage, threads = self.config, self.storage, self.threads
         state_dir, origin = config.daemon.state_dir, config.origin
-        self.catalog = Catalog(state_dir, config.daemon.block_size, origin_settings(config), threads)
+        snapshots = HeldSnapshots(state_dir / "snapshots", config.daemon.block_size)
+        self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads)
         slots = FetchSlots(origin.max_connections, origin.max_bytes_in_flight)
         self.fetcher = Fetcher(
-            storage.blocks, self.catalog.source, threads, slots, self.errors, config.daemon.read_deadline
+            storage.blocks, snapshots.source, threads, slots, self.errors, config.daemon.read_deadline
         )
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
@@ -79,23 +89,25 @@ class Node:
         loader = EpochLoader(self.plan, storage.watch, storage.blocks, self.fetcher, threads)
         self.jobs = JobRegistry(self.catalog, self.plan, self.presence, loader)
         self.pushers = Pushers(self.plan, self.presence, coverage, self.jobs.readers, self._shows)
-        prefetcher = Prefetcher(
-            self.plan,
-            self.presence,
-            storage.tiering,
-            storage.blocks,
-            self.fetcher,
-            slots,
-            threads,
-            prefetch_settings(config),
-            self.jobs.margin,
-            self.jobs.fetched,
-            self.pushers.is_active,
-        )
-        self.exchange = Exchange(self.mounts, self.jobs, self.pushers, prefetcher, storage.tiering, threads)
+        pace = Pace(self.plan)
+        self.exchange = Exchange(self.mounts, self.jobs, self.pushers, pace, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
-        self._endless = (prefetcher, self._job_persistence, self._mount_persistence)
+        self._endless: list[Endless] = [self._job_persistence.run, self._mount_persistence.run]
+        if config.prefetch.enabled:
+            self._endless += self._fetching_ahead(pace, slots.ahead_slots)
+
+    def _fetching_ahead(self, pace: Pace, max_blocks: int) -> list[Endless]:
+        """What runs as long as the daemon, to bring blocks before they are read."""
+        config, storage, threads = self.config, self.storage, self.threads
+        readers = Readers(self.jobs.margin, self.jobs.fetched, self.pushers.is_active)
+        limits = FetchLimits(config.prefetch.safety, config.origin.max_bytes_in_flight, max_blocks)
+        fetches = FetchPlan(self.plan, self.presence, limits, time.monotonic())
+        promotions = PromotionPlan(self.plan, self.presence, config.prefetch.memory_ahead)
+        return [
+            Prefetcher(fetches, pace, self.fetcher, storage.tiering, threads, readers).run,
+            Promoter(promotions, pace, storage.blocks, storage.tiering, threads, readers).run,
+        ]
 
     async def start(self) -> None:
         """Take up what the daemon before has left, and begin to work."""
@@ -103,7 +115,7 @@ class Node:
         await self.pins.apply()
         await self.quotas.apply()
         await self._job_persistence.restore()
-        self._background = [asyncio.create_task(part.run()) for part in self._endless]
+        self._background = [asyncio.create_task(run()) for run in self._endless]
 
     async def maintain(self) -> None:
         """Runs as long as the daemon."""
@@ -160,13 +172,4 @@ def origin_settings(config: Config) -> OriginSettings:
         connect_timeout=origin.connect_timeout,
         read_timeout=origin.read_timeout,
         attempts=origin.attempts,
-    )
-
-
-def prefetch_settings(config: Config) -> PrefetchSettings:
-    return PrefetchSettings(
-        enabled=config.prefetch.enabled,
-        safety=config.prefetch.safety,
-        memory_ahead=config.prefetch.memory_ahead,
-        max_bytes=config.origin.max_bytes_in_flight,
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from cachefs_daemon.origin import retry
-from cachefs_daemon.origin.base import OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
 
 from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
@@ -58,7 +58,7 @@ def read(
         settings = OriginSettings(attempts=4, read_timeout=read_timeout)
         origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), settings)
         try:
-            data = await origin.read(listed.key, listed.version, listed.size, *span, deadline)
+            data = await origin.read(ObjectRange(listed.key, listed.version, listed.size, *span), deadline)
             assert origin.errors == origin.requests - 1
             return bytes(data)
         finally:

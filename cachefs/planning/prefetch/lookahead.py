@@ -1,11 +1,11 @@
-"""What a prefetcher has to bring next: the blocks of the plan that are not where they should be, soonest first.
+"""Which blocks of the plan to bring next: those that are not where they should be, soonest first.
 
-A lookahead remembers how far it has looked in each consumer's sequence, so that asking again costs what is new and not
-what is known. With 8 consumers and 1.3 million blocks, polling takes 0.07 ms where nothing is new, 0.7 ms for 64
-blocks, and never more than 3 ms, as what there is to see is looked at in steps.
+A lookahead remembers how far it has looked in each consumer's sequence, so that a call costs as much as there is new to
+see. With 8 consumers and 1.3 million blocks, a call takes 0.07 ms where nothing is new, and 0.7 ms for 64 blocks. It
+never takes more than 3 ms, since one call looks at a limited number of reads.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -13,12 +13,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from cachefs.planning.blocks.presence import States
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.sequences.plan import Plan
 
 Name = tuple[str, int]  # snapshot, number of the block in its space
-Residents = Mapping[str, npt.NDArray[np.uint8]]
 
+# Reads of one consumer that are looked at in one piece: at first, and at most.
 _FIRST_LOOK: Final = 1024
 _LONGEST_LOOK: Final = 1 << 15
 # Reads of one consumer that are looked at in one call: 0.2 ms.
@@ -27,55 +28,72 @@ _MOST_LOOKS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Upcoming:
-    """A block somebody will read. number: in the snapshot's block space; size: bytes; seconds: until it is read."""
+    """A block that a consumer will read."""
 
+    # Id of the snapshot.
     snapshot: str
+    # The block's number in the snapshot's block space.
     number: int
+    # Bytes.
     size: int
+    # Until it is read.
     seconds: float
+    # Who reads it first, as the plan knows the consumer.
     consumer: str
+
+    @property
+    def name(self) -> Name:
+        """Its name in the plan."""
+        return self.snapshot, self.number
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Wanted reads of one consumer: parallel arrays; end: read up to which it was looked."""
+    """Wanted reads of one consumer, as three arrays with one element per read."""
 
     consumer: str
     snapshot: str
+    # Positions of the reads, counted from the consumer's first read.
     reads: npt.NDArray[np.int64]
+    # Number of the block that each of them reads, in the snapshot's block space.
     blocks: Ids
+    # Seconds until each of them.
     seconds: npt.NDArray[np.float64]
-    end: int
 
 
 class Lookahead:
-    """wanted: the state (see cachefs.planning.blocks.presence) of the blocks it looks for."""
+    """Finds blocks in one state in the futures of all consumers, and gives each of them once."""
 
     def __init__(self, plan: Plan, wanted: int) -> None:
+        """wanted: the state of the blocks it looks for (see cachefs.planning.blocks.presence)."""
         self._plan = plan
         self._wanted = wanted
+        # By consumer: its generation (see Plan.generation) when it was looked at, and the read up to which it was.
         self._looked: dict[str, tuple[tuple[str, int], int]] = {}
 
     def take(
-        self, residents: Residents, seconds: float, blocks: int, size: int, known: Set[Name] = frozenset()
+        self, states: States, seconds: float, blocks: int, size: int, known: Set[Name] = frozenset()
     ) -> list[Upcoming]:
-        """The next wanted blocks, soonest first, that are read within *seconds*: at most *blocks* of them, and at most
-        *size* bytes but for the first. Those *known* are passed over. None is given twice until `rewind`, or until its
-        consumer jumps."""
+        """The next wanted blocks, soonest first, that are read within *seconds*: at most *blocks* blocks of at most
+        *size* bytes together. The first of them may be larger than *size*.
+
+        states: by snapshot, the state of each of its blocks (uint8, see Presence.states); known: blocks that are
+        skipped. No block is given twice until `rewind`, or until its consumer jumps.
+        """
         if blocks <= 0 or size <= 0:
             return []
         names = self._plan.consumers()
         self._looked = {name: looked for name, looked in self._looked.items() if name in names}
-        found = [self._look(name, residents, seconds, blocks + len(known)) for name in names]
+        found = [self._look(name, states, seconds, blocks + len(known)) for name in names]
         return self._choose([one for one in found if one is not None], blocks, size, known)
 
     def rewind(self) -> None:
-        """Look again from where consumers are: blocks that were given or passed over may be wanted now."""
+        """Look again from where consumers are: blocks that were given or skipped may be wanted now."""
         self._looked.clear()
 
-    def _look(self, consumer: str, residents: Residents, seconds: float, blocks: int) -> _Found | None:
+    def _look(self, consumer: str, states: States, seconds: float, blocks: int) -> _Found | None:
         generation = self._plan.generation(consumer)
-        state = residents.get(generation[0])
+        state = states.get(generation[0])
         if state is None:
             return None
         before = self._looked.get(consumer)
@@ -99,17 +117,17 @@ class Lookahead:
         self._looked[consumer] = (generation, end)
         if not count:
             return None
-        return _Found(consumer, generation[0], np.concatenate(reads), np.concatenate(ids), np.concatenate(due), end)
+        return _Found(consumer, generation[0], np.concatenate(reads), np.concatenate(ids), np.concatenate(due))
 
     def _choose(self, found: list[_Found], blocks: int, size: int, known: Set[Name]) -> list[Upcoming]:
-        """The soonest of all; each consumer is looked at again from its first read that is left out."""
+        """The soonest of all reads. Each consumer is looked at again from its first read that is left out."""
         if not found:
             return []
         whose = np.repeat(np.arange(len(found)), [len(one.reads) for one in found])
         which = np.concatenate([np.arange(len(one.reads)) for one in found])
         due = np.concatenate([one.seconds for one in found])
         order = np.argsort(due, kind="stable")
-        # Who has this many was not looked at any further.
+        # A consumer with so many wanted reads was not looked at any further.
         horizon = min((float(one.seconds[-1]) for one in found if len(one.reads) >= blocks + len(known)), default=inf)
         chosen: list[Upcoming] = []
         given: set[Name] = set()
@@ -138,7 +156,8 @@ class Lookahead:
         which: npt.NDArray[np.int64],
         rest: npt.NDArray[np.int64],
     ) -> dict[str, int]:
-        """By consumer, its first read among those numbered *rest*."""
+        """By consumer, its first read among *rest*: places in the arrays *whose* (number in *found*) and *which*
+        (place in that one's reads)."""
         firsts = {}
         for number, one in enumerate(found):
             reads = one.reads[which[rest[whose[rest] == number]]]

@@ -1,4 +1,7 @@
-"""What of a snapshot is on this node, and removing it. Plain walks over snapshot and index: call them in a thread."""
+"""Which blocks of a snapshot are on this node, and evicting them.
+
+These are plain walks over snapshot and index, to be called in a thread.
+"""
 
 import itertools
 import time
@@ -14,12 +17,13 @@ from cachefs_daemon.store.index_writer import IndexWriter
 
 # Blocks per call of the store, which holds its lock meanwhile.
 BATCH: Final = 1024
+# Files of one page at most, and about how long it takes to make one.
 PAGE: Final = 1000
 PAGE_SECONDS: Final = 0.25
 
 
 def cached_bytes(index: IndexWriter, snapshot: Snapshot) -> dict[str, int]:
-    """Tier name -> bytes of the snapshot's files in it."""
+    """By name of the tier: bytes of the snapshot's files in it."""
     present = _contents(index)
     wanted = {entry.content for entry in snapshot.walk(snapshot.entry(0)) if entry.content in present}
     total = [0] * len(TIER_NAMES)
@@ -32,7 +36,10 @@ def cached_bytes(index: IndexWriter, snapshot: Snapshot) -> dict[str, int]:
 def pages(
     index: IndexWriter, snapshot: Snapshot, files: Iterable[Entry], pins: Sequence[bytes]
 ) -> Iterator[CachedFiles]:
-    """All *files* with what is cached of each, in pages of at most PAGE files that take about PAGE_SECONDS each."""
+    """What is cached of each of *files*, in pages of at most PAGE files that take about PAGE_SECONDS each.
+
+    pins: paths of the dataset that are pinned.
+    """
     page: list[CachedFile] = []
     due = time.monotonic() + PAGE_SECONDS
     for entry in files:
@@ -47,7 +54,7 @@ def pages(
 
 
 def evict(store: BlockStore, index: IndexWriter, files: Iterable[Entry]) -> Freed:
-    """Drop every block of *files*, pinned ones too."""
+    """Evict every block of *files*, also where it is pinned."""
     present = _contents(index)
     return _evict(store, index, {entry.content for entry in files if entry.content in present})
 
@@ -55,7 +62,7 @@ def evict(store: BlockStore, index: IndexWriter, files: Iterable[Entry]) -> Free
 def evict_unshared(
     store: BlockStore, index: IndexWriter, removed: Iterable[Snapshot], kept: Iterable[Snapshot]
 ) -> Freed:
-    """Drop the blocks of the files in *removed* that are in none of the *kept* snapshots."""
+    """Evict the blocks of the files in the *removed* snapshots that are in none of the *kept* snapshots."""
     present = _contents(index)
     doomed = {entry.content for entry in _all_files(removed) if entry.content in present}
     for entry in _all_files(kept):
@@ -68,11 +75,13 @@ def _all_files(snapshots: Iterable[Snapshot]) -> Iterator[Entry]:
 
 
 def _contents(index: IndexWriter) -> set[bytes]:
+    """Content ids of the files of which some block is on this node."""
     keys = index.keys()
     return {key[:CONTENT_ID_SIZE] for key in keys}
 
 
 def _bytes_per_tier(index: IndexWriter, content: bytes) -> list[int]:
+    """Bytes of one file in each tier."""
     cached = [0] * len(TIER_NAMES)
     for _, location in index.blocks_of(content):
         cached[location.tier] += location.length

@@ -17,45 +17,49 @@ from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 
+# Keys that are pinned at once, under the lock.
 BATCH: Final = 4096
 
 
 class Pins:
-    """Keeps the store's pinned keys equal to what the datasets' records say."""
+    """Keeps the keys that are pinned in the tiers equal to what the datasets' records say."""
 
-    def __init__(self, tiering: Locked[Tiering], datasets: Catalog, threads: Threads) -> None:
+    def __init__(self, tiering: Locked[Tiering], catalog: Catalog, threads: Threads) -> None:
         self._tiering = tiering
-        self._datasets = datasets
+        self._catalog = catalog
         self._threads = threads
         self._changing = asyncio.Lock()
 
     async def pin(self, request: Selection) -> Pinned:
-        """Raises NotFound."""
+        """Pin what the request selects: all of the dataset, without paths. Raises NotFound."""
         async with self._changing:
-            snapshot = self._datasets.snapshot(request.dataset)
+            snapshot = self._catalog.snapshot(request.dataset)
             paths = selection.distinct(request.paths or [b""])
             pinned = await self._threads.background(_each_key, self._pin, snapshot, paths)
-            known = self._datasets.get(request.dataset).record.pins
-            await self._datasets.set_pins(request.dataset, selection.distinct([*known, *paths]))
+            known = self._catalog.get(request.dataset).record.pins
+            await self._catalog.set_pins(request.dataset, selection.distinct([*known, *paths]))
             return pinned
 
     async def unpin(self, request: Selection) -> Pinned:
-        """Release pins (all of the dataset, without paths). Raises NotFound where a path is not a pin itself."""
+        """Remove the pins at the request's paths, or all pins of the dataset where there are no paths.
+
+        Raises NotFound where a path is not a pin itself.
+        """
         async with self._changing:
-            snapshot = self._datasets.snapshot(request.dataset)
-            known = self._datasets.get(request.dataset).record.pins
+            snapshot = self._catalog.snapshot(request.dataset)
+            known = self._catalog.get(request.dataset).record.pins
             paths = selection.distinct(request.paths) if request.paths else known
             for path in paths:
                 if path not in known:
                     raise NotFound(_not_pinned(path, known, request.dataset))
-            await self._datasets.set_pins(request.dataset, [pin for pin in known if pin not in paths])
+            await self._catalog.set_pins(request.dataset, [pin for pin in known if pin not in paths])
             released = await self._threads.background(_each_key, self._unpin, snapshot, _present(snapshot, paths))
             # Other pins may cover some of the same content.
             await self._apply_all()
             return released
 
     async def follow(self, before: Snapshot | None, paths: list[bytes]) -> None:
-        """The dataset with pins at *paths* has left snapshot *before* for another one, or is gone."""
+        """A dataset with pins at *paths* has replaced snapshot *before* by another one, or is gone."""
         if not paths:
             return
         async with self._changing:
@@ -64,7 +68,7 @@ class Pins:
             await self._apply_all()
 
     async def apply(self) -> None:
-        """Pin in the store what the records say."""
+        """Pin what the records say."""
         async with self._changing:
             await self._apply_all()
 
@@ -77,14 +81,14 @@ class Pins:
             tiering.unpin(keys)
 
     async def _apply_all(self) -> None:
-        for dataset in self._datasets:
+        for dataset in self._catalog:
             if dataset.current is not None and dataset.record.pins:
                 paths = _present(dataset.current, dataset.record.pins)
                 await self._threads.background(_each_key, self._pin, dataset.current, paths)
 
 
 def _each_key(change: Callable[[Iterable[bytes]], None], snapshot: Snapshot, paths: list[bytes]) -> Pinned:
-    """Call *change* with the keys of all blocks at or below *paths* (none where there are no paths)."""
+    """Call *change* with the keys of all blocks at or below *paths*: with none where there are no paths."""
     files = size = 0
     if not paths:
         return Pinned(files=0, bytes=0)
@@ -101,11 +105,13 @@ def _each_key(change: Callable[[Iterable[bytes]], None], snapshot: Snapshot, pat
 
 
 def _present(snapshot: Snapshot, paths: Iterable[bytes]) -> list[bytes]:
-    """A pinned path may be missing in a newer snapshot; the pin stays, as the path may come back."""
+    """The *paths* that are in the snapshot. A pinned path may be missing in a newer snapshot; its pin stays, since the
+    path may come back."""
     return [path for path in paths if snapshot.find(path) is not None]
 
 
 def _not_pinned(path: bytes, known: list[bytes], dataset: str) -> str:
+    """A message that names the pins that there are."""
     shown = [pin.decode(errors="backslashreplace") or "/" for pin in itertools.islice(known, 5)]
     pins = ", ".join(shown) + (", …" if len(known) > len(shown) else "") if shown else "nothing"
     return f"{path.decode(errors='backslashreplace') or '/'} is not a pin of {dataset}; pinned there: {pins}"

@@ -1,4 +1,7 @@
-"""Limits of datasets: how much of each tier, and how long. They outlive restarts and follow refreshes."""
+"""Quotas of datasets: how much of each tier their blocks may take, and how long they stay.
+
+Quotas outlive restarts and follow refreshes.
+"""
 
 import asyncio
 import logging
@@ -22,34 +25,34 @@ from cachefs_daemon.store.transfers import batches
 
 log = logging.getLogger(__name__)
 
-SHORTEST_TTL: Final = 1.0
+SHORTEST_TTL: Final = 1.0  # seconds
 
 
 class DatasetQuotas:
-    """Keeps the store's quotas equal to what the datasets' records say."""
+    """Keeps the quotas of the tiers equal to what the datasets' records say."""
 
-    def __init__(self, tiering: Locked[Tiering], index: IndexWriter, datasets: Catalog, threads: Threads) -> None:
+    def __init__(self, tiering: Locked[Tiering], index: IndexWriter, catalog: Catalog, threads: Threads) -> None:
         self._tiering = tiering
         self._index = index
-        self._datasets = datasets
+        self._catalog = catalog
         self._threads = threads
         self._changing = asyncio.Lock()
 
     async def change(self, request: DatasetLimit) -> DatasetView:
-        """What is more than the share goes within seconds. Raises NotFound, ConfigError."""
+        """Change a dataset's quota. What is above it is evicted within seconds. Raises NotFound, ConfigError."""
         if request.share is not None and not 0 < request.share <= 1:
             raise ConfigError(f"share {request.share:g}: expected more than 0 and at most 1 (all, which is no limit)")
         if request.ttl is not None and request.ttl != 0 and not SHORTEST_TTL <= request.ttl < math.inf:
             raise ConfigError(f"ttl {request.ttl:g} s: expected at least {SHORTEST_TTL:g} s, or 0 for no limit")
         async with self._changing:
-            record = self._datasets.get(request.name).record
+            record = self._catalog.get(request.name).record
             share = record.share if request.share is None else request.share
             ttl = record.ttl if request.ttl is None else request.ttl
-            await self._datasets.set_limits(request.name, share, ttl)
-            dataset = self._datasets.get(request.name)
+            await self._catalog.set_limits(request.name, share, ttl)
+            dataset = self._catalog.get(request.name)
             await self._apply(dataset)
             log.info("dataset %s: at most %.4g of each tier, ttl %.0f s (0: none)", request.name, share, ttl)
-            return self._datasets.view(dataset)
+            return self._catalog.view(dataset)
 
     async def follow(self, dataset: Dataset) -> None:
         """The dataset has another snapshot."""
@@ -57,13 +60,14 @@ class DatasetQuotas:
             await self._apply(dataset)
 
     def removed(self, name: str) -> None:
+        """The dataset is gone, or has no quota any more."""
         with self._tiering as tiering:
             tiering.quotas.remove(name)
 
     async def apply(self) -> None:
-        """Quota in the store what the records say."""
+        """Set the quotas that the records say."""
         async with self._changing:
-            for dataset in sorted(self._datasets, key=lambda one: one.record.name):
+            for dataset in sorted(self._catalog, key=lambda one: one.record.name):
                 await self._apply(dataset)
 
     async def _apply(self, dataset: Dataset) -> None:
@@ -71,7 +75,7 @@ class DatasetQuotas:
         if record.share >= 1 and not record.ttl:
             self.removed(record.name)
             return
-        snapshots = self._datasets.generations(dataset)
+        snapshots = self._catalog.generations(dataset)
         known = frozenset(snapshot.id for snapshot in snapshots)
         with self._tiering as tiering:
             tiering.quotas.set(Quota(record.name, known, record.share, record.ttl or math.inf))
@@ -80,7 +84,8 @@ class DatasetQuotas:
 
 
 def _claim(tiering: Locked[Tiering], index: IndexWriter, snapshot: Snapshot) -> None:
-    """What is here of the snapshot counts. As arrays, since a daemon that starts waits for it."""
+    """Count the blocks of the snapshot that are on this node. It works on whole arrays, since a daemon that starts
+    waits for it."""
     keys = index.keys()
     if keys:
         here = np.flatnonzero(BlockSpace.of(snapshot).ids(keys) != NO_BLOCK)

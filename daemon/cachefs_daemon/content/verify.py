@@ -1,4 +1,4 @@
-"""Re-reading every cached byte against its checksums, and dropping what is wrong."""
+"""Reading every cached byte again, comparing it with its checksum, and dropping what is wrong."""
 
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -15,15 +15,19 @@ REPORT_SECONDS: Final = 0.2
 
 @dataclass(slots=True)
 class _Sweep:
-    """keys: still to be read; blocks: read or found gone; size: bytes read; repaired: blocks that were wrong."""
+    """One walk over all blocks, and how far it is."""
 
+    # Of blocks still to be read.
     keys: Iterator[bytes]
+    # Blocks that were read, or that were gone.
     blocks: int = 0
+    # Bytes that were read.
     size: int = 0
+    # Blocks that were wrong.
     repaired: int = 0
 
     def advance(self, store: BlockStore) -> bool:
-        """Go on for REPORT_SECONDS; False at the end."""
+        """Go on for REPORT_SECONDS. Returns False once all blocks are done."""
         until = time.monotonic() + REPORT_SECONDS
         while time.monotonic() < until:
             key = next(self.keys, None)
@@ -36,15 +40,15 @@ class _Sweep:
         self.blocks += 1
         location = store.get(key)
         if location is None:
-            return  # evicted since we began
+            return  # evicted since the walk began
         self.size += location.length
         if store.read(key, location) is None:
-            # Evicted or moved under our eyes, or really bad: the store tells.
+            # It was evicted or moved meanwhile, or it is really bad: the store finds out.
             self.repaired += store.repair(key, location)
 
 
 async def verify(store: BlockStore, index: IndexWriter, threads: Threads) -> AsyncGenerator[VerifyProgress, None]:
-    """Progress, and last a message that says done."""
+    """Read all blocks. Yields progress, and last a message that says done."""
     keys = await threads.background(index.keys)
     sweep = _Sweep(iter(keys))
     going = True

@@ -1,6 +1,6 @@
 """Warmups: bringing chosen files of a dataset onto the node before anybody reads them.
 
-They take what the policy admits and nothing more, behind every read that somebody waits for.
+A warmup brings what the policy admits and nothing more, and every read that somebody waits for comes first.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 from cachefs.block import block_count, block_length
@@ -22,38 +23,52 @@ from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 
-# Together they keep twice the default of origin.max_connections under way, so that a slow block idles nothing. Twice
-# as many of each made no warmup faster, but every other fetch slower.
+# Workers of one warmup, and blocks that each of them asks for at once. Together they ask for twice the default of
+# origin.max_connections, so that no connection is idle for a slow block. Twice as many workers or blocks made no warmup
+# faster, but every other fetch slower.
 WORKERS: Final = 8
 BATCH: Final = 16
 REPORT_SECONDS: Final = 0.2
 
-RUNNING: Final = "running"
-DONE: Final = "done"
-FAILED: Final = "failed"
-CANCELLED: Final = "cancelled"
+
+class WarmupState(StrEnum):
+    """What became of a warmup, as WarmupProgress tells it."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """files: entry numbers, in the snapshot's order."""
+    """What a warmup is to bring."""
 
+    # Entry numbers, in the snapshot's order.
     files: "array[int]"
+    # Of all these files.
     blocks: int
     bytes: int
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
+    """One warmup, and how far it is."""
+
     id: int
     snapshot: Snapshot
     request: Warmup
-    state: str = RUNNING
+    state: WarmupState = WarmupState.RUNNING
     plan: _Plan = field(default_factory=lambda: _Plan(array("Q"), 0, 0))
+    # That are on the node now.
     blocks: int = 0
+    # Of these blocks.
     bytes: int = 0
+    # Blocks that the policy did not admit.
     skipped: int = 0
+    # Blocks that could not be fetched.
     failed: int = 0
+    # Why the last of them could not.
     message: str = ""
     task: "asyncio.Task[None]" = field(init=False)
 
@@ -72,7 +87,7 @@ class _Run:
 
 
 class Warmups:
-    """All warmups that run now."""
+    """All warmups that run now. Used on the event loop."""
 
     def __init__(self, fetcher: Fetcher, threads: Threads) -> None:
         self._fetcher = fetcher
@@ -84,8 +99,10 @@ class Warmups:
         return len(self._running)
 
     async def run(self, snapshot: Snapshot, request: Warmup) -> AsyncGenerator[WarmupProgress, None]:
-        """Progress until the end; one message and no waiting where the request says so. A caller who waits and goes
-        away takes the warmup along. Raises NotFound, ConfigError."""
+        """Start a warmup. Yields progress until its end, or one message where the request says not to wait.
+
+        When a caller that waits goes away, the warmup ends. Raises NotFound, ConfigError.
+        """
         if not 0 < request.fraction <= 1:
             raise ConfigError(f"fraction {request.fraction:g}: expected more than 0 and at most 1")
         run = _Run(next(self._numbers), snapshot, request)
@@ -104,6 +121,7 @@ class Warmups:
             run.task.cancel()
 
     async def close(self) -> None:
+        """End all warmups."""
         tasks = [run.task for run in self._running]
         for task in tasks:
             task.cancel()
@@ -115,13 +133,13 @@ class Warmups:
             async with asyncio.TaskGroup() as group:
                 for _ in range(WORKERS):
                     group.create_task(self._fetch(run, batches))
-            run.state = FAILED if run.failed else DONE
+            run.state = WarmupState.FAILED if run.failed else WarmupState.DONE
         except asyncio.CancelledError:
-            run.state = CANCELLED
+            run.state = WarmupState.CANCELLED
             raise
         except Exception as error:
             log.exception("warmup %d of %s failed unexpectedly", run.id, run.request.dataset)
-            run.state, run.message = FAILED, f"internal error ({error!r}); see the daemon's log"
+            run.state, run.message = WarmupState.FAILED, f"internal error ({error!r}); see the daemon's log"
         finally:
             self._running.discard(run)
             log.info(
@@ -144,7 +162,7 @@ class Warmups:
 
 
 def _plan(snapshot: Snapshot, request: Warmup) -> _Plan:
-    """In a thread. 8 bytes a file: a million files are 8 MB."""
+    """What the *request* asks for. To be called in a thread. It takes 8 bytes per file: 8 MB for a million files."""
     numbers = array("Q")
     sizes = array("Q")
     for entry in selection.files(snapshot, request.paths):
@@ -156,13 +174,14 @@ def _plan(snapshot: Snapshot, request: Warmup) -> _Plan:
 
 
 def _batches(run: _Run) -> Iterator[list[tuple[BlockRef, int]]]:
-    """Blocks with their lengths."""
+    """The blocks to bring, each with its length in bytes, in groups of BATCH."""
     blocks = _blocks(run.snapshot, run.plan.files)
     while batch := list(itertools.islice(blocks, BATCH)):
         yield batch
 
 
 def _blocks(snapshot: Snapshot, files: "array[int]") -> Iterator[tuple[BlockRef, int]]:
+    """The blocks of these entries, each with its length in bytes."""
     for file in files:
         size, _ = snapshot.file(file)
         for number in range(block_count(size, snapshot.block_size)):

@@ -1,7 +1,7 @@
-"""The datasets of this node: their names, origins and snapshots.
+"""The catalog of datasets of this node: their names, origins and snapshots.
 
-Snapshots are files in `<state_dir>/snapshots`, shared by all datasets that list the same. Of each dataset the current
-one is kept, the one before it, and any that a living mount may still read.
+Each dataset keeps its current snapshot, the one before it, and any
+snapshot that a living mount may still read.
 """
 
 import contextlib
@@ -10,21 +10,20 @@ import re
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cachefs import snapshot as snapshots
-from cachefs.block import block_count, block_key, block_length
 from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, SnapshotDamaged
-from cachefs.messages import BlockRef, DatasetAdd, DatasetView, ListingProgress
-from cachefs.sizes import format_size
+from cachefs.messages import DatasetAdd, DatasetView, ListingProgress
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_diff import compare
 from cachefs_daemon.datasets import records
-from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
+from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.datasets.listing import ListingPhase, ListingRequest, build_snapshot
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 from cachefs_daemon.runtime.threads import Threads
@@ -34,65 +33,34 @@ log = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # `all` is the mount SPEC for every dataset of the node.
 _RESERVED: Final = frozenset({"all"})
+# Snapshots that each dataset keeps, whoever uses them.
 KEPT_GENERATIONS: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSource:
-    """Where the bytes of the block *key* of *snapshot* come from: [offset, offset + length) of one version of one
-    object."""
-
-    key: bytes
-    origin: Origin
-    object: bytes
-    version: bytes
-    size: int
-    offset: int
-    length: int
-    snapshot: str = ""
-
-    @property
-    def subject(self) -> str:
-        """How a person calls the object."""
-        return f"{self.origin.url}/{self.object.decode(errors='backslashreplace')}"
 
 
 @dataclass(slots=True)
 class Dataset:
-    """record: what is on disk about it; origin: open for it; current: its snapshot, None where that is damaged."""
+    """A dataset of this node."""
 
+    # What is on disk about it.
     record: DatasetRecord
+    # Open, for this dataset.
     origin: Origin
+    # Its current snapshot; None where that is damaged.
     current: Snapshot | None
 
 
-@dataclass(slots=True)
-class _Held:
-    """An open snapshot and the origins of the datasets that have it. Nobody closes it, as a thread may be reading it:
-    it closes when the last reference goes."""
-
-    snapshot: Snapshot
-    origins: list[Origin] = field(default_factory=list)
-
-
 class Catalog:
-    """Changed on the event loop only; `source` and the snapshots may be used in any thread."""
+    """All datasets of the node. Used on the event loop; their snapshots may be used in any thread."""
 
-    def __init__(self, state_dir: Path, block_size: int, settings: OriginSettings, threads: Threads) -> None:
-        """Raises CachefsError where the registry cannot be read."""
+    def __init__(self, state_dir: Path, held: HeldSnapshots, settings: OriginSettings, threads: Threads) -> None:
+        """held: gets the snapshots of all datasets. Raises CachefsError where the registry cannot be read."""
         self._state_dir = state_dir
-        self._directory = state_dir / "snapshots"
-        self._block_size = block_size
+        self._held = held
         self._settings = settings
         self._threads = threads
-        self._datasets: dict[str, Dataset] = {}
-        self._held: dict[str, _Held] = {}
-        self._changing: set[str] = set()
+        self._datasets: dict[str, Dataset] = {}  # by name
+        self._changing: set[str] = set()  # names of datasets that are being listed or removed
         self._saving = threading.Lock()
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CachefsError(f"{self._directory} cannot be used: {error.strerror}; move it away") from None
         for record in records.load(state_dir):
             self._load(record)
         self._tidy()
@@ -104,7 +72,7 @@ class Catalog:
         return len(self._datasets)
 
     def get(self, name: str) -> Dataset:
-        """Raises NotFound."""
+        """The dataset of that name. Raises NotFound."""
         dataset = self._datasets.get(name)
         if dataset is None:
             known = ", ".join(sorted(self._datasets)) or "none yet"
@@ -119,18 +87,18 @@ class Catalog:
         return dataset.current
 
     def generations(self, dataset: Dataset) -> list[Snapshot]:
-        """All its snapshots that are still on this node, newest first."""
+        """All snapshots of the dataset that are still on this node, newest first."""
         held = (self._held.get(known.id) for known in dataset.record.snapshots)
-        return [one.snapshot for one in held if one is not None]
+        return [snapshot for snapshot in held if snapshot is not None]
 
     def view(self, dataset: Dataset) -> DatasetView:
-        """snapshot and path are empty where the snapshot is lost."""
+        """What others are told of the dataset. The view's snapshot and path are empty where the snapshot is lost."""
         record, snapshot = dataset.record, dataset.current
         return DatasetView(
             name=record.name,
             url=record.url,
             snapshot=snapshot.id if snapshot else "",
-            path=str(self._path(snapshot.id)) if snapshot else "",
+            path=str(self._held.path(snapshot.id)) if snapshot else "",
             files=snapshot.files if snapshot else 0,
             directories=snapshot.directories if snapshot else 0,
             bytes=snapshot.bytes if snapshot else 0,
@@ -141,31 +109,14 @@ class Catalog:
         )
 
     def readable(self) -> list[DatasetView]:
-        """Those a mount can show."""
+        """The datasets that a mount can show."""
         return [self.view(dataset) for dataset in self if dataset.current is not None]
 
-    def source(self, ref: BlockRef) -> BlockSource:
-        """What *ref* means. Raises NotFound, SnapshotDamaged."""
-        held = self._held.get(ref.snapshot)
-        if held is None:
-            raise NotFound(f"snapshot {ref.snapshot} is not on this node; mount the dataset again")
-        snapshot = held.snapshot
-        entry = snapshot.entry(ref.entry)
-        if not 0 <= ref.number < block_count(entry.size, snapshot.block_size):
-            raise NotFound(f"entry {ref.entry} of snapshot {ref.snapshot} has no block {ref.number}")
-        return BlockSource(
-            key=block_key(entry.content, ref.number),
-            origin=held.origins[0],
-            object=snapshot.path(ref.entry),
-            version=entry.version,
-            size=entry.size,
-            offset=ref.number * snapshot.block_size,
-            length=block_length(entry.size, snapshot.block_size, ref.number),
-            snapshot=ref.snapshot,
-        )
-
     async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
-        """Progress, and last the new dataset. Raises AlreadyExists, Busy, ConfigError, and what the origin raises."""
+        """List a new dataset. Yields progress, and last a message with the dataset.
+
+        Raises AlreadyExists, Busy, ConfigError, and what the origin raises.
+        """
         name = request.name
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise ConfigError(
@@ -189,7 +140,10 @@ class Catalog:
         yield self._last_progress(dataset)
 
     async def refresh(self, name: str) -> AsyncGenerator[ListingProgress, None]:
-        """Progress, and last the dataset with the difference. Raises NotFound, Busy, and what the origin raises."""
+        """List a dataset anew. Yields progress, and last a message with the dataset and what has changed.
+
+        Raises NotFound, Busy, and what the origin raises.
+        """
         dataset = self.get(name)
         before = dataset.current
         with self._changing_name(name):
@@ -220,9 +174,11 @@ class Catalog:
         return dataset
 
     async def set_pins(self, name: str, pins: list[bytes]) -> None:
+        """pins: paths relative to the dataset's root. Raises NotFound, CachefsError."""
         await self._change(self.get(name), pins=pins)
 
     async def set_limits(self, name: str, share: float, ttl: float) -> None:
+        """See DatasetRecord. Raises NotFound, CachefsError."""
         await self._change(self.get(name), share=share, ttl=ttl)
 
     async def _change(self, dataset: Dataset, **fields: object) -> None:
@@ -235,7 +191,10 @@ class Catalog:
             raise
 
     async def prune(self, in_use: Callable[[str, float], bool]) -> None:
-        """Forget old snapshots beyond KEPT_GENERATIONS for which *in_use* (id, replaced since) is false."""
+        """Forget snapshots that are older than the last KEPT_GENERATIONS and that nobody uses.
+
+        in_use: whether a snapshot may be in use, given its id and the unix time since when it is not current any more.
+        """
         changed = False
         for dataset in self:
             old = dataset.record.snapshots[KEPT_GENERATIONS:]
@@ -254,16 +213,17 @@ class Catalog:
         return sum(origin.requests for origin in origins), sum(origin.errors for origin in origins)
 
     async def close(self) -> None:
+        """Close all origins."""
         for dataset in self:
             await dataset.origin.close()
 
     async def _list(self, dataset: Dataset) -> AsyncGenerator[ListingProgress, None]:
-        """List its origin, and make what came out its current snapshot."""
+        """List the dataset's origin, and make the result its current snapshot."""
         record = dataset.record
         request = ListingRequest(
             url=record.url,
-            block_size=self._block_size,
-            directory=str(self._directory),
+            block_size=self._held.block_size,
+            directory=str(self._held.directory),
             options=record.options,
             settings=self._settings,
         )
@@ -283,7 +243,7 @@ class Catalog:
             return
         retired = [SnapshotRecord(before[0].id, time.time()), *before[1:]] if before else []
         kept = [SnapshotRecord(fresh), *(snapshot for snapshot in retired if snapshot.id != fresh)]
-        snapshot = self._hold(fresh, dataset.origin)
+        snapshot = self._held.hold(fresh, dataset.origin)
         was_current = dataset.current
         dataset.record = msgspec.structs.replace(record, snapshots=kept)
         dataset.current = snapshot
@@ -299,7 +259,7 @@ class Catalog:
 
     def _last_progress(self, dataset: Dataset) -> ListingProgress:
         view = self.view(dataset)
-        return ListingProgress(phase="building", objects=view.files, bytes=view.bytes, dataset=view)
+        return ListingProgress(phase=ListingPhase.BUILDING, objects=view.files, bytes=view.bytes, dataset=view)
 
     def _load(self, record: DatasetRecord) -> None:
         try:
@@ -309,8 +269,8 @@ class Catalog:
         current: Snapshot | None = None
         for generation, snapshot in enumerate(record.snapshots):
             try:
-                snapshots.verify(self._path(snapshot.id))
-                opened = self._hold(snapshot.id, origin)
+                snapshots.verify(self._held.path(snapshot.id))
+                opened = self._held.hold(snapshot.id, origin)
             except CachefsError as error:
                 log.error("dataset %s: %s", record.name, error)
                 continue
@@ -318,46 +278,25 @@ class Catalog:
                 current = opened
         self._datasets[record.name] = Dataset(record, origin, current)
 
-    def _hold(self, snapshot_id: str, origin: Origin) -> Snapshot:
-        held = self._held.get(snapshot_id)
-        if held is None:
-            snapshot = Snapshot(self._path(snapshot_id))
-            if snapshot.block_size > self._block_size:
-                raise ConfigError(
-                    f"snapshot {snapshot_id} has blocks of {format_size(snapshot.block_size)}, larger than "
-                    "daemon.block_size; refresh the dataset to list it anew"
-                )
-            held = self._held[snapshot_id] = _Held(snapshot)
-        if origin not in held.origins:
-            held.origins.append(origin)
-        return held.snapshot
-
     def _tidy(self) -> None:
-        """Let go of the snapshots no dataset refers to, and remove their files and what a broken listing left.
+        """Let go of the snapshots that no dataset refers to, and remove their files and what a broken listing left.
 
-        No files while a listing is under way, whose file nobody refers to yet.
+        No file is removed while a listing is under way: no dataset refers to its file yet.
         """
         wanted: dict[str, list[Origin]] = {}
         for dataset in self:
             for record in dataset.record.snapshots:
                 wanted.setdefault(record.id, []).append(dataset.origin)
-        self._held = {held: _Held(one.snapshot, wanted[held]) for held, one in self._held.items() if held in wanted}
-        if self._changing:
-            return
-        kept = {self._path(snapshot_id) for snapshot_id in wanted}
-        for path in self._directory.iterdir():
-            if path not in kept and path.is_file():
-                log.info("removing %s, which no dataset refers to", path)
-                path.unlink(missing_ok=True)
-
-    def _path(self, snapshot_id: str) -> Path:
-        return self._directory / f"{snapshot_id}{snapshots.SUFFIX}"
+        self._held.keep(wanted)
+        if not self._changing:
+            self._held.remove_files(wanted)
 
     async def _save(self) -> None:
         await self._threads.background(self._save_now)
 
     def _save_now(self) -> None:
-        """In a thread. One at a time, and each what is true when its turn comes: so the last is never an older one."""
+        """In a thread. One save at a time, and each writes what is true when its turn comes. So the last one never
+        writes an older state."""
         with self._saving:
             records.save(self._state_dir, [dataset.record for dataset in self])
 
@@ -374,6 +313,7 @@ class Catalog:
 
 
 def _taken(record: DatasetRecord, url: str) -> str:
+    """Why a dataset of *url* cannot be added under a name that is in use."""
     if record.url == url.rstrip("/"):
         return f"dataset {record.name} is {record.url} already; `cachectl dataset refresh {record.name}` lists it anew"
     return (

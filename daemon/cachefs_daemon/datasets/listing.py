@@ -1,9 +1,9 @@
 """Listing an origin and building its snapshot, in a process of its own.
 
-A million keys take ten seconds of Python and hundreds of megabytes, which the daemon's event loop and memory should
-not feel. The child (`python -m cachefs_daemon.datasets.listing`) reads one ListingRequest as a line of JSON, writes
-progress as lines of JSON and last the result, and dies with its parent: its standard input stays open as long as that
-lives.
+A million keys take ten seconds of Python and hundreds of megabytes. They must not block the daemon's event loop, nor
+stay in its memory. The child (`python -m cachefs_daemon.datasets.listing`) reads one ListingRequest as a line of JSON,
+and writes progress as lines of JSON and last the result. It dies with its parent: its standard input ends when the
+parent ends.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -25,32 +26,51 @@ from cachefs.messages import ListingProgress, Message, OriginOptions
 from cachefs.snapshot_builder import SnapshotBuilder
 from cachefs_daemon.origin.base import OriginSettings, open_origin
 
-# A living child says something twice a second; only a hung disk keeps it silent for long, when it syncs the file.
+# Seconds after which a silent child is given up. A living one reports twice a second; only a hung disk keeps it silent
+# for long, when it syncs the file.
 _SILENCE: Final = 120.0
-_INTERVAL: Final = 0.5
+_INTERVAL: Final = 0.5  # seconds between two reports
+
+
+class ListingPhase(StrEnum):
+    """What a listing does now."""
+
+    LISTING = "listing"  # asks the origin what there is
+    BUILDING = "building"  # writes the snapshot
 
 
 class ListingRequest(Message, frozen=True):
-    """directory: where the snapshot file goes."""
+    """What the child is to list."""
 
     url: str
+    # Bytes of the snapshot's blocks.
     block_size: int
+    # Where the snapshot file is written.
     directory: str
     options: OriginOptions = OriginOptions()
     settings: OriginSettings = OriginSettings()
 
 
 class _Built(Message, frozen=True, tag=True):
+    """The end of a listing."""
+
+    # Of the snapshot file.
     path: str
 
 
 class _Failed(Message, frozen=True, tag=True):
+    """The end of a listing that found no snapshot."""
+
+    # Name of the class in cachefs.errors.
     error: str
     message: str
 
 
 class _Progress(Message, frozen=True, tag=True):
-    phase: str
+    """How far a listing is."""
+
+    phase: ListingPhase
+    # Objects so far, and their bytes.
     objects: int
     bytes: int
 
@@ -59,9 +79,10 @@ _LINE: Final = msgspec.json.Decoder(_Built | _Failed | _Progress)
 
 
 async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgress | Path, None]:
-    """List the origin and build its snapshot: yields progress, and last the path of the snapshot.
+    """List the origin and build its snapshot. Yields progress, and last the path of the snapshot.
 
-    Closing the iterator ends the child. Raises the CachefsError the child met, OriginUnavailable where it died or hung.
+    Closing the iterator ends the child. Raises the CachefsError that the child met, OriginUnavailable where it died or
+    hung.
     """
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -95,7 +116,7 @@ async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgr
 
 
 def main() -> int:
-    """The child. Exit status 0 where it built the snapshot, else 1."""
+    """Runs in the child. Returns its exit status: 0 where it built the snapshot, else 1."""
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ListingRequest)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
@@ -120,7 +141,7 @@ def _build(request: ListingRequest) -> Path:
         nonlocal next_report
         if time.monotonic() >= next_report:
             next_report = time.monotonic() + _INTERVAL
-            _say(_Progress(phase=phase, objects=objects, bytes=size))
+            _say(_Progress(phase=ListingPhase(phase), objects=objects, bytes=size))
 
     return builder.write(Path(request.directory), progress)
 
@@ -140,7 +161,7 @@ async def _list(request: ListingRequest) -> SnapshotBuilder:
 
 async def _report_listing(builder: SnapshotBuilder) -> None:
     while True:
-        _say(_Progress(phase="listing", objects=builder.objects, bytes=builder.bytes))
+        _say(_Progress(phase=ListingPhase.LISTING, objects=builder.objects, bytes=builder.bytes))
         await asyncio.sleep(_INTERVAL)
 
 

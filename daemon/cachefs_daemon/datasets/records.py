@@ -13,31 +13,39 @@ FILE_NAME: Final = "datasets.json"
 
 
 class SnapshotRecord(msgspec.Struct, frozen=True):
-    """id: of the snapshot; replaced: unix time since when it is no longer the current one, 0 while it is."""
+    """A snapshot of a dataset."""
 
+    # Of the snapshot.
     id: str
+    # Unix time since when it is not the current one any more; 0 while it is.
     replaced: float = 0.0
 
 
 class DatasetRecord(msgspec.Struct, frozen=True):
-    """snapshots: newest first, the first being the current one; pins: paths relative to the dataset's root; share: of
-    each tier that it may take; ttl: seconds that its blocks stay after their last read, 0 where nothing limits that."""
+    """A dataset: its name, its origin, and what was decided about it."""
 
     name: str
     url: str
     options: OriginOptions
+    # Newest first; the first is the current one.
     snapshots: list[SnapshotRecord]
+    # Paths relative to the dataset's root.
     pins: list[bytes] = []
+    # The part of each tier that its blocks may take.
     share: float = 1.0
+    # Seconds that its blocks stay after their last read; 0 where nothing limits that.
     ttl: float = 0.0
 
 
 class _File(msgspec.Struct, frozen=True):
+    """The content of the file."""
+
     datasets: list[DatasetRecord]
 
 
 def load(state_dir: Path) -> list[DatasetRecord]:
-    """Raises CachefsError where the file is there but cannot be understood: guessing would drop datasets."""
+    """The datasets of an earlier run. Raises CachefsError where the file is there but cannot be understood: with a
+    guess, datasets would be lost."""
     path = state_dir / FILE_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=_File).datasets
@@ -50,7 +58,7 @@ def load(state_dir: Path) -> list[DatasetRecord]:
 
 
 def save(state_dir: Path, datasets: list[DatasetRecord]) -> None:
-    """Raises CachefsError where it cannot be written; the old file then stays."""
+    """Replace the file. Raises CachefsError where it cannot be written; the old file then stays."""
     path = state_dir / FILE_NAME
     fresh = path.with_suffix(".new")
     try:

@@ -13,7 +13,7 @@ def normal_path(path: bytes) -> bytes:
 
 
 def distinct(paths: Sequence[bytes]) -> list[bytes]:
-    """*paths* in normal form without those at or below another one, so that no file is selected twice."""
+    """*paths* in normal form, but none that is at or below another one: so no file is selected twice."""
     kept: list[bytes] = []
     for parts in sorted({tuple(normal_path(path).split(b"/")) for path in paths}):
         path = b"/".join(parts)
@@ -23,12 +23,12 @@ def distinct(paths: Sequence[bytes]) -> list[bytes]:
 
 
 def is_below(path: bytes, top: bytes) -> bool:
-    """Is *path* at or below *top*? Both in normal form."""
+    """Whether *path* is at or below *top*. Both are in normal form."""
     return not top or path == top or path.startswith(top + b"/")
 
 
 def files(snapshot: Snapshot, paths: Sequence[bytes]) -> Iterator[Entry]:
-    """The files at or below *paths*, all where there are none.
+    """The files at or below *paths*, or all files where there are no paths.
 
     Raises NotFound, before anything is selected, where a path is not in the snapshot.
     """
@@ -42,4 +42,5 @@ def files(snapshot: Snapshot, paths: Sequence[bytes]) -> Iterator[Entry]:
 
 
 def block_keys(snapshot: Snapshot, entry: Entry) -> Iterator[bytes]:
+    """The keys of all blocks of a file, in order of their offsets."""
     return (block_key(entry.content, number) for number in range(block_count(entry.size, snapshot.block_size)))

@@ -1,7 +1,8 @@
 """Bringing blocks onto this node: each one once, however many ask for it.
 
-A fetch is a *flight* of its own: a reader that goes away (a killed process, a mount that died) leaves it, and those who
-came meanwhile get its result. Flights somebody waits for take off before those ahead of any reader.
+Each fetch in flight runs for itself: it goes on when a reader that asked for it goes away (a killed process, a mount
+that died), and all who asked for its block meanwhile get its result. What somebody waits for is fetched before what is
+fetched ahead of all readers.
 """
 
 import asyncio
@@ -14,100 +15,113 @@ from typing import Final
 from cachefs.block import Location
 from cachefs.errors import CachefsError, OriginError, OriginUnavailable
 from cachefs.messages import BlockRef
-from cachefs_daemon.datasets.catalog import BlockSource
+from cachefs.planning.prefetch.latency import Latency
+from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 
-# The kernel asks again at once for a page that failed; the second try must not wait a second deadline.
+# Seconds that a failure is remembered. The kernel asks again at once for a page that failed, and must not wait for a
+# second deadline.
 FAILURE_MEMORY: Final = 2.0
+# Fetches whose outcomes are remembered.
 RECENT: Final = 4096
-# Reading ahead is a hint. More than this many waiting flights help nobody.
+# Reading ahead is a hint. More reads ahead than this in the queue for slots help nobody.
 MAX_AHEAD: Final = 8192
 
-# Until one was measured; an object store's.
+# Seconds of a fetch until one was measured: that of an object store.
 FIRST_LATENCY: Final = 0.05
 
-# With a full tier and a policy that never evicts, an ahead block would be fetched only to be thrown away, so after a
-# refusal nothing as large is fetched ahead for a moment.
+# Seconds that a refusal is remembered. With a full tier and a policy that never evicts, a block fetched ahead would be
+# thrown away, so after a refusal nothing as large is fetched ahead for a moment.
 REFUSAL_MEMORY: Final = 1.0
 
-# Where the block is now, why it could not be brought, or None where no tier's policy wants it (ahead only).
+# Where the block is now, why it could not be brought, or None where no tier's policy wants it (only what nobody waits
+# for is refused).
 Outcome = Location | CachefsError | None
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """demanded: somebody waits for it; deadline: loop time at which reading must have ended, from the first demand;
-    needed: loop time at which somebody will want what is fetched ahead (inf: nobody knows)."""
+    """A fetch in flight."""
 
     source: BlockSource
+    # Somebody waits for it.
     demanded: bool
+    # Loop time at which reading must have ended, counted from the first demand.
     deadline: float
+    # Loop time at which somebody will want what is fetched ahead; inf: nobody knows.
     needed: float
     task: "asyncio.Task[Outcome]" = field(init=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Landing:
-    """When (loop time) a flight ended, and how."""
+    """How a flight has ended."""
 
+    # Loop time.
     when: float
     outcome: Outcome
 
 
 class Fetcher:
-    """Counters: blocks and bytes fetched since the daemon started. latency: of late, how long one takes from its turn
-    to its place in a tier, in seconds; spread: how much that varies."""
+    """Fetches blocks on demand and ahead of it. Used on the event loop."""
 
     def __init__(
         self,
         store: BlockStore,
         resolve: Callable[[BlockRef], BlockSource],
         threads: Threads,
-        gate: FetchSlots,
+        slots: FetchSlots,
         errors: ErrorLog,
         read_deadline: float,
     ) -> None:
+        """resolve: where a block comes from, to be called in any thread; it raises CachefsError. read_deadline: seconds
+        that a read of an origin may take."""
         self._store = store
         self._resolve = resolve
         self._threads = threads
-        self._gate = gate
+        self._slots = slots
         self._errors = errors
         self._read_deadline = read_deadline
-        self._flights: dict[bytes, _Flight] = {}
-        self._recent: OrderedDict[bytes, _Landing] = OrderedDict()
-        self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: how large it was, when
-        self.fetched_blocks = 0
-        self.fetched_bytes = 0
-        self.latency = FIRST_LATENCY
-        self.spread = FIRST_LATENCY
+        self._flights: dict[bytes, _Flight] = {}  # by block key
+        self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
+        self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
+        self.fetched_blocks = 0  # since the daemon started
+        self.fetched_bytes = 0  # since the daemon started
+        self.latency = Latency(FIRST_LATENCY)  # of a fetch, from its slot until its block is in a tier
 
     @property
     def in_flight(self) -> tuple[int, int]:
         """Blocks asked of an origin right now, and their bytes."""
-        return self._gate.inside, self._gate.bytes_inside
+        return self._slots.in_use, self._slots.bytes_in_use
 
     async def demand(self, refs: Sequence[BlockRef], patience: float) -> list[Location | CachefsError]:
-        """Somebody waits for these blocks, at most *patience* seconds. One outcome per block, in order."""
+        """Somebody waits for these blocks, at most *patience* seconds. Returns one outcome per block, in order."""
         until = asyncio.get_running_loop().time() + patience
         outcomes = await self._outcomes(refs, ahead=False, until=until)
         refused = [number for number, outcome in enumerate(outcomes) if outcome is None]
         if refused:
-            # They were in flight ahead of us and no tier wanted them; for us one has to take them.
+            # They were in flight before somebody waited for them, and no tier wanted them. Now one has to take them.
             again = await self._outcomes([refs[number] for number in refused], ahead=False, until=until)
             for number, outcome in zip(refused, again, strict=True):
                 outcomes[number] = outcome
         return [outcome or OriginUnavailable("the block came and went; read again") for outcome in outcomes]
 
     async def ahead(self, refs: Sequence[BlockRef]) -> list[Outcome]:
-        """Nobody waits for these blocks yet: they yield to those somebody waits for, and to what the policy wants."""
+        """Nobody waits for these blocks yet: what somebody waits for comes first, and the policy may refuse them.
+
+        Returns one outcome per block, in order.
+        """
         return await self._outcomes(refs, ahead=True, until=None)
 
     async def start(self, refs: Sequence[BlockRef], needed: Sequence[float]) -> list["asyncio.Task[Outcome] | Outcome"]:
-        """Begin to bring blocks that will be wanted at *needed* (loop time), the soonest first. The tasks are not to be
-        cancelled: others may wait for them."""
+        """Begin to bring blocks that will be wanted at *needed* (loop times), soonest first.
+
+        Returns for each block a task, or the outcome where it is known already. The tasks must not be cancelled, since
+        others may wait for them.
+        """
         looked = asyncio.get_running_loop().time()
         begun: list[asyncio.Task[Outcome] | Outcome] = []
         for found, when in zip(await self._threads.background(self._look_up, refs), needed, strict=True):
@@ -118,10 +132,11 @@ class Fetcher:
     async def hint(self, refs: Sequence[BlockRef]) -> None:
         """Start bringing these blocks, if there is room in the queue, and return."""
         for found in await self._threads.background(self._look_up, refs):
-            if isinstance(found, BlockSource) and self._gate.ahead_waiting < MAX_AHEAD:
+            if isinstance(found, BlockSource) and self._slots.ahead_queued < MAX_AHEAD:
                 self._join(found, ahead=True)
 
     async def close(self) -> None:
+        """Cancel what is in flight."""
         tasks = [flight.task for flight in self._flights.values()]
         for task in tasks:
             task.cancel()
@@ -143,7 +158,7 @@ class Fetcher:
         ]
 
     def _look_up(self, refs: Sequence[BlockRef]) -> list[BlockSource | Location | CachefsError]:
-        """In a thread: what is here already, and where the rest comes from."""
+        """In a thread: where each block is, or where it comes from if it is not here."""
         return [self._find(ref) for ref in refs]
 
     def _find(self, ref: BlockRef) -> BlockSource | Location | CachefsError:
@@ -158,7 +173,8 @@ class Fetcher:
             return CachefsError(f"block {ref.number} of entry {ref.entry} was complained of wrongly: {error}")
 
     def _known(self, source: BlockSource, looked: float) -> BlockSource | Outcome:
-        """What a flight that ended while we *looked* has brought, or how one failed a moment ago."""
+        """The outcome of a flight of this block that failed a moment ago, or that landed since *looked* (loop time):
+        the look at the store may have missed it. Else the source."""
         landing = self._recent.get(source.key)
         if landing is None:
             return source
@@ -181,7 +197,7 @@ class Fetcher:
         elif not ahead and not flight.demanded:
             flight.demanded = True
             flight.deadline = now + self._read_deadline
-            self._gate.promote(source.key)
+            self._slots.promote(source.key)
         return flight
 
     def _result(self, flight: _Flight) -> Outcome:
@@ -213,33 +229,26 @@ class Fetcher:
     async def _bring(self, flight: _Flight) -> Location | None:
         source = flight.source
         ahead = not flight.demanded
-        async with self._gate.passage(source.key, source.length, ahead=ahead, needed=flight.needed):
-            # Who says when a block is needed has asked for room before.
+        async with self._slots.slot(source.key, source.length, ahead=ahead, needed=flight.needed):
+            # A caller who knows when a block is needed has asked for room before.
             if not flight.demanded and flight.needed == math.inf and self._is_futile(source):
                 return None
             now = asyncio.get_running_loop().time()
-            # What nobody waits for may have waited long for its turn; its time starts now.
+            # A read ahead may have waited long for its slot; its time starts now.
             left = flight.deadline - now if flight.demanded else self._read_deadline
             if left <= 0:
                 raise OriginUnavailable(
                     f"{source.subject} found no free connection within the read deadline; "
                     "its origin is slow, or raise origin.max_connections"
                 )
-            data = await source.origin.read(
-                source.object, source.version, source.size, source.offset, source.length, left
-            )
+            data = await source.origin.read(source.range, left)
             if len(data) != source.length:
                 raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
             run = self._threads.run if flight.demanded else self._threads.background
             location = await run(self._store.put, source.key, data, transient=flight.demanded, snapshot=source.snapshot)
-            self._measure(asyncio.get_running_loop().time() - now)
+            self.latency.measure(asyncio.get_running_loop().time() - now)
         self.fetched_blocks += 1
         self.fetched_bytes += source.length
         if location is None and flight.needed == math.inf:
             self._refused[source.snapshot] = source.length, asyncio.get_running_loop().time()
         return location
-
-    def _measure(self, seconds: float) -> None:
-        """Smoothed as TCP does with round-trip times (RFC 6298)."""
-        self.spread += (abs(seconds - self.latency) - self.spread) / 16
-        self.latency += (seconds - self.latency) / 16

@@ -1,4 +1,7 @@
-"""How many origin reads run at once, and who goes next: those somebody waits for, then those needed soonest."""
+"""How many origin reads run at once, and which comes next: first what somebody waits for, then what is needed soonest.
+
+A read asks for a slot, waits until it is admitted, holds the slot while it runs, and gives it back.
+"""
 
 import asyncio
 import heapq
@@ -11,96 +14,102 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class _Request:
+    """A read that waits for a slot."""
+
     size: int
-    turn: asyncio.Future[bool]  # result: it goes in as a read ahead
+    # Done once the read is admitted. Its result: whether it counts as a read ahead.
+    admitted: asyncio.Future[bool]
 
 
 class FetchSlots:
-    """Lets in at most *slots* reads with at most *capacity* bytes between them.
+    """Admits a limited number of reads at once, with a limited number of bytes between them.
 
-    A quarter of the slots (at least one, of several) is kept from reads ahead, so that a demand never waits for a full
-    house of them. Reads ahead go in by the time at which they will be needed. A read larger than the whole capacity
-    goes in alone.
-
-    ahead_slots: how many reads ahead go in at most.
+    A quarter of the slots (at least one, where there are several) is kept from reads ahead, so that a read on demand
+    never finds all of them taken by reads ahead. Reads ahead are admitted in the order in which they will be needed. A
+    read larger than the whole capacity is admitted when no other one runs.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
+        """slots: reads at once; capacity: their bytes."""
         self._slots = slots
-        self.ahead_slots = max(1, slots - max(1, slots // 4))
+        self.ahead_slots = max(1, slots - max(1, slots // 4))  # slots that reads ahead may take
         self._capacity = capacity
-        self._demand: OrderedDict[bytes, _Waiter] = OrderedDict()
-        self._ahead: dict[bytes, _Waiter] = {}
-        # (needed, sequence number, key) of those ahead; some have left by another way.
+        self._demand: OrderedDict[bytes, _Request] = OrderedDict()  # waiting, first come, first served
+        self._ahead: dict[bytes, _Request] = {}  # waiting, in the order of `_order`
+        # (needed, sequence number, key) of reads ahead. Some of them no longer wait, or have become demand.
         self._order: list[tuple[float, int, bytes]] = []
         self._numbers = itertools.count()
-        self._ahead_inside = 0
-        self.inside = 0
-        self.bytes_inside = 0
+        self._ahead_in_use = 0  # slots taken by reads ahead
+        self.in_use = 0  # slots taken
+        self.bytes_in_use = 0  # bytes of the reads that have them
 
     @property
-    def ahead_waiting(self) -> int:
+    def ahead_queued(self) -> int:
+        """Reads ahead that wait for a slot."""
         return len(self._ahead)
 
     @asynccontextmanager
-    async def passage(self, key: bytes, size: int, *, ahead: bool, needed: float = math.inf) -> AsyncIterator[None]:
-        """Wait for a turn and hold it. *key* names the waiter to `promote`, and must be unique among waiters; needed:
-        loop time at which what is read ahead will be wanted."""
-        waiter = _Waiter(size, asyncio.get_running_loop().create_future())
+    async def slot(self, key: bytes, size: int, *, ahead: bool, needed: float = math.inf) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it.
+
+        key: names the read to `promote`, and must be unique among those that wait; size: bytes of the read; ahead:
+        nobody waits for it yet; needed: loop time at which somebody will.
+        """
+        request = _Request(size, asyncio.get_running_loop().create_future())
         if ahead:
             if not self._ahead:
                 self._order.clear()
             heapq.heappush(self._order, (needed, next(self._numbers), key))
-        ahead = await self._enter(key, waiter, ahead)
+        ahead = await self._acquire(key, request, ahead)
         try:
             yield
         finally:
-            self._leave(size, ahead)
+            self._release(size, ahead)
 
     def promote(self, key: bytes) -> None:
-        """Somebody waits for this one now."""
-        waiter = self._ahead.pop(key, None)
-        if waiter is not None:
-            self._demand[key] = waiter
+        """Somebody waits now for what the read ahead *key* brings."""
+        request = self._ahead.pop(key, None)
+        if request is not None:
+            self._demand[key] = request
             self._admit()
 
-    async def _enter(self, key: bytes, waiter: _Waiter, ahead: bool) -> bool:
-        """Returns whether it went in as a read ahead (it may have been promoted while it waited)."""
+    async def _acquire(self, key: bytes, request: _Request, ahead: bool) -> bool:
+        """Returns whether it was admitted as a read ahead: it may have been promoted while it waited."""
         queue = self._ahead if ahead else self._demand
-        queue[key] = waiter
+        queue[key] = request
         self._admit()
         try:
-            await waiter.turn
+            await request.admitted
         except asyncio.CancelledError:
             self._demand.pop(key, None)
             self._ahead.pop(key, None)
-            if waiter.turn.done() and not waiter.turn.cancelled():
-                self._leave(waiter.size, waiter.turn.result())
+            if request.admitted.done() and not request.admitted.cancelled():
+                self._release(request.size, request.admitted.result())
             raise
-        return waiter.turn.result()
+        return request.admitted.result()
 
-    def _leave(self, size: int, ahead: bool) -> None:
-        self.inside -= 1
-        self.bytes_inside -= size
-        self._ahead_inside -= ahead
+    def _release(self, size: int, ahead: bool) -> None:
+        self.in_use -= 1
+        self.bytes_in_use -= size
+        self._ahead_in_use -= ahead
         self._admit()
 
     def _admit(self) -> None:
-        # Demand that does not fit yet blocks reads ahead too: small ones would otherwise starve it.
-        while queue := self._demand or (self._ahead if self._ahead_inside < self.ahead_slots else None):
+        # Demand that does not fit yet stops reads ahead too: small ones would otherwise starve it.
+        while queue := self._demand or (self._ahead if self._ahead_in_use < self.ahead_slots else None):
             key = next(iter(queue)) if queue is self._demand else self._first_ahead()
-            waiter = queue[key]
-            if not waiter.turn.done() and not self._fits(waiter.size):
+            request = queue[key]
+            if not request.admitted.done() and not self._fits(request.size):
                 return
             del queue[key]
-            if waiter.turn.done():
+            if request.admitted.done():
                 continue  # cancelled, and its task has not run since
             ahead = queue is self._ahead
-            self.inside += 1
-            self.bytes_inside += waiter.size
-            self._ahead_inside += ahead
-            waiter.turn.set_result(ahead)
+            self.in_use += 1
+            self.bytes_in_use += request.size
+            self._ahead_in_use += ahead
+            request.admitted.set_result(ahead)
 
     def _first_ahead(self) -> bytes:
         while (key := self._order[0][2]) not in self._ahead:
@@ -108,4 +117,4 @@ class FetchSlots:
         return key
 
     def _fits(self, size: int) -> bool:
-        return self.inside == 0 or (self.inside < self._slots and self.bytes_inside + size <= self._capacity)
+        return self.in_use == 0 or (self.in_use < self._slots and self.bytes_in_use + size <= self._capacity)

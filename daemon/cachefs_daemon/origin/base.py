@@ -1,4 +1,4 @@
-"""Origins: where datasets live. A new kind of origin is one class that follows `Origin`, and a line in _KINDS."""
+"""Origins: where datasets live. A new kind of origin is one class that follows `Origin`, and one line in _KINDS."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -8,32 +8,46 @@ from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 
-Report = Callable[[bytes, str], None]
+Report = Callable[[bytes, str], None]  # told of (key, reason) for what cannot be listed
 
 
 @dataclass(frozen=True, slots=True)
 class OriginSettings:
-    """Limits of one origin. Timeouts are in seconds, per attempt; attempts: tries per request, the first included."""
+    """Limits of one origin."""
 
+    # Requests at once.
     max_connections: int = 64
+    # Seconds, per attempt.
     connect_timeout: float = 5
+    # Seconds without a byte, per attempt.
     read_timeout: float = 20
+    # Tries per request, the first included.
     attempts: int = 8
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectRange:
+    """Bytes [offset, offset + length) of one version of one object."""
+
+    # Of the object, relative to the origin's URL.
+    key: bytes
+    # As it was listed.
+    version: bytes
+    # Bytes of the whole object, as it was listed.
+    size: int
+    offset: int
+    length: int
+
+
 class Origin(Protocol):
-    """One dataset's origin.
+    """The origin of one dataset."""
 
-    url: as the dataset was added, without a slash at the end; requests, errors: sent so far and failed so far, every
-    attempt counted.
-    """
-
-    url: str
-    requests: int
-    errors: int
+    url: str  # as the dataset was added, without a slash at the end
+    requests: int  # sent so far, every attempt counted
+    errors: int  # attempts that failed so far
 
     def identity(self, key: bytes) -> bytes:
-        """Name of the object *key* that is unique among all origins."""
+        """The name of the object *key*, which is unique among the objects of all origins."""
 
     def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
         """Everything there is, in batches and in any order.
@@ -42,16 +56,14 @@ class Origin(Protocol):
         Raises NotFound, OriginAccessDenied, OriginUnavailable, ConfigError.
         """
 
-    async def read(
-        self, key: bytes, version: bytes, size: int, offset: int, length: int, deadline: float
-    ) -> bytes | bytearray:
-        """Bytes [offset, offset + length) of *key* as it was listed with *version* and *size*; never any others.
+    async def read(self, wanted: ObjectRange, deadline: float) -> bytes | bytearray:
+        """The *wanted* bytes of the object as it was listed, and never any others.
 
         deadline: seconds from now. Raises ObjectChanged, OriginAccessDenied, OriginUnavailable.
         """
 
     async def close(self) -> None:
-        """Give up connections and threads."""
+        """Close connections and end threads."""
 
 
 def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
@@ -70,7 +82,7 @@ _KINDS = {"file": _file, "s3": _s3}
 
 
 def open_origin(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    """The origin *url* names; connects to nothing yet. Raises ConfigError."""
+    """The origin that *url* names. It connects to nothing yet. Raises ConfigError."""
     kind = _KINDS.get(url.partition("://")[0])
     if kind is None:
         known = " or ".join(f"{scheme}://" for scheme in _KINDS)

@@ -1,6 +1,6 @@
 """Origin `file:///directory`: a tree of files, such as a network file system.
 
-Symbolic links to files are followed; links to directories (which may form loops) and special files are left out and
+Symbolic links to files are followed. Links to directories, which may form loops, and special files are left out and
 reported. A file's version is its size and mtime, checked on the open file before and after each read.
 """
 
@@ -24,9 +24,9 @@ from cachefs.errors import (
     OriginUnavailable,
 )
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import OriginSettings, Report
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
 
-# A directory is read in portions, so that one of a million files shows progress and does not fill the memory.
+# Entries per portion of a directory: one of a million files is to show progress, and not to fill the memory.
 _PORTION: Final = 5000
 _PARALLEL_SCANS: Final = 16
 
@@ -34,21 +34,28 @@ Result = TypeVar("Result")
 
 
 class _Scan(NamedTuple):
-    """A directory being read: its key with a slash at the end (empty for the root), and the entries still to come."""
+    """A directory that is being read."""
 
+    # Its key with a slash at the end; empty for the root.
     prefix: bytes
+    # Entries still to come.
     entries: Iterator[os.DirEntry[bytes]]
 
 
 class _Portion(NamedTuple):
+    """What a part of a directory contains."""
+
     objects: list[ListedObject]
+    # (key, reason) of entries that cannot be listed.
     problems: list[tuple[bytes, str]]
+    # Prefixes of the directories in it, which are still to be read.
     directories: list[bytes]
+    # What is left of the directory; None at its end.
     rest: _Scan | None
 
 
 class FileOrigin:
-    """See cachefs_daemon.origin.base.Origin."""
+    """A tree of files as an origin (see cachefs_daemon.origin.base.Origin)."""
 
     def __init__(self, url: str, settings: OriginSettings) -> None:
         """Raises ConfigError."""
@@ -84,15 +91,15 @@ class FileOrigin:
             for task in pending:
                 task.cancel()
 
-    async def read(self, key: bytes, version: bytes, size: int, offset: int, length: int, deadline: float) -> bytes:
+    async def read(self, wanted: ObjectRange, deadline: float) -> bytes:
         self.requests += 1
         try:
             async with asyncio.timeout(deadline):
-                return await self._in_thread(partial(self._read, key, version, offset, length))
+                return await self._in_thread(partial(self._read, wanted))
         except TimeoutError:
             self.errors += 1
             raise OriginUnavailable(
-                f"reading {self._shown(key)} took over {deadline:.0f} s; is its file system reachable?"
+                f"reading {self._shown(wanted.key)} took over {deadline:.0f} s; is its file system reachable?"
             ) from None
         except CachefsError:
             self.errors += 1
@@ -160,24 +167,24 @@ class FileOrigin:
 
     # --- reading, in threads ---
 
-    def _read(self, key: bytes, version: bytes, offset: int, length: int) -> bytes:
+    def _read(self, wanted: ObjectRange) -> bytes:
         try:
-            fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(self._path(wanted.key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                self._check_version(fd, key, version)
-                data = _pread(fd, length, offset)
-                self._check_version(fd, key, version)
+                self._check_version(fd, wanted)
+                data = _pread(fd, wanted.length, wanted.offset)
+                self._check_version(fd, wanted)
             finally:
                 os.close(fd)
         except OSError as error:
-            raise self._read_error(key, error) from None
-        if len(data) != length:
-            raise ObjectChanged(f"{self._shown(key)} is shorter than it was when listed; refresh the dataset")
+            raise self._read_error(wanted.key, error) from None
+        if len(data) != wanted.length:
+            raise ObjectChanged(f"{self._shown(wanted.key)} is shorter than it was when listed; refresh the dataset")
         return data
 
-    def _check_version(self, fd: int, key: bytes, version: bytes) -> None:
-        if _version(os.fstat(fd)) != version:
-            raise ObjectChanged(f"{self._shown(key)} has changed since it was listed; refresh the dataset")
+    def _check_version(self, fd: int, wanted: ObjectRange) -> None:
+        if _version(os.fstat(fd)) != wanted.version:
+            raise ObjectChanged(f"{self._shown(wanted.key)} has changed since it was listed; refresh the dataset")
 
     def _read_error(self, key: bytes, error: OSError) -> CachefsError:
         if isinstance(error, PermissionError):
@@ -202,7 +209,7 @@ def _why_no_status(error: OSError) -> str:
 
 
 def _pread(fd: int, length: int, offset: int) -> bytes:
-    """Up to *length* bytes; fewer only at the end of the file."""
+    """*length* bytes from *offset* on; fewer only at the end of the file."""
     data = os.pread(fd, length, offset)
     while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
         data += more

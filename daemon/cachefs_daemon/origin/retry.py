@@ -1,4 +1,4 @@
-"""Trying a failed request again: bounded by a number of attempts and by a deadline, with jittered exponential backoff.
+"""Trying a failed request again, with jittered exponential backoff, up to a number of attempts and to a deadline.
 
 The wait is drawn evenly from zero to a bound that doubles ("full jitter", Marc Brooker, "Exponential Backoff And
 Jitter", AWS Architecture Blog, 2015), so that many clients that failed together do not return together.
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from cachefs.errors import CachefsError, OriginUnavailable
 
+# Bounds of the waits, in seconds: of the first one, and of all.
 _FIRST: Final = 0.1
 _LONGEST: Final = 5.0
 
@@ -18,14 +19,15 @@ Result = TypeVar("Result")
 
 
 class Failure(NamedTuple):
-    """What a failed attempt means. transient: another try may succeed."""
+    """What a failed attempt means."""
 
     error: CachefsError
+    # Another try may succeed.
     transient: bool
 
 
 def longest_wait(failed: int) -> float:
-    """Bound, in seconds, of the wait after *failed* attempts."""
+    """The longest wait after *failed* attempts, in seconds."""
     # 2.0 ** 1024 overflows; the bound is reached long before.
     return min(_LONGEST, _FIRST * 2.0 ** min(failed - 1, 16))
 
@@ -39,8 +41,8 @@ async def retrying(
 ) -> Result:
     """The result of *work*, tried at most *attempts* times within *deadline* seconds.
 
-    judge: what an exception of *work* means; it raises those it does not know. Raises the error of the last attempt, or
-    OriginUnavailable naming *subject* where the first one takes too long.
+    judge: what an exception of *work* means; it raises exceptions that it does not know. subject: what is asked for, in
+    messages. Raises the error of the last attempt, or OriginUnavailable where the first attempt takes too long.
     """
     failure: Failure | None = None
     try:

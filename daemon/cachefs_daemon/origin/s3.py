@@ -1,7 +1,7 @@
 """Origin `s3://bucket/prefix`: any server that speaks S3.
 
-Not every server honours If-Match or Range, and any proxy can break an answer, so what comes back is held against what
-was listed: ETag, length, range and total size. botocore's own retries are off; ours (retry.py) know the deadline.
+Not every server honours If-Match or Range, and any proxy can break an answer. So each answer is compared with what was
+listed: ETag, length, range and total size. botocore's own retries are off, since ours (retry.py) know the deadline.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from botocore.exceptions import ProfileNotFound
 from cachefs.errors import ConfigError, ObjectChanged
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import OriginSettings, Report
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
 from cachefs_daemon.origin.retry import Failure, retrying
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, judge
 from cachefs_daemon.origin.s3_listing import Page, list_bucket, parse_page, parse_time
@@ -33,7 +33,10 @@ Result = TypeVar("Result")
 
 
 class S3Origin:
-    """See cachefs_daemon.origin.base.Origin. Belongs to the event loop that first uses it."""
+    """A bucket, or a part of it, as an origin (see cachefs_daemon.origin.base.Origin).
+
+    Belongs to the event loop that first uses it.
+    """
 
     def __init__(self, url: str, options: OriginOptions, settings: OriginSettings) -> None:
         """Raises ConfigError."""
@@ -71,13 +74,11 @@ class S3Origin:
                     readable.append(listed)
             yield readable
 
-    async def read(
-        self, key: bytes, version: bytes, size: int, offset: int, length: int, deadline: float
-    ) -> bytes | bytearray:
-        name = self._prefix + key.decode()
+    async def read(self, wanted: ObjectRange, deadline: float) -> bytes | bytearray:
+        name = self._prefix + wanted.key.decode()
 
         async def attempt() -> bytearray:
-            return await self._read(name, version.decode(), size, offset, length)
+            return await self._read(name, wanted)
 
         return await self._retrying(attempt, name, deadline)
 
@@ -109,22 +110,24 @@ class S3Origin:
 
         return await self._retrying(attempt, "", _PAGE_DEADLINE)
 
-    async def _read(self, name: str, etag: str, size: int, offset: int, length: int) -> bytearray:
+    async def _read(self, name: str, wanted: ObjectRange) -> bytearray:
         client = await self._connected()
         self.requests += 1
+        etag, first, last = wanted.version.decode(), wanted.offset, wanted.offset + wanted.length - 1
         # A whole object needs no range, and servers that answer ranges oddly then answer right.
-        wanted = {} if length == size else {"Range": f"bytes={offset}-{offset + length - 1}"}
-        answer = await client.get_object(Bucket=self._bucket, Key=name, IfMatch=f'"{etag}"', **wanted)
+        part = {} if wanted.length == wanted.size else {"Range": f"bytes={first}-{last}"}
+        answer = await client.get_object(Bucket=self._bucket, Key=name, IfMatch=f'"{etag}"', **part)
         async with answer["Body"] as body:
             if answer.get("ETag", "").strip('"') != etag:
                 raise ObjectChanged(f"{self._place(name)} has changed since it was listed; refresh the dataset")
-            skip = _bytes_before(answer, size, offset, length)
+            skip = _bytes_before(answer, wanted)
             if skip is None:
                 raise ObjectChanged(
-                    f"{self._place(name)}: the server sent other bytes than {offset}-{offset + length - 1} of {size} "
+                    f"{self._place(name)}: the server sent other bytes than {first}-{last} of {wanted.size} "
                     f"(length {answer.get('ContentLength')}, range {answer.get('ContentRange')}); refresh the dataset"
                 )
-            return await _receive(body, skip, length, (answer.get("ContentLength") or 0) > skip + length)
+            end = skip + wanted.length
+            return await _receive(body, skip, wanted.length, (answer.get("ContentLength") or 0) > end)
 
     async def _connected(self) -> Any:
         async with self._opening:
@@ -163,8 +166,9 @@ class S3Origin:
         )
 
 
-def _bytes_before(answer: Any, size: int, offset: int, length: int) -> int | None:
-    """How many bytes of the answer's body precede the wanted ones; None where they are not what was asked for."""
+def _bytes_before(answer: Any, wanted: ObjectRange) -> int | None:
+    """How many bytes of the answer's body precede the *wanted* ones; None where the body has other bytes."""
+    size, offset, length = wanted.size, wanted.offset, wanted.length
     promised = answer.get("ContentLength")
     if content_range := answer.get("ContentRange"):
         found = _CONTENT_RANGE.fullmatch(content_range)
@@ -173,12 +177,15 @@ def _bytes_before(answer: Any, size: int, offset: int, length: int) -> int | Non
         return 0 if found[3] in ("*", str(size)) and promised in (None, length) else None
     if promised == size or (promised is None and length == size):
         return offset
-    # rclone answers ranges so: status 200 and no Content-Range, but the right bytes.
+    # rclone answers ranges in this way: status 200 and no Content-Range, but the right bytes.
     return 0 if promised == length else None
 
 
 async def _receive(body: Any, skip: int, length: int, more_follows: bool) -> bytearray:
-    """*length* bytes after the first *skip*; what follows them is not read."""
+    """*length* bytes of the *body* after its first *skip* bytes. What follows them is not read.
+
+    more_follows: the server has promised more bytes than these. Raises BrokenAnswer.
+    """
     data = bytearray()
     while len(data) < skip + length:
         chunk = await body.read(skip + length - len(data))
@@ -195,7 +202,7 @@ async def _receive(body: Any, skip: int, length: int, more_follows: bool) -> byt
 
 
 def _unreadable(listed: ListedObject) -> str | None:
-    """Why a listed object could not be asked for, if so."""
+    """Why a listed object could not be read; None where it can."""
     if not listed.version:
         return "is listed without an ETag, so a change of it could not be noticed"
     try:

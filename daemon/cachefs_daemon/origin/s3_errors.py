@@ -1,4 +1,4 @@
-"""What a failed S3 request means, in our words."""
+"""What a failed S3 request means, as an error of cachefs that says what to do."""
 
 from typing import Final, NamedTuple
 
@@ -28,10 +28,12 @@ _SETTINGS: Final = (
 
 
 class Place(NamedTuple):
-    """What was asked for: an object (or, with an empty key, a listing) of a bucket at an endpoint."""
+    """What was asked for: an object of a bucket, or a listing of the bucket."""
 
     bucket: str
+    # Empty for a listing.
     key: str
+    # URL of the server, or "AWS".
     endpoint: str
 
     def __str__(self) -> str:
@@ -43,7 +45,7 @@ class BrokenAnswer(Exception):
 
 
 def judge(error: Exception, place: Place) -> Failure:
-    """Raises *error* again where it is none of the network's or the server's."""
+    """What an exception means. Raises *error* itself where neither the network nor the server is its cause."""
     if isinstance(error, CachefsError):
         return Failure(error, False)
     if isinstance(error, boto.ClientError):

@@ -1,12 +1,12 @@
 """Listing a bucket in parallel.
 
-S3 lists keys in order, a thousand per request, and each page needs the one before: alone that is a minute per million
-keys. But a listing may start after any key. So a few requests with a delimiter find directory names, these cut the key
-space into ranges, and the ranges are listed at once. One flat directory has no names to cut at and is listed page by
-page.
+S3 lists keys in order, a thousand per request, and each page needs the one before. Listed page by page, a million keys
+take a minute. But a listing may start after any key. So a few requests with a delimiter find directory names, these
+names cut the space of keys into ranges, and the ranges are listed at once. One flat directory has no names to cut at
+and is listed page by page.
 
-A server whose keys do not come in order (some gateways over file systems) would lose keys at the cuts. It is noticed,
-and then everything is listed anew in one piece; the builder drops what it has got twice.
+Some servers (gateways over file systems) do not list keys in order. With them, keys at the cuts would be lost. This is
+noticed, and then everything is listed anew in one piece. The builder drops what it has got twice.
 """
 
 import asyncio
@@ -24,28 +24,36 @@ from cachefs_daemon.origin.s3_errors import BrokenAnswer
 # Cut once there are this many names to cut at, or after this many levels of a narrow tree.
 _ENOUGH_NAMES: Final = 32
 _MAX_LEVELS: Final = 8
-# Names of one directory are read from at most this many pages: a million directories are not listed twice.
+# Names of one directory are read from at most this many pages, so that a million directories are not listed twice.
 _PROBE_PAGES: Final = 4
-# Each range reads half a page too much on average, so a small bucket is not cut at all.
+# Pages that are read before the rest is cut. Each range reads half a page too much on average, so a small bucket is not
+# cut at all.
 _FIRST_PAGES: Final = 8
 _MAX_RANGES: Final = 64
+# Requests at once.
 _PARALLEL: Final = 32
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Page(NamedTuple):
-    """One answer. Keys and directory names are relative to the dataset's prefix; token: asks for the next page."""
+    """One answer."""
 
+    # With keys relative to the dataset's prefix.
     objects: list[ListedObject]
+    # Names of directories, relative to the dataset's prefix.
     directories: list[bytes]
+    # Asks for the next page; None: this is the last one.
     token: str | None
 
 
 class _Range(NamedTuple):
-    """Keys after *after* up to and including *until* (None: to the end); token: where the server is in them."""
+    """A part of the keys that is listed by itself."""
 
+    # The keys after this one,
     after: bytes
+    # up to and including this one; None: to the end.
     until: bytes | None
+    # Asks for the next page; None before the first one.
     token: str | None = None
 
 
@@ -57,7 +65,7 @@ FetchPage = Callable[..., Awaitable[Page]]
 
 
 async def list_bucket(fetch: FetchPage, prefix: str) -> AsyncIterator[list[ListedObject]]:
-    """All objects below *prefix*, in batches. fetch: one page, given the query's parameters."""
+    """All objects below *prefix*, in batches. fetch: returns one page, given the parameters of the query."""
     keys = _Range(b"", None)
     try:
         for _ in range(_FIRST_PAGES):
@@ -75,7 +83,7 @@ async def list_bucket(fetch: FetchPage, prefix: str) -> AsyncIterator[list[Liste
 
 
 def parse_page(answer: Any, prefix: str) -> Page:
-    """The page that a ListObjectsV2 answer, asked for with EncodingType=url, stands for. Raises BrokenAnswer."""
+    """The page in an answer to ListObjectsV2 with EncodingType=url. Raises BrokenAnswer."""
     encoded = answer.get("EncodingType") == "url"
     start = len(prefix.encode())
 
@@ -92,13 +100,14 @@ def parse_page(answer: Any, prefix: str) -> Page:
     directories = [relative(found["Prefix"]) for found in answer.get("CommonPrefixes", ())]
     token = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
     if answer.get("IsTruncated") and not token:
-        # As a server that only knows the first version of ListObjects: going on as if this were all would lose files.
+        # A server that only knows the first version of ListObjects answers so. To end here would lose files.
         raise BrokenAnswer("the listing is cut short without a token to go on with; does it know ListObjectsV2?")
     return Page(objects, directories, token)
 
 
 def parse_time(text: str) -> datetime:
-    """As botocore does it, but faster for what listings contain: a page of 1000 keys takes 14 ms of CPU and not 50."""
+    """The time that botocore finds too, but faster for what listings contain: a page of 1,000 keys takes 14 ms of
+    processor time instead of 50."""
     try:
         return datetime.fromisoformat(text)
     except (TypeError, ValueError):

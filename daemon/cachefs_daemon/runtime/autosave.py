@@ -1,4 +1,4 @@
-"""Saving again and again, for as long as the daemon runs, what a next daemon is to know."""
+"""Saving again and again, as long as the daemon runs, what the next daemon is to know."""
 
 import asyncio
 import logging
@@ -9,13 +9,18 @@ from cachefs.errors import CachefsError
 
 log = logging.getLogger(__name__)
 
-# What changed so shortly before a daemon was killed is forgotten. Nobody waits for the disk.
+# Seconds between two calls. What changes within them before a daemon is killed is forgotten: nobody waits for the disk.
 SECONDS: Final = 0.5
+# Seconds until the next call after one has failed.
 PAUSE_SECONDS: Final = 10.0
 
 
 async def autosave(save: Callable[[], Awaitable[None]], loss: str) -> None:
-    """save: writes what is new since its last call; its errors are said once. loss: of a restart before it succeeds."""
+    """Runs as long as the daemon.
+
+    save: writes what is new since its last call; each of its errors is logged once. loss: what a restart would lose
+    that comes before it succeeds, as the end of a sentence.
+    """
     problem = ""
     while True:
         await asyncio.sleep(PAUSE_SECONDS if problem else SECONDS)

@@ -1,7 +1,7 @@
 """Failures somebody should know of: kept for `cachectl errors`, and logged without flooding the log.
 
-An unreachable origin fails thousands of reads a minute. Each subject is logged at most once a minute, and all of them
-together at most LINES_PER_MINUTE times; the rest is counted.
+With an unreachable origin thousands of reads fail in a minute. Each subject is logged at most once a minute, and all
+subjects together at most LINES_PER_MINUTE times. The rest is counted.
 """
 
 import logging
@@ -14,16 +14,22 @@ from cachefs.messages import ErrorView
 
 log = logging.getLogger(__name__)
 
-KEPT: Final = 200
-QUIET: Final = 60.0
+KEPT: Final = 200  # subjects
+QUIET: Final = 60.0  # seconds between two lines about the same subject
 LINES_PER_MINUTE: Final = 60
 
 
 @dataclass(slots=True)
 class _Failure:
+    """What is known of one subject."""
+
+    # Of the last failure.
     message: str
+    # Unix time of the last failure.
     when: float
+    # Failures so far.
     count: int = 0
+    # Monotonic seconds when it was last logged.
     logged: float = field(default=float("-inf"))
 
 
@@ -31,13 +37,13 @@ class ErrorLog:
     """The last KEPT subjects that failed. Used from the event loop only."""
 
     def __init__(self) -> None:
-        self._failures: OrderedDict[str, _Failure] = OrderedDict()
-        self._window = float("-inf")
-        self._lines = 0
-        self._suppressed = 0
+        self._failures: OrderedDict[str, _Failure] = OrderedDict()  # by subject, oldest first
+        self._window = float("-inf")  # monotonic seconds when the current minute began
+        self._lines = 0  # logged, or too many to be logged, in this minute
+        self._suppressed = 0  # lines of this minute that were too many
 
     def add(self, subject: str, message: str, bug: BaseException | None = None) -> None:
-        """bug: what nobody expected, for the log with its traceback."""
+        """Note a failure. bug: an exception that nobody expected; the log gets its traceback."""
         failure = self._failures.pop(subject, None) or _Failure(message, time.time())
         failure.message, failure.when = message, time.time()
         failure.count += 1
@@ -52,7 +58,7 @@ class ErrorLog:
             log.warning("%s%s", text, times, exc_info=bug)
 
     def views(self) -> list[ErrorView]:
-        """Newest first."""
+        """The failures, newest first."""
         return [
             ErrorView(when=failure.when, count=failure.count, subject=subject, message=failure.message)
             for subject, failure in reversed(self._failures.items())

@@ -1,4 +1,4 @@
-"""What the daemon tells systemd (sd_notify(3)): datagrams to $NOTIFY_SOCKET; nothing where there is none."""
+"""What the daemon tells systemd (sd_notify(3)): datagrams to $NOTIFY_SOCKET, where there is one."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ def notify(state: str) -> None:
 
 
 def watchdog_interval() -> float | None:
-    """Seconds between two signs of life: half of what systemd allows; None where it does not watch."""
+    """Seconds between two signs of life: half of what systemd allows. None where systemd does not watch."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     meant_for = os.environ.get("WATCHDOG_PID", str(os.getpid()))
     if not microseconds.isdigit() or meant_for != str(os.getpid()):
@@ -33,7 +33,7 @@ def watchdog_interval() -> float | None:
 
 
 async def feed_watchdog() -> None:
-    """Runs on the event loop, so that systemd restarts a daemon whose loop is stuck."""
+    """Runs as long as the daemon, on its event loop: so systemd restarts a daemon whose loop is stuck."""
     interval = watchdog_interval()
     while interval:
         notify("WATCHDOG=1")

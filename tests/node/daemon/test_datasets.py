@@ -12,6 +12,7 @@ import psutil
 import pytest
 from cachefs_daemon.datasets import records as registry
 from cachefs_daemon.datasets.catalog import KEPT_GENERATIONS, Catalog
+from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.runtime.threads import Threads
 
@@ -21,11 +22,16 @@ from tests.daemon import Daemon
 
 
 def with_datasets(state: Path, scene: Callable[[Catalog], Awaitable[None]]) -> None:
+    with_held_snapshots(state, lambda datasets, _: scene(datasets))
+
+
+def with_held_snapshots(state: Path, scene: Callable[[Catalog, HeldSnapshots], Awaitable[None]]) -> None:
     async def play() -> None:
         threads = Threads()
-        datasets = Catalog(state, 1 << 20, OriginSettings(), threads)
+        held = HeldSnapshots(state / "snapshots", 1 << 20)
+        datasets = Catalog(state, held, OriginSettings(), threads)
         try:
-            await scene(datasets)
+            await scene(datasets, held)
         finally:
             await datasets.close()
             threads.close()
@@ -88,7 +94,7 @@ def test_the_origin_of_a_removed_dataset_serves_no_other_one(tmp_path: Path) -> 
     origin.mkdir()
     (origin / "file").write_bytes(b"x")
 
-    async def scene(datasets: Catalog) -> None:
+    async def scene(datasets: Catalog, held: HeldSnapshots) -> None:
         for name in ("a", "b"):
             await _drain(datasets.add(DatasetAdd(name=name, url=f"file://{origin}")))
         snapshot = datasets.snapshot("b")
@@ -97,10 +103,10 @@ def test_the_origin_of_a_removed_dataset_serves_no_other_one(tmp_path: Path) -> 
         async with contextlib.aclosing(datasets.add(DatasetAdd(name="c", url=f"file://{tmp_path}"))) as listing:
             await anext(listing)
             await datasets.remove("a")
-            source = datasets.source(BlockRef(snapshot=snapshot.id, entry=file.number, number=0))
+            source = held.source(BlockRef(snapshot=snapshot.id, entry=file.number, number=0))
             assert source.origin is datasets.get("b").origin
 
-    with_datasets(tmp_path / "state", scene)
+    with_held_snapshots(tmp_path / "state", scene)
 
 
 def test_changes_at_once_are_all_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 from cachefs_daemon.origin import s3_listing
-from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
@@ -57,6 +57,10 @@ async def listing(origin: Origin) -> list[ListedObject]:
     ]
 
 
+def part_of(listed: ListedObject, offset: int, length: int) -> ObjectRange:
+    return ObjectRange(listed.key, listed.version, listed.size, offset, length)
+
+
 def test_every_key_is_listed_and_read(server: S3Server) -> None:
     async def work(origin: Origin) -> None:
         found = {listed.key.decode(): listed for listed in await listing(origin)}
@@ -64,8 +68,8 @@ def test_every_key_is_listed_and_read(server: S3Server) -> None:
         for key, listed in found.items():
             content = key.encode() * 10
             assert listed.size == len(content)
-            assert await origin.read(listed.key, listed.version, listed.size, 0, listed.size, 10) == content
-            assert await origin.read(listed.key, listed.version, listed.size, 3, 5, 10) == content[3:8]
+            assert await origin.read(part_of(listed, 0, listed.size), 10) == content
+            assert await origin.read(part_of(listed, 3, 5), 10) == content[3:8]
 
     with_origin("s3://odd/set/", server.endpoint, work)
 
@@ -85,7 +89,7 @@ def test_what_changed_is_an_error_that_names_it(server: S3Server) -> None:
         for key, listed in found.items():
             for offset, length in ((0, 6), (2, 4)):
                 with pytest.raises(ObjectChanged, match=f"s3://changing/{key.decode()} .*refresh"):
-                    await origin.read(key, listed.version, listed.size, offset, length, 10)
+                    await origin.read(part_of(listed, offset, length), 10)
 
     with_origin("s3://changing", server.endpoint, work)
 
@@ -97,7 +101,7 @@ def test_an_empty_object(server: S3Server) -> None:
     async def work(origin: Origin) -> None:
         (listed,) = await listing(origin)
         assert (listed.size, listed.key) == (0, b"nothing")
-        assert await origin.read(listed.key, listed.version, 0, 0, 0, 10) == b""
+        assert await origin.read(part_of(listed, 0, 0), 10) == b""
 
     with_origin("s3://empty", server.endpoint, work)
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.datasets.catalog import BlockSource
+from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.slots import FetchSlots
-from cachefs_daemon.origin.base import Report
+from cachefs_daemon.origin.base import ObjectRange, Report
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import StoreConfig
@@ -25,18 +25,18 @@ SIZE = 100_000
 
 
 class ObedientOrigin:
-    """Each object's bytes are its number. gate: reads wait while it is closed; failure: what they raise."""
+    """An origin in which each object's bytes are its number."""
 
     url = "test://origin"
     errors = 0
 
     def __init__(self) -> None:
         self.requests = 0
-        self.open = asyncio.Event()
+        self.open = asyncio.Event()  # reads wait while it is not set
         self.open.set()
-        self.failure: Exception | None = None
-        self.extra = b""
-        self.order: list[bytes] = []
+        self.failure: Exception | None = None  # what reads raise
+        self.extra = b""  # bytes at the end of each answer
+        self.order: list[bytes] = []  # keys, as they were read
 
     def identity(self, key: bytes) -> bytes:
         return key
@@ -45,17 +45,17 @@ class ObedientOrigin:
         raise NotImplementedError
         yield
 
-    async def read(self, key: bytes, version: bytes, size: int, offset: int, length: int, deadline: float) -> bytes:
+    async def read(self, wanted: ObjectRange, deadline: float) -> bytes:
         self.requests += 1
-        self.order.append(key)
+        self.order.append(wanted.key)
         try:
             async with asyncio.timeout(deadline):
                 await self.open.wait()
         except TimeoutError:
-            raise OriginUnavailable(f"{key.decode()} did not answer") from None
+            raise OriginUnavailable(f"{wanted.key.decode()} did not answer") from None
         if self.failure is not None:
             raise self.failure
-        return key.ljust(length, b".") + self.extra
+        return wanted.key.ljust(wanted.length, b".") + self.extra
 
     async def close(self) -> None:
         pass
@@ -77,7 +77,7 @@ class Bench:
         if ref.entry == 0:
             raise NotFound("no entry 0")
         name = b"object-%d" % ref.entry
-        return BlockSource(key_of(ref.entry), self.origin, name, b"v1", SIZE, 0, SIZE)
+        return BlockSource(key_of(ref.entry), self.origin, ObjectRange(name, b"v1", SIZE, 0, SIZE))
 
     def bytes_at(self, entry: int, outcome: object) -> bytes | None:
         assert isinstance(outcome, Location), outcome

@@ -1,4 +1,4 @@
-"""Who may read from an origin, and who goes next."""
+"""How many origin reads run at once, and which comes next."""
 
 import asyncio
 import math
@@ -8,11 +8,11 @@ from cachefs_daemon.fetch.slots import FetchSlots
 
 
 class Crowd:
-    """Tasks at a gate. inside: names of those that are in; each stays until told to leave."""
+    """Tasks that ask for slots. Each keeps its slot until told to give it back."""
 
-    def __init__(self, gate: FetchSlots) -> None:
-        self.gate = gate
-        self.inside: list[str] = []
+    def __init__(self, slots: FetchSlots) -> None:
+        self.slots = slots
+        self.admitted: list[str] = []  # names of those that have a slot
         self._leave: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -26,12 +26,12 @@ class Crowd:
         await settle()
 
     async def _visit(self, name: str, size: int, ahead: bool, needed: float) -> None:
-        async with self.gate.passage(name.encode(), size, ahead=ahead, needed=needed):
-            self.inside.append(name)
+        async with self.slots.slot(name.encode(), size, ahead=ahead, needed=needed):
+            self.admitted.append(name)
             try:
                 await self._leave[name].wait()
             finally:
-                self.inside.remove(name)
+                self.admitted.remove(name)
 
 
 async def settle() -> None:
@@ -39,14 +39,14 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def with_gate(slots: int, capacity: int, scene: Callable[[Crowd], Awaitable[None]]) -> None:
+def with_slots(slots: int, capacity: int, scene: Callable[[Crowd], Awaitable[None]]) -> None:
     async def play() -> None:
         crowd = Crowd(FetchSlots(slots, capacity))
         await scene(crowd)
         for task in crowd.tasks.values():
             task.cancel()
         await asyncio.gather(*crowd.tasks.values(), return_exceptions=True)
-        assert (crowd.gate.inside, crowd.gate.bytes_inside, crowd.gate.ahead_waiting) == (0, 0, 0)
+        assert (crowd.slots.in_use, crowd.slots.bytes_in_use, crowd.slots.ahead_queued) == (0, 0, 0)
 
     asyncio.run(play())
 
@@ -55,11 +55,11 @@ def test_slots_are_never_exceeded_and_the_first_to_come_goes_first() -> None:
     async def scene(crowd: Crowd) -> None:
         for name in "abcd":
             await crowd.come(name)
-        assert crowd.inside == ["a", "b"]
+        assert crowd.admitted == ["a", "b"]
         await crowd.leave("b")
-        assert crowd.inside == ["a", "c"]
+        assert crowd.admitted == ["a", "c"]
 
-    with_gate(2, 100, scene)
+    with_slots(2, 100, scene)
 
 
 def test_bytes_are_never_exceeded_but_by_one_alone() -> None:
@@ -67,43 +67,43 @@ def test_bytes_are_never_exceeded_but_by_one_alone() -> None:
         await crowd.come("a", 60)
         await crowd.come("b", 60)
         await crowd.come("c", 10)
-        assert crowd.inside == ["a"]  # c does not overtake b
+        assert crowd.admitted == ["a"]  # c does not overtake b
         await crowd.leave("a")
-        assert crowd.inside == ["b", "c"]
+        assert crowd.admitted == ["b", "c"]
         await crowd.come("huge", 1000)
         await crowd.leave("b")
-        assert crowd.inside == ["c"]
+        assert crowd.admitted == ["c"]
         await crowd.leave("c")
-        assert crowd.inside == ["huge"]
+        assert crowd.admitted == ["huge"]
 
-    with_gate(8, 100, scene)
+    with_slots(8, 100, scene)
 
 
 def test_demand_goes_before_ahead_and_finds_a_slot_kept_for_it() -> None:
     async def scene(crowd: Crowd) -> None:
         for name in ("a1", "a2", "a3", "a4", "a5"):
             await crowd.come(name, ahead=True)
-        assert crowd.inside == ["a1", "a2", "a3"]
+        assert crowd.admitted == ["a1", "a2", "a3"]
         await crowd.come("d1")
         await crowd.come("d2")
-        assert crowd.inside == ["a1", "a2", "a3", "d1"]
+        assert crowd.admitted == ["a1", "a2", "a3", "d1"]
         await crowd.leave("a1")
-        assert crowd.inside == ["a2", "a3", "d1", "d2"]
+        assert crowd.admitted == ["a2", "a3", "d1", "d2"]
 
-    with_gate(4, 100, scene)
+    with_slots(4, 100, scene)
 
 
 def test_who_is_waited_for_meanwhile_goes_before_others() -> None:
     async def scene(crowd: Crowd) -> None:
         for name in ("a1", "a2", "a3"):
             await crowd.come(name, ahead=True)
-        assert crowd.inside == ["a1"]
-        crowd.gate.promote(b"a3")
+        assert crowd.admitted == ["a1"]
+        crowd.slots.promote(b"a3")
         await settle()
-        assert crowd.inside == ["a1", "a3"]
-        assert crowd.gate.ahead_waiting == 1
+        assert crowd.admitted == ["a1", "a3"]
+        assert crowd.slots.ahead_queued == 1
 
-    with_gate(2, 100, scene)
+    with_slots(2, 100, scene)
 
 
 def test_who_gives_up_leaves_no_trace() -> None:
@@ -112,22 +112,22 @@ def test_who_gives_up_leaves_no_trace() -> None:
             await crowd.come(name)
         crowd.tasks["b"].cancel()
         await crowd.leave("a")
-        assert crowd.inside == ["c"]
-        # Let in and cancelled before it could notice.
+        assert crowd.admitted == ["c"]
+        # Admitted and cancelled before it could notice.
         await crowd.come("d")
         crowd._leave["c"].set()
-        while "c" in crowd.inside:  # noqa: ASYNC110
+        while "c" in crowd.admitted:  # noqa: ASYNC110
             await asyncio.sleep(0)
         crowd.tasks["d"].cancel()
         await settle()
-        assert crowd.inside == []
+        assert crowd.admitted == []
         await crowd.come("e")
-        assert crowd.inside == ["e"]
+        assert crowd.admitted == ["e"]
 
-    with_gate(1, 100, scene)
+    with_slots(1, 100, scene)
 
 
-def test_reads_ahead_go_in_by_the_time_they_are_needed() -> None:
+def test_reads_ahead_are_admitted_by_the_time_they_are_needed() -> None:
     async def scene(crowd: Crowd) -> None:
         await crowd.come("first", ahead=True)
         await crowd.come("whenever", ahead=True)
@@ -135,10 +135,10 @@ def test_reads_ahead_go_in_by_the_time_they_are_needed() -> None:
         await crowd.come("soon", ahead=True, needed=10.0)
         await crowd.come("also whenever", ahead=True)
         order = []
-        while crowd.inside:
-            [name] = crowd.inside
+        while crowd.admitted:
+            [name] = crowd.admitted
             order.append(name)
             await crowd.leave(name)
         assert order == ["first", "soon", "later", "whenever", "also whenever"]
 
-    with_gate(2, 100, scene)
+    with_slots(2, 100, scene)

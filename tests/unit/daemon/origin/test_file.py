@@ -3,7 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
 
 from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginUnavailable
 from cachefs.messages import OriginOptions
@@ -33,7 +33,8 @@ def read(url: str, found: ListedObject, offset: int, length: int, deadline: floa
     async def once() -> bytes:
         origin = opened(url)
         try:
-            return bytes(await origin.read(found.key, found.version, found.size, offset, length, deadline))
+            wanted = ObjectRange(found.key, found.version, found.size, offset, length)
+            return bytes(await origin.read(wanted, deadline))
         finally:
             await origin.close()
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY
-from cachefs.planning.prefetch import backlog
-from cachefs.planning.prefetch.backlog import Backlog, Bandwidth, find
+from cachefs.planning.prefetch.backlog import Backlog, find
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
 
@@ -51,22 +50,3 @@ def test_what_several_readers_miss_is_due_when_the_first_of_them_comes() -> None
 
 def test_readers_without_a_future_have_no_backlog() -> None:
     assert find(Plan(), {}, 1.0) is None
-
-
-def test_bandwidth_is_what_comes_while_all_that_is_possible_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(backlog.time, "monotonic", lambda: now[0])
-    bandwidth = Bandwidth()
-
-    def second(total: int, *, idle: bool) -> float:
-        now[0] += 1
-        if idle:
-            bandwidth.idle()
-        bandwidth.measure(total)
-        return bandwidth.value
-
-    assert second(50, idle=True) == np.inf
-    assert second(150, idle=False) == 100
-    assert second(160, idle=True) == 100
-    assert second(360, idle=True) == 200
-    assert second(460, idle=False) == 175

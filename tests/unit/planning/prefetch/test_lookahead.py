@@ -40,9 +40,9 @@ def test_all_that_is_wanted_comes_once_and_soonest_first(seed: int, rates: tuple
     plan, here = plan_of(**{name: order.tolist() for name, order in orders.items()}), draw.permutation(BLOCKS)[:1000]
     for name, rate in zip("abc", rates, strict=True):
         plan.set_progress(name, 0, 0, rate)
-    lookahead, residents = Lookahead(plan, ABSENT), states(here=here.tolist())
+    lookahead, known = Lookahead(plan, ABSENT), states(here=here.tolist())
     found: list[Upcoming] = []
-    while part := lookahead.take(residents, FAR, step, MANY):
+    while part := lookahead.take(known, FAR, step, MANY):
         found += part
     assert (np.diff([one.seconds for one in found]) > -1e-9).all()
     wanted = set(np.concatenate(list(orders.values())).tolist()) - set(here.tolist())

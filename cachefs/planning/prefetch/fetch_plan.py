@@ -1,0 +1,212 @@
+"""What to fetch from the origins before it is read: earliest deadline first.
+
+Into free room blocks are fetched as far ahead as the plan goes. Where other blocks must be evicted for them, they are
+fetched no further ahead than Little's law asks for: what is read during the latency of a fetch, times a safety factor.
+A block that is evicted too early could have been a better choice later, since every block that is read meanwhile is
+needed only in the next epoch. Blocks are fetched further ahead only where the origins' bandwidth would not suffice
+later (see cachefs.planning.prefetch.backlog). So no step evicts a block that is needed sooner than what it fetches.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cachefs.planning.blocks.presence import ABSENT, Presence
+from cachefs.planning.prefetch import backlog
+from cachefs.planning.prefetch.backlog import Backlog
+from cachefs.planning.prefetch.bandwidth import Bandwidth
+from cachefs.planning.prefetch.latency import Latency
+from cachefs.planning.prefetch.lookahead import Lookahead, Name, Upcoming
+from cachefs.planning.prefetch.pauses import Pauses
+from cachefs.planning.sequences.plan import Plan
+
+LONGEST_WINDOW: Final = 60.0
+# Seconds after which blocks that were evicted, refused or failed are looked at again.
+LOOK_AGAIN: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How far ahead blocks are fetched, and how much at once."""
+
+    # Times the latency of a fetch: so far ahead of the readers other blocks are evicted for what is fetched.
+    safety: float
+    # Bytes in flight at once.
+    max_bytes: int
+    # Blocks in flight at once: no more than may read from origins at once. A fetch that waits for a slot keeps the
+    # deadline it came with, and while estimates of the rate grow, all that comes later would overtake it.
+    max_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Blocks to fetch, for which others may be evicted."""
+
+    # Soonest first; never empty.
+    blocks: list[Upcoming]
+    # Only what is needed after the block with this key may be evicted for them.
+    key: bytes
+
+
+class FetchPlan:
+    """Says what to fetch next, and keeps account of what is in flight and of what failed.
+
+    A block that was given is not given again for as long as it is in flight or pauses. Whoever is given blocks calls
+    `started` with those that are really fetched, and then, for each of them, one of `landed`, `refused`, `failed` and
+    `dropped`. Times are monotonic seconds.
+    """
+
+    def __init__(self, plan: Plan, presence: Presence, limits: FetchLimits, now: float) -> None:
+        self._plan = plan
+        self._presence = presence
+        self._limits = limits
+        self._some_time = Lookahead(plan, ABSENT)  # for free room
+        self._soon = Lookahead(plan, ABSENT)  # for the window
+        self._in_time = Lookahead(plan, ABSENT)  # for the backlog
+        self._backlog: Backlog | None = None
+        self._bandwidth = Bandwidth(now)
+        self._in_flight: dict[Name, int] = {}  # bytes of each block
+        self._bytes_in_flight = 0  # their sum
+        self._pauses = Pauses()
+        self._looked = -math.inf  # when blocks were looked at again
+
+    # --- what to fetch ------------------------------------------------------------------------------------------------
+
+    def look_again(self, now: float, delivered: int) -> None:
+        """Look once a second at blocks that were given before, and for a backlog. To be called before each step.
+
+        delivered: bytes that origins have delivered since the start.
+        """
+        if now - self._looked <= LOOK_AGAIN:
+            return
+        self._looked = now
+        self._some_time.rewind()
+        self._pauses.end(now)
+        self._bandwidth.measure(delivered, now)
+        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value)
+        self._in_time.rewind()
+
+    def window(self, margin: float, latency: Latency) -> float:
+        """Seconds ahead of the readers within which other blocks are evicted for what is fetched.
+
+        margin: seconds by which readers may be ahead of where the plan has them; latency: of fetches, of late.
+        """
+        return min(LONGEST_WINDOW, margin + self._limits.safety * (latency.mean + 2 * latency.deviation))
+
+    def for_free_room(self, free: int) -> list[Upcoming]:
+        """Blocks for *free* bytes of the tiers, from which what is in flight is still to be taken."""
+        free -= self._bytes_in_flight
+        return self._choose(self._some_time, math.inf, free) if free > 0 else []
+
+    def for_window(self, window: float) -> Batch | None:
+        """Blocks that are read within *window* seconds."""
+        # The window is short, and what is in it changes, so it is looked at from its start each time.
+        self._soon.rewind()
+        chosen = self._choose(self._soon, window, self._limits.max_bytes)
+        return self._batch(chosen, chosen[-1].snapshot, chosen[-1].number) if chosen else None
+
+    def for_backlog(self, window: float) -> Batch | None:
+        """Blocks beyond the *window* that would come too late if their fetch began within it."""
+        if self._backlog is None or self._backlog.seconds <= window:
+            return None
+        chosen = self._choose(self._in_time, self._backlog.seconds, self._limits.max_bytes)
+        return self._batch(chosen, self._backlog.snapshot, self._backlog.last) if chosen else None
+
+    def fitting(self, blocks: Sequence[Upcoming], room: int) -> list[Upcoming]:
+        """The first *blocks* for which there are *room* bytes, from which what is in flight is still to be taken."""
+        room -= self._bytes_in_flight
+        ends = itertools.accumulate(one.size for one in blocks)
+        return [one for one, end in zip(blocks, ends, strict=True) if end <= room]
+
+    def note_idle(self) -> None:
+        """To be called after each step: where more could be in flight now, the bandwidth is no bound."""
+        limits = self._limits
+        if len(self._in_flight) < limits.max_blocks and self._bytes_in_flight < limits.max_bytes // 2:
+            self._bandwidth.idle()
+
+    def _choose(self, lookahead: Lookahead, seconds: float, room: int) -> list[Upcoming]:
+        """Blocks that are read within *seconds*, soonest first, of at most *room* bytes."""
+        slots = self._limits.max_blocks - len(self._in_flight)
+        room = min(room, self._limits.max_bytes - self._bytes_in_flight)
+        if slots <= 0 or room <= 0:
+            return []
+        known = self._in_flight.keys() | self._pauses.names
+        found = lookahead.take(self._presence.states, seconds, slots, room, known)
+        if found and found[0].size > room:
+            lookahead.rewind()  # it is to be given again
+            return []
+        return self._unread(found)
+
+    def _unread(self, found: Sequence[Upcoming]) -> list[Upcoming]:
+        """Without blocks that were read before their turn: their next read is later than it seems."""
+        kept: list[Upcoming] = []
+        for snapshot, group in itertools.groupby(found, key=lambda one: one.snapshot):
+            blocks = list(group)
+            ids = np.array([one.number for one in blocks], np.int32)
+            due = self._plan.next_use_of(snapshot, ids)
+            kept += [one for one, seconds in zip(blocks, due.tolist(), strict=True) if seconds <= one.seconds + 1e-6]
+        return kept
+
+    def _batch(self, chosen: list[Upcoming], snapshot: str, last: int) -> Batch | None:
+        space = self._plan.spaces.get(snapshot)
+        return Batch(chosen, space.key(last)) if space is not None else None
+
+    # --- what became of it --------------------------------------------------------------------------------------------
+
+    def started(self, blocks: Iterable[Upcoming]) -> None:
+        """Their fetches begin."""
+        for one in blocks:
+            self._in_flight[one.name] = one.size
+            self._bytes_in_flight += one.size
+
+    def landed(self, one: Upcoming) -> None:
+        """The block is in a tier now."""
+        self.dropped(one)
+        self._pauses.succeeded()
+
+    def refused(self, one: Upcoming, now: float) -> None:
+        """No tier took the block: it was about to be evicted for one that is needed sooner."""
+        self.dropped(one)
+        self._pauses.refused(one.name, now)
+
+    def failed(self, one: Upcoming, now: float) -> None:
+        """The block could not be fetched."""
+        self.dropped(one)
+        self._pauses.failed(one.name, now)
+
+    def dropped(self, one: Upcoming) -> None:
+        """The fetch of the block has ended without any result."""
+        self._bytes_in_flight -= self._in_flight.pop(one.name, 0)
+
+    def bytes_in_flight(self, snapshot: str) -> int:
+        """Bytes of the blocks of one snapshot that are in flight."""
+        return sum(size for name, size in self._in_flight.items() if name[0] == snapshot)
+
+    # --- names of blocks ----------------------------------------------------------------------------------------------
+
+    def key(self, one: Upcoming) -> bytes:
+        """The block's key. Raises KeyError where its snapshot is no longer planned with."""
+        return self._plan.spaces[one.snapshot].key(one.number)
+
+    def place(self, one: Upcoming) -> tuple[int, int]:
+        """The block's entry in its snapshot, and its number within the entry. Raises KeyError as `key` does."""
+        entries, numbers = self._plan.spaces[one.snapshot].refs(np.array([one.number], np.int32))
+        return int(entries[0]), int(numbers[0])
+
+
+def within_quotas(blocks: Sequence[Upcoming], left: Mapping[str, float]) -> list[Upcoming]:
+    """The *blocks* that fit into the quotas of their datasets.
+
+    left: bytes that each limited snapshot's dataset may still fetch. Other snapshots have no limit.
+    """
+    rest = dict(left)
+    kept = []
+    for one in blocks:
+        rest[one.snapshot] = rest.get(one.snapshot, math.inf) - one.size
+        if rest[one.snapshot] >= 0:
+            kept.append(one)
+    return kept

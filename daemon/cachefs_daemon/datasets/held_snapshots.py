@@ -1,0 +1,100 @@
+"""The open snapshots of this node, and the origins that have their files."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cachefs import snapshot as snapshots
+from cachefs.block import block_count, block_key, block_length
+from cachefs.errors import CachefsError, ConfigError, NotFound
+from cachefs.messages import BlockRef
+from cachefs.sizes import format_size
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.origin.base import ObjectRange, Origin
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Held:
+    """An open snapshot.
+
+    It is never closed explicitly, since a thread may be reading it. It closes when the last reference to it goes.
+    """
+
+    snapshot: Snapshot
+    # Of the datasets that have the snapshot.
+    origins: list[Origin] = field(default_factory=list)
+
+
+class HeldSnapshots:
+    """Snapshots are files in one directory, shared by all datasets that list the same.
+
+    Changed on the event loop only; `source` may be called in any thread.
+    """
+
+    def __init__(self, directory: Path, block_size: int) -> None:
+        """Raises CachefsError where the directory cannot be used."""
+        self.directory = directory
+        self.block_size = block_size  # bytes of the blocks of new snapshots, and of the largest that this node takes
+        self._held: dict[str, _Held] = {}  # by snapshot id; replaced, not shrunk, for the threads that look into it
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CachefsError(f"{directory} cannot be used: {error.strerror}; move it away") from None
+
+    def path(self, snapshot_id: str) -> Path:
+        """The file of a snapshot."""
+        return self.directory / f"{snapshot_id}{snapshots.SUFFIX}"
+
+    def get(self, snapshot_id: str) -> Snapshot | None:
+        """A snapshot that is held."""
+        held = self._held.get(snapshot_id)
+        return held.snapshot if held is not None else None
+
+    def hold(self, snapshot_id: str, origin: Origin) -> Snapshot:
+        """Open a snapshot, if it is not open yet, whose files *origin* has. Raises SnapshotDamaged, ConfigError."""
+        held = self._held.get(snapshot_id)
+        if held is None:
+            snapshot = Snapshot(self.path(snapshot_id))
+            if snapshot.block_size > self.block_size:
+                raise ConfigError(
+                    f"snapshot {snapshot_id} has blocks of {format_size(snapshot.block_size)}, larger than "
+                    "daemon.block_size; refresh the dataset to list it anew"
+                )
+            held = self._held[snapshot_id] = _Held(snapshot)
+        if origin not in held.origins:
+            held.origins.append(origin)
+        return held.snapshot
+
+    def source(self, ref: BlockRef) -> BlockSource:
+        """Where the bytes of the block *ref* come from. Raises NotFound, SnapshotDamaged."""
+        held = self._held.get(ref.snapshot)
+        if held is None:
+            raise NotFound(f"snapshot {ref.snapshot} is not on this node; mount the dataset again")
+        snapshot = held.snapshot
+        entry = snapshot.entry(ref.entry)
+        if not 0 <= ref.number < block_count(entry.size, snapshot.block_size):
+            raise NotFound(f"entry {ref.entry} of snapshot {ref.snapshot} has no block {ref.number}")
+        wanted = ObjectRange(
+            key=snapshot.path(ref.entry),
+            version=entry.version,
+            size=entry.size,
+            offset=ref.number * snapshot.block_size,
+            length=block_length(entry.size, snapshot.block_size, ref.number),
+        )
+        return BlockSource(block_key(entry.content, ref.number), held.origins[0], wanted, ref.snapshot)
+
+    def keep(self, wanted: Mapping[str, list[Origin]]) -> None:
+        """Let go of all snapshots but the *wanted* ones. By id: the origins that have its files."""
+        self._held = {held: _Held(one.snapshot, wanted[held]) for held, one in self._held.items() if held in wanted}
+
+    def remove_files(self, wanted: Mapping[str, list[Origin]]) -> None:
+        """Remove all files but those of the *wanted* snapshots: also what a broken listing left."""
+        kept = {self.path(snapshot_id) for snapshot_id in wanted}
+        for path in self.directory.iterdir():
+            if path not in kept and path.is_file():
+                log.info("removing %s, which no dataset refers to", path)
+                path.unlink(missing_ok=True)

@@ -1,0 +1,16 @@
+"""What fetching ahead asks and tells those parts of the node that know its readers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Functions of the parts that know consumers and mounts, so that fetching need not know those parts."""
+
+    # Seconds by which some reader may be ahead of where the plan has it.
+    margin: Callable[[], float]
+    # To be told of (consumer, bytes) that were fetched for its sake.
+    fetched: Callable[[str, int], None]
+    # Whether pages are pushed to mounts straight from the SSD tier, so that a copy in memory would be one too many.
+    pushing: Callable[[], bool]

@@ -1,0 +1,68 @@
+"""How often fetching ahead looks for work."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+from cachefs_daemon.fetch import pace as pacing
+from cachefs_daemon.fetch.pace import Pace
+
+from cachefs.planning.sequences.plan import Plan
+from tests.simulated import space_of
+
+
+def plan_of_a_job() -> Plan:
+    plan = Plan()
+    plan.add_space(space_of([100] * 10))
+    plan.set_epoch("job", "space", 0, np.arange(10), last=True)
+    plan.set_progress("job", 0, 0, 10.0)
+    return plan
+
+
+def steps_in(seconds: float, pace: Pace, step: Callable[[], Awaitable[None]], news: int = 0) -> None:
+    """Repeat *step* for a while, and wake it so many times meanwhile."""
+
+    async def play() -> None:
+        task = asyncio.create_task(pace.repeat(step))
+        for _ in range(news):
+            await asyncio.sleep(seconds / news)
+            pace.wake()
+        await asyncio.sleep(0 if news else seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(play())
+
+
+class Counted:
+    def __init__(self, failing: bool = False) -> None:
+        self.calls = 0
+        self._failing = failing
+
+    async def step(self) -> None:
+        self.calls += 1
+        if self._failing:
+            raise ZeroDivisionError
+
+
+def test_news_lead_to_steps_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "SLOWEST", 10.0)
+    left_alone, woken = Counted(), Counted()
+    steps_in(0.3, Pace(plan_of_a_job()), left_alone.step)
+    steps_in(0.3, Pace(plan_of_a_job()), woken.step, news=10)
+    assert left_alone.calls == 1
+    assert 2 <= woken.calls <= 11
+
+
+def test_without_any_future_nothing_is_looked_for() -> None:
+    nobody = Counted()
+    steps_in(0.2, Pace(Plan()), nobody.step, news=5)
+    assert nobody.calls == 0
+
+
+def test_after_a_failure_there_is_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "PAUSE", 10.0)
+    failing = Counted(failing=True)
+    steps_in(0.2, Pace(plan_of_a_job()), failing.step, news=5)
+    assert failing.calls == 1

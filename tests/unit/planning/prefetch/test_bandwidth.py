@@ -1,0 +1,39 @@
+"""What origins deliver, and how long a fetch takes."""
+
+import numpy as np
+import pytest
+
+from cachefs.planning.prefetch.bandwidth import Bandwidth
+from cachefs.planning.prefetch.latency import Latency
+
+
+def test_bandwidth_is_what_comes_while_all_that_is_possible_is_asked_for() -> None:
+    now = 0.0
+    bandwidth = Bandwidth(now)
+
+    def second(total: int, *, idle: bool) -> float:
+        nonlocal now
+        now += 1
+        if idle:
+            bandwidth.idle()
+        bandwidth.measure(total, now)
+        return bandwidth.value
+
+    assert second(50, idle=True) == np.inf
+    assert second(150, idle=False) == 100
+    assert second(160, idle=True) == 100
+    assert second(360, idle=True) == 200
+    assert second(460, idle=False) == 175
+
+
+def test_latency_is_smoothed() -> None:
+    latency = Latency(0.1)
+    for _ in range(200):
+        latency.measure(0.2)
+    assert latency.mean == pytest.approx(0.2, rel=1e-3)
+    assert latency.deviation == pytest.approx(0.0, abs=1e-3)
+    for _ in range(100):
+        latency.measure(0.1)
+        latency.measure(0.3)
+    assert latency.mean == pytest.approx(0.2, rel=0.1)
+    assert latency.deviation == pytest.approx(0.1, rel=0.1)

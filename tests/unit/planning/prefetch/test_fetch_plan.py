@@ -1,0 +1,225 @@
+"""What is fetched next, how much of it at once, and what failures change."""
+
+import math
+
+import numpy as np
+import pytest
+
+from cachefs.planning.blocks.presence import IN_MEMORY, Presence
+from cachefs.planning.prefetch.fetch_plan import (
+    LONGEST_WINDOW,
+    LOOK_AGAIN,
+    Batch,
+    FetchLimits,
+    FetchPlan,
+    within_quotas,
+)
+from cachefs.planning.prefetch.latency import Latency
+from cachefs.planning.prefetch.lookahead import Upcoming
+from cachefs.planning.sequences.plan import Plan
+from tests.simulated import space_of
+
+SIZE = 100
+RATE = 10.0
+MANY = 1 << 30
+
+
+class Scene:
+    """Jobs that each read their own snapshot, of which nothing is here; they begin at 1000 s."""
+
+    def __init__(self, limits: FetchLimits | None = None, **orders: list[int]) -> None:
+        self.plan, self.presence = Plan(), Presence()
+        for seed, (name, order) in enumerate(orders.items()):
+            space = space_of([SIZE] * 1000, name=name, seed=seed)
+            self.plan.add_space(space)
+            self.presence.watch(space)
+            self.plan.set_epoch(name, name, 0, np.array(order), last=True)
+            self.plan.set_progress(name, 0, 0, RATE)
+        self.now = 1000.0
+        self.delivered = 0
+        self.fetches = FetchPlan(self.plan, self.presence, limits or FetchLimits(2.0, MANY, 1000), self.now)
+        self.look_again()
+
+    def look_again(self, after: float = 0.0) -> None:
+        self.now += after
+        self.fetches.look_again(self.now, self.delivered)
+
+    def fill(self, blocks: int) -> list[Upcoming]:
+        """What is started for room of so many blocks."""
+        found = self.fetches.for_free_room(blocks * SIZE)
+        self.fetches.started(found)
+        return found
+
+    def land(self, found: list[Upcoming]) -> None:
+        for one in found:
+            self.presence.states[one.snapshot][one.number] = IN_MEMORY
+            self.fetches.landed(one)
+            self.delivered += one.size
+
+
+def numbers(found: list[Upcoming] | Batch | None) -> list[int]:
+    if found is None:
+        return []
+    return [one.number for one in (found.blocks if isinstance(found, Batch) else found)]
+
+
+def test_free_room_is_filled_in_the_order_of_deadlines() -> None:
+    scene = Scene(slow=[7, 5, 9], fast=[3, 1, 4])
+    scene.plan.set_progress("fast", 0, 0, 3 * RATE)
+    names = [one.name for one in scene.fill(5)]
+    assert set(names[:2]) == {("slow", 7), ("fast", 3)}, "both are needed now"
+    assert names[2:] == [("fast", 1), ("fast", 4), ("slow", 5)]
+
+
+def test_nothing_is_fetched_twice_and_room_is_counted_once() -> None:
+    scene = Scene(job=list(range(100)))
+    first = scene.fill(10)
+    assert numbers(first) == list(range(10))
+    assert scene.fill(10) == [], "what is in flight will take that room"
+    second = scene.fill(15)
+    assert numbers(second) == list(range(10, 15))
+    scene.look_again(2 * LOOK_AGAIN)
+    assert numbers(scene.fill(25)) == list(range(15, 25)), "what is in flight is not given again"
+    scene.land(first)
+    scene.look_again(2 * LOOK_AGAIN)
+    assert numbers(scene.fill(20)) == list(range(25, 30))
+
+
+def test_no_more_is_in_flight_than_the_limits_say() -> None:
+    blocks = Scene(FetchLimits(2.0, MANY, 5), job=list(range(100)))
+    found = blocks.fill(50)
+    assert numbers(found) == [0, 1, 2, 3, 4]
+    assert blocks.fill(50) == []
+    blocks.land(found[:2])
+    assert numbers(blocks.fill(50)) == [5, 6]
+    size = Scene(FetchLimits(2.0, 3 * SIZE + 1, 1000), job=list(range(100)))
+    assert numbers(size.fill(50)) == [0, 1, 2]
+
+
+def test_beyond_free_room_blocks_are_fetched_within_the_window_only() -> None:
+    scene = Scene(job=list(range(100)))
+    batch = scene.fetches.for_window(1.0)
+    assert batch is not None
+    assert numbers(batch) == list(range(11))
+    assert batch.key == scene.plan.spaces["job"].key(10), "what is needed after the last one is evicted"
+    assert numbers(scene.fetches.fitting(batch.blocks, 4 * SIZE)) == [0, 1, 2, 3]
+    scene.fetches.started(batch.blocks[:4])
+    assert numbers(scene.fetches.fitting(batch.blocks[4:], 6 * SIZE)) == [4, 5], "some of that room is taken already"
+    assert numbers(scene.fetches.for_window(1.0)) == list(range(4, 11))
+
+
+def test_the_window_grows_with_the_latency_and_its_deviation() -> None:
+    fetches = Scene(FetchLimits(safety=3.0, max_bytes=MANY, max_blocks=10), job=[1]).fetches
+    steady, uneven = Latency(0.1), Latency(0.1)
+    for _ in range(500):
+        steady.measure(0.1)
+        uneven.measure(0.05)
+        uneven.measure(0.15)
+    assert fetches.window(0.0, steady) == pytest.approx(0.3)
+    assert fetches.window(2.0, steady) == pytest.approx(2.3), "readers may be ahead of the plan"
+    assert fetches.window(0.0, uneven) == pytest.approx(3 * (0.1 + 2 * 0.05), rel=0.05)
+    assert fetches.window(0.0, Latency(100.0)) == LONGEST_WINDOW
+
+
+def test_what_no_tier_took_comes_again_after_a_second() -> None:
+    scene = Scene(job=list(range(3)))
+    refused, taken, failed = scene.fill(3)
+    scene.fetches.refused(refused, scene.now)
+    scene.fetches.failed(failed, scene.now)
+    scene.land([taken])
+    assert numbers(scene.fetches.for_window(10.0)) == [], "both pause"
+    scene.look_again(0.5)
+    assert numbers(scene.fetches.for_window(10.0)) == []
+    scene.look_again(0.6)
+    assert numbers(scene.fetches.for_window(10.0)) == [0, 2]
+
+
+def test_the_pause_of_what_fails_grows_until_something_comes() -> None:
+    scene = Scene(job=list(range(200)))
+    found = scene.fill(100)
+    for one in found[:99]:
+        scene.fetches.failed(one, scene.now)
+    scene.look_again(5.0)
+    again = numbers(scene.fetches.for_window(100.0))
+    assert again[:17] == list(range(17)), "1.1 ** 17 s are more than 5 s"
+    assert 17 not in again
+    scene.look_again(30.0)
+    assert numbers(scene.fetches.for_window(100.0))[:99] == list(range(99)), "no pause is longer than 30 s"
+    scene.land([found[99]])
+    scene.fetches.started(found[:1])
+    scene.fetches.failed(found[0], scene.now)
+    scene.look_again(1.1)
+    assert numbers(scene.fetches.for_window(100.0))[0] == 0
+
+
+def test_what_was_dropped_takes_no_room_and_does_not_pause() -> None:
+    scene = Scene(job=list(range(10)))
+    for one in scene.fill(4):
+        scene.fetches.dropped(one)
+    assert scene.fetches.bytes_in_flight("job") == 0
+    assert numbers(scene.fetches.for_window(0.35)) == [0, 1, 2, 3]
+
+
+def test_a_quota_stops_its_dataset_only() -> None:
+    scene = Scene(limited=[1, 2, 3, 4], free=[1, 2, 3, 4])
+    found = scene.fetches.for_free_room(MANY)
+    kept = within_quotas(found, {"limited": 2.5 * SIZE})
+    assert [one.number for one in kept if one.snapshot == "limited"] == [1, 2]
+    assert [one.number for one in kept if one.snapshot == "free"] == [1, 2, 3, 4]
+    assert within_quotas(found, {}) == found
+    scene.fetches.started(kept)
+    assert scene.fetches.bytes_in_flight("limited") == 2 * SIZE
+
+
+def test_what_was_read_before_its_turn_is_left_for_later() -> None:
+    scene = Scene(job=[1, 2, 3])
+    scene.plan.read_early("job", np.array([1]))
+    assert numbers(scene.fill(10)) == [1, 3]
+
+
+def test_for_a_slow_origin_a_gap_is_begun_before_its_readers_come_to_it() -> None:
+    scene = Scene(job=list(range(100)))
+    scene.presence.states["job"][:50] = IN_MEMORY
+    scene.look_again(2.0)
+    assert scene.fetches.for_backlog(1.0) is None, "nothing has come yet"
+    for _ in range(100):
+        scene.delivered += 5 * SIZE
+        scene.look_again(1.01)
+    batch = scene.fetches.for_backlog(1.0)
+    assert batch is not None
+    assert numbers(batch) == list(range(50, 100))
+    assert batch.key == scene.plan.spaces["job"].key(99)
+    assert scene.fetches.for_backlog(1.0) is None, "no block is given twice"
+    assert scene.fetches.for_backlog(math.inf) is None, "the window reaches as far"
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_low_rate_says_nothing_while_more_could_have_been_asked_for(idle: bool) -> None:
+    scene = Scene(FetchLimits(2.0, MANY, 1), job=list(range(100)))
+    scene.presence.states["job"][:50] = IN_MEMORY
+    busy = [] if idle else scene.fill(1)
+    for rate in (50, 5):
+        for _ in range(30):
+            scene.delivered += rate * SIZE
+            scene.fetches.note_idle()
+            scene.look_again(1.01)
+    for one in busy:
+        scene.fetches.dropped(one)
+    assert (scene.fetches.for_backlog(1.0) is None) == idle
+
+
+def test_of_a_snapshot_that_is_gone_nothing_is_asked_for() -> None:
+    scene = Scene(job=[1, 2])
+    [one, _] = scene.fetches.for_free_room(MANY)
+    scene.plan.remove("job")
+    scene.plan.remove_space("job")
+    assert scene.fetches.for_window(10.0) is None
+    with pytest.raises(KeyError):
+        scene.fetches.place(one)
+
+
+def test_blocks_are_named_as_the_origin_knows_them() -> None:
+    scene = Scene(job=[5])
+    [one] = scene.fill(1)
+    assert scene.fetches.place(one) == (5, 0)
+    assert scene.fetches.key(one) == scene.plan.spaces["job"].key(5)
