@@ -26,10 +26,7 @@ CHILD_SECONDS: Final = 120
 
 
 class SamplerOrder:
-    """The sampler of one loader. The loader itself is not kept, since its workers end with the last reference to it.
-
-    It has more attributes than most classes: they are what it needs of the loader, and cannot ask it for later.
-    """
+    """The sampler of one loader. The loader itself is not kept, since its workers end with the last reference to it."""
 
     def __init__(self, loader: Any) -> None:
         torch = sys.modules["torch"]

@@ -57,11 +57,7 @@ class _Flight:
 
 
 class BlockReader:
-    """Reads for one worker of a mount.
-
-    It is all there is to a read, from the look-up to the wait for a fetch, and what is to be reported of it; so it has
-    more attributes than most classes.
-    """
+    """Reads for one worker of a mount, from the look-up to the wait for a fetch, and what is to be reported of them."""
 
     def __init__(self, link: DaemonLink, view: NodeView, counters: Counters, marks: ReadMarks) -> None:
         """counters: of all requests of this worker; marks: where blocks that are read are marked. Raises CachefsError

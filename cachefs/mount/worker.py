@@ -81,10 +81,9 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class Worker:
-    """One worker. Worker 0 also reads the control FIFO. To be made after the fork, which gRPC, LMDB and trio do not
-    survive.
+    """One worker, in which all parts of a serving process are put together. Worker 0 also reads the control FIFO.
 
-    It has more attributes than most classes, since it is where all parts of a serving process are put together.
+    It is to be made after the fork, which gRPC, LMDB and trio do not survive.
     """
 
     def __init__(self, mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
