@@ -22,7 +22,7 @@ _PUBLIC = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names on demand: a mount and the daemon import `cachefs` too, and need none of this."""
+    """Public names are loaded when they are first used, since a mount and the daemon need none of them."""
     if name in _PUBLIC:
         from importlib import import_module
 

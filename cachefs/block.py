@@ -1,9 +1,10 @@
-"""Blocks: how they are named, where they lie, and how their bytes are proven right.
+"""Blocks: their names, their locations, and the checksums that prove their bytes right.
 
-A block is a whole file up to the snapshot's block size, else one block-sized part of it. Its key comes from content
-identity, so equal content has one copy whatever snapshot or job reads it. Every piece (128 KiB) of a block has its own
-xxh3 checksum, so that reading 128 KiB of a 4 MiB block verifies 128 KiB. The checksum is seeded with the block's key
-and the piece's number: the right bytes of *another* block fail it too, so a wrong index entry is never a wrong read.
+A block is a whole file that is no larger than the snapshot's block size, else a part of a file of that size. Its key is
+made of what identifies the content, so equal content has one copy, whatever snapshot or job reads it. Every piece (128
+KiB) of a block has its own xxh3 checksum, so that a read of 128 KiB of a 4 MiB block verifies 128 KiB. The checksum is
+seeded with the block's key and the piece's number. So the right bytes of *another* block fail it too, and a wrong entry
+of the index is never a wrong read.
 """
 
 import struct
@@ -18,7 +19,7 @@ SSD: Final = 1
 TIER_NAMES: Final = ("memory", "ssd")
 
 PIECE_SIZE: Final = 128 * 1024
-# The kernel asks a mount for so much at once at most: 256 pages.
+# Bytes that the kernel asks a mount for at once, at most: 256 pages.
 MAX_READ: Final = 1 << 20
 KEY_SIZE: Final = 20
 CONTENT_ID_SIZE: Final = 16
@@ -31,16 +32,17 @@ _CHECKSUM = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where one copy of a block lies.
+    """Where one copy of a block is."""
 
-    tier: MEMORY or SSD; segment: number of the segment file in that tier; offset: of the first data byte in it;
-    length: of the block in bytes; checksums: 8 bytes little-endian per piece.
-    """
-
+    # MEMORY or SSD.
     tier: int
+    # Number of the segment file in the tier.
     segment: int
+    # Of the block's first byte in the segment file.
     offset: int
+    # Of the block, in bytes.
     length: int
+    # 8 bytes, little-endian, for each piece.
     checksums: bytes
 
     def pack(self) -> bytes:
@@ -60,7 +62,7 @@ class Location:
 
 
 def content_id(identity: bytes, version: bytes, size: int, block_size: int) -> bytes:
-    """16 bytes that name one version of one object, cut into blocks of *block_size*.
+    """The 16 bytes that name one version of one object that is cut into blocks of *block_size* bytes.
 
     identity: the object's full name at its origin; version: its ETag, or what stands in for one.
     """
@@ -69,7 +71,7 @@ def content_id(identity: bytes, version: bytes, size: int, block_size: int) -> b
 
 
 def block_key(content: bytes, number: int) -> bytes:
-    """Key of block *number*: keys of one content are neighbours and in order, so a file's blocks are a range scan."""
+    """The key of block *number*. The keys of one content follow each other in order, so a file's blocks are a range."""
     return content + _BLOCK_NUMBER.pack(number)
 
 
@@ -79,7 +81,7 @@ def block_number(key: bytes) -> int:
 
 
 def block_count(size: int, block_size: int) -> int:
-    """An empty file has no blocks."""
+    """How many blocks a file of *size* bytes has; an empty one has none."""
     return -(-size // block_size)
 
 
@@ -92,12 +94,15 @@ def piece_count(length: int) -> int:
 
 
 def piece_checksums(key: bytes, data: bytes | bytearray | memoryview) -> bytes:
-    """Checksums of all pieces of the block *key* whose content is *data*: 8 bytes per piece."""
+    """The checksums of all pieces of the block *key*, whose bytes are *data*: 8 bytes for each piece."""
     return b"".join(_CHECKSUM.pack(digest) for digest in _digests(key, memoryview(data), 0))
 
 
 def pieces_match(key: bytes, checksums: bytes, first_piece: int, data: memoryview) -> bool:
-    """Are *data* the pieces of block *key* from *first_piece* on? *data* ends at a piece's or the block's end."""
+    """Are *data* the pieces of the block *key* from number *first_piece* on?
+
+    *data* ends where a piece or the block ends.
+    """
     expected = checksums[8 * first_piece : 8 * (first_piece + piece_count(len(data)))]
     return expected == b"".join(_CHECKSUM.pack(digest) for digest in _digests(key, data, first_piece))
 

@@ -1,16 +1,17 @@
-"""How much memory our control groups let us have, in both versions of cgroups."""
+"""How much memory the control groups of this process allow, in both versions of control groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-# What a cgroup holds that the kernel cannot take back by dropping clean pages. tmpfs (our memory tier) counts as shmem.
+# What a control group holds and the kernel cannot take back by dropping clean pages. tmpfs, so our memory tier, counts
+# as shmem.
 _HELD_V2: Final = ("anon", "shmem", "slab_unreclaimable", "kernel_stack", "pagetables")
 _HELD_V1: Final = ("total_rss", "total_shmem")
 
 
 def memory_limits(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, int]]:
-    """(limit, bytes held) of each limited cgroup we are in, parents included."""
+    """(limit, bytes held) of each control group with a limit that this process is in, parents included."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -25,13 +26,14 @@ def memory_limits(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")
         elif "memory" in controllers.split(","):
             for directory in _with_parents(sys / "memory", path):
                 limit = _number(directory / "memory.limit_in_bytes")
-                # "No limit" is the largest multiple of the page size.
+                # The largest multiple of the page size stands for no limit.
                 if limit is not None and limit < 1 << 62:
                     yield limit, _held(directory, _HELD_V1)
 
 
 def _with_parents(root: Path, path: str) -> Iterator[Path]:
-    """The cgroup's directory and those above it. In a container without its own namespace only *root* exists."""
+    """The directory of a control group, and those above it. In a container without a namespace of its own only *root*
+    exists."""
     directory = root / path.lstrip("/")
     while directory != root:
         yield directory

@@ -1,4 +1,4 @@
-"""The `cachefs` command: what a training environment needs of cachefs, and nothing it does not."""
+"""The `cachefs` command: what a training environment needs of cachefs."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ import click
 import cachefs
 
 HELPER: Final = "mount.cachefs"
-# mount(8) looks nowhere else, and not into $PATH.
+# mount(8) looks only there, and not into $PATH.
 HELPER_LINK: Final = Path("/sbin") / HELPER
 
 

@@ -1,19 +1,20 @@
 """Errors that reach a user or a reader.
 
-Each carries one line that names the thing and the way out, and the errno a read through the mount answers with.
+Each has one line of text that names the thing and the way out, and the errno with which a read through the mount fails.
+A daemon sends the name of the class to its clients. A client that does not know the name raises CachefsError.
 """
 
 import errno
 
 
 class CachefsError(Exception):
-    """Base of every error cachefs raises on purpose; `str(error)` is one line fit for a terminal."""
+    """Base of every error that cachefs raises on purpose; `str(error)` is one line fit for a terminal."""
 
     errno = errno.EIO
 
 
 class ConfigError(CachefsError):
-    """A setting is unknown, malformed or contradicts another."""
+    """A setting is unknown or malformed, or contradicts another one."""
 
     errno = errno.EINVAL
 
@@ -25,19 +26,19 @@ class NotFound(CachefsError):
 
 
 class AlreadyExists(CachefsError):
-    """The name is taken by something else."""
+    """Something else has the name already."""
 
     errno = errno.EEXIST
 
 
 class Busy(CachefsError):
-    """Another process or operation holds the thing."""
+    """Another process or operation uses the thing."""
 
     errno = errno.EBUSY
 
 
 class AccessDenied(CachefsError):
-    """Who asks has no right to: a user to the daemon's socket, or a peer to what it wants."""
+    """A user has no right to use the daemon's socket, or a client no right to what it asks for."""
 
     errno = errno.EACCES
 
@@ -51,7 +52,7 @@ class SnapshotDamaged(CachefsError):
 
 
 class StoreFull(CachefsError):
-    """No tier has room for a block, and nothing may be evicted for it."""
+    """No tier has room for a block, and no other block may be evicted for it."""
 
     errno = errno.ENOSPC
 
@@ -61,16 +62,16 @@ class OriginError(CachefsError):
 
 
 class OriginUnavailable(OriginError):
-    """Unreachable, throttled or broken until the deadline; trying again later may help."""
+    """The origin was unreachable, throttled or broken until the deadline; a later try may succeed."""
 
 
 class ObjectChanged(OriginError):
-    """The object is no longer the one the snapshot lists (changed, replaced or deleted)."""
+    """The object is no longer the one that the snapshot lists: it was changed, replaced or deleted."""
 
     errno = errno.ESTALE
 
 
 class OriginAccessDenied(OriginError):
-    """The origin refuses our credentials or permissions."""
+    """The origin refuses the daemon's credentials, or the daemon lacks a permission there."""
 
     errno = errno.EACCES

@@ -1,7 +1,7 @@
-"""The node's block index as every reader sees it: block key -> Location, in one LMDB file the daemon alone writes.
+"""The node's block index as its readers see it: block key -> Location, in one LMDB file that only the daemon writes.
 
-Point reads measured 1.3 us including the transaction, so the mount asks the index for each read and keeps no state.
-A damaged entry reads as absent: the caller then asks the daemon, which fetches the block anew.
+A look-up measured 1.3 us including the transaction, so a mount asks the index at each read and keeps no state. A
+damaged entry reads as none: the caller then asks the daemon, which fetches the block anew.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from cachefs.block import Location
 from cachefs.errors import CachefsError
 
 BLOCKS_DB: Final = b"blocks"
-# Address space only; LMDB files are sparse. 64 GiB of index is about half a billion blocks.
+# Address space only, since LMDB files are sparse. 64 GiB of index are about half a billion blocks.
 MAP_SIZE: Final = 64 << 30
 MAX_READERS: Final = 1024
 MAX_DBS: Final = 8
 
 
 class IndexReader:
-    """Read-only view of the index. LMDB allows one environment per file and process, none across a fork."""
+    """Read-only view of the index. LMDB allows one environment per file in a process, and none to survive a fork."""
 
     def __init__(self, path: Path) -> None:
         """Raises CachefsError."""
@@ -56,7 +56,10 @@ class IndexReader:
             return None
 
     def blocks_of(self, content: bytes) -> Iterator[tuple[bytes, Location]]:
-        """Every cached block of one content, in block order. Keep the iteration short: it holds a read transaction."""
+        """All cached blocks of one content, in the order of their numbers.
+
+        The iteration must be short, since it holds a read transaction.
+        """
         with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
             found = cursor.set_range(content)
             while found and cursor.key().startswith(content):
@@ -65,7 +68,7 @@ class IndexReader:
                 found = cursor.next()
 
     def is_current(self) -> bool:
-        """False once the file we read was deleted or replaced, or is closed."""
+        """False once the file was deleted or replaced, or this reader closed."""
         try:
             return self._is_open and os.path.samestat(self._opened, os.stat(self.path))
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""What mounts, cachectl and the daemon say to each other (see cachefs.rpc for how).
+"""Messages between mounts, cachectl and the daemon; cachefs.rpc sends them.
 
-Messages are msgspec structs and not protobuf: they are typed, need no generated code, and ignore unknown fields, so
-a newer and an older side understand each other. Give every new field a default.
+Messages are msgspec structs and not protobuf: they are typed, need no generated code, and ignore unknown fields. So a
+newer and an older side understand each other, if every new field has a default.
 """
 
 import msgspec
@@ -15,99 +15,118 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetView(Message, frozen=True):
-    """A dataset as it stands now. snapshot: 32 hex digits; path: of the snapshot file on this node; share: of each tier
-    that it may take; ttl: seconds that its blocks stay after their last read, 0 where nothing limits that."""
+    """A dataset at its current snapshot."""
 
     name: str
     url: str
+    # Id of the snapshot: 32 hex digits.
     snapshot: str
+    # Of the snapshot file on this node.
     path: str
+    # What is in the snapshot; *directories* without the root, *bytes* of all files.
     files: int
     directories: int
     bytes: int
+    # When the snapshot was made: unix time in nanoseconds.
     created_ns: int
+    # Keys of the origin that are not in the snapshot.
     problems: int = 0
+    # Part of each tier that the dataset may take.
     share: float = 1.0
+    # Seconds that blocks stay after their last read; 0 for no limit.
     ttl: float = 0.0
 
 
 class Stall(Message, frozen=True, array_like=True):
-    """One read that waited. source: `origin`, `ssd` or `daemon`."""
+    """One read that waited."""
 
+    # Of the block.
     key: bytes
     seconds: float
+    # What it waited for: `origin`, `ssd` or `daemon`.
     source: str
 
 
 class MountReport(Message, frozen=True):
-    """What a mount says of itself: at start, ten times a second while anything changed, at least every 10 s, and
-    at the end.
+    """What a worker of a mount reports: at the start, ten times a second while anything changes, at least every 10 s,
+    and at the end."""
 
-    counters: cumulative since the mount started (see cachefs.mount.counters); accessed: keys of the blocks read from a
-    tier since the last report, oldest first; stalls: reads that waited since then; closing: the mount ends.
-    pid: of the process that is there as long as the mount is. Requests are served by workers, each of which reports for
-    itself: worker: its place among them; worker_pid: its process, after which its counters begin anew.
-    """
-
+    # Of the mount, and different for each time that something is mounted.
     id: str
     mountpoint: str
+    # What is mounted (cachefs.mount_spec).
     spec: str
+    # Of the process that lives as long as the mount.
     pid: int
+    # Cumulative since the worker's process started (see cachefs.mount.counters).
     counters: dict[str, int] = {}
+    # Keys of the blocks that were read from a tier since the last report, oldest first.
     accessed: list[bytes] = []
+    # The worker ends.
     closing: bool = False
+    # Reads that have waited since the last report.
     stalls: list[Stall] = []
+    # Number of the worker among the mount's workers.
     worker: int = 0
+    # The worker's process. Another process in the place of this worker has counters of its own.
     worker_pid: int = 0
 
 
 class NodeView(Message, frozen=True):
-    """What a mount must know of its node. instance: changes with every start of the daemon.
+    """What a mount must know of its node."""
 
-    index: path of the LMDB index; tiers: tier name -> directory of its segments; datasets: all, with their current
-    snapshots; capacity/used: bytes over all tiers; read_deadline: seconds a read may wait in all.
-    """
-
+    # Another one for each start of the daemon.
     instance: str
+    # Path of the LMDB index.
     index: str
+    # Name of a tier -> directory of its segments.
     tiers: dict[str, str]
+    # All datasets.
     datasets: list[DatasetView]
+    # Bytes, over all tiers.
     capacity: int
     used: int
+    # Seconds that a read may wait in all.
     read_deadline: float
 
 
 class BlockRef(Message, frozen=True, array_like=True):
-    """Block *number* of entry *entry* of a snapshot; bad: the packed Location whose bytes failed verification."""
+    """A block of a file."""
 
+    # Id of the snapshot.
     snapshot: str
+    # Number of the file in the snapshot.
     entry: int
+    # Number of the block in the file.
     number: int
+    # The packed Location whose bytes failed verification; empty where none has failed.
     bad: bytes = b""
 
 
 class Fetch(Message, frozen=True):
-    """Make blocks resident. ahead: nobody waits for them, so they yield to those somebody waits for.
-
-    The reply to an `ahead` request comes at once and is empty.
-    """
+    """Make blocks resident."""
 
     blocks: list[BlockRef]
+    # Nobody waits for these blocks. They come after blocks that a reader waits for, and the reply comes at once, empty.
     ahead: bool = False
+    # Seconds from now.
     deadline: float = 60.0
 
 
 class FetchedBlock(Message, frozen=True, array_like=True):
-    """location: packed Location, or empty where it failed with *errno* for the reason *message*."""
+    """What came of a block."""
 
+    # The packed Location; empty where the fetch has failed.
     location: bytes
+    # Why it has failed: for the reader, and as one line of text.
     errno: int = 0
     message: str = ""
 
 
 class Fetched(Message, frozen=True):
-    """One per asked block, in the same order."""
+    """The reply to Fetch."""
 
+    # One for each block that was asked for, in the same order.
     blocks: list[FetchedBlock]
 
 
@@ -115,27 +134,34 @@ class Fetched(Message, frozen=True):
 
 
 class Empty(Message, frozen=True):
-    pass
+    """Nothing needs to be said."""
 
 
 class TierStatus(Message, frozen=True):
-    """One tier, in bytes and blocks. limit: the budget after cgroup and free-space limits; hits: reads it served."""
+    """One tier."""
 
     name: str
     directory: str
+    # Bytes that it may take; *limit* is the part of it that control groups and free space allow now.
     budget: int
     limit: int
+    # Bytes.
     used: int
     blocks: int
     segments: int
+    # Reads that were answered from it, and their bytes.
     hits: int
     hit_bytes: int
+    # Blocks, since the daemon started.
     evicted: int
     policy: str
+    # Why it cannot be used, or not fully; empty where nothing is wrong.
     problem: str = ""
 
 
 class MountView(Message, frozen=True):
+    """A mount, as its reports describe it."""
+
     id: str
     mountpoint: str
     spec: str
@@ -146,24 +172,29 @@ class MountView(Message, frozen=True):
 
 
 class ErrorView(Message, frozen=True):
-    """A failure somebody should know of: when (unix seconds), how often since, where, what."""
+    """A failure that somebody should know of."""
 
+    # Unix time in seconds.
     when: float
+    # How often it has happened.
     count: int
+    # Where, and what.
     subject: str
     message: str
 
 
 class Status(Message, frozen=True):
-    """misses: reads that had to wait for a fetch; repairs: blocks whose bytes were found wrong and were dropped."""
+    """The state of a node."""
 
     instance: str
     version: str
     pid: int
+    # Seconds.
     uptime: float
     state_dir: str
     tiers: list[TierStatus]
     datasets: int
+    # Reads that had to wait for a fetch.
     misses: int
     fetched_blocks: int
     fetched_bytes: int
@@ -171,6 +202,7 @@ class Status(Message, frozen=True):
     origin_errors: int
     in_flight_blocks: int
     in_flight_bytes: int
+    # Blocks whose bytes were found wrong, and which were dropped.
     repairs: int
     mounts: list[MountView]
     warmups: int
@@ -189,24 +221,32 @@ class OriginOptions(Message, frozen=True):
 
 
 class DatasetAdd(Message, frozen=True):
+    """List an origin, and call it *name*."""
+
     name: str
     url: str
     options: OriginOptions = OriginOptions()
 
 
 class DatasetName(Message, frozen=True):
+    """A dataset."""
+
     name: str
 
 
 class DatasetLimit(Message, frozen=True):
-    """share: of each tier, 1 for no limit; ttl: seconds after a block's last read, 0 for no limit; None: as it was."""
+    """Limit what a dataset may take. A field that is None stays as it was."""
 
     name: str
+    # Part of each tier; 1 for no limit.
     share: float | None = None
+    # Seconds that blocks stay after their last read; 0 for no limit.
     ttl: float | None = None
 
 
 class DatasetList(Message, frozen=True):
+    """All datasets of the node."""
+
     datasets: list[DatasetView]
 
 
@@ -220,52 +260,59 @@ class SnapshotDiff(Message, frozen=True):
 
 
 class Problem(Message, frozen=True, array_like=True):
-    """A key that cannot be a file, and why."""
+    """A key of the origin that cannot be a file, and why."""
 
     key: bytes
     reason: str
 
 
 class DatasetDetail(Message, frozen=True):
-    """cached: tier name -> bytes of the current snapshot in it; snapshots: those still on disk, newest first."""
+    """All about a dataset."""
 
     dataset: DatasetView
     block_size: int
     options: OriginOptions
+    # Name of a tier -> bytes of the current snapshot in it.
     cached: dict[str, int]
+    # Paths.
     pinned: list[bytes]
     problems: list[Problem]
+    # Ids of the snapshots that are still on disk, newest first.
     snapshots: list[str]
 
 
 class ListingProgress(Message, frozen=True):
-    """phase: `listing` or `building`; the stream's last message carries the dataset (and, on refresh, the diff)."""
+    """How far a listing is."""
 
+    # `listing` or `building`.
     phase: str
     objects: int
     bytes: int
+    # In the last message of the stream; *diff* only after a refresh.
     dataset: DatasetView | None = None
     diff: SnapshotDiff | None = None
 
 
 class Selection(Message, frozen=True):
-    """Files of a dataset: those at or below the paths (all, where there are none)."""
+    """Files of a dataset: those at or below any of the paths, or all where there are no paths."""
 
     dataset: str
     paths: list[bytes] = []
 
 
 class Warmup(Message, frozen=True):
-    """fraction: of the selected files, in path order; wait: stream progress until done."""
+    """Fetch files of a dataset, selected as in Selection."""
 
     dataset: str
     paths: list[bytes] = []
+    # Of the selected files, in the order of their paths.
     fraction: float = 1.0
+    # Stream progress until all is done.
     wait: bool = True
 
 
 class WarmupProgress(Message, frozen=True):
-    """Blocks and bytes so far; skipped: the policy did not admit them; failed: they could not be fetched."""
+    """How far a warmup is."""
 
     id: int
     state: str
@@ -273,26 +320,33 @@ class WarmupProgress(Message, frozen=True):
     blocks_total: int
     bytes: int
     bytes_total: int
+    # Blocks that the policy did not admit.
     skipped: int = 0
+    # Blocks that could not be fetched.
     failed: int = 0
     message: str = ""
 
 
 class Freed(Message, frozen=True):
+    """What was evicted."""
+
     blocks: int
     bytes: int
 
 
 class Pinned(Message, frozen=True):
+    """What was pinned, or is not any more."""
+
     files: int
     bytes: int
 
 
 class CachedFile(Message, frozen=True, array_like=True):
-    """cached: bytes per tier, in the order of cachefs.block.TIER_NAMES."""
+    """How much of a file is on this node."""
 
     path: bytes
     size: int
+    # Bytes in each tier, in the order of cachefs.block.TIER_NAMES.
     cached: list[int]
     pinned: bool
 
@@ -304,6 +358,8 @@ class CachedFiles(Message, frozen=True):
 
 
 class VerifyProgress(Message, frozen=True):
+    """How far a verification of all blocks is."""
+
     blocks: int
     blocks_total: int
     bytes: int

@@ -1,4 +1,4 @@
-"""Where the records of an array-like file lie, found by reading as little of the file as possible."""
+"""Where the records of an array-like file are, found by reading as little of the file as possible."""
 
 import ast
 import functools
@@ -11,28 +11,31 @@ from numpy.typing import NDArray
 
 from cachefs.errors import ConfigError
 
-Read = Callable[[int, int], bytes]  # (offset, length) -> the bytes there, fewer only at the end of the file
+# (offset, length) -> the bytes there, fewer only at the end of the file.
+Read = Callable[[int, int], bytes]
 Offsets = NDArray[numpy.uint64]
+# The offset and the length of each record, in bytes: two arrays of shape (records,), in file order.
 Extents = tuple[Offsets, Offsets]
 
 INDEXERS = ("npy", "tar", "tfrecord", "fixed:<bytes>")
 
-# Skipping less than this costs more than reading it: 64 KiB take an object store under a millisecond, a request 20.
+# Bytes that are read rather than skipped: an object store takes less than a millisecond for 64 KiB, 20 for a request.
 AHEAD = 64 << 10
-# What is read after a longer skip: a tar header with the extended headers before it.
+# Bytes that are read after a longer skip: enough for a tar header with the extended headers before it.
 HEADER = 4 << 10
 
 
 def index(kind: str, read: Read, size: int) -> Extents:
-    """(offsets, lengths) of the records of a file of *size* bytes, in file order, as uint64; lengths in bytes.
+    """Where the records of a file of *size* bytes are: their offsets and lengths in bytes, in file order, each an array
+    of shape (records,) and dtype uint64.
 
     - `npy`: the rows (items along the first axis) of the array in a file of numpy.save.
     - `tar`: the data of the regular files of an uncompressed archive (ustar, GNU or pax).
     - `tfrecord`: the records with their frame (length, data and both checksums), as in NVIDIA DALI's index files. The
-      checksums of the lengths are verified, those of the data, which is not read, are not.
+      checksums of the lengths are verified; the data is not read, so its checksums are not.
     - `fixed:<bytes>`: records of that many bytes from the start of the file to its end.
 
-    Raises ConfigError, without the name of the file, which it does not know.
+    Raises ConfigError, which does not say the name of the file.
     """
     file = _Window(read, size)
     if kind == "npy":
@@ -47,16 +50,16 @@ def index(kind: str, read: Read, size: int) -> Extents:
 
 
 class _Window:
-    """A file of which one stretch is in memory. Reads that follow each other closely ask for AHEAD bytes at once."""
+    """A file of which one range is in memory. Reads that follow each other closely ask for AHEAD bytes at once."""
 
     def __init__(self, read: Read, size: int) -> None:
         self.size = size
         self._read = read
-        self._start = 0
+        self._start = 0  # of the range in memory
         self._held = b""
 
     def at(self, offset: int, length: int) -> bytes:
-        """The bytes there; fewer at the end of the file. Raises ConfigError if the file is shorter than *size*."""
+        """The bytes at *offset*; fewer at the end of the file. Raises ConfigError where the file ends before *size*."""
         length = min(length, self.size - offset)
         if length <= 0:
             return b""
@@ -90,9 +93,9 @@ def _fixed(bytes_per_record: str, size: int) -> Extents:
 
 # --- npy (numpy.lib.format) ---
 
-# version -> size of the header's length field
+# Version of the format -> size of the field with the header's length, in bytes.
 _NPY_LENGTH_SIZE = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
-# numpy itself refuses to load longer headers from files it does not trust.
+# numpy itself loads no longer headers from files that it does not trust.
 _NPY_MAX_HEADER = 10_000
 
 
@@ -147,9 +150,10 @@ def _npy_rows(header: bytes) -> tuple[int, int]:
 
 _TAR_BLOCK = 512
 _TAR_FILE = (b"0", b"\0", b"7")
-_TAR_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories, whatever their size field says
+# Links, devices and directories have no data, whatever their size field says.
+_TAR_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 _TAR_EXTENDED, _TAR_GLOBAL, _TAR_SPARSE = (b"x", b"X"), b"g", b"S"
-# Longer extended headers (names, attributes) than this are damage or an attack.
+# A longer extended header (names, attributes) is damage or an attack.
 _TAR_MAX_EXTENDED = 1 << 20
 
 
@@ -182,13 +186,13 @@ def _tar(file: _Window) -> Extents:
 
 
 def _tar_size(header: bytes, position: int) -> int:
-    """The size field of a header whose checksum is right (which counts its own field as spaces)."""
+    """The size field of a header, if the header's checksum is right. The checksum counts its own field as spaces."""
     try:
         if (
             len(header) == _TAR_BLOCK
             and int(header[148:156].strip(b" \0"), 8) == sum(header) - sum(header[148:156]) + 256
         ):
-            if header[124] == 0x80:  # GNU: binary where octal digits do not suffice
+            if header[124] == 0x80:  # GNU writes a binary number where octal digits do not suffice
                 return int.from_bytes(header[125:136], "big")
             return int(header[124:136].strip(b" \0") or b"0", 8)
     except ValueError:
@@ -201,7 +205,7 @@ def _is_old_directory(kind: bytes, header: bytes) -> bool:
 
 
 def _tar_extend(extended: dict[bytes, bytes], kind: bytes, records: bytes, position: int) -> None:
-    """Add the records of a pax header, each `<its length> <key>=<value>\\n`."""
+    """Add the records of a pax header to *extended*. Each is `<its length> <key>=<value>\\n`."""
     while records.strip(b"\0"):
         digits, _, rest = records.partition(b" ")
         length = _number(digits, 0, position)
@@ -227,7 +231,8 @@ def _number(digits: bytes | None, otherwise: int, position: int) -> int:
 
 _TFRECORD_HEADER = struct.Struct("<QI")  # length of the data, its masked CRC-32C
 _TFRECORD_FRAME = _TFRECORD_HEADER.size + 4
-# One by one they would take longer than the scan; all at the end, and a hole of zeros would be scanned to its end.
+# Headers whose checksums are verified at once. One by one, that would take longer than the scan; all at the end, a hole
+# of zeros would be scanned to its end.
 _TFRECORD_CHECKED_AT_ONCE = 4096
 
 
@@ -253,7 +258,7 @@ def _tfrecord(file: _Window) -> Extents:
 
 
 def _check_lengths(headers: bytes, offsets: list[int]) -> None:
-    """Check the headers of the last records of *offsets*. A wrong length led the scan astray: the first one counts."""
+    """Verify the headers of the last records of *offsets*. After a wrong one the scan is wrong: the first counts."""
     fields = numpy.frombuffer(headers, dtype=[("length", numpy.uint8, 8), ("crc", "<u4")])
     wrong = numpy.flatnonzero(masked_crc32c(fields["length"]) != fields["crc"])
     if len(wrong):
@@ -270,7 +275,7 @@ def _crc32c_table() -> NDArray[numpy.uint32]:
 
 
 def masked_crc32c(rows: NDArray[numpy.uint8]) -> NDArray[numpy.uint32]:
-    """TFRecord's checksum of each row of a two-dimensional array."""
+    """TFRecord's checksum of each row of an array of shape (n, bytes): shape (n,), uint32."""
     table = _crc32c_table()
     crc = numpy.full(len(rows), 0xFFFFFFFF, dtype=numpy.uint32)
     for column in rows.T:

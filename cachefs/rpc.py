@@ -40,8 +40,8 @@ from cachefs.messages import (
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs.socket_path import MAX_SOCKET_PATH
 
-# Nothing of ours uses gRPC on both sides of a fork, and its fork handlers have made children die of "Bad file
-# descriptor". To be set before gRPC is loaded.
+# To be set before gRPC is loaded. No process of ours uses gRPC on both sides of a fork, and gRPC's fork handlers have
+# made children die of "Bad file descriptor".
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 import grpc
 
@@ -52,15 +52,15 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # In spite of its name the time a connection may take: with 100 ms, a daemon that is busy for longer seems absent.
+    # In spite of its name this is the time that connecting may take: with 100 ms, a busy daemon would seem absent.
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
-    # A stream has no deadline. A daemon that does not even answer a ping for so long is stopped or stuck.
+    # A stream has no deadline. A daemon that does not even answer a ping for so long was stopped, or is stuck.
     ("grpc.keepalive_time_ms", 15_000),
     ("grpc.keepalive_timeout_ms", 15_000),
     ("grpc.http2.ping_timeout_ms", 15_000),
-    # The daemon's side: by default it takes pings 15 s apart for abuse and hangs up.
+    # For the daemon's side, which by default takes pings that are 15 s apart for abuse and hangs up.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
 
@@ -124,12 +124,12 @@ def _named(namespace: Mapping[str, object]) -> tuple[Method[Any, Any], ...]:
 
 METHODS: Final = _named(globals())
 
-# A failed call carries the error's class name and text, so that the caller raises the very same error.
+# A failed call has a trailer of this name, with the error's class name and text; so the caller raises the same error.
 ERROR_TRAILER: Final = "cachefs-error"
 
 
 def encode(message: Message) -> bytes:
-    """Raises ConfigError where a text was not UTF-8 on the command line."""
+    """Raises ConfigError for a text that is not UTF-8, which can come from the command line."""
     try:
         return msgspec.msgpack.encode(message)
     except UnicodeEncodeError as error:
@@ -152,7 +152,7 @@ def _target(socket: Path) -> str:
 
 
 class DaemonClient:
-    """Blocking client of the node's daemon. Start it after the last fork."""
+    """Blocking client of the node's daemon. It is to be made after the last fork."""
 
     def __init__(self, socket: Path) -> None:
         """Raises ConfigError where no socket can have such a path."""
@@ -161,7 +161,7 @@ class DaemonClient:
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
         """Raises the CachefsError the daemon raised, or DaemonUnavailable."""
-        # Encoded here, as gRPC would hide what is wrong with a request.
+        # Encoded here, since gRPC would hide what is wrong with a request.
         encoded = encode(request)
         stub = self._channel.unary_unary(method.path, None, decoder(method.reply))
         try:
@@ -170,12 +170,12 @@ class DaemonClient:
             raise self.error(error) from None
 
     def begin(self, method: Method[Request, Reply], request: Request, timeout: float) -> Any:
-        """Start a call and return its grpc future: result() gives the reply or raises grpc.RpcError (see `error`)."""
+        """Start a call. Returns its gRPC future: result() gives the reply or raises grpc.RpcError (see `error`)."""
         stub = self._channel.unary_unary(method.path, encode, decoder(method.reply))
         return stub.future(request, timeout=timeout, wait_for_ready=True)
 
     def stream(self, method: Method[Request, Reply], request: Request, timeout: float | None = None) -> Iterator[Reply]:
-        """Raises as `call` does, also where the daemon stops answering in the midst of it."""
+        """The replies. Raises as `call` does, also where the daemon stops answering before the last reply."""
         encoded = encode(request)
         stub = self._channel.unary_stream(method.path, None, decoder(method.reply))
         try:
@@ -184,7 +184,7 @@ class DaemonClient:
             raise self.error(error) from None
 
     def error(self, error: grpc.RpcError) -> errors.CachefsError:
-        """The error of ours that a failed call stands for."""
+        """The error that a failed call stands for."""
         for name, text in error.trailing_metadata() or ():
             if name == ERROR_TRAILER:
                 kind, _, message = text.partition(":")

@@ -1,4 +1,4 @@
-"""`cachefs run`: a command in whose Python processes torch's DataLoaders are watched, and nothing else is changed."""
+"""`cachefs run`: runs a command so that torch's DataLoaders are watched in its Python processes, and no more."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
 from cachefs.socket_path import SOCKET_VARIABLE
 
 STARTUP: Final = Path(__file__).parent / "hooks" / "startup"
-# What Python, like every shell, calls a command that is not there, or cannot be run.
+# Exit status for a command that does not exist, and for one that cannot be run, as of every shell.
 NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
 
@@ -20,7 +20,7 @@ NOT_RUN: Final = 126
 def environment(
     given: Mapping[str, str], command: Sequence[str], job: str | None, socket: str | None
 ) -> dict[str, str]:
-    """*given* with what makes *command* publish as *job* to the daemon at *socket*."""
+    """The environment *given*, with what makes *command* publish as *job* to the daemon at *socket*."""
     paths = [str(STARTUP), *filter(None, given.get("PYTHONPATH", "").split(os.pathsep))]
     changed = {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
@@ -33,8 +33,10 @@ def environment(
 
 
 def run(command: Sequence[str], job: str | None, socket: str | None) -> int:
-    """Become *command*: signals, terminal and exit status are its own. Returns only where it cannot be run, with the
-    exit status."""
+    """Become *command*, so that signals, terminal and exit status are its own.
+
+    Returns only where it cannot be run, with the exit status.
+    """
     try:
         os.execvpe(command[0], list(command), environment(os.environ, command, job, socket))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Reading blocks out of segment files, verified: what the mount and the daemon share of a tier.
+"""Verified reads of blocks out of segment files: what the mount and the daemon share of a tier.
 
-Bytes are copied out with pread, never handed out as a mapping: the copy is verified, so what the caller holds cannot
-change under it when the daemon punches the block out, and a truncated file is a short read and not a SIGBUS.
+Bytes are copied out with pread and never handed out as a mapping. The copy is verified, and cannot change any more when
+the daemon punches the block out of the file; and a truncated file is a short read and not a SIGBUS.
 """
 
 import errno
@@ -14,7 +14,7 @@ from typing import Final
 from cachefs.block import PIECE_SIZE, Location, pieces_match
 
 MAX_OPEN_SEGMENTS: Final = 512
-# A file system without RWF_NOWAIT (tmpfs, overlayfs, NFS, ZFS) says so: nobody knows whether a read of it would wait.
+# A file system without RWF_NOWAIT (tmpfs, overlayfs, NFS, ZFS) answers so; then nobody knows whether a read would wait.
 _NO_NOWAIT: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -23,22 +23,21 @@ def segment_path(directory: Path, number: int) -> Path:
 
 
 class SegmentReader:
-    """Verified reads from the segments of a node's tiers.
-
-    directories: tier number -> directory. Not thread-safe: one reader per thread.
-    """
+    """Verified reads from the segments of a node's tiers. It is not thread-safe: each thread needs its own."""
 
     def __init__(self, directories: Mapping[int, Path]) -> None:
+        """directories: tier number -> directory."""
         self._directories = dict(directories)
+        # (tier, segment) -> descriptor, in the order in which they were opened.
         self._files: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def read(
         self, key: bytes, location: Location, start: int, size: int, buffer: memoryview, *, wait: bool = True
     ) -> memoryview | None:
-        """Bytes [start, start + size) of block *key*, as a view into *buffer*; None where they are not right.
+        """Bytes [start, start + size) of the block *key*, as a view into *buffer*; None where they are not right.
 
-        *buffer* must hold size + 2 * PIECE_SIZE bytes, as whole pieces are read to be verified. With wait=False a read
-        that would wait for the disk, or might, raises BlockingIOError.
+        *buffer* must hold size + 2 * PIECE_SIZE bytes, since whole pieces are read to be verified. With wait=False a
+        read that would wait for the disk, or might wait, raises BlockingIOError.
         """
         first = start // PIECE_SIZE
         begin = first * PIECE_SIZE
@@ -56,7 +55,7 @@ class SegmentReader:
             return None  # the segment is gone
         if got < len(pieces):
             if not wait:
-                # RWF_NOWAIT may return the cached part only; only the slow read tells missing from cold.
+                # RWF_NOWAIT may return the cached part only; a slow read finds out whether the rest is cold or missing.
                 raise BlockingIOError
             return None
         if not pieces_match(key, location.checksums, first, pieces):
@@ -64,7 +63,7 @@ class SegmentReader:
         return pieces[start - begin : min(start + size, location.length) - begin]
 
     def forget_unlinked(self) -> None:
-        """Close segments the daemon has deleted, so that their space is freed."""
+        """Close segments that the daemon has deleted, so that their space becomes free."""
         for name, fd in list(self._files.items()):
             if os.fstat(fd).st_nlink == 0:
                 del self._files[name]

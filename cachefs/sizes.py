@@ -1,4 +1,4 @@
-"""Byte counts as people write them: `4MiB`, `1.5 GB`, `0`, and shares of something, `25%`."""
+"""Numbers of bytes as people write them: `4MiB`, `1.5 GB`, `0`, and shares of something: `25%`."""
 
 import re
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _STEPS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10,
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """An amount of bytes: `size` of them, or `percent` of a total known only later."""
+    """A number of bytes: `size`, or `percent` of a total that is known only later."""
 
     size: int = 0
     percent: float = 0.0

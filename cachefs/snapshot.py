@@ -1,16 +1,16 @@
-"""A snapshot: the immutable listing of a dataset at one moment, as one LMDB file that opens at once.
+"""A snapshot: the immutable listing of a dataset at one moment, in one LMDB file that opens at once.
 
-Entries are numbered breadth-first, names in byte order, the root being 0. So the children of a directory are
-consecutive, as are all entries of a subtree that lie equally deep: listing a directory and walking a tree are range
-scans. Four tables (cachefs.snapshot_builder writes them):
+Entries are numbered breadth-first, and by the bytes of their names; the root is 0. So the children of a directory are
+consecutive, and so are all entries of a subtree that are equally deep: listing a directory and walking a tree are range
+scans. There are four tables, which cachefs.snapshot_builder writes:
 
-    inode    number -> entry: the truth, each record sealed with a checksum over it and its number
-    dirent   (parent, name) -> number: only a hint; what it says is held against the entry, and where it says nothing
-             the directory's entries are searched, so that damage never hides or swaps a file
+    inode    number -> entry. This is what holds. Each record is sealed with a checksum over the record and its number.
+    dirent   (parent, name) -> number. This is only a hint: it is compared with the entry, and where there is none, the
+             directory's entries are searched. So damage never hides a file or swaps two.
     problem  keys of the origin that are not in the tree, and why
     meta     the facts about the whole
 
-The LMDB file is followed by a footer with its length and digest, since LMDB itself dies of SIGBUS on a truncated file.
+The LMDB file is followed by a footer with its length and digest, since LMDB dies of SIGBUS on a truncated file.
 
 Measured on 1,000,000 files in 1,000 directories, random order (170 MB): open 0.4 ms, file() 1.7 us, entry() 3.9 us,
 lookup() 6 us and 32 us for an absent name, children() and walk() 2.4 us per entry, verify() 17 ms when cached.
@@ -56,44 +56,51 @@ _MASK: Final = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or directory.
-
-    number: its own, for ever; parent: the number of its directory (the root is its own); size: bytes, 0 for a
-    directory; mtime_ns: of a directory, the newest below it; version: ETag or what stands in for one; content: content
-    id (cachefs.block.content_id); version and content are empty for a directory, the children's fields 0 for a file.
-    """
+    """A file or directory."""
 
     number: int
+    # Number of its directory; the root's is its own.
     parent: int
     name: bytes
     is_dir: bool
+    # In bytes; 0 for a directory.
     size: int
+    # Unix time in nanoseconds; of a directory, the newest one below it.
     mtime_ns: int
+    # The ETag, or what stands in for one; empty for a directory.
     version: bytes
+    # The content id (cachefs.block.content_id); empty for a directory.
     content: bytes
+    # Of a directory; both are 0 for a file.
     first_child: int
     child_count: int
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """Facts about the whole. directories: without the root; bytes: sum of all files' sizes; created_ns: unix time."""
+    """Facts about the whole."""
 
+    # 32 hex digits, a function of everything in the snapshot but *created_ns*.
     id: str
     url: str
     block_size: int
     files: int
+    # Without the root.
     directories: int
+    # Sum of the sizes of all files.
     bytes: int
+    # Unix time in nanoseconds.
     created_ns: int
+    # Keys of the origin that are not in the tree.
     problem_count: int
 
 
 def seal(number: int, payload: bytes) -> bytes:
-    """*payload* with a checksum that also fails when the record is found under another number."""
+    """*payload* with a checksum, which is also wrong where the record is found under another number."""
     return payload + _CHECKSUM.pack(xxh3_64_intdigest(payload, number) & _MASK)
 
 
 def unseal(number: int, record: bytes) -> bytes | None:
+    """The payload of a record; None where its checksum is wrong."""
     payload = record[:-4]
     return payload if record[-4:] == _CHECKSUM.pack(xxh3_64_intdigest(payload, number) & _MASK) else None
 
@@ -121,10 +128,10 @@ def _unpack_entry(number: int, payload: bytes) -> Entry:
 
 
 def verify(path: Path) -> None:
-    """Read the whole file and raise SnapshotDamaged unless every byte is as written; NotFound where there is none.
+    """Read the whole file. Raises SnapshotDamaged unless every byte is as it was written, NotFound where it is missing.
 
-    Opening checks far less. Whoever keeps snapshots (the daemon) calls this once when it starts, since damage to
-    LMDB's own pages can crash any process that reads them.
+    Opening a snapshot verifies far less, and damage to LMDB's own pages can crash any process that reads them. So the
+    daemon, which keeps the snapshots, calls this once for each when it starts.
     """
     length, digest = _footer(path)
     actual = xxh3_128()
@@ -137,10 +144,9 @@ def verify(path: Path) -> None:
 
 
 class Snapshot:
-    """Read access to one snapshot. Thread-safe. One per file and process, and open it after the last fork.
+    """Read access to one snapshot. It is thread-safe; a process needs one per file, made after the last fork.
 
-    id: 32 hex digits, a function of everything in it but created_ns; url, block_size, files, directories, bytes,
-    created_ns, problem_count: as in Meta.
+    Its public attributes are the fields of Meta; there are so many since they are read too often for one more look-up.
     """
 
     def __init__(self, path: Path) -> None:
@@ -158,7 +164,7 @@ class Snapshot:
             self._dirent = self._env.open_db(DIRENT_DB, create=False)
             self._problem = self._env.open_db(PROBLEM_DB, create=False)
             meta = self._read_meta()
-            # The file never changes, so one transaction serves for ever and saves 0.5 us per read.
+            # The file never changes, so one transaction does for all reads, which saves 0.5 us per read.
             self._txn = self._env.begin(db=self._inode)
         except lmdb.Error as error:
             self._env.close()
@@ -178,14 +184,14 @@ class Snapshot:
         return _unpack_entry(number, self._payload(number))
 
     def file(self, number: int) -> tuple[int, bytes]:
-        """(size, content id) of a file: what a read must know, and nothing more. Raises as `entry`."""
+        """(size, content id) of a file, which is all that a read needs. Raises as `entry` does."""
         payload = self._payload(number)
         if payload[0] != _FILE:
             raise NotFound(f"entry {number} of snapshot {self.id} is a directory, not a file")
         return _OF_FILE.unpack_from(payload, 18)
 
     def lookup(self, parent: int, name: bytes) -> Entry | None:
-        """The entry *name* of directory *parent*; None where there is none, or *parent* is a file."""
+        """The entry *name* of the directory *parent*; None where it does not exist, or *parent* is a file."""
         if not 0 < len(name) <= 255:
             return None
         with contextlib.suppress(NotFound, lmdb.Error, struct.error):
@@ -196,11 +202,11 @@ class Snapshot:
         return self._search(self.entry(parent), name)
 
     def children(self, entry: Entry, start: int = 0) -> Iterator[Entry]:
-        """Entries of directory *entry* in byte order of their names, from the *start*-th on."""
+        """The entries of the directory *entry* in the order of their names' bytes, from number *start* of them on."""
         return self._scan(entry.first_child + start, entry.first_child + entry.child_count)
 
     def find(self, path: bytes) -> Entry | None:
-        """The entry at *path*, relative to the root, which is b""; None where there is none."""
+        """The entry at *path*, relative to the root, whose own path is b""; None where it does not exist."""
         entry: Entry | None = self.entry(ROOT)
         for name in path.split(b"/") if path else ():
             if entry is None:
@@ -209,7 +215,7 @@ class Snapshot:
         return entry
 
     def path(self, number: int) -> bytes:
-        """Path of an entry relative to the root; for a file this is its key relative to the dataset's URL."""
+        """The path of an entry relative to the root. For a file this is its key relative to the dataset's URL."""
         names = []
         while number != ROOT:
             entry = self.entry(number)
@@ -218,7 +224,7 @@ class Snapshot:
         return b"/".join(reversed(names))
 
     def walk(self, top: Entry) -> Iterator[Entry]:
-        """All files at or below *top*, breadth-first: level by level, each level in path order."""
+        """All files at or below *top*, level by level, each level in the order of paths."""
         if not top.is_dir:
             yield top
             return
@@ -234,7 +240,7 @@ class Snapshot:
             first, end = below, below + count
 
     def contents(self) -> Iterator[tuple[int, int, bytes]]:
-        """(number, size, content id) of every file, in order of numbers, faster than `walk`: 0.8 us each."""
+        """(number, size, content id) of every file, in the order of numbers. It is faster than `walk`: 0.8 us each."""
         end = 1 + self.directories + self.files
         number = -1
         for number, (key, record) in enumerate(self._records(ROOT)):
@@ -248,7 +254,7 @@ class Snapshot:
             raise _damaged(self._source, f"entry {number + 1} is missing")
 
     def problems(self) -> list[tuple[bytes, str]]:
-        """(key, reason) of the first 1000, in key order, of the keys that are not in the tree; see problem_count."""
+        """(key, reason) of the keys that are not in the tree, in their order; the first 1000 of *problem_count*."""
         found = []
         with self._env.begin(db=self._problem) as txn, txn.cursor() as cursor:
             for number, (_, record) in enumerate(cursor):
@@ -286,7 +292,7 @@ class Snapshot:
             raise _damaged(self._source, f"entry {first} is missing or does not match its checksum")
 
     def _records(self, first: int) -> Iterator[tuple[bytes, bytes]]:
-        """(key, record) of the entries from *first* on."""
+        """(key, record) of the entries from number *first* on."""
         try:
             with self._env.begin(db=self._inode) as txn, txn.cursor() as cursor:
                 if cursor.set_key(NUMBER.pack(first)):

@@ -1,4 +1,4 @@
-"""What changed between two snapshots of a dataset."""
+"""What has changed between two snapshots of a dataset."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from cachefs.snapshot import ROOT, Entry, Snapshot
 
 
 def compare(old: Snapshot, new: Snapshot) -> SnapshotDiff:
-    """Count the files that were added, changed (another size or version under the same path), removed, kept."""
+    """Count the files that were added, changed (another size or version at the same path), removed and kept."""
     if old.id == new.id:
         return SnapshotDiff(added=0, changed=0, removed=0, unchanged=new.files)
     changed = unchanged = 0
@@ -21,7 +21,7 @@ def compare(old: Snapshot, new: Snapshot) -> SnapshotDiff:
 
 
 def _common_files(old: Snapshot, new: Snapshot) -> Iterator[tuple[Entry, Entry]]:
-    """Files of the same path in both: descends into the directories both have."""
+    """The files that are at the same path in both. Only directories that both have are entered."""
     pending = [(old.entry(ROOT), new.entry(ROOT))]
     while pending:
         before, after = pending.pop()
@@ -33,7 +33,7 @@ def _common_files(old: Snapshot, new: Snapshot) -> Iterator[tuple[Entry, Entry]]
 
 
 def _same_names(old: Iterator[Entry], new: Iterator[Entry]) -> Iterator[tuple[Entry, Entry]]:
-    """Merge two name-ordered lists."""
+    """The pairs of entries with the same name, out of two sequences in the order of names."""
     left, right = next(old, None), next(new, None)
     while left is not None and right is not None:
         if left.name == right.name:

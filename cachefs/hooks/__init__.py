@@ -1,6 +1,7 @@
 """What `cachefs run` puts into a Python process that it starts.
 
-`startup/sitecustomize.py` is found by every interpreter through PYTHONPATH. It waits for torch's DataLoader to be
-imported; then `loader` watches loaders begin epochs, `order` finds out what a sampler is going to say, `opened` sees
-which files samples are. None of it changes what the job computes: no random number is drawn, no sampler advanced.
+Its door is `startup/sitecustomize.py`, which every interpreter finds through PYTHONPATH. It waits until torch's
+DataLoader is imported. Then `loader` sees loaders begin epochs, `order` finds out which order a sampler is going to
+give, and `opened` sees which files samples are. None of this changes what the job computes: no random number is drawn,
+and no sampler advanced. This package may import cachefs.publishing, and not cachefs.mount.
 """

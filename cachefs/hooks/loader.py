@@ -1,9 +1,9 @@
-"""Watching torch's DataLoader: which loader is beginning an epoch, in which order, and how far it is.
+"""Watching torch's DataLoader: which loader begins an epoch, in which order it reads, and how far it is.
 
 Four methods of torch are wrapped. `_BaseDataLoaderIter.__init__` runs before any worker is started. `_next_index` is
-called once per batch, in the process that has the sampler, and the first time exactly when the sampler begins and so
-its order is fixed. `_MapDatasetFetcher.__init__` and `fetch` are where a process that loads calls the dataset. Whatever
-goes wrong in here ends the watching and not the job.
+called once per batch, in the process that has the sampler. Its first call comes exactly when the sampler begins, which
+fixes the order. `_MapDatasetFetcher.__init__` and `fetch` are where a process that loads calls the dataset. An error in
+here ends the watching and not the job.
 """
 
 import contextlib
@@ -23,30 +23,29 @@ from cachefs.publishing.publication import Publication
 from cachefs.publishing.sample_files import listed_files
 from cachefs.publishing.sampler import PublishedSampler
 
-# A script may make a loader anew for each epoch; its consumer does not end in between.
+# A script may make a loader anew for each epoch; so a consumer ends only so many seconds after its loader.
 CLOSE_SECONDS: Final = 10.0
-# Of the files a dataset lists, to see whether they are under a mount.
+# Files of a dataset's list that are looked at to see whether the list is of files under a mount.
 PROBES: Final = 16
-# A job does not say how many epochs it will run.
+# Epochs that are published where they follow from a spec: a job does not say how many it will run.
 EPOCHS_AHEAD: Final = 1000
 
 
 class Watch:
-    """One loader, from its first epoch to its end.
-
-    epochs are counted here, unless all follow from a spec, which has its own count. guess: the order the next epoch was
-    thought to have; trusts: guesses are published, since the last was right or nobody else draws from the generator.
-    """
+    """One loader, from its first epoch to its end."""
 
     def __init__(self, sampler: SamplerOrder, publication: Publication, observed: str) -> None:
-        """observed: what tells workers to learn which files samples are; empty where that is known."""
+        """observed: value of opened.CONSUMER_VARIABLE that has workers learn which files samples are; empty where that
+        is known."""
         self.observed = observed
         self._sampler = sampler
         self._publication = publication
         self._epoch = -1
-        self._spec: dict[str, Any] | None = None
+        self._spec: dict[str, Any] | None = None  # as last published
+        # Are epochs counted here? They are unless all epochs follow from a spec, which has a count of its own.
         self._is_counting = False
-        self._guess: AnyOrder | None = None
+        self._guess: AnyOrder | None = None  # the order that the next epoch was expected to have
+        # Are guesses published? They are where the last one was right, or nobody else draws from the generator.
         self._trusts = sampler.has_own_generator
         weakref.finalize(self, publication.close, after=CLOSE_SECONDS).atexit = False
 
@@ -59,7 +58,7 @@ class Watch:
             self._spec, self._epoch = spec, self._sampler.epoch
             self.move(0)
             return
-        # A DistributedSampler that comes here is not told its epochs, and repeats itself.
+        # A DistributedSampler comes here where the script does not set its epoch, so that it repeats itself.
         self._is_counting = True
         self._epoch += 1
         if self._sampler.is_known:
@@ -69,7 +68,7 @@ class Watch:
         self.move(0)
 
     def move(self, position: int) -> None:
-        """So many samples of the epoch have been delivered."""
+        """*position* samples of the epoch have been delivered."""
         self._publication.progress(self._epoch, position)
 
     def _publish_known(self) -> None:
@@ -88,7 +87,7 @@ _watches: "weakref.WeakKeyDictionary[Any, Watch | None]" = weakref.WeakKeyDictio
 
 
 def install(dataloader: Any) -> None:
-    """Wrap the methods of the module torch.utils.data.dataloader. Raises AttributeError where this torch has others."""
+    """Wrap methods of the module torch.utils.data.dataloader. Raises AttributeError where this torch lacks one."""
     iterator, fetcher = dataloader._BaseDataLoaderIter, dataloader._utils.fetch._MapDatasetFetcher
     iterator_init, next_index = iterator.__init__, iterator._next_index
     fetcher_init, fetch = fetcher.__init__, fetcher.fetch
@@ -131,7 +130,7 @@ def install(dataloader: Any) -> None:
 
 
 def _before(iterator: Any, watch: Watch) -> None:
-    """A batch is about to be drawn; those yielded so far have been delivered."""
+    """A batch is about to be drawn. The batches that were yielded so far have been delivered."""
     try:
         if iterator._cachefs_begun is not iterator._sampler_iter:
             iterator._cachefs_begun = iterator._sampler_iter

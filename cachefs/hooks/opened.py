@@ -1,6 +1,6 @@
 """Which files a dataset opens for a sample, seen in the process that loads it.
 
-An audit hook sees every `open` of Python itself; a library that opens files in C is not seen.
+An audit hook sees every `open` of Python itself. It does not see a library that opens files in C.
 """
 
 import contextlib
@@ -10,20 +10,21 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from cachefs.publishing.channel import DIRECTORY_VARIABLE, PAGE_NAME, Line, Page, Unheard
+from cachefs.publishing.channel import DIRECTORY_VARIABLE, PAGE_NAME, Line, Op, Page, Unheard
 from cachefs.publishing.places import Places
 
-# Which consumer a worker loads for: its slot, and how many samples the dataset has.
+# Tells a worker for which consumer it loads: the consumer's slot, and how many samples the dataset has.
 CONSUMER_VARIABLE: Final = "CACHEFS_CONSUMER"
-# Of a packet, in characters of paths; JSON may escape one to six.
+# Of a packet, in characters of paths. JSON may make six of one.
 MAX_CHARACTERS: Final = 9_000
 
 _is_auditing = False
 
 
 class _Opening(threading.local):
-    """What this thread has opened for the sample it loads; None while it loads none."""
+    """What a thread opens for the sample that it loads."""
 
+    # None while the thread loads no sample.
     paths: list[Any] | None = None
 
 
@@ -36,7 +37,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 class Observer:
-    """Tells the helper which files under a mount were opened for which sample, once for each."""
+    """Tells the helper, once for each sample, which files under a mount were opened for it."""
 
     def __init__(self, slot: int, length: int, directory: Path) -> None:
         """Raises OSError where the helper is gone."""
@@ -46,9 +47,9 @@ class Observer:
         self._places = Places()
         self._page = Page(directory / PAGE_NAME)
         self._line = Line(directory)
-        self._seen: set[int] = set()
-        self._pairs: list[tuple[int, list[str]]] = []
-        self._characters = 0
+        self._seen: set[int] = set()  # samples
+        self._pairs: list[tuple[int, list[str]]] = []  # samples with their paths, not sent yet
+        self._characters = 0  # of these paths
         if not _is_auditing:
             sys.addaudithook(_audit)
             _is_auditing = True
@@ -57,7 +58,8 @@ class Observer:
     def is_needed(self) -> bool:
         return not self._page.learned(self._slot)
 
-    def saw(self, sample: Any, opened: list[Any]) -> None:
+    def note(self, sample: Any, opened: list[Any]) -> None:
+        """These paths were opened for the sample."""
         if type(sample) is not int or sample in self._seen:
             return
         paths = [os.path.abspath(path) for path in map(_path, opened) if path and self._places.mount_of(path)]
@@ -71,18 +73,19 @@ class Observer:
             self._characters += length
 
     def flush(self) -> None:
+        """Send what was noted."""
         pairs, self._pairs, self._characters = self._pairs, [], 0
         if pairs:
-            message = {"op": "opened", "slot": self._slot, "length": self._length, "pairs": pairs}
+            message = {"op": Op.OPENED, "slot": self._slot, "length": self._length, "pairs": pairs}
             try:
                 self._line.send(message, wait=False)
             except Unheard:
-                # It is behind, or gone: there is another epoch.
+                # The helper is behind, or gone. The samples are noted again in the next epoch.
                 self._seen.difference_update(sample for sample, _ in pairs)
 
 
 class Watched:
-    """A dataset as a fetcher uses it: `dataset[index]`."""
+    """A dataset of which single samples are fetched: `dataset[index]`."""
 
     def __init__(self, dataset: Any, observer: Observer) -> None:
         self.dataset = dataset
@@ -94,11 +97,12 @@ class Watched:
             return self.dataset[index]
         finally:
             _opening.paths = None
-            self.observer.saw(index, opened)
+            self.observer.note(index, opened)
 
 
 class WatchedBatches(Watched):
-    """One that fetches whole batches: whose files they are can be told where each sample has equally many."""
+    """A dataset of which whole batches are fetched. Which files belong to which sample is known where all samples have
+    equally many."""
 
     def __getitems__(self, indices: Any) -> Any:
         opened = _opening.paths = []
@@ -109,11 +113,11 @@ class WatchedBatches(Watched):
             each, rest = divmod(len(opened), len(indices)) if len(indices) else (0, 0)
             if each and not rest:
                 for number, index in enumerate(indices):
-                    self.observer.saw(index, opened[number * each : (number + 1) * each])
+                    self.observer.note(index, opened[number * each : (number + 1) * each])
 
 
 def watched(dataset: Any) -> Any:
-    """*dataset*, watched where this process loads for a consumer whose samples' files are to be learned."""
+    """*dataset*, watched if this process loads for a consumer of which the files of samples have to be learned."""
     consumer, directory = os.environ.get(CONSUMER_VARIABLE, ""), os.environ.get(DIRECTORY_VARIABLE, "")
     if not consumer or not directory:
         return dataset
@@ -130,7 +134,7 @@ def watched(dataset: Any) -> Any:
 
 
 def _path(opened: Any) -> str:
-    """Empty for what is no path (a descriptor)."""
+    """The path; empty for what is none, as a descriptor."""
     with contextlib.suppress(TypeError):
         return os.fsdecode(opened)
     return ""

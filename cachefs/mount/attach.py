@@ -1,7 +1,7 @@
-"""The daemon's first answer to a mount that is about to be.
+"""The first question of a mount to its daemon, before anything is mounted.
 
-It is asked for by a child process, since who has used gRPC must not fork; and before anything is mounted, so that a
-daemon that is not there, or does not know the dataset, is an error of the command and no mount that hangs.
+So a daemon that is not there, or that does not know the dataset, is an error of the command and not a mount that hangs.
+A child process asks it, since a process that has used gRPC must not fork any more.
 """
 
 import os
@@ -15,12 +15,13 @@ from cachefs.mount.process import fork
 from cachefs.rpc import REPORT, DaemonClient, decoder, encode
 
 _TIMEOUT: Final = 5.0
+# What the child's answer begins with; then comes the daemon's reply, or the text of the error.
 _OK: Final = b"+"
 _ERROR: Final = b"-"
 
 
 def attach(options: MountOptions, report: MountReport) -> NodeView:
-    """Tell the daemon of the mount; what it says of its node. Raises CachefsError."""
+    """Tell the daemon of the mount. Returns what the daemon says of its node. Raises CachefsError."""
     reader, writer = os.pipe()
 
     def ask() -> None:
@@ -42,7 +43,7 @@ def attach(options: MountOptions, report: MountReport) -> NodeView:
 
 
 def _call(options: MountOptions, report: MountReport) -> NodeView:
-    """The daemon may need a moment to come up, as at boot."""
+    """Ask until a daemon is there, for which it may need a moment, as at boot. Raises CachefsError."""
     client = DaemonClient(options.socket)
     deadline = time.monotonic() + options.daemon_wait
     while True:

@@ -1,7 +1,7 @@
-"""Bytes of files, from this node's tiers where they are, else after the daemon has brought them there.
+"""Bytes of files, out of this node's tiers; where a block is in none of them, after the daemon has brought it there.
 
-A warm read is one index look-up, one pread into a buffer of ours and one checksum, all on the trio thread. Only what
-would wait (a cold SSD page, a block that is not on the node) leaves it.
+A warm read is one index look-up, one pread into a buffer of ours and one checksum, all on the trio thread. Only a read
+that would wait (for a cold SSD page, or for a block that is not on the node) is done elsewhere.
 """
 
 import logging
@@ -27,12 +27,16 @@ log = logging.getLogger(__name__)
 # Blocks asked for ahead of a reader that goes through a large file: 16 MiB at the default block size hides 80 ms of
 # origin latency from a reader of 200 MB/s.
 BLOCKS_AHEAD: Final = 4
+# Threads that read from the disk at once.
 COLD_READS: Final = 32
+# Seconds between tries to reach a daemon that is not there.
 DAEMON_RETRY: Final = 0.1
-# The kernel follows a failed readahead with a read of the same page: that one must not wait a deadline again.
+# The kernel follows a failed readahead with a read of the same page, which must not wait for a whole deadline again.
 FAILURE_SECONDS: Final = 1.0
-# Between tries of a block that the daemon says is there and we cannot read: tiers we may not open must not spin.
+# Seconds between tries of a block that the daemon says is there and that we cannot read, as in a tier that we may not
+# open.
 UNREADABLE_PAUSE: Final = 0.01
+# Of keys and stalls, between two reports.
 MAX_ACCESSED: Final = 1_000_000
 MUCH_ACCESSED: Final = 32
 MAX_STALLS: Final = 100_000
@@ -40,30 +44,33 @@ MAX_STALLS: Final = 100_000
 
 @dataclass(slots=True)
 class _Flight:
-    """A fetch some reads wait for. forget_at: when its failure stops answering for the block (trio's clock);
-    daemon_away: part of the wait was for a daemon that was not there."""
+    """A fetch that reads wait for."""
 
     landed: trio.Event = field(default_factory=trio.Event)
+    # Once it has landed, one of these two is set.
     location: Location | None = None
     error: CachefsError | None = None
+    # From then on (trio's clock) the block is asked for again, and not answered with the error.
     forget_at: float = math.inf
+    # Was a part of the wait for a daemon that was not there?
     daemon_away: bool = False
 
 
 class BlockReader:
-    """counters: shared with the whole mount; marks: of what is read; accessed: keys of the blocks read since the last
-    report, oldest first; much_accessed: set once there are MUCH_ACCESSED of them; stalls: reads that waited since."""
+    """Reads for one worker of a mount, from the look-up to the wait for a fetch, and what is to be reported of them."""
 
     def __init__(self, link: DaemonLink, view: NodeView, counters: Counters, marks: ReadMarks) -> None:
+        """counters: of all requests of this worker; marks: where blocks that are read are marked. Raises CachefsError
+        where the index cannot be read."""
         self.counters = counters
-        self.accessed: dict[bytes, None] = {}
-        self.much_accessed = trio.Event()
-        self.stalls: list[Stall] = []
+        self.accessed: dict[bytes, None] = {}  # keys of the blocks read since the last report, oldest first
+        self.much_accessed = trio.Event()  # set once there are MUCH_ACCESSED of them
+        self.stalls: list[Stall] = []  # reads that have waited since the last report
         self._link = link
         self._marks = marks
-        # Whole pieces around a read are read to be verified.
+        # Of the whole pieces around a read, which are read to be verified.
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
-        self._flights: dict[bytes, _Flight] = {}
+        self._flights: dict[bytes, _Flight] = {}  # block key -> the fetch under way, or its recent failure
         self._cold_limiter = trio.CapacityLimiter(COLD_READS)
         self._tiers = TierView(view)
         self._segments = SegmentReader(self._tiers.directories)
@@ -78,14 +85,14 @@ class BlockReader:
         self._read_deadline = view.read_deadline
 
     def locate(self, snapshot: Snapshot, number: int) -> list[Location | None]:
-        """Where each block of a file is now."""
+        """Where each block of file *number* is now; None for a block that is not on this node."""
         size, content = snapshot.file(number)
         return [self._tiers.index.get(block_key(content, n)) for n in range(block_count(size, snapshot.block_size))]
 
     async def read(self, snapshot: Snapshot, number: int, offset: int, size: int) -> bytes | memoryview:
-        """Bytes [offset, offset + size) of a file, fewer at its end. A view is valid until the caller next awaits.
+        """Bytes [offset, offset + size) of file *number*, fewer at its end.
 
-        Raises CachefsError with the errno for the reader.
+        A memoryview is valid until the caller next awaits. Raises CachefsError with the errno for the reader.
         """
         length, content = snapshot.file(number)
         size = min(size, length - offset)
@@ -93,7 +100,7 @@ class BlockReader:
             return b""
         block, start = divmod(offset, snapshot.block_size)
         if start == 0 and (size == MAX_READ or offset + size == length):
-            # Of a block that is read in pieces here and there, the pages are not all about to come.
+            # Only of a block that is read from its start do all pages come into the page cache.
             self._marks.set(block_key(content, block))
         if start + size <= snapshot.block_size:
             return await self._read_block(snapshot, number, content, block, start, size)
@@ -129,7 +136,7 @@ class BlockReader:
             if data is not None:
                 self._note_access(key)
                 return data
-            # Evicted again before we came to read it, or written badly: the daemon finds out which.
+            # It was evicted again before we could read it, or written badly: the daemon finds out which.
             bad = location.pack()
             await trio.sleep(UNREADABLE_PAUSE)
             if trio.current_time() > deadline:
@@ -137,7 +144,7 @@ class BlockReader:
                 raise CachefsError(f"block {block} of {name} could not be read within the deadline")
 
     def _blame(self, key: bytes, location: Location) -> bytes:
-        """The location to complain of, packed; nothing where the block was evicted while we read it."""
+        """The location of bytes that are wrong, packed; empty where the block was evicted while we read it."""
         if self._tiers.index.get(key) != location:
             return b""
         self.counters.bad += 1
@@ -148,7 +155,7 @@ class BlockReader:
         return location.pack()
 
     async def _copy(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
-        """Verified bytes in our buffer, None where the copy is not right."""
+        """Verified bytes in a buffer of ours; None where the copy in the tier is not right."""
         if size > MAX_READ:
             return await self._copy_in_thread(key, location, start, size)
         try:
@@ -186,7 +193,7 @@ class BlockReader:
             self.stalls.append(Stall(key, trio.current_time() - began, source))
 
     async def _fetch(self, key: bytes, ref: BlockRef, deadline: float) -> Location:
-        """Where the daemon has put the block. Reads of one block share one call, and for a moment its failure."""
+        """Where the daemon has put the block. Reads of one block share one call, and its failure for a moment."""
         began = trio.current_time()
         flight = self._flights.get(key)
         if flight is None or trio.current_time() > flight.forget_at:
@@ -218,7 +225,7 @@ class BlockReader:
             try:
                 reply = await self._link.call(FETCH, Fetch(blocks=[ref], deadline=left), seconds=left)
             except DaemonUnavailable:
-                # A daemon that is being restarted: it has until the deadline to come back.
+                # The daemon may be restarting: it has time until the deadline to come back.
                 flight.daemon_away = True
                 if trio.current_time() + DAEMON_RETRY > deadline:
                     raise
@@ -232,7 +239,8 @@ class BlockReader:
             return Location.unpack(answer.location)
 
     def _ask_ahead(self, snapshot: Snapshot, number: int, content: bytes, first: int) -> None:
-        """A reader that arrives at the start of a later block is going through the file: have the next ones ready."""
+        """Have the next blocks brought to the node. To be called where a reader comes to the start of a later block:
+        it is going through the file."""
         last = min(first + BLOCKS_AHEAD, block_count(snapshot.file(number)[0], snapshot.block_size))
         missing = [
             BlockRef(snapshot=snapshot.id, entry=number, number=n)

@@ -1,7 +1,7 @@
-"""`mount.cachefs SPEC DIR [-o options]`: mounts, and returns when reads are served.
+"""`mount.cachefs SPEC DIR [-o options]`: mounts, and returns when reads are answered.
 
-mount(8) runs this with an empty environment. The work is done in a child that goes to the background; the parent waits
-for its first word, so that an error is still an error of the command.
+mount(8) runs this with an empty environment. A child goes to the background and does the work. The parent waits for the
+child's first word, so that an error is an error of the command.
 """
 
 import logging
@@ -96,7 +96,11 @@ def main(
 def serve(
     spec: str, directory: Path, options: MountOptions, mounted: Callable[[], None], ready: Callable[[], None]
 ) -> None:
-    """Mount and serve until unmounted. mounted: called before processes are forked that stay. Raises CachefsError."""
+    """Mount, and serve until unmounted. Raises CachefsError.
+
+    mounted: called when libfuse has mounted, before any process is forked that stays; ready: called when reads are
+    answered.
+    """
     from cachefs.mount import zero_open
 
     interposer = None
@@ -107,7 +111,7 @@ def serve(
             logging.warning("running without zero-open, so every open and close is a request: %s", missing)
             options = replace(options, zero_open=False)
     try:
-        # Imported late: pyfuse3 must find the interposer already loaded, and gRPC must not be started before the fork.
+        # Imported here, since the interposer must be loaded before pyfuse3, and gRPC must not start before the fork.
         from cachefs.mount.supervisor import Supervisor
     except ImportError as error:
         raise CachefsError(MISSING.format(name=error.name)) from None
@@ -115,11 +119,11 @@ def serve(
 
 
 def in_background(spec: str, directory: Path, options: MountOptions, level: int, claim: int) -> int:
-    """Exit status of the command, once the child serves or has failed. claim: closed when it serves."""
+    """The exit status of the command, once the child serves or has failed. claim: released when the child serves."""
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
-        # Not up to the end of the pipe, which the mount's processes have open too.
+        # The end of the pipe does not come, since the mount's processes have it open too.
         word = os.read(reader, select.PIPE_BUF).decode(errors="replace")
         if word == READY:
             return 0
@@ -142,7 +146,7 @@ def in_background(spec: str, directory: Path, options: MountOptions, level: int,
         tell(READY)
 
     try:
-        # libfuse itself may print, until it has mounted.
+        # libfuse itself may print until it has mounted, so the terminal stays until then.
         serve(spec, directory, options, detach_terminal, ready)
         return 0
     except CachefsError as error:
@@ -167,13 +171,14 @@ def background_log(options: MountOptions) -> logging.Handler:
 
 
 class FewLines(logging.Filter):
-    """Lets *most* lines through a minute and counts the rest: a failing origin fails thousands of reads a minute."""
+    """Lets *most* lines pass in a minute and counts the others: an origin that fails fails thousands of reads in a
+    minute."""
 
     def __init__(self, most: int = 120) -> None:
         super().__init__()
         self._most = most
-        self._minute = 0
-        self._lines = 0
+        self._minute = 0  # of the last line, since 1970
+        self._lines = 0  # in that minute
 
     def filter(self, record: logging.LogRecord) -> bool:
         minute = int(record.created // 60)

@@ -1,10 +1,10 @@
 """`.cachefs/publish`: where a program in any language says what it is going to read, by writing lines of JSON.
 
-It is a FIFO, since the kernel lets nobody write to a regular file of a read-only mount. The kernel moves the bytes;
-this process sees a name being looked up, then opens the FIFO as anybody would and reads it until its writers are gone.
-It does not keep it open: that would keep the mount busy, and nobody could unmount it.
+It is a FIFO, since the kernel lets nobody write to a regular file of a read-only mount. The kernel moves the bytes. We
+only see that a name is looked up; then we open the FIFO as any program would, and read it until all writers have closed
+it. We do not keep it open, since that would keep the mount busy, so that nobody could unmount it.
 
-Any worker of the mount may be asked for the name; one of them, for all, reads the FIFO.
+Any worker of the mount may be asked for the name; worker 0 reads the FIFO for all of them.
 """
 
 import contextlib
@@ -28,30 +28,33 @@ from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, Method
 
 log = logging.getLogger(__name__)
 
-# Below the first inode of any snapshot.
+# Inode numbers, which are smaller than those of any snapshot.
 DIRECTORY: Final = 2
 PUBLISH: Final = 3
 DIRECTORY_NAME: Final = b".cachefs"
 PUBLISH_NAME: Final = b"publish"
 
-# Between a writer's looking the name up and its opening it.
+# A writer that has looked the name up opens it within that time.
 IDLE_SECONDS: Final = 2.0
 CALL_SECONDS: Final = 30.0
 MAX_LINE: Final = 64 << 20
 _PIPE: Final = 1 << 16
-# What anybody may write, and nobody is to die of: msgspec passes on what is not UTF-8, too large, or too deep.
+# What decoding raises for what anybody may write: besides its own errors, msgspec passes on those of text that is not
+# UTF-8, of numbers that are too large, and of values nested too deep.
 _NO_SENSE: Final = (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError)
 
 
 class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fields=True):
-    """files: paths relative to the dataset, one per sample; none: all files, in order of their paths. records: the
-    samples are records of those files (`npy`, `tar`, `tfrecord`, `fixed:<bytes>`). The rest as in JobPublish."""
+    """A consumer says what it will read. Fields without a comment mean what they mean in JobPublish."""
 
     job: str
+    # May be left out in a mount of one dataset.
     dataset: str = ""
     consumer: str = "0"
     sampler: SamplerSpec | None = None
+    # Paths relative to the dataset, one per sample; none for all files, in order of their paths.
     files: list[str] = []
+    # The samples are records of the files: `npy`, `tar`, `tfrecord` or `fixed:<bytes>`.
     records: str = ""
     rank: int = 0
     world_size: int = 1
@@ -63,13 +66,18 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fiel
 
 
 class Epoch(msgspec.Struct, tag_field="op", tag="epoch", forbid_unknown_fields=True):
+    """The order of one epoch."""
+
     job: str
     epoch: int
+    # Sample numbers.
     order: list[int]
     consumer: str = "0"
 
 
 class Progress(msgspec.Struct, tag_field="op", tag="progress", forbid_unknown_fields=True):
+    """A heartbeat, with the fields of JobProgress."""
+
     job: str
     epoch: int = 0
     position: int = 0
@@ -78,9 +86,10 @@ class Progress(msgspec.Struct, tag_field="op", tag="progress", forbid_unknown_fi
 
 
 class Control:
-    """The control directory of one mount. wanted: an eventfd the workers share, set where somebody wants to write."""
+    """The control directory of one mount."""
 
     def __init__(self, mountpoint: Path, namespace: Namespace, link: DaemonLink, wanted: int) -> None:
+        """wanted: an eventfd that all workers share, and set where somebody wants to write to the FIFO."""
         self._path = mountpoint / os.fsdecode(DIRECTORY_NAME) / os.fsdecode(PUBLISH_NAME)
         self._namespace = namespace
         self._link = link
@@ -88,7 +97,9 @@ class Control:
         self._wanted = wanted
 
     def find(self, parent: int, name: bytes, thread: int) -> int:
-        """The inode of *name*, 0 where it is none of ours. A dataset's own `.cachefs` comes first."""
+        """The inode of *name* in the directory *parent*, 0 where that is not ours. A dataset's own `.cachefs` comes
+        first. thread: of whoever asks.
+        """
         if parent == DIRECTORY:
             if name == PUBLISH_NAME:
                 if not _is_ours(thread):
@@ -104,7 +115,7 @@ class Control:
         return DIRECTORY
 
     async def serve(self) -> None:
-        """Runs as long as the mount, in one of its workers."""
+        """Read the FIFO as long as the mount lasts; in one of its workers."""
         while True:
             await trio.lowlevel.wait_readable(self._wanted)
             try:
@@ -115,8 +126,8 @@ class Control:
                 continue
             try:
                 while await self._read(fd) or select.select([self._wanted], [], [], 0)[0]:
-                    # Once a writer has gone, poll(2) says so for ever: only a new descriptor waits for the next. Until
-                    # that is there, the old one keeps what the next has already written.
+                    # Once a writer has gone, poll(2) says so for ever, and only a new descriptor waits for the next
+                    # writer. The old one stays open until then: it keeps what the next writer has already written.
                     old, fd = fd, await self._open()
                     os.close(old)
             finally:
@@ -131,7 +142,7 @@ class Control:
         return await trio.to_thread.run_sync(open_here, abandon_on_cancel=True)
 
     async def _read(self, fd: int) -> bool:
-        """What writers write, until the last has gone; False where none came."""
+        """Act on what writers write until the last one has closed the FIFO; False where no writer came."""
         text = b""
         while True:
             with trio.move_on_after(IDLE_SECONDS) as waiting:
@@ -142,14 +153,15 @@ class Control:
                 continue  # a writer is there, and silent
             *lines, text = (text + piece).split(b"\n")
             for line in lines if piece else [text]:
-                await self._obey(line)
+                await self._pass_on(line)
             if not piece:
                 return not waiting.cancelled_caught
             if len(text) > MAX_LINE:
                 log.warning("%s: a line longer than %d bytes is ignored", self._path, MAX_LINE)
                 text = b""
 
-    async def _obey(self, line: bytes) -> None:
+    async def _pass_on(self, line: bytes) -> None:
+        """Tell the daemon what a line says; what it does not take is logged."""
         if not line.strip():
             return
         try:
@@ -193,7 +205,7 @@ class Control:
 
 
 def _is_ours(thread: int) -> bool:
-    """Is it a thread of one of this mount's workers, children of one supervisor as we are?"""
+    """Is it a thread of a worker of this mount, so a child of the supervisor whose child we are?"""
     try:
         status = Path(f"/proc/{thread}/status").read_bytes()
     except OSError:

@@ -1,14 +1,15 @@
-"""What the mount process counts; cumulative since it started, sent to the daemon with every report."""
+"""What a worker of a mount counts: cumulative since it started, and sent to the daemon with every report."""
 
 from dataclasses import asdict, dataclass
+
+from cachefs.block import MEMORY
 
 
 @dataclass(slots=True)
 class Counters:
-    """requests: FUSE requests in all, and by kind below; hits: reads answered from a tier of this node without asking
-    the daemon; misses: reads that had to wait for a fetch; bad: copies that failed verification; errors: requests
-    answered with an error other than "no such name"."""
+    """The names of the counters are those that `cachectl` and the daemon know."""
 
+    # FUSE requests, all of them and by their kind.
     requests: int = 0
     lookup: int = 0
     getattr: int = 0
@@ -19,20 +20,25 @@ class Counters:
     statfs: int = 0
     getxattr: int = 0
     other: int = 0
+    # Reads that were answered from a tier of this node without asking the daemon, and their bytes.
     hits_memory: int = 0
     hits_ssd: int = 0
     hit_bytes_memory: int = 0
     hit_bytes_ssd: int = 0
+    # Reads that had to wait for a fetch, and their bytes.
     misses: int = 0
     miss_bytes: int = 0
+    # Copies in a tier that failed verification.
     bad: int = 0
+    # Requests that were answered with an error other than "no such name".
     errors: int = 0
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
     def hit(self, tier: int, size: int) -> None:
-        if tier == 0:
+        """A read of *size* bytes was answered from *tier* (cachefs.block)."""
+        if tier == MEMORY:
             self.hits_memory += 1
             self.hit_bytes_memory += size
         else:

@@ -1,7 +1,7 @@
-"""The mount's line to its daemon: gRPC calls awaited from trio.
+"""The mount's line to its daemon: gRPC calls that are awaited from trio.
 
-A call is a grpc future whose completion wakes the waiting task, so a hundred readers waiting for the origin cost no
-threads. gRPC does not survive a fork: make a link after the process has gone to the background.
+A call is a gRPC future whose completion wakes the waiting task, so that a hundred readers that wait for the origin take
+no threads. gRPC does not survive a fork: a link is to be made after the last one.
 """
 
 import contextlib
@@ -20,12 +20,17 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 class DaemonLink:
+    """Calls of one process of the mount."""
+
     def __init__(self, client: DaemonClient) -> None:
         self.client = client
-        self._sent: set[Any] = set()
+        self._sent: set[Any] = set()  # futures of the calls whose reply nobody waits for
 
     async def call(self, method: Method[Request, Reply], request: Request, seconds: float) -> Reply:
-        """Waits at most *seconds*, also for a daemon that is not there yet. Raises as DaemonClient.call does."""
+        """The daemon's reply. Waits at most *seconds*, also for a daemon that is not there yet.
+
+        Raises as DaemonClient.call does.
+        """
         token = trio.lowlevel.current_trio_token()
         answered = trio.Event()
 
@@ -45,8 +50,8 @@ class DaemonLink:
             future.cancel()
 
     def send(self, method: Method[Request, Reply], request: Request) -> None:
-        """Tell the daemon something whose answer, or loss, nobody waits for."""
+        """Tell the daemon something. Nobody learns of its reply, or of a failure."""
         future = self.client.begin(method, request, SEND_TIMEOUT)
-        # gRPC cancels a call nobody refers to any more, and so before it was ever sent.
+        # gRPC cancels a call that nobody refers to any more, even before it was sent.
         self._sent.add(future)
         future.add_done_callback(self._sent.discard)

@@ -1,8 +1,8 @@
-"""A FUSE connection as its processes share it: clones of the device, requests handed out again, and its end.
+"""A FUSE connection as the processes of a mount share it: clones of the device, requests handed out again, and its end.
 
-Requests read through a clone of the device belong to that clone: they fail when its last descriptor is closed, and can
-be handed out again before that (FUSE_NOTIFY_RESEND, Linux 6.9). The connection itself ends when all its devices are
-closed, or at once through its control file `abort`; where that cannot be had, by a forced unmount.
+A request that was read through a clone of the device belongs to that clone. It fails when the last descriptor of the
+clone is closed, and can be handed out again before that (FUSE_NOTIFY_RESEND, Linux 6.9). The connection itself ends
+when all its devices are closed, or at once through its control file `abort`; without that file, by a forced unmount.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _RESEND: Final = struct.pack("<IiQ", 16, 7, 0)  # struct fuse_out_header: length
 
 
 def descriptors() -> set[int]:
-    """This process's descriptors of the FUSE device, whatever their connection."""
+    """The descriptors of the FUSE device that this process has, of all connections."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -34,8 +34,11 @@ def descriptors() -> set[int]:
 
 
 def clone(device: int, *, blocking: bool) -> int:
-    """Another descriptor of the same connection, with requests of its own. Where several processes wait for requests it
-    must not block, since all wake up and one gets it. Raises OSError."""
+    """Another descriptor of the connection of *device*, with requests of its own.
+
+    Where several processes wait for requests it must not be *blocking*: a request wakes all of them, and one gets it.
+    Raises OSError.
+    """
     fresh = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | (0 if blocking else os.O_NONBLOCK))
     try:
         fcntl.ioctl(fresh, _IOC_CLONE, struct.pack("I", device))
@@ -46,9 +49,9 @@ def clone(device: int, *, blocking: bool) -> int:
 
 
 def resend(device: int) -> bool:
-    """Have all requests that somebody took and has not answered handed out again; False where the kernel cannot.
+    """Have all requests that were taken and not answered handed out again; False where the kernel cannot do that.
 
-    Who still works on one finds its answer refused, which libfuse takes for an interrupted request.
+    A process that still works on such a request has its answer refused, which libfuse takes for an interrupted request.
     """
     try:
         os.write(device, _RESEND)
@@ -58,7 +61,7 @@ def resend(device: int) -> bool:
 
 
 class Connection:
-    """The FUSE connection of a mount, as whoever may have to end it holds it. Make it while the mount is there."""
+    """The FUSE connection of a mount, for a process that may have to end it. To be made while the mount is there."""
 
     def __init__(self, number: int, directory: Path) -> None:
         """number: minor device number of the mount; directory: where it is mounted."""
@@ -68,7 +71,7 @@ class Connection:
 
     @property
     def has_abort(self) -> bool:
-        """Can the connection be ended also where it is mounted nowhere any more?"""
+        """Can the connection be ended also when it is mounted nowhere any more?"""
         return self._control.has_abort
 
     def has_waiting(self) -> bool:
@@ -79,7 +82,7 @@ class Connection:
             return True
 
     def abort(self) -> None:
-        """End the connection: everybody who waits gets an error, and who serves ENODEV. The mount point stays."""
+        """End the connection: waiting readers get an error, processes that serve get ENODEV. The mount point stays."""
         try:
             if self._control.has_abort:
                 self._control.abort()

@@ -1,7 +1,8 @@
-"""A process that ends the mount's connection when its supervisor is gone.
+"""A process that ends the mount's connection when the mount's supervisor is gone.
 
-Workers and pusher are killed then, and the last device closed ends the connection too; but a pusher that waits for a
-page which a reader has locked cannot die before that reader's request is answered, by nobody.
+Workers and pusher are killed when that happens, and the last device that is closed would end the connection too. But a
+pusher may wait for a page that a reader has locked. It cannot die before the reader's request is answered, and nobody
+is left to answer it.
 """
 
 import contextlib
@@ -18,13 +19,15 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
+    """The guard of a mount, as its supervisor keeps it."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._pid: int | None = None
+        self._pid: int | None = None  # of the guard's process, while it is known to run
         self.tend()
 
     def tend(self) -> None:
-        """Have one, or another where it is gone; to be called every second or so."""
+        """Start the guard's process where there is none; to be called every second or so."""
         if self._pid is not None and os.waitpid(self._pid, os.WNOHANG)[0]:
             log.warning("the guard of the mount (process %d) is gone and is replaced", self._pid)
             self._pid = None

@@ -23,7 +23,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def is_dead(directory: Path) -> bool:
-    """Is there a FUSE mount on *directory* whose process is gone? stat(2) would not tell: attributes are cached."""
+    """Is there a FUSE mount on *directory* whose process is gone? stat(2) would not tell, as attributes are cached."""
     try:
         os.statvfs(directory)
     except OSError as error:
@@ -32,7 +32,7 @@ def is_dead(directory: Path) -> bool:
 
 
 def is_stuck(directory: Path) -> bool:
-    """Does what is mounted on *directory* not answer at all? Asked in a child, which may hang in our stead."""
+    """Does what is mounted on *directory* not answer at all? A child asks, which may hang without harm."""
     probe = "import contextlib, os, sys\nwith contextlib.suppress(OSError): os.statvfs(sys.argv[1])"
     child = subprocess.Popen([sys.executable, "-SIc", probe, directory], start_new_session=True)
     try:
@@ -81,11 +81,11 @@ def connection_number(directory: Path) -> int | None:
 
 
 def prepare_mount_point(directory: Path) -> int:
-    """Make sure *directory* can be mounted on; what a killed mount process has left there is cleared away.
+    """Make sure that *directory* can be mounted on; what a killed mount process has left there is cleared away.
 
-    The descriptor it returns keeps other mounts off the directory until `release`. Raises CachefsError.
+    Returns a descriptor that keeps other mounts off the directory until `release`. Raises CachefsError.
     """
-    # Before anything looks at the directory itself, since that would ask the mount.
+    # This comes before anything looks at the directory itself, since that would ask the mount.
     place = directory.parent.resolve() / directory.name
     if any(point.path == place for point in mount_points()) and is_stuck(directory):
         raise Busy(f"{directory} is a cachefs mount that does not answer; free it with `cachectl umount {directory}`")
@@ -114,14 +114,16 @@ def _claim(directory: Path) -> int:
 
 
 def release(claim: int) -> None:
-    """Give up what `prepare_mount_point` has claimed, also on behalf of processes forked since."""
+    """Give up the claim that `prepare_mount_point` has made, also for the processes that were forked since then."""
     fcntl.flock(claim, fcntl.LOCK_UN)
     os.close(claim)
 
 
 def raise_readahead(directory: Path, kib: int) -> None:
-    """Set the mount's readahead; the kernel's 128 KiB limits a sequential reader of large files to 1.5 GB/s, 1 MiB gave
-    2.3. Without the permission it stays as it is."""
+    """Set the mount's readahead; without the permission it stays as it is.
+
+    The kernel's default of 128 KiB limits a sequential reader of large files to 1.5 GB/s; 1 MiB gave 2.3 GB/s.
+    """
     device = os.stat(directory).st_dev
     path = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     try:

@@ -1,7 +1,7 @@
-"""The FUSE handlers: read-only, stateless, every one a look-up in a snapshot.
+"""The FUSE handlers: read-only and stateless, every one a look-up in a snapshot.
 
-With zero-open the kernel sends neither OPEN nor RELEASE, and a handler's *fh* is the inode (see _zero_open.c); without,
-`open` hands out the inode as the file handle, so that the handlers need not know the difference.
+With zero-open the kernel sends neither OPEN nor RELEASE, and a handler's *fh* is the inode (see _zero_open.c). Without
+it `open` hands out the inode as the file handle, so that the handlers need not know the difference.
 """
 
 import errno
@@ -28,7 +28,7 @@ from cachefs.snapshot import Entry, Snapshot
 
 log = logging.getLogger(__name__)
 
-# Snapshots never change, so the kernel may keep what it knows; only a root that lists datasets is short-lived.
+# Seconds. Snapshots never change, so the kernel may keep what it knows; only a root that lists datasets changes.
 FOR_EVER: Final = 1e9
 ROOT_SECONDS: Final = 1.0
 MAX_NAME: Final = 255
@@ -40,7 +40,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 
 def handler(function: Handler) -> Handler:
-    """Count the request, and turn whatever goes wrong into an errno: pyfuse3 ends the mount on any other exception."""
+    """Count requests, and turn every exception into an errno: any exception but a FUSEError would end the mount."""
     name = function.__name__
     kind = name if name in Counters.__slots__ else "other"
 
@@ -67,24 +67,27 @@ def handler(function: Handler) -> Handler:
 
 
 class Operations(pyfuse3.Operations):
+    """All requests of a mount. Its public methods are those that pyfuse3 calls, one per kind of request."""
+
     supports_dot_lookup = True
     enable_writeback_cache = False
 
+    # Set by `attach`.
     namespace: Namespace
     control: Control
     reader: BlockReader
 
     def __init__(self, options: MountOptions) -> None:
-        """when_initialised: called when the kernel's INIT is being answered, before any other request."""
         super().__init__()
         self.options = options
         self.counters = Counters()
+        # Called when the kernel's INIT is being answered, before any other request.
         self.when_initialised: Callable[[], None] = lambda: None
         self._file_mode = stat.S_IFREG | (0o444 & ~options.umask)
         self._dir_mode = stat.S_IFDIR | (0o555 & ~options.umask)
 
     def attach(self, namespace: Namespace, control_directory: Control, reader: BlockReader) -> None:
-        """What requests are answered from; made after the last fork, which none of it survives."""
+        """Answer requests from these. They are made after the last fork, which none of them survives."""
         self.namespace = namespace
         self.control = control_directory
         self.reader = reader
@@ -124,7 +127,7 @@ class Operations(pyfuse3.Operations):
                 break
 
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
-        # The hot path: `handler` written out, which saves a call and a setattr.
+        # The hot path: `handler` is written out here, which saves a call and a setattr.
         counters = self.counters
         counters.requests += 1
         counters.read += 1
@@ -154,7 +157,8 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def access(self, inode: int, mode: int, ctx: object) -> bool:
-        """Sent for access(2) and chdir(2) where the kernel does not check modes itself: then they deny nobody but X."""
+        """Asked for access(2) and chdir(2) where the kernel does not check modes itself. Only writing, and executing a
+        file, are denied then."""
         if inode == control.PUBLISH:
             return mode == os.W_OK or mode == os.F_OK
         lists = inode == control.DIRECTORY or (inode == ROOT and not self.namespace.single)
@@ -163,7 +167,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def statfs(self, ctx: object) -> pyfuse3.StatvfsData:
-        """The datasets' size, with nothing free."""
+        """The size of all datasets shown, with nothing free."""
         snapshots = [snapshot for _, _, snapshot in self.namespace.datasets()]
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = 4096
@@ -193,15 +197,15 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def release(self, fh: int) -> None:
-        """Sent only without zero-open; there is nothing to release."""
+        """Nothing is to be released. The kernel sends this only without zero-open."""
 
     @handler
     async def releasedir(self, fh: int) -> None:
-        """As release."""
+        """Nothing is to be released. The kernel sends this only without zero-open."""
 
     @handler
     async def flush(self, fh: int) -> None:
-        """ENOSYS tells the kernel not to send FLUSH at a close any more."""
+        """ENOSYS has the kernel send no more FLUSH when a file is closed."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
     def _path(self, inode: int) -> str:
@@ -216,7 +220,7 @@ class Operations(pyfuse3.Operations):
         return snapshot.entry(number)
 
     def _in_dataset(self, inode: int) -> tuple[Snapshot, Entry]:
-        """Raises FUSEError for what is in none, and so has no attributes of ours."""
+        """Snapshot and entry of an inode. Raises FUSEError where it is in no dataset: then it has no attributes."""
         try:
             snapshot, number = self.namespace.resolve(inode)
             return snapshot, snapshot.entry(number)
@@ -256,14 +260,15 @@ class Operations(pyfuse3.Operations):
         return attributes
 
     def _control_attributes(self, inode: int) -> pyfuse3.EntryAttributes:
-        """Everybody may write to the FIFO, less the umask; its name is asked for at each open (see Control)."""
+        """Everybody may write to the FIFO, unless the umask forbids it. Its entry timeout of 0 has the kernel ask for
+        its name at each open (see Control)."""
         mode = self._dir_mode if inode == control.DIRECTORY else stat.S_IFIFO | (0o222 & ~self.options.umask)
         attributes = self._new_attributes(inode, mode, 0, self.namespace.root_changed_ns)
         attributes.entry_timeout = FOR_EVER if inode == control.DIRECTORY else 0
         return attributes
 
     def _attributes(self, relative: int, entry: Entry) -> pyfuse3.EntryAttributes:
-        """Of *entry* in the snapshot the inode *relative* belongs to."""
+        """The attributes of *entry* in the snapshot that the inode *relative* belongs to."""
         mode = self._dir_mode if entry.is_dir else self._file_mode
         return self._new_attributes(self.namespace.sibling(relative, entry.number), mode, entry.size, entry.mtime_ns)
 
@@ -271,7 +276,7 @@ class Operations(pyfuse3.Operations):
         attributes = pyfuse3.EntryAttributes()
         attributes.st_ino = inode
         attributes.st_mode = mode
-        # 1 for directories too: "unknown", where 2 would tell find(1) that there are no subdirectories.
+        # For a directory 1 means that it is unknown; 2 would tell find(1) that there are no subdirectories.
         attributes.st_nlink = 1
         attributes.st_uid = self.options.uid
         attributes.st_gid = self.options.gid
@@ -291,7 +296,7 @@ def _absent(seconds: float) -> pyfuse3.EntryAttributes:
 
 
 def describe_tiers(blocks: Iterable[Location | None]) -> bytes:
-    """Which tier each block is in, as runs: `memory`, or `ssd*3 origin*2 memory` where there are several blocks."""
+    """Which tier each block is in, in runs: `memory` for a single block, or `ssd*3 origin*2 memory` for several."""
     names = ("origin" if location is None else TIER_NAMES[location.tier] for location in blocks)
     runs = [(name, len(list(run))) for name, run in itertools.groupby(names)]
     return " ".join(name if count == 1 else f"{name}*{count}" for name, count in runs).encode()

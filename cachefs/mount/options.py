@@ -10,38 +10,45 @@ from cachefs.errors import ConfigError
 from cachefs.sizes import parse_share
 from cachefs.socket_path import socket_path
 
-# What mount(8) adds by itself or interprets itself. A mount of ours is read-only whatever it is told.
+# Options that mount(8) adds or interprets itself. A mount of ours is read-only in any case.
 _GENERIC = {"defaults", "rw", "ro", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "async", "sync"}
 _TIMES = {"atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "lazytime"}
 IGNORED: Final = frozenset(_GENERIC | _TIMES)
-# Passed through to the kernel.
+# Options that are passed on to the kernel.
 KERNEL_FLAGS: Final = frozenset(["dev", "nodev", "suid", "nosuid", "exec", "noexec"])
 MOST_WORKERS: Final = 64
-# The last one means none to chown(2).
+# The largest 32-bit number would mean "none" to chown(2).
 _MOST_ID: Final = (1 << 32) - 2
 
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """socket: of the daemon; uid, gid: owner of everything; umask: octal, taken from 0444 and 0555; allow_other: let
-    other users in (default: when root mounts); zero_open: let the kernel open files by itself; readahead: KiB, 0 leaves
-    the kernel's own; daemon_wait: seconds to wait for a daemon that is not up yet; log: file for messages, else syslog;
-    workers: processes that serve requests, 0 leaves it to the number of processors;
-    push: fill the page cache ahead of readers whose order is known; page_cache_budget: with how much at most, a share
-    being one of the memory that is available at start; kernel: flags passed on."""
+    """How to mount."""
 
+    # Of the daemon.
     socket: Path
+    # The owner of everything in the mount.
     uid: int
     gid: int
+    # Taken from the modes 0444 and 0555.
     umask: int = 0
+    # Let other users in; the default is yes where root mounts.
     allow_other: bool = False
+    # Let the kernel open files by itself.
     zero_open: bool = True
+    # In KiB; 0 leaves the kernel's own.
     readahead: int = 1024
+    # Seconds to wait for a daemon that is not up yet.
     daemon_wait: float = 10.0
+    # For messages; else they go to syslog.
     log: Path | None = None
+    # Processes that serve requests; 0 leaves the choice to the number of processors.
     workers: int = 0
+    # Fill the page cache ahead of readers whose order is known.
     push: bool = True
+    # What pushed pages may take at most: a size, or a share of the memory that is available at the start.
     page_cache_budget: str = "25%"
+    # Flags that are passed on.
     kernel: tuple[str, ...] = ()
 
 
@@ -102,7 +109,10 @@ SWITCHES: Final[dict[str, tuple[str, bool]]] = {
 
 
 def parse(texts: tuple[str, ...]) -> MountOptions:
-    """Options of all `-o` arguments; the later wins. Raises ConfigError naming the option and what it takes."""
+    """The options of all `-o` arguments, of which a later one wins over an earlier one.
+
+    Raises ConfigError that names the option and what it takes.
+    """
     root = os.geteuid() == 0
     found: dict[str, Any] = {"uid": os.getuid(), "gid": os.getgid(), "allow_other": root, "socket": socket_path()}
     kernel = ["nosuid", "nodev"] if root else []

@@ -1,4 +1,4 @@
-"""Child processes of a mount: forked from its supervisor, and gone with it."""
+"""Child processes of a mount, which are forked from its supervisor and end with it."""
 
 import ctypes
 import gc
@@ -15,10 +15,10 @@ _PR_SET_NAME: Final = 15
 
 
 def fork(name: str, work: Callable[[], None], *, ends_with_parent: bool = True) -> int:
-    """Process id of a child that does *work* and nothing after it. The caller must have one thread only.
+    """Fork a child that does *work* and then ends; returns its process id. The caller must have one thread only.
 
-    name: what `ps -o comm` and `top` show, up to 15 bytes; ends_with_parent: killed when this process is gone, however
-    that went.
+    name: what `ps -o comm` and `top` show, up to 15 bytes; ends_with_parent: the child is killed when this process
+    ends, in whatever way. Raises OSError.
     """
     parent = os.getpid()
     gc.freeze()  # keeps the collector from copying the parent's pages
@@ -36,7 +36,10 @@ def fork(name: str, work: Callable[[], None], *, ends_with_parent: bool = True) 
 
 
 def _begin(name: str, parent: int) -> None:
-    """Leave the parent's handlers behind; a terminal's Ctrl-C is for the parent alone, which unmounts."""
+    """Give up the parent's signal handlers. A terminal's Ctrl-C is meant for the parent alone, which unmounts.
+
+    parent: whose end is to be the child's, 0 for none.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -49,6 +52,6 @@ def _begin(name: str, parent: int) -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """Without the parent's exit handlers, and without waiting for threads that may wait for our own mount."""
+    """End without the parent's exit handlers, and without waiting for threads, which may wait for our own mount."""
     logging.shutdown()
     os._exit(status)

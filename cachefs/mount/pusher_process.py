@@ -1,4 +1,4 @@
-"""The pusher of a mount (see cachefs.mount.push), as its supervisor sees it: a process to be started, and again."""
+"""The pusher of a mount (see cachefs.mount.push) as its supervisor keeps it: started, and restarted when it ends."""
 
 import logging
 import os
@@ -20,18 +20,18 @@ _END_SECONDS: Final = 5.0
 
 
 class PusherProcess:
-    """pause: before the next start, longer after each death that comes soon."""
+    """The pusher's process. Each time that it ends soon after its start, the pause before the next start doubles."""
 
     def __init__(self, mount: Mount, spec: MountSpec, session: Session) -> None:
         self._command = _command(mount, spec)
         self._session = session
         self._marks = mount.marks
         self._process: subprocess.Popen[bytes] | None = None
-        self._due = 0.0
-        self._pause = _FIRST_PAUSE
+        self._due = 0.0  # when it was last started, or is to be (monotonic seconds)
+        self._pause = _FIRST_PAUSE  # seconds
 
     def tend(self) -> None:
-        """Start it where it is not there; to be called every second or so."""
+        """Start the process where it does not run; to be called every second or so."""
         now = time.monotonic()
         if self._process is not None and (status := self._process.poll()) is not None:
             self._process = None

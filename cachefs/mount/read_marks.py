@@ -1,11 +1,11 @@
-"""Which blocks the mount's workers have read a moment ago, in memory that its pusher shares.
+"""Which blocks the mount's workers have read a moment ago, in memory that they share with the mount's pusher.
 
 A reader that is faster than the pusher reads what the pusher is about to store, and then both bring the same pages.
-Reports by way of the daemon tell of a read 0.1 s later, hundreds of reads too late. So a worker leaves a mark when it
-begins to read a whole block, and the pusher looks for it before it stores one.
+Reports by way of the daemon tell of a read 0.1 s later, hundreds of reads too late. So a worker sets a mark when it
+begins to read a whole block, and the pusher looks for the mark before it stores a block.
 
-A slot is shared by the blocks of one hash. A mark that another block's has replaced matches nothing, and a block that
-is stored needlessly costs time only.
+Blocks with the same hash share a slot. A mark that was overwritten by another block's matches no block any more; then
+a block is stored needlessly, which costs time only.
 """
 
 import math
@@ -18,22 +18,23 @@ from typing import Final
 from cachefs.block import block_number
 
 _SLOTS: Final = 1 << 16
-# Half of the content's name, the block's number, when it was read (ms).
+# The first half of the content id, the block's number, when the block was read (ms).
 _MARK: Final = struct.Struct("<8sII")
 _MILLISECONDS: Final = (1 << 32) - 1
-# Long enough for a pusher that is behind, and short enough for the pages to be still there.
+# Milliseconds for which a mark counts: long enough for a pusher that is behind, and short enough for the pages to be
+# still there.
 _FRESH: Final = 2000
 
 
 def create() -> int:
-    """A descriptor to open marks from, in this process and others."""
+    """A descriptor for ReadMarks, in this process and in others that inherit it."""
     fd = os.memfd_create("cachefs-read-marks", os.MFD_CLOEXEC)
     os.ftruncate(fd, _SLOTS * _MARK.size)
     return fd
 
 
 class ReadMarks:
-    """Setting a mark takes 1.5 us, looking for one 1.3 us."""
+    """The marks. To set one takes 1.5 us, to look for one 1.3 us."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, _SLOTS * _MARK.size)
@@ -48,7 +49,7 @@ class ReadMarks:
         _MARK.pack_into(self._memory, _place(key, block_number(key)), bytes(8), 0, 0)
 
     def age(self, key: bytes) -> float:
-        """Seconds since the block was read; inf where that was long ago, or never."""
+        """Seconds since the block was read; infinite where it was read long ago, or never."""
         number = block_number(key)
         name, marked, when = _MARK.unpack_from(self._memory, _place(key, number))
         age = (_now() - when) & _MILLISECONDS
@@ -60,5 +61,5 @@ def _place(key: bytes, number: int) -> int:
 
 
 def _now() -> int:
-    """The same clock in all processes."""
+    """Milliseconds of a clock that is the same in all processes."""
     return int(time.monotonic() * 1000) & _MILLISECONDS

@@ -1,4 +1,4 @@
-"""The FUSE session: mounted, and greeted by the kernel, before any process that will serve it is forked."""
+"""The FUSE session: it is mounted and the kernel's INIT answered before any process that serves it is forked."""
 
 import ctypes
 import os
@@ -22,11 +22,13 @@ INIT_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """device: libfuse's own descriptor of it; shared: may several processes wait for its requests?"""
+    """A mount that processes can serve."""
 
     operations: Operations
+    # libfuse's own descriptor of the device.
     device: int
     connection: Connection
+    # May several processes wait for its requests?
     shared: bool
 
     def clone(self) -> int:
@@ -34,13 +36,13 @@ class Session:
         return clone(self.device, blocking=not self.shared)
 
     def use(self, fresh: int) -> None:
-        """In a forked process: serve *fresh* in the place of the descriptor all have inherited."""
+        """In a forked process: serve the clone *fresh* in place of the descriptor that all processes have inherited."""
         os.dup2(fresh, self.device, inheritable=False)
         os.close(fresh)
 
 
 def open_session(spec: MountSpec, directory: Path, options: MountOptions, interposer: ctypes.CDLL | None) -> Session:
-    """Mount. Raises CachefsError, with nothing mounted."""
+    """Mount. Raises CachefsError; then nothing is mounted."""
     operations = Operations(options)
     before = descriptors()
     try:
@@ -63,7 +65,8 @@ def open_session(spec: MountSpec, directory: Path, options: MountOptions, interp
 
 
 async def _answer_init(operations: Operations) -> bool:
-    """Each process needs what libfuse makes of the kernel's INIT, which is sent once."""
+    """False where no INIT comes. The kernel sends INIT once, and every process that serves needs what libfuse learns
+    from it."""
     with trio.move_on_after(INIT_SECONDS) as scope:
         operations.when_initialised = scope.cancel
         await pyfuse3.main()
@@ -73,9 +76,9 @@ async def _answer_init(operations: Operations) -> bool:
 def fuse_options(spec: MountSpec, options: MountOptions) -> set[str]:
     """libfuse's own options.
 
-    Read-only keeps the kernel from dropping cached attributes after each read (atime). default_permissions lets the
-    kernel check modes, which costs 7 % of a warm open+fstat+read+close (0.88 of native with it, 0.95 without, one
-    reader); so it is asked for only where a umask makes modes deny anything.
+    A read-only mount keeps the kernel from dropping cached attributes after each read (atime). default_permissions lets
+    the kernel check modes, which costs 7 % of a warm open+fstat+read+close (0.88 of native speed with it, 0.95 without,
+    one reader). So it is given only where a umask takes any permission away.
     """
     # libfuse would take what follows a bare comma for an option of its own.
     source = source_of(str(spec)).replace(",", "\\,")
@@ -88,7 +91,7 @@ def fuse_options(spec: MountSpec, options: MountOptions) -> set[str]:
 
 
 def why_not() -> str:
-    """The likeliest reason that libfuse would not mount, after what it has printed itself."""
+    """The likeliest reason why libfuse could not mount, beyond what it has printed itself."""
     if not os.path.exists("/dev/fuse"):
         return "/dev/fuse does not exist; load the fuse module, or give the container the device"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

@@ -1,6 +1,6 @@
-"""The process that is there as long as the mount is: it mounts, has workers serve and a pusher push, and unmounts.
+"""The process that lives as long as the mount: it mounts, keeps workers, guard and pusher running, and unmounts.
 
-It holds the device, and does nothing that could fail or wait: no gRPC, no event loop, no files of the node.
+It holds the device, and does nothing that could fail or wait: it uses no gRPC, no event loop and no files of the node.
 """
 
 import ctypes
@@ -35,8 +35,12 @@ GOODBYE_SECONDS: Final = 3.0
 
 
 def default_workers() -> int:
-    """One process answers 6,000 to 14,000 cold files per second, and what is pushed ahead asks none. More of them take
-    processors from the job, which has use for all; so a second where there are four, and then slowly."""
+    """How many workers a mount has unless it is told.
+
+    One process answers 6,000 to 14,000 cold files per second, and a file that was pushed ahead needs no answer. More
+    processes take processors from the job, which has use for all of them: so there is a second worker from four
+    processors on, and further ones grow slowly with them.
+    """
     processors = len(os.sched_getaffinity(0))
     return 1 if processors < 4 else min(4, processors // 4 + 1)
 
@@ -54,49 +58,48 @@ class Supervisor:
         self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks)
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
-        """Mount, call *mounted*, call *ready* once reads are served, and return when unmounted or told to end.
-
-        Raises CachefsError.
+        """Mount, call *mounted*, call *ready* once reads are answered; return when the mount has ended, or a signal
+        asked for the end. Raises CachefsError.
         """
         mount = self._mount
         session = open_session(mount.spec, mount.directory, mount.options, interposer)
         mounted()
         signals = _listen_to_signals()
         guard = Guard(session.connection)
-        crew = WorkerPool(mount, session, self._crew_size(session))
+        workers = WorkerPool(mount, session, self._worker_count(session))
         pusher = PusherProcess(mount, self._pinned_spec(), session) if mount.options.push else None
         try:
-            self._supervise(crew, guard, pusher, signals, ready)
-            if crew.failure is not None:
-                raise crew.failure
+            self._supervise(workers, guard, pusher, signals, ready)
+            if workers.failure is not None:
+                raise workers.failure
         finally:
             self._unmount(session)
-            crew.end(GOODBYE_SECONDS)
+            workers.end(GOODBYE_SECONDS)
             if pusher is not None:
                 pusher.end()
             guard.end()
 
     def _supervise(
-        self, crew: WorkerPool, guard: Guard, pusher: PusherProcess | None, signals: int, ready: Callable[[], None]
+        self, workers: WorkerPool, guard: Guard, pusher: PusherProcess | None, signals: int, ready: Callable[[], None]
     ) -> None:
         announced, ticked = False, time.monotonic()
-        while not crew.over and crew.failure is None:
-            crew.wait(TICK_SECONDS, signals)
+        while not workers.over and workers.failure is None:
+            workers.wait(TICK_SECONDS, signals)
             if select.select([signals], [], [], 0)[0]:
                 log.info("told to end: unmounting %s", self._mount.directory)
                 return
-            if crew.ready and not announced:
+            if workers.ready and not announced:
                 announced = True
                 ready()
             if announced and pusher is not None:
                 pusher.tend()
             if time.monotonic() - ticked >= TICK_SECONDS:
                 ticked = time.monotonic()
-                crew.replace_silent()
+                workers.replace_silent()
                 guard.tend()
 
     def _unmount(self, session: Session) -> None:
-        """Busy mounts are detached; their readers get errors from now on."""
+        """Detach the mount point, also while files are open, whose readers get errors from then on."""
         directory = self._mount.directory
         if kernel.connection_number(directory) == session.connection.number:
             try:
@@ -105,7 +108,7 @@ class Supervisor:
                 log.warning("%s", error)
         session.connection.abort()
 
-    def _crew_size(self, session: Session) -> int:
+    def _worker_count(self, session: Session) -> int:
         wanted = self._mount.options.workers or default_workers()
         if wanted > 1 and not session.shared:
             log.warning("without zero-open one worker serves all")
@@ -121,7 +124,7 @@ class Supervisor:
 
 
 def _listen_to_signals() -> int:
-    """A descriptor that can be read once we are told to end."""
+    """A descriptor that can be read once a signal has asked for the end."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):

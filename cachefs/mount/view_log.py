@@ -1,8 +1,9 @@
-"""What the daemon has told this mount of its node, in the order in which the mount took it up.
+"""What the daemon has told this mount about its node, in the order in which the mount has acted on it.
 
-All workers of a mount show the same tree, and one that starts in the place of another knows every inode the kernel has
-got from that one. So the views they act on are in one file without a name, which they all have open: whoever hears
-something new from the daemon adds it, and all take it from there. A worker that starts needs no daemon for it.
+All workers of a mount must show the same tree. A worker that takes the place of another must know every inode that the
+kernel has got from that one. So the views that they act on are in one file without a name, which all of them have open.
+A worker that the daemon tells something new adds it to the file, and all workers take it from there. A worker that
+starts needs no daemon for it.
 """
 
 import fcntl
@@ -19,29 +20,33 @@ import msgspec
 from cachefs.messages import NodeView
 from cachefs.rpc import decoder, encode
 
-# At the file's start: where the last whole record ends. Stored after the record, so that a writer may die at any time.
+# At the start of the file: where the last whole record ends. It is written after the record, so that a writer may die
+# at any time.
 _END: Final = struct.Struct("<Q")
 _HEADER: Final = struct.Struct("<IQ")  # length of what follows, unix time in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
+    """A view of the node."""
+
+    # When the mount heard it: unix time in nanoseconds.
     when_ns: int
     view: NodeView
 
 
 class ViewLog:
-    """Make it before forking; each process then has its own place in it."""
+    """The log. It is to be made before forking; each process then has a place of its own in it."""
 
     def __init__(self, first: NodeView) -> None:
         self._fd = os.memfd_create("cachefs-views", os.MFD_CLOEXEC)
         self._decode = decoder(NodeView)
-        self._place = _END.size
-        self._last = _lasting(first)
+        self._place = _END.size  # up to which this process has read, in bytes
+        self._last = _lasting(first)  # the last record that this process has read or written
         self._append(self._place, self._last)
 
     def news(self) -> list[Heard]:
-        """What was added since the last call, oldest first; all there is, the first time."""
+        """What was added since the last call, oldest first; at the first call, all there is."""
         end = self._end()
         heard = []
         while self._place < end:
@@ -52,7 +57,7 @@ class ViewLog:
         return heard
 
     def add(self, view: NodeView) -> list[Heard]:
-        """Add *view* unless nothing in it is new, and answer as `news` does."""
+        """Add *view*, unless nothing in it is new. Returns what `news` returns then."""
         record = _lasting(view)
         if record == self._last and self._place == self._end():
             return []
@@ -72,7 +77,8 @@ class ViewLog:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """lockf and not flock: forked processes share the open file, which is what flock goes by."""
+        """Hold the lock for writing. It is a lock of lockf: one of flock belongs to the open file, which forked
+        processes share."""
         fcntl.lockf(self._fd, fcntl.LOCK_EX)
         try:
             yield
@@ -81,5 +87,5 @@ class ViewLog:
 
 
 def _lasting(view: NodeView) -> bytes:
-    """Without what changes with every block."""
+    """The view as a record, without what changes with every block."""
     return encode(msgspec.structs.replace(view, capacity=0, used=0))

@@ -1,7 +1,7 @@
-"""A worker of a mount: serves requests the kernel hands it, and reports to the daemon, until the mount ends.
+"""A worker of a mount: answers the requests that the kernel hands it, and reports to the daemon, until the mount ends.
 
-It is forked from the supervisor with libfuse's session as the kernel's INIT has left it, and with a clone of the device
-in the session's place. Nothing is kept between requests, so any worker can answer any of them.
+It is forked from the supervisor after the kernel's INIT was answered, with libfuse's session; a clone of the device
+takes the place of the session's own descriptor. Nothing is kept between requests, so any worker can answer any request.
 """
 
 import errno
@@ -29,59 +29,62 @@ from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
 from cachefs.mount.read_marks import ReadMarks
 from cachefs.mount.view_log import Heard, ViewLog
+from cachefs.mount.worker_messages import WorkerMessage, pack
 from cachefs.mount_spec import MountSpec
 from cachefs.rpc import NODE, REPORT, DaemonClient
 
 log = logging.getLogger(__name__)
 
-# What is fetched next, and what gives way, follows what was read: a report at least so often while there is anything to
-# tell, and sooner where many blocks were read, but not more than 20 a second (each takes 1 ms of the worker).
+# What the daemon fetches and evicts next depends on what was read. So while there is anything to report, a report goes
+# out at least so often, and sooner where many blocks were read, but not more than 20 in a second: each takes 1 ms of
+# the worker.
 REPORT_SECONDS: Final = 0.1
 SHORTEST_REPORT_SECONDS: Final = 0.05
-# A mount that has nothing to tell still shows that it is there.
+# A mount that has nothing to report still shows that it is there.
 IDLE_REPORT_SECONDS: Final = 10.0
 REPORT_TIMEOUT: Final = 5.0
 READY_SECONDS: Final = 20.0
 BEAT_SECONDS: Final = 1.0
 
-# What a worker says to its supervisor, a datagram each.
-READY: Final = b"ready"
-BEAT: Final = b"beat"
-OVER: Final = b"over"
-FAILED: Final = b"failed "
-
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """What the processes of one mount share. pid: of the supervisor; wanted: see Control; marks: see
-    cachefs.mount.read_marks."""
+    """What the processes of one mount share."""
 
+    # In reports to the daemon.
     id: str
+    # Of the supervisor.
     pid: int
     spec: MountSpec
     directory: Path
     options: MountOptions
     views: ViewLog
+    # An eventfd that is set where somebody wants to write to the control FIFO (cachefs.mount.control).
     wanted: int
+    # Descriptor of the marks of what was read (cachefs.mount.read_marks).
     marks: int
 
 
 def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
-    """The life of worker *number*, in a process of its own. supervisor: who is told what the words above mean."""
+    """Be worker *number*, in a process of its own, until the mount ends. supervisor: the socket for messages to it."""
     logging.getLogger("pyfuse3").addFilter(_is_news)
     try:
         trio.run(Worker(mount, number, operations, supervisor).run)
     except CachefsError as error:
-        supervisor.send(FAILED + str(error).encode())
+        supervisor.send(pack(WorkerMessage.FAILED, str(error)))
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not an answer the kernel refused since it has got one: the request was handed out again when a worker died."""
+    """False for an answer that the kernel refused because the request was answered already: when a worker dies, its
+    requests are handed out again."""
     return "fuse_reply" not in record.msg or record.args != (os.strerror(errno.ENOENT),)
 
 
 class Worker:
-    """Number 0 also reads the control FIFO. Make it after the fork: gRPC, LMDB and trio do not survive one."""
+    """One worker, in which all parts of a serving process are put together. Worker 0 also reads the control FIFO.
+
+    It is to be made after the fork, which gRPC, LMDB and trio do not survive.
+    """
 
     def __init__(self, mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
         self._mount = mount
@@ -91,13 +94,13 @@ class Worker:
         self._counters = operations.counters
         self._client = DaemonClient(mount.options.socket)
         first, *later = mount.views.news()
-        self._heard = first
+        self._heard = first  # the last view of the node that this worker acts on
         self._namespace = Namespace(mount.spec, first.view.datasets, lambda: self._heard.when_ns, self._catch_up)
         self._take_up(later)
         self._told_to_end = False
 
     async def run(self) -> None:
-        """Serve. Raises CachefsError where it cannot begin to."""
+        """Serve until the mount ends. Raises CachefsError where serving cannot begin."""
         link = DaemonLink(self._client)
         self._reader = self._open_reader(link)
         control = Control(self._mount.directory, self._namespace, link, self._mount.wanted)
@@ -112,7 +115,7 @@ class Worker:
                     nursery.start_soon(control.serve)
                 await pyfuse3.main()
                 if not self._told_to_end:
-                    self._say(OVER)
+                    self._say(WorkerMessage.OVER)
                 nursery.cancel_scope.cancel()
         finally:
             self._say_goodbye()
@@ -122,19 +125,19 @@ class Worker:
         try:
             return BlockReader(link, self._heard.view, self._counters, marks)
         except CachefsError:
-            # Nobody was there to hear of an index that has replaced this one.
+            # Another index may have taken the place of this one while no worker was there to be told.
             view = self._client.call(NODE, Empty(), timeout=REPORT_TIMEOUT)
             self._take_up(self._mount.views.add(view))
             return BlockReader(link, view, self._counters, marks)
 
     async def _announce(self) -> None:
-        """A stat through our own mount proves that it answers."""
+        """Tell the supervisor that requests are answered; a stat through the mount proves it."""
         directory, readahead = self._mount.directory, self._mount.options.readahead
         with trio.fail_after(READY_SECONDS):
             await trio.to_thread.run_sync(os.stat, directory, abandon_on_cancel=True)
         if readahead and self._number == 0:
             await trio.to_thread.run_sync(kernel.raise_readahead, directory, readahead)
-        self._say(READY)
+        self._say(WorkerMessage.READY)
 
     async def _end_on_signal(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
@@ -143,15 +146,16 @@ class Worker:
                 pyfuse3.terminate()
 
     async def _beat(self) -> None:
-        """From the loop that serves: when that is stuck, so is this, and the supervisor finds out."""
+        """Run in the loop that answers requests: when the loop is stuck, no more beats come, and the supervisor sees
+        it."""
         while True:
-            self._say(BEAT)
+            self._say(WorkerMessage.BEAT)
             self._catch_up()
             await trio.sleep(BEAT_SECONDS)
 
-    def _say(self, what: bytes) -> None:
+    def _say(self, message: WorkerMessage) -> None:
         try:
-            self._supervisor.send(what, socket.MSG_DONTWAIT)
+            self._supervisor.send(pack(message), socket.MSG_DONTWAIT)
         except OSError as error:
             log.debug("the supervisor does not listen: %s", error)
 
@@ -176,6 +180,7 @@ class Worker:
             self._follow(view)
 
     def _follow(self, view: NodeView) -> None:
+        """Act on what the daemon says of its node, and tell the other workers."""
         if view.instance != self._heard.view.instance:
             log.info("the daemon has restarted")
         try:
@@ -185,7 +190,7 @@ class Worker:
             log.warning("cannot follow the daemon's news: %s", error)
 
     def _catch_up(self) -> None:
-        """With what other workers have heard."""
+        """Act on what other workers were told by the daemon."""
         try:
             self._take_up(self._mount.views.news())
         except (CachefsError, OSError) as error:
@@ -204,7 +209,7 @@ class Worker:
         self._client.close()
 
     def _news(self, *, closing: bool = False) -> MountReport:
-        """All that was read since the last call."""
+        """A report of what was read since the last call."""
         reader = self._reader
         accessed, reader.accessed = reader.accessed, {}
         reader.much_accessed = trio.Event()

@@ -1,8 +1,9 @@
 """The workers of a mount, as their supervisor sees them: started, watched, and replaced.
 
-A worker that dies leaves requests behind that no other would ever see. Its clone of the device is open here too, so
-they do not fail with it: they are handed out again, and their readers notice nothing but a pause. Where the kernel
-cannot do that, the clone is closed, and they get an error rather than wait for ever.
+A worker that dies leaves requests behind that no other worker would ever get. The supervisor has the worker's clone of
+the device open too, so these requests do not fail with the worker: the kernel hands them out again, and their readers
+notice nothing but a pause. A kernel that cannot do that fails them when the supervisor closes the clone, so that no
+reader waits for ever.
 """
 
 import contextlib
@@ -21,69 +22,80 @@ from cachefs.errors import CachefsError
 from cachefs.mount import device
 from cachefs.mount.process import fork
 from cachefs.mount.session import Session
-from cachefs.mount.worker import FAILED, OVER, READY, Mount, work
+from cachefs.mount.worker import Mount, work
+from cachefs.mount.worker_messages import WorkerMessage, unpack
 
 log = logging.getLogger(__name__)
 
+# A worker that says nothing for so long, while readers wait, is replaced.
 SILENT_SECONDS: Final = 10
-# Workers that crash, one soon after the other, before the mount is given up. Who is killed does not count: that says
-# nothing of the next.
+# So many crashes of workers, one soon after the other, end the mount. A worker that is killed does not count, since
+# that says nothing about the next one.
 MOST_CRASHES: Final = 8
+# A worker that has lived so long has not crashed soon after another.
 STEADY_SECONDS: Final = 10.0
+# Between a crash and the next start; doubled with every crash.
 FIRST_PAUSE: Final = 0.05
 _MESSAGE: Final = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
-class _Employed:
-    """channel: what it says; clone: its device; began: monotonic; silent: seconds since it was last heard."""
+class _Worker:
+    """A worker that runs."""
 
     number: int
     pid: int
+    # Descriptor that can be read when the process has ended.
     pidfd: int
+    # What the worker says (cachefs.mount.worker_messages).
     channel: socket.socket
+    # The supervisor's descriptor of the worker's clone of the device.
     clone: int
+    # When it was started (monotonic seconds).
     began: float = field(default_factory=time.monotonic)
     ready: bool = False
+    # Seconds since it last said anything.
     silent: int = 0
 
 
 class WorkerPool:
-    """ready: requests are served; over: the mount has ended; failure: why it has to."""
+    """As many workers as the mount is to have; one that ends leaves its place empty until another is started in it."""
 
     def __init__(self, mount: Mount, session: Session, size: int) -> None:
-        self.ready = False
-        self.over = False
-        self.failure: CachefsError | None = None
+        self.ready = False  # requests are served
+        self.over = False  # the mount has ended
+        self.failure: CachefsError | None = None  # why the mount has to end
         self._mount = mount
         self._session = session
         self._selector = selectors.DefaultSelector()
-        self._workers: list[_Employed] = []
-        self._vacant = dict.fromkeys(range(size), 0.0)
-        self._crashes = 0
+        self._workers: list[_Worker] = []
+        # Number of each worker that does not run -> when to start it (monotonic seconds).
+        self._empty_places = dict.fromkeys(range(size), 0.0)
+        self._crashes = 0  # one soon after the other
 
     def wait(self, seconds: float, wake: int) -> None:
-        """See to whatever happens within *seconds*, or until *wake* can be read."""
+        """Handle whatever happens within *seconds*, or until the descriptor *wake* can be read."""
         if wake not in self._selector.get_map():
             self._selector.register(wake, selectors.EVENT_READ, lambda: None)
-        self._fill_vacancies()
-        if self._vacant:
-            seconds = min(seconds, max(0.0, min(self._vacant.values()) - time.monotonic()))
+        self._fill_places()
+        if self._empty_places:
+            seconds = min(seconds, max(0.0, min(self._empty_places.values()) - time.monotonic()))
         for key, _ in self._selector.select(seconds):
             key.data()
 
     def replace_silent(self) -> None:
-        """To be called once a second of ours, so that a machine that slept, or froze us all, is nobody's fault."""
+        """To be called once a second. These calls are counted and not the seconds of a clock, so that no worker is
+        blamed for a time in which the machine slept or the whole mount was stopped."""
         for worker in list(self._workers):
             worker.silent += 1
             if worker.silent > SILENT_SECONDS and self._session.connection.has_waiting():
                 log.warning("worker %d (process %d) does nothing and is replaced", worker.number, worker.pid)
                 signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
-                # Before its death, for which it may have to wait itself.
-                self._vacate(worker)
+                # Not only when it has died, since its death may have to wait for what it hangs on.
+                self._remove(worker)
 
     def end(self, seconds: float) -> None:
-        """Have them say goodbye to the daemon, and kill who has not done so within *seconds*."""
+        """Have the workers end, which tell the daemon so, and kill those that have not ended within *seconds*."""
         deadline = time.monotonic() + seconds
         for worker in self._workers:
             signal.pidfd_send_signal(worker.pidfd, signal.SIGTERM)
@@ -92,40 +104,40 @@ class WorkerPool:
                 log.warning("worker %d (process %d) does not end and is killed", worker.number, worker.pid)
                 signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
 
-    def _fill_vacancies(self) -> None:
-        for number in [number for number, due in self._vacant.items() if due <= time.monotonic()]:
-            del self._vacant[number]
+    def _fill_places(self) -> None:
+        for number in [number for number, due in self._empty_places.items() if due <= time.monotonic()]:
+            del self._empty_places[number]
             try:
                 self._start(number)
             except OSError as error:
                 log.error("worker %d cannot be started: %s", number, error.strerror)
-                self._crashed(number, 0.0)
+                self._note_crash(number, 0.0)
 
     def _start(self, number: int) -> None:
         clone = self._session.clone()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
         def serve() -> None:
-            self._leave(ours)
+            self._close_in_worker(ours)
             self._session.use(clone)
             work(self._mount, number, self._session.operations, theirs)
 
         try:
             pid = fork(f"worker{number}", serve)
-            pidfd = _watched(pid)
+            pidfd = _watch(pid)
         except OSError:
             os.close(clone)
             ours.close()
             raise
         finally:
             theirs.close()
-        worker = _Employed(number, pid, pidfd, ours, clone)
+        worker = _Worker(number, pid, pidfd, ours, clone)
         self._workers.append(worker)
-        self._selector.register(worker.channel, selectors.EVENT_READ, functools.partial(self._hear, worker))
-        self._selector.register(worker.pidfd, selectors.EVENT_READ, functools.partial(self._bury, worker))
+        self._selector.register(worker.channel, selectors.EVENT_READ, functools.partial(self._receive, worker))
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, functools.partial(self._reap, worker))
 
-    def _leave(self, channel: socket.socket) -> None:
-        """In a worker: what is the supervisor's must not stay open here, least of all the others' clones."""
+    def _close_in_worker(self, channel: socket.socket) -> None:
+        """Close, in a new worker, what belongs to the supervisor; the other workers' clones must not stay open here."""
         self._selector.close()
         channel.close()
         for worker in self._workers:
@@ -133,66 +145,69 @@ class WorkerPool:
             os.close(worker.clone)
             os.close(worker.pidfd)
 
-    def _hear(self, worker: _Employed) -> None:
-        """All it has said; nothing once it has left, which the same look at the selector may have told before."""
+    def _receive(self, worker: _Worker) -> None:
+        """Handle all messages of *worker*; none of one that was removed for an event of the same `select`."""
         if worker not in self._workers:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
-            while said := worker.channel.recv(_MESSAGE, socket.MSG_DONTWAIT):
-                self._heard(worker, said)
+            while packet := worker.channel.recv(_MESSAGE, socket.MSG_DONTWAIT):
+                self._handle(worker, *unpack(packet))
             self._ignore(worker.channel)  # it has closed its end, and is about to die
 
-    def _heard(self, worker: _Employed, said: bytes) -> None:
+    def _handle(self, worker: _Worker, message: WorkerMessage, text: str) -> None:
         worker.silent = 0
-        if said == READY:
+        if message == WorkerMessage.READY:
             self.ready = worker.ready = True
-        elif said == OVER:
+        elif message == WorkerMessage.OVER:
             self.over = True
-        elif said.startswith(FAILED):
-            text = said.removeprefix(FAILED).decode()
+        elif message == WorkerMessage.FAILED:
             log.error("worker %d: %s", worker.number, text)
             if not self.ready:
                 self.failure = CachefsError(text)
 
-    def _bury(self, worker: _Employed) -> None:
-        self._hear(worker)
+    def _reap(self, worker: _Worker) -> None:
+        """Take note of the end of *worker*, and leave its place to another."""
+        self._receive(worker)
         self._ignore(worker.pidfd)
         os.close(worker.pidfd)
         _, status = os.waitpid(worker.pid, 0)
         if worker not in self._workers:
             return
-        self._vacate(worker)
+        self._remove(worker)
         if self.over:
             return
         how = os.waitstatus_to_exitcode(status)
         log.warning("worker %d (process %d) ended with %d and is replaced", worker.number, worker.pid, how)
         if how != -signal.SIGKILL or not self.ready:
-            self._crashed(worker.number, time.monotonic() - worker.began)
+            self._note_crash(worker.number, time.monotonic() - worker.began)
         elif not worker.ready:
-            self._vacant[worker.number] += FIRST_PAUSE
+            self._empty_places[worker.number] += FIRST_PAUSE
 
     def _ignore(self, source: int | socket.socket) -> None:
         with contextlib.suppress(KeyError):
             self._selector.unregister(source)
 
-    def _vacate(self, worker: _Employed) -> None:
+    def _remove(self, worker: _Worker) -> None:
+        """Have the requests of *worker* handed out again, and its place filled."""
         self._workers.remove(worker)
         self._ignore(worker.channel)
         worker.channel.close()
         if not self.over and not device.resend(self._session.device):
             log.warning("this kernel hands out no request twice: those of worker %d fail", worker.number)
         os.close(worker.clone)
-        self._vacant[worker.number] = time.monotonic()
+        self._empty_places[worker.number] = time.monotonic()
 
-    def _crashed(self, number: int, lived: float) -> None:
+    def _note_crash(self, number: int, lived: float) -> None:
+        """lived: seconds."""
         self._crashes = 1 if lived > STEADY_SECONDS else self._crashes + 1
         if self._crashes >= MOST_CRASHES or not self.ready:
             self.failure = self.failure or CachefsError("the workers of the mount crash; see its log")
-        self._vacant[number] = time.monotonic() + FIRST_PAUSE * 2**self._crashes
+        self._empty_places[number] = time.monotonic() + FIRST_PAUSE * 2**self._crashes
 
 
-def _watched(pid: int) -> int:
-    """A descriptor that tells of our child's end. A child of which nobody would notice it is ended. Raises OSError."""
+def _watch(pid: int) -> int:
+    """A descriptor that can be read when our child has ended. Where there is none, the child, whose end nobody would
+    notice, is killed. Raises OSError."""
     try:
         return os.pidfd_open(pid)
     except OSError:

@@ -1,4 +1,4 @@
-"""Loading of the C piece that makes zero-open possible (see _zero_open.c); call `load` before pyfuse3 is imported."""
+"""Loading the piece of C that makes zero-open possible (see _zero_open.c), before pyfuse3 is imported."""
 
 import ctypes
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ZeroOpenUnavailable(Exception):
-    """The text says what is missing and how to get it."""
+    """Zero-open is not possible here; the text says what is missing and how to get it."""
 
 
 def load() -> ctypes.CDLL:
@@ -27,5 +27,5 @@ def load() -> ctypes.CDLL:
 
 
 def is_active(library: ctypes.CDLL) -> bool:
-    """After pyfuse3.init: did the interposer see the session?"""
+    """Has the interposer taken hold of the session? To be asked after pyfuse3.init."""
     return bool(library.cachefs_zero_open_active())

@@ -1,8 +1,8 @@
-"""The training process's line to its helper: it never waits for it, and survives its end and every fork.
+"""The training process's line to its helper. The process never waits for the helper, and survives its end.
 
 A message is one packet of JSON on a socket. What is large (an order, a list of paths) goes into an anonymous file whose
-descriptor travels with the packet, so that sending a million samples takes as long as copying them. How far a consumer
-is stands in a page that both map: telling it is one store.
+descriptor travels with the packet, so that sending a million samples takes as long as copying them. The position of
+each consumer is on a page of memory that both processes map, so that setting it is one store.
 """
 
 import array
@@ -18,34 +18,51 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 import cachefs
 
-# Names the helper's directory to worker processes, whatever way they are started.
+# Names the helper's directory to worker processes, in whatever way they are started.
 DIRECTORY_VARIABLE: Final = "CACHEFS_PUBLISHER"
 PYTHON_VARIABLE: Final = "CACHEFS_PYTHON"
 JOB_VARIABLE: Final = "CACHEFS_JOB"
 SOCKET_NAME: Final = "s"
 PAGE_NAME: Final = "page"
+# Consumers of one training process at most.
 SLOTS: Final = 256
 PAGE_SIZE: Final = 8 * 2 * SLOTS
 MAX_PACKET: Final = 60_000
-# Only a helper that is stuck lets its socket fill up.
+# A send waits so long at most. Only a helper that is stuck lets its socket fill up.
 SEND_SECONDS: Final = 2.0
 _POSITION_BITS: Final = 40
 
 
+class Op(StrEnum):
+    """What a message says; the value of its field "op"."""
+
+    # A consumer begins, with the fields of Opening.
+    OPEN = "open"
+    # The order of an epoch.
+    ORDER = "order"
+    # The spec from which all epochs follow.
+    SPEC = "spec"
+    # The paths that were opened for some samples.
+    OPENED = "opened"
+    # A consumer ends.
+    CLOSE = "close"
+
+
 class Unheard(Exception):
-    """The helper is gone, or does not listen."""
+    """The helper is gone, or does not receive."""
 
 
 class Page:
-    """What changes with every batch, one slot per consumer.
+    """What changes with every batch, in one slot per consumer.
 
-    A slot is two 64-bit words, each written in one store: epoch and position; and whether anything is still to be
-    learned about the consumer's samples.
+    A slot is two 64-bit words, each of which is written in one store. The first word is the epoch and the position in
+    it. The second word says whether the files of all the consumer's samples are known.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -58,11 +75,11 @@ class Page:
         finally:
             os.close(fd)
 
-    def tell(self, slot: int, epoch: int, position: int) -> None:
+    def set_position(self, slot: int, epoch: int, position: int) -> None:
         self._words[2 * slot] = (epoch + 1) << _POSITION_BITS | position
 
-    def told(self, slot: int) -> tuple[int, int] | None:
-        """(epoch, position), or None before the first."""
+    def position(self, slot: int) -> tuple[int, int] | None:
+        """(epoch, position); None where none was set yet."""
         word = self._words[2 * slot]
         return ((word >> _POSITION_BITS) - 1, word & ((1 << _POSITION_BITS) - 1)) if word else None
 
@@ -74,13 +91,13 @@ class Page:
 
 
 class Line:
-    """A connection to the helper whose directory this is; any process of the job may have its own."""
+    """A connection to the helper that has this directory. Any process of the job may have one of its own."""
 
     def __init__(self, directory: Path) -> None:
         """Raises OSError."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            # Where so many wait to be accepted that there is no room, this fails at once, and does not wait.
+            # This fails at once, and does not wait, where too many connections wait to be accepted.
             self._socket.settimeout(SEND_SECONDS)
             self._socket.connect(str(directory / SOCKET_NAME))
         except OSError:
@@ -88,12 +105,14 @@ class Line:
             raise
 
     def send(self, message: dict[str, Any], bulk: Any = None, *, wait: bool = True) -> None:
-        """bulk: what has a buffer. Raises Unheard; without *wait*, also where the helper is behind."""
+        """bulk: an object with a buffer (array, bytes). Raises Unheard; without *wait*, also where the helper is so far
+        behind that its socket is full.
+        """
         fds = [] if bulk is None else [_anonymous_file(bulk)]
         try:
             self._socket.settimeout(SEND_SECONDS if wait else 0)
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-            # A job may have restored SIGPIPE's default, which is to die of it.
+            # A job may have restored the default action of SIGPIPE, which would end it.
             self._socket.sendmsg([json.dumps(message).encode()], ancillary, socket.MSG_NOSIGNAL)
         except OSError as error:
             raise Unheard(str(error)) from None
@@ -106,18 +125,18 @@ class Line:
 
 
 class Channel:
-    """The helper of this process, and the line to it. slots are given out by `slot`."""
+    """The helper of this process, the line to it, and the slots for consumers."""
 
     def __init__(self, job: str) -> None:
-        """Raises OSError where it cannot be started."""
+        """Start the helper. Raises OSError where it cannot be started."""
         self.job = job
         self._owner = os.getpid()
-        self._free = list(range(SLOTS - 1, -1, -1))
+        self._free = list(range(SLOTS - 1, -1, -1))  # slots, the smallest last
         self.directory = _helper_directory(job)
         self.page = Page(self.directory / PAGE_NAME, create=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(str(self.directory / SOCKET_NAME))
-            # From here on messages wait for the helper to come up.
+            # From here on messages wait until the helper has come up.
             listener.listen(1024)
             self._process = _start(listener.fileno(), self._owner, self.directory)
         self.line = Line(self.directory)
@@ -125,11 +144,11 @@ class Channel:
 
     @property
     def is_ours(self) -> bool:
-        """False in a forked child, which needs one of its own where it publishes."""
+        """False in a forked child, which needs a channel of its own where it publishes."""
         return os.getpid() == self._owner
 
     def slot(self) -> int:
-        """The smallest that is free. Raises IndexError where all are taken."""
+        """Take the smallest free slot. Raises IndexError where all are taken."""
         return self._free.pop()
 
     def release(self, slot: int) -> None:
@@ -141,7 +160,7 @@ _channel: Channel | None = None
 
 
 def channel() -> Channel:
-    """This process's, started when it is first asked for. Raises OSError."""
+    """The channel of this process, which is made at the first call. Raises OSError."""
     global _channel
     if _channel is None or not _channel.is_ours:
         _channel = Channel(job_name())
@@ -149,7 +168,8 @@ def channel() -> Channel:
 
 
 def job_name(command: Sequence[str] = sys.argv) -> str:
-    """As `cachefs run --job` or the environment says; else the cluster's number of the job; else script and process."""
+    """The name of this job: as `cachefs run --job` or the environment says; else made of the number that the cluster's
+    scheduler has given it; else of the script and the process number."""
     named = os.environ.get(JOB_VARIABLE)
     for variable in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
         if not named and os.environ.get(variable):
@@ -163,7 +183,8 @@ _warned = False
 
 
 def warn(problem: str) -> None:
-    """Once per process: publishing makes a job faster, and is never worth more words than that."""
+    """Print *problem* on stderr, unless this process has printed one already: publishing only makes a job faster, which
+    is not worth more than one line."""
     global _warned
     if not _warned:
         _warned = True
@@ -184,9 +205,8 @@ def _anonymous_file(bulk: Any) -> int:
 
 
 def _helper_directory(job: str) -> Path:
-    """A new directory beside those of the other processes of the job on this node, private to the user.
-
-    Raises OSError.
+    """A new directory for the helper, beside those of the job's other processes on this node. It is private to the
+    user. Raises OSError.
     """
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
     top = Path(shared, f"cachefs-{os.geteuid()}")
@@ -198,7 +218,7 @@ def _helper_directory(job: str) -> Path:
             _make_private(of_job)
             return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=of_job))
         except FileNotFoundError:
-            # A helper that was the job's last has just cleaned up behind us.
+            # A helper that was the job's last has removed the directory of the job at the same moment.
             attempts -= 1
             if not attempts:
                 raise
@@ -214,7 +234,7 @@ def _make_private(directory: Path) -> None:
 
 
 def _start(listener: int, owner: int, directory: Path) -> subprocess.Popen[bytes]:
-    """In a session of its own, since it is to outlive a Ctrl-C: it ends with its owner."""
+    """Start the helper. It gets a session of its own, since it must outlive a Ctrl-C: it ends with its owner."""
     package = str(Path(cachefs.__file__).parents[1])
     code = "import sys; sys.path.append(sys.argv[1]); from cachefs.publishing.helper import main; main(*sys.argv[2:])"
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
@@ -229,7 +249,7 @@ def _start(listener: int, owner: int, directory: Path) -> subprocess.Popen[bytes
 
 
 def _without_hooks(environment: "os._Environ[str]") -> dict[str, str]:
-    """The helper is no training process, whatever Python it runs in."""
+    """The environment without what `cachefs run` puts into it: the helper is no training process."""
     hooks = str(Path(cachefs.__file__).parent / "hooks")
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     kept = os.pathsep.join(path for path in paths if not path.startswith(hooks))

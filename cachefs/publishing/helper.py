@@ -1,7 +1,7 @@
-"""The helper process: listens to one training process and its workers, and tells the daemon for them.
+"""The helper process: it receives what one training process and its workers say, and tells the daemon.
 
-It ends when the training process has ended, whichever way. Where the daemon cannot be reached it tries again, less and
-less often, and says so once on stderr.
+It ends when the training process has ended, in whatever way. Where the daemon cannot be reached, it tries again at
+growing intervals, and says so once on stderr.
 """
 
 import os
@@ -24,19 +24,19 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.errors import CachefsError, ConfigError
-from cachefs.publishing.channel import MAX_PACKET, PAGE_NAME, SLOTS, SOCKET_NAME, Line, Page, Unheard
-from cachefs.publishing.consumer import Consumer, Opening, as_order, spec_of
+from cachefs.publishing.channel import MAX_PACKET, PAGE_NAME, SLOTS, SOCKET_NAME, Line, Op, Page, Unheard
+from cachefs.publishing.published_consumer import Opening, PublishedConsumer, as_order, spec_of
 from cachefs.publishing.reporter import Reporter
 from cachefs.rpc import DaemonClient
 from cachefs.socket_path import socket_path
 
-# How often the daemon hears how far a consumer is.
+# Seconds between two reports of how far a consumer is.
 TICK: Final = 0.25
-# A loader made anew for every epoch is the same consumer: its end waits for the next beginning.
+# A loader that is made anew for every epoch is the same consumer, so its end waits for the next one's beginning.
 REOPEN_SECONDS: Final = 10.0
 # To tell the daemon that it is over, once the training process has ended.
 FAREWELL_SECONDS: Final = 3.0
-# Between the making of a helper's socket and its listening.
+# Between the making of a helper's socket and the moment when the helper listens.
 STARTING_SECONDS: Final = 60.0
 _ONE_FD: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 
@@ -49,7 +49,7 @@ def main(listener: str, owner: str, directory: str) -> None:
         _clean_up(Path(directory))
         return
     try:
-        # If it died before we could watch it, its number may be somebody else's by now.
+        # If it died before we could watch it, its number may be that of another process by now.
         if os.getppid() == int(owner):
             _sweep(Path(directory).parent.parent)
             threading.Thread(target=_end_soon_after, args=(alive, Path(directory)), daemon=True).start()
@@ -59,22 +59,23 @@ def main(listener: str, owner: str, directory: str) -> None:
 
 
 class Helper:
-    """consumers: by slot; siblings: lines to the helpers of the job's other processes on this node."""
+    """The helper of one training process."""
 
     def __init__(self, listener: socket.socket, alive: int, directory: Path, owner: int) -> None:
-        self.consumers: dict[int, Consumer] = {}
+        """alive: descriptor that can be read when the training process has ended; owner: its process number."""
+        self.consumers: dict[int, PublishedConsumer] = {}  # by slot
         self.reporter = Reporter(DaemonClient(socket_path()), owner)
         self._listener = listener
         self._alive = alive
         self._directory = directory
         self._page = Page(directory / PAGE_NAME)
-        self._siblings: dict[Path, Line] = {}
+        self._siblings: dict[Path, Line] = {}  # by directory, to the helpers of the job's other processes on this node
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(alive, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until the training process has ended."""
+        """Receive and report until the training process has ended."""
         due = 0.0
         while True:
             ready = [key.fileobj for key, _ in self._selector.select(max(0.0, due - time.monotonic()))]
@@ -96,7 +97,7 @@ class Helper:
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _receive(self, connection: socket.socket) -> bool:
-        """True where the daemon should hear of it at once."""
+        """Act on a message. True where the daemon should be told at once."""
         try:
             packet, ancillary, _, _ = connection.recvmsg(MAX_PACKET, _ONE_FD)
         except BlockingIOError:
@@ -113,7 +114,7 @@ class Helper:
         try:
             message = json.loads(packet)
             self._handle(message, b"".join(_read_all(fd) for fd in fds))
-            return bool(message["op"] in ("order", "spec"))
+            return message["op"] in (Op.ORDER, Op.SPEC)
         except OSError as error:
             self.reporter.say(_of_system(error))
         except CachefsError as error:
@@ -126,22 +127,22 @@ class Helper:
         return False
 
     def _handle(self, message: dict[str, Any], bulk: bytes) -> None:
-        if message["op"] == "open":
+        if message["op"] == Op.OPEN:
             self._open(msgspec.convert(message["opening"], Opening), bulk)
             return
         consumer = self.consumers.get(message["slot"])
         if consumer is None:
             return
-        if message["op"] == "order":
+        if message["op"] == Op.ORDER:
             consumer.set_order(message["epoch"], as_order(bulk))
-        elif message["op"] == "spec":
+        elif message["op"] == Op.SPEC:
             consumer.set_spec(spec_of(message["spec"]), message["epoch"])
             consumer.published = False
-        elif message["op"] == "opened" and message["length"] == consumer.opening.length and consumer.opening.learn:
+        elif message["op"] == Op.OPENED and message["length"] == consumer.opening.length and consumer.opening.learn:
             consumer.learn(message["pairs"])
             if not message.get("relayed"):
                 self._relay(message)
-        elif message["op"] == "close":
+        elif message["op"] == Op.CLOSE:
             consumer.closing = time.monotonic() + message.get("after", REOPEN_SECONDS)
 
     def _open(self, opening: Opening, bulk: bytes) -> None:
@@ -151,7 +152,7 @@ class Helper:
         if old is not None and old.opening == opening and opening.learn:
             old.reopen()
             return
-        consumer = self.consumers[opening.slot] = Consumer(opening)
+        consumer = self.consumers[opening.slot] = PublishedConsumer(opening)
         self._page.set_learned(opening.slot, not opening.learn)
         if opening.tree:
             consumer.set_files(files_below(os.path.join(opening.cwd, opening.tree)))
@@ -165,8 +166,8 @@ class Helper:
                 self.reporter.end(consumer)
                 del self.consumers[slot]
                 continue
-            told = self._page.told(slot)
-            moved = told is not None and consumer.move(*told)
+            position = self._page.position(slot)
+            moved = position is not None and consumer.move(*position)
             if consumer.opening.learn:
                 self._page.set_learned(slot, consumer.is_learned)
                 try:
@@ -180,7 +181,7 @@ class Helper:
             self.reporter.end(consumer)
 
     def _relay(self, message: dict[str, Any]) -> None:
-        """Ranks read different samples of the same dataset: what one has learned, the others can use."""
+        """Pass on what was learned to the job's other helpers, since ranks read different samples of one dataset."""
         for path in self._directory.parent.glob(f"*/{SOCKET_NAME}"):
             directory = path.parent
             if directory == self._directory:
@@ -194,7 +195,7 @@ class Helper:
 
 
 def files_below(directory: str) -> list[str]:
-    """All files below *directory* in order of their path bytes, as a dataset's `tree` has them. Raises OSError."""
+    """All files below *directory* in the order of their path bytes, as a SampleMap of kind `tree`. Raises OSError."""
     found: list[bytes] = []
     for parent, _, names in os.walk(os.fsencode(directory), onerror=_raise):
         found += [os.path.join(parent, name) for name in names]
@@ -202,7 +203,8 @@ def files_below(directory: str) -> list[str]:
 
 
 def _end_soon_after(alive: int, directory: Path) -> None:
-    """Whatever call to the daemon is under way: we hold the job's stderr, for whose end somebody may be waiting."""
+    """End the helper after the training process, even where a call to the daemon is under way: the helper has the job's
+    stderr open, and somebody may wait for the end of it."""
     select.select([alive], [], [])
     time.sleep(FAREWELL_SECONDS)
     _clean_up(directory)
@@ -210,7 +212,7 @@ def _end_soon_after(alive: int, directory: Path) -> None:
 
 
 def _clean_up(directory: Path) -> None:
-    """Remove the directory, those of the job and of the user too if it was the last in them."""
+    """Remove the directory, and those of the job and of the user if it was the last one in them."""
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()
@@ -222,7 +224,7 @@ def _of_system(error: OSError) -> str:
 
 
 def _sweep(top: Path) -> None:
-    """Remove what helpers left that were killed: nobody listens there."""
+    """Remove what helpers have left that were killed, and whose sockets nobody listens to."""
     for socket_file in top.glob(f"*/*/{SOCKET_NAME}"):
         with contextlib.suppress(OSError):
             if time.time() - socket_file.lstat().st_mtime < STARTING_SECONDS:

@@ -7,23 +7,23 @@ from cachefs.mount_table import MountPoint, mount_points
 
 
 class Places:
-    """The cachefs mounts there are now, and a memory of which of them directories belong to.
-
-    Only directories are resolved (symbolic links, `..`), each once: a link to a file is not followed.
+    """The cachefs mounts that there are now. Each path of a directory is resolved once (symbolic links, `..`), and the
+    result kept; a link to a file is not followed.
     """
 
     def __init__(self, points: Sequence[MountPoint] | None = None) -> None:
+        """points: the mounts; None for those of this moment."""
         points = mount_points() if points is None else points
-        # The longest first: mounts may lie below each other.
+        # The longest path comes first, since one mount may lie below another.
         self._points = sorted(points, key=lambda point: -len(str(point.path)))
-        self._known: dict[str, MountPoint | None] = {}
+        self._known: dict[str, MountPoint | None] = {}  # directory, with a slash at the end -> its mount
 
     def __bool__(self) -> bool:
         """Is there any mount?"""
         return bool(self._points)
 
     def mount_of(self, path: str) -> MountPoint | None:
-        """The mount that the file *path* is below."""
+        """The mount below which the file *path* is; None where it is below no mount."""
         directory = path[: path.rfind("/") + 1]
         try:
             return self._known[directory]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.publishing.channel import Channel, Line, Unheard, channel, warn
+from cachefs.publishing.channel import Channel, Line, Op, Unheard, channel, warn
 
-# What the launchers of distributed jobs say of a process: (rank, world size).
+# Environment variables in which launchers of distributed jobs name a process's (rank, world size).
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
@@ -21,10 +21,10 @@ _RANK_VARIABLES = (
 
 
 class Publication:
-    """What one consumer will read, epoch by epoch. Nothing here waits, and no failure is an exception: publishing then
-    ends with one line on stderr.
+    """What one consumer will read, epoch by epoch.
 
-    In a forked child it begins anew, as a consumer of that process.
+    Nothing here waits, and no failure is an exception: where something fails, publishing ends with one line on stderr.
+    In a forked child a publication begins anew, as a consumer of that process.
     """
 
     def __init__(
@@ -36,8 +36,9 @@ class Publication:
         name: str | None = None,
     ) -> None:
         """files: path of each sample, or none where they are learned or lie below opening["tree"]; opening: fields of
-        cachefs.publishing.consumer.Opening; rank: None asks the environment; name: of the consumer, None for one that
-        is made of rank or process."""
+        cachefs.publishing.published_consumer.Opening; rank: where it is None, the environment is asked; name: of the
+        consumer, where it is None it is made of the rank or the process number.
+        """
         self._files = files
         self._opening = dict(opening)
         self._rank = rank
@@ -67,32 +68,32 @@ class Publication:
         except (TypeError, ValueError, OverflowError) as error:
             self._fail(error)
             return
-        self._send({"op": "order", "epoch": epoch}, order)
+        self._send({"op": Op.ORDER, "epoch": epoch}, order)
 
     def sender(self, epoch: int) -> Callable[[Any], None]:
-        """What `order` does, for a forked child of this process, which is no publisher of its own."""
+        """A function that does what `order` does, for a forked child of this process that does not publish itself."""
 
         def send(samples: Any) -> None:
             if self._channel is not None:
                 with contextlib.suppress(OSError, Unheard):
-                    message = {"op": "order", "epoch": epoch, "slot": self._slot}
+                    message = {"op": Op.ORDER, "epoch": epoch, "slot": self._slot}
                     Line(self._channel.directory).send(message, _as_order(samples))
 
         return send
 
     def sampler(self, spec: Mapping[str, Any], epoch: int = 0) -> None:
-        """All epochs follow from a SamplerSpec; *epoch* is the one that begins."""
-        self._send({"op": "spec", "spec": dict(spec), "epoch": epoch})
+        """All epochs follow from a SamplerSpec, whose fields these are; *epoch* is the one that begins."""
+        self._send({"op": Op.SPEC, "spec": dict(spec), "epoch": epoch})
 
     def progress(self, epoch: int, position: int) -> None:
         """*position* samples of *epoch* have been read. Costs less than a microsecond: call it for every batch."""
         if self._channel is not None and self._channel.is_ours:
-            self._channel.page.tell(self._slot, epoch, position)
+            self._channel.page.set_position(self._slot, epoch, position)
 
     def close(self, after: float = 0.0) -> None:
-        """The consumer is through; *after* so many seconds, if none in its place has begun by then."""
+        """The consumer ends *after* so many seconds, unless another one has begun in its place by then."""
         if self._is_open and self._channel is not None and self._channel.is_ours:
-            self._send({"op": "close", "after": after})
+            self._send({"op": Op.CLOSE, "after": after})
             self._channel.release(self._slot)
         self._is_open = False
 
@@ -100,7 +101,7 @@ class Publication:
         try:
             self._channel = channel()
             self._slot = self._channel.slot()
-            message = {"op": "open", "opening": self._describe()}
+            message = {"op": Op.OPEN, "opening": self._describe()}
             bulk = "\0".join(self._files).encode(errors="surrogateescape") if self._files else None
             self._channel.line.send(message, bulk)
         except (OSError, Unheard, IndexError, ValueError) as error:
@@ -111,7 +112,7 @@ class Publication:
         rank, world_size = (self._rank, self._opening.get("world_size", 1)) if self._rank is not None else found_rank()
         name = self._name
         if name is None:
-            # Processes of one job that have no rank are told apart by their numbers.
+            # Processes of one job that have no rank differ in their process numbers.
             name = str(rank) if rank is not None else f"pid-{os.getpid()}"
             name += f".{self._slot}" if self._slot else ""
         return {**opening, "slot": self._slot, "name": name, "rank": rank or 0, "world_size": max(1, world_size)}
@@ -135,12 +136,12 @@ class Publication:
 
 
 def _as_order(samples: Any) -> NDArray[numpy.uint32]:
-    """Raises TypeError, ValueError, OverflowError for what are no integers."""
+    """Sample numbers, shape (n,), uint32. Raises TypeError, ValueError, OverflowError for what are no integers."""
     return numpy.ascontiguousarray(numpy.asarray(samples, dtype=numpy.int64), dtype="<u4")
 
 
 def found_rank() -> tuple[int | None, int]:
-    """(rank, world size), as the launcher of a distributed job says; (None, 1) where there is none."""
+    """(rank, world size) as the launcher of a distributed job says; (None, 1) where there is no launcher."""
     for rank, world_size in _RANK_VARIABLES:
         with contextlib.suppress(KeyError, ValueError):
             number, of = int(os.environ[rank]), int(os.environ[world_size])

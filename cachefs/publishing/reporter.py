@@ -1,4 +1,4 @@
-"""What the daemon is told of the consumers, and what becomes of the telling."""
+"""Reports of the consumers to the daemon, and what is done where they fail."""
 
 import os
 import sys
@@ -14,11 +14,11 @@ from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, Sam
 from cachefs.messages import DatasetName, Empty
 from cachefs.mount_spec import MountSpec
 from cachefs.publishing.channel import job_name
-from cachefs.publishing.consumer import Consumer
+from cachefs.publishing.published_consumer import PublishedConsumer
 from cachefs.publishing.shares import Share
 from cachefs.rpc import DATASET_LIST, DATASET_SHOW, JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, DaemonClient
 
-# A job that says nothing for so long has ended, though its process number may not tell (containers).
+# A job that says nothing for so many seconds has ended. Its process number may mean nothing to the daemon (containers).
 LEASE: Final = 60.0
 RENEW_SECONDS: Final = LEASE / 4
 PUBLISH_TIMEOUT: Final = 30.0
@@ -27,37 +27,38 @@ RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0)
 
 
 class Reporter:
-    """pid: the training process."""
+    """Tells the daemon what it does not know yet of the consumers of one training process."""
 
     def __init__(self, client: DaemonClient, pid: int) -> None:
+        """pid: of the training process."""
         self._client = client
         self._pid = pid
         self._job = job_name()
-        self._said: set[str] = set()
-        self._failures = 0
-        self._quiet_until = 0.0
+        self._said: set[str] = set()  # problems that were printed
+        self._failures = 0  # to reach the daemon, one after the other
+        self._quiet_until = 0.0  # when to try again (monotonic seconds)
         self._daemon_pid: int | None = None
 
     def say(self, problem: str) -> None:
-        """Once each, on the job's stderr."""
+        """Print *problem* on the job's stderr, each problem once."""
         if problem not in self._said:
             self._said.add(problem)
             print(f"cachefs: {problem}; the job goes on without that", file=sys.stderr, flush=True)
 
-    def report(self, consumer: Consumer, moved: bool) -> None:
-        """Tell what the daemon does not know yet."""
+    def report(self, consumer: PublishedConsumer, moved: bool) -> None:
+        """Tell the daemon what it does not know yet. moved: is the consumer at another place than at the last call?"""
         now = time.monotonic()
         if consumer.failed or not consumer.shares or now < self._quiet_until:
             return
         try:
             if not consumer.published:
                 if not consumer.has_order:
-                    return  # with its files alone the daemon could do nothing
+                    return  # without an order the files are of no use to the daemon
                 self._publish(consumer)
-            self._tell_orders(consumer)
-            if moved or now - consumer.heard >= RENEW_SECONDS:
-                self._tell_progress(consumer)
-                consumer.heard = now
+            self._report_orders(consumer)
+            if moved or now - consumer.reported_at >= RENEW_SECONDS:
+                self._report_progress(consumer)
+                consumer.reported_at = now
             self._failures = 0
         except DaemonUnavailable as error:
             self.say(str(error))
@@ -70,16 +71,16 @@ class Reporter:
             self.say(str(error))
             consumer.failed = True
 
-    def end(self, consumer: Consumer) -> None:
+    def end(self, consumer: PublishedConsumer) -> None:
         if not consumer.published:
             return
         try:
             for number in range(len(consumer.shares)):
                 self._client.call(JOB_PROGRESS, self._progress(consumer, number, ended=True), TIMEOUT)
         except CachefsError:
-            return  # It ends with its process or its lease.
+            return  # the consumer ends with its process or its lease
 
-    def _publish(self, consumer: Consumer) -> None:
+    def _publish(self, consumer: PublishedConsumer) -> None:
         opening = consumer.opening
         for number, share in enumerate(consumer.shares):
             dataset, snapshot = self._dataset(share)
@@ -88,7 +89,7 @@ class Reporter:
                 dataset=dataset,
                 snapshot=snapshot,
                 consumer=_name(consumer, number),
-                spec=consumer.takes_spec(share),
+                spec=consumer.spec_for(share),
                 map=_sample_map(share, opening.indexer),
                 rank=opening.rank,
                 world_size=opening.world_size,
@@ -101,31 +102,31 @@ class Reporter:
             )
             self._client.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT)
         consumer.published = True
-        consumer.told.clear()
-        consumer.heard = 0.0
+        consumer.reported.clear()
+        consumer.reported_at = 0.0
 
-    def _tell_orders(self, consumer: Consumer) -> None:
+    def _report_orders(self, consumer: PublishedConsumer) -> None:
         for number, share in enumerate(consumer.shares):
-            for epoch in consumer.untold(number):
+            for epoch in consumer.unreported(number):
                 samples = consumer.order(epoch)
                 if samples is not None:
                     order = numpy.ascontiguousarray(share.order(samples), dtype="<u4").tobytes()
                     request = JobEpoch(job=self._job, consumer=_name(consumer, number), epoch=epoch, order=order)
                     self._client.call(JOB_EPOCH, request, PUBLISH_TIMEOUT)
-                    consumer.told.add((number, epoch))
+                    consumer.reported.add((number, epoch))
 
-    def _tell_progress(self, consumer: Consumer) -> None:
+    def _report_progress(self, consumer: PublishedConsumer) -> None:
         for number in range(len(consumer.shares)):
             self._client.call(JOB_PROGRESS, self._progress(consumer, number), TIMEOUT)
 
-    def _progress(self, consumer: Consumer, number: int, *, ended: bool = False) -> JobProgress:
+    def _progress(self, consumer: PublishedConsumer, number: int, *, ended: bool = False) -> JobProgress:
         position = consumer.position_in(consumer.shares[number])
         name = _name(consumer, number)
         return JobProgress(job=self._job, consumer=name, epoch=consumer.epoch, position=position, ended=ended)
 
-    def _lost(self, consumer: Consumer, error: NotFound) -> None:
-        """The daemon does not know the consumer (any more). Begin again where it has forgotten it, and not where it was
-        told to."""
+    def _lost(self, consumer: PublishedConsumer, error: NotFound) -> None:
+        """The daemon does not know the consumer. Publish it again where the daemon has forgotten it; give it up where
+        somebody has cancelled the job, or the daemon has never known it."""
         try:
             state = self._client.call(JOB_SHOW, JobName(job=self._job), TIMEOUT).state
         except NotFound:
@@ -138,7 +139,7 @@ class Reporter:
         consumer.published = False
 
     def _dataset(self, share: Share) -> tuple[str, str]:
-        """Name, and snapshot where it is not the current one. Raises NotFound."""
+        """Name and snapshot of the dataset whose files *share* has. Raises NotFound."""
         views = self._client.call(DATASET_LIST, Empty(), TIMEOUT).datasets
         spec = MountSpec.parse(share.mount.spec)
         views = [view for view in views if spec.shows(view.name)]
@@ -153,7 +154,7 @@ class Reporter:
         raise NotFound(f"the daemon at {self._client.socket} does not know the snapshot at {share.mount.path}")
 
     def _shared_pid(self) -> int:
-        """The training process's number, if the daemon would mean the same process by it: not across containers."""
+        """The number of the training process; 0 where it means another process to the daemon, as in a container."""
         if self._daemon_pid is None:
             self._daemon_pid = self._client.call(STATUS, Empty(), TIMEOUT).pid
         try:
@@ -164,7 +165,7 @@ class Reporter:
         return self._pid if same and b"cachefsd" in command else 0
 
 
-def _name(consumer: Consumer, number: int) -> str:
+def _name(consumer: PublishedConsumer, number: int) -> str:
     return consumer.opening.name if number == 0 else f"{consumer.opening.name}+{number}"
 
 

@@ -1,4 +1,4 @@
-"""Publishing by a line in the training script: `publish`, and a sampler around any other."""
+"""Publishing by a line in the training script: `publish`, and a sampler that wraps any other."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +8,12 @@ from cachefs.publishing.publication import Publication
 from cachefs.publishing.sample_files import listed_files
 
 Path = str | os.PathLike[str]
-# Options that are fields of the same name of cachefs.publishing.consumer.Opening.
+# Options that are fields of the same name of cachefs.publishing.published_consumer.Opening.
 _OF_LOADER: Final = ("world_size", "workers", "batch_size", "prefetch")
 
 
 class ReaderOptions(TypedDict, total=False):
-    """What may be told of who reads; all of it may be left out."""
+    """What `publish` and PublishedSampler may be told of the reader. Every option may be left out."""
 
     # The samples are the records of the files, in order; of this kind: `npy`, `tar`, `tfrecord` or `fixed:<bytes>`.
     records: str
@@ -30,14 +30,14 @@ class ReaderOptions(TypedDict, total=False):
 
 
 class PublishOptions(ReaderOptions, total=False):
-    """What `publish` may be told besides the files."""
+    """What `publish` may be told besides the files. Every option may be left out."""
 
     # A cachefs.SamplerSpec, from which the daemon computes every epoch.
     sampler: Any
 
 
 def publish(files: Path | Sequence[Path] | Any, **options: Unpack[PublishOptions]) -> Publication:
-    """Begin to publish what this process will read; say the orders with the result's `order`, or give a *sampler*.
+    """Begin to publish what this process will read. The orders are given to the result's `order`, or by a *sampler*.
 
     files: the path of each sample; or a directory under a mount, whose files, in order of their paths, are the samples;
     or a dataset that lists its files as torchvision's and Hugging Face's do. options: see PublishOptions.
@@ -61,13 +61,13 @@ def publish(files: Path | Sequence[Path] | Any, **options: Unpack[PublishOptions
 
 
 class PublishedSampler:
-    """A sampler that publishes what the one it wraps says, at the start of each epoch, and is otherwise that one.
+    """A sampler that wraps another one, and publishes the order that this one gives at the start of each epoch.
 
         sampler = cachefs.PublishedSampler(DistributedSampler(dataset), dataset)
         loader = DataLoader(dataset, batch_size=64, sampler=sampler, num_workers=4)
 
-    The wrapped sampler is exhausted when an epoch begins. Further arguments are those of `publish`; where *workers* is
-    given, so that it is known how far the loader runs ahead, progress is published too, and else seen at the mount.
+    The wrapped sampler is exhausted when an epoch begins. Further arguments are those of `publish`. Where *workers* is
+    given, it is known how far the loader runs ahead, and progress is published too; else progress is seen at the mount.
     """
 
     def __init__(self, sampler: Any, files: Path | Sequence[Path] | Any, **options: Unpack[ReaderOptions]) -> None:
@@ -75,7 +75,7 @@ class PublishedSampler:
         self._options = options
         self._files = files
         self._publication: Publication | None = None
-        self._iterations = 0
+        self._iterations = 0  # number of the next epoch, where the wrapped sampler has no number
 
     def __iter__(self) -> Iterator[Any]:
         samples = list(self.sampler)
@@ -93,11 +93,11 @@ class PublishedSampler:
     def __getattr__(self, name: str) -> Any:
         """`set_epoch`, and whatever else the wrapped sampler has."""
         if name == "sampler":
-            raise AttributeError(name)  # not there yet: being unpickled
+            raise AttributeError(name)  # it is being unpickled, and has no attributes yet
         return getattr(self.sampler, name)
 
     def __getstate__(self) -> Mapping[str, Any]:
-        """Without the publication, which belongs to one process."""
+        """The state without the publication, which belongs to one process."""
         return {**self.__dict__, "_publication": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""From samples to files: which of a job's samples are files of which dataset, and the orders that follow."""
+"""From samples to files: which samples of a job are files of which dataset, and which orders of files follow."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -18,24 +18,27 @@ Numbers = NDArray[numpy.int64]
 
 @dataclass(frozen=True)
 class Share:
-    """The files that samples have in one snapshot. The daemon is told of files, of which a sample may have none or
-    several, so orders and positions are translated.
+    """The files that samples have in one snapshot.
 
-    mount: one they were found below; slot: of the snapshot (cachefs.inodes); entries: of each file, its number
-    in the snapshot; samples: of each file, the sample it belongs to, ascending; length: number of samples; of_records:
-    samples are the records of the files instead, and the daemon finds out how many each file has.
+    The daemon is told of files. A sample may have none or several, so orders and positions are translated.
     """
 
+    # A mount below which the files were found.
     mount: MountPoint
+    # Of the snapshot (cachefs.inodes).
     slot: int
+    # Shape (files,), uint32: the number of each file in the snapshot.
     entries: Order
+    # Shape (files,), int64, ascending: the sample that each file belongs to.
     samples: Numbers
+    # Number of samples.
     length: int
+    # The samples are the records of the files, and the daemon finds out how many records each file has.
     of_records: bool = False
 
     @cached_property
     def is_plain(self) -> bool:
-        """Does the daemon count as the job does? So where each sample is one file, or one record."""
+        """Does the daemon count as the job does? It does where each sample is one file, or one record."""
         return self.of_records or (len(self.samples) == self.length and bool((self._counts == 1).all()))
 
     @cached_property
@@ -47,7 +50,8 @@ class Share:
         return numpy.cumsum(self._counts) - self._counts
 
     def order(self, samples: Order) -> Order:
-        """The files in the order in which *samples* want them, as places in `entries`."""
+        """The files in the order in which *samples*, shape (n,), uint32, want them: places in `entries`, shape (m,),
+        uint32."""
         if self.of_records:
             return samples
         samples = self._existing(samples)
@@ -59,7 +63,7 @@ class Share:
         return (numpy.repeat(self._first[samples], counts) + within).astype(numpy.uint32)
 
     def position(self, samples: Order, position: int) -> int:
-        """How many files of `order(samples)` belong to the first *position* samples."""
+        """How many files of `order(samples)` belong to the first *position* of the samples."""
         return position if self.is_plain else int(self._counts[self._existing(samples[:position])].sum())
 
     def _existing(self, samples: Order) -> Order:
@@ -68,7 +72,7 @@ class Share:
 
 @dataclass(slots=True)
 class _Directory:
-    """Names looked for in a directory, and the samples they are for."""
+    """Names that are looked for in a directory, and the sample that each is for."""
 
     mount: MountPoint
     names: list[str] = field(default_factory=list)
@@ -76,10 +80,13 @@ class _Directory:
 
 
 def shares(files: Sequence[str | Sequence[str]], places: Places, length: int | None = None) -> list[Share]:
-    """*files*: path or paths of each sample. Paths below no mount, and names that are not there, are left out.
+    """The shares of samples of which each has the path or paths in *files*.
 
-    Each directory is listed once: that gives all its inode numbers, and after the job has listed it itself, costs no
-    request. Raises OSError.
+    Paths below no mount, and names that do not exist, are left out. length: number of samples, where it is not that of
+    *files*.
+
+    Each directory is listed once, which gives all inode numbers in it, and takes no request where the job itself has
+    listed it before. Raises OSError.
     """
     found: dict[int, tuple[MountPoint, list[Numbers], list[Numbers]]] = {}
     for path, directory in _by_directory(files, places).items():
@@ -121,7 +128,7 @@ def _each(files: Sequence[str | Sequence[str]]) -> Iterator[tuple[int, str]]:
 
 
 def _inodes(directory: str, names: Sequence[str]) -> Numbers:
-    """0 for a name that is not there."""
+    """The inode number of each name, 0 for a name that does not exist: shape (n,), int64. Raises OSError."""
     with os.scandir(directory or ".") as entries:
         known = {entry.name: entry.inode() for entry in entries}
     return numpy.array([known.get(name, 0) for name in names], dtype=numpy.int64)

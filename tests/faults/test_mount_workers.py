@@ -112,7 +112,7 @@ def test_readers_do_not_notice_that_workers_are_killed(
         with reading(mount, expected) as readers:
             for _ in range(KILLS):
                 alive = workers(supervisor)
-                with contextlib.suppress(psutil.NoSuchProcess):  # being buried
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since we looked
                     if alive:
                         rng.choice(alive).kill()
                 time.sleep(rng.uniform(0, 0.2))

@@ -11,7 +11,7 @@ DATALOADER = "torch.utils.data.dataloader"
 
 
 class DataLoaderFinder:
-    """Finds torch's DataLoader as anybody else would, and has it watched once it is loaded."""
+    """Finds torch's DataLoader as the other finders would, and has it watched once it is loaded."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name != DATALOADER:
@@ -40,9 +40,9 @@ def watch(dataloader: ModuleType) -> None:
 
 
 def find_cachefs() -> None:
-    """Make `import cachefs` mean the one this file belongs to, also where it is not installed.
+    """Make `import cachefs` mean the package that this file belongs to, also where it is not installed.
 
-    The helper process is of that one, and is so spoken to in its own words.
+    The helper process runs that package too, so that both understand each other's messages.
     """
     if "cachefs" in sys.modules:
         return
@@ -57,7 +57,7 @@ def find_cachefs() -> None:
 
 
 def hand_over() -> None:
-    """Run the sitecustomize this one stands in front of."""
+    """Run the sitecustomize that Python would have found without this one."""
     others = [path for path in sys.path if os.path.abspath(path) != HERE]
     spec = PathFinder.find_spec("sitecustomize", others)
     if isinstance(spec, ModuleSpec) and spec.loader is not None:

@@ -1,6 +1,9 @@
 """The pusher: a process beside a mount's workers that fills the page cache with what readers will read next.
 
-The daemon knows the order and says what to store and what to drop; the pusher does it. It is a process of its own and
-shares no lock with whoever answers requests, because the kernel may make a store wait for a page that a reader has
-locked, and that page is filled by an answer. Plain threads, no event loop: all it does are system calls.
+The daemon knows in which order readers will read, and says what to store and what to drop; the pusher does it. The
+kernel may make a store wait for a page that a reader has locked, and only the answer to that reader's request unlocks
+the page. So the pusher is a process of its own, and shares no lock with a process that answers requests. It uses plain
+threads and no event loop, since all that it does are system calls.
+
+Its door is `python -m cachefs.mount.push`, which the mount's supervisor starts.
 """

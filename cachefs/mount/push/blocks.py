@@ -1,4 +1,4 @@
-"""Storing and dropping blocks: the work of one thread of a pusher."""
+"""Storing blocks in the page cache and dropping them: the work of one thread of a pusher."""
 
 import logging
 import math
@@ -19,61 +19,69 @@ from cachefs.segment import SegmentReader
 
 log = logging.getLogger(__name__)
 
-# Where a reader is as far as we are, going on with the next block would be a race for each. It is left the next few,
-# and we go on behind them.
+# A reader that has read a block so shortly before its turn is as far as the pusher, and would race it for each next
+# block. So the next few blocks are left to the reader, and the pusher goes on behind them.
 HERE_SECONDS: Final = 0.02
 LEFT: Final = 4
 
 
 @dataclass(slots=True)
 class PushCounters:
-    """Since the pusher started. unknown_inodes: stores that had to tell the kernel of the file first; not_in_tier:
-    blocks that were gone or wrong when their turn came; read_first: blocks that readers had read by then; left: blocks
-    left to a reader who is here; taken_back: blocks whose pages the kernel had taken back before they were read;
-    errors: blocks that failed otherwise."""
+    """What one thread has done since the pusher started; the daemon knows the counters by these names."""
 
     stored_blocks: int = 0
     stored_bytes: int = 0
     dropped_blocks: int = 0
     dropped_bytes: int = 0
+    # Stores of files that the kernel did not know, and had to be told of first.
     unknown_inodes: int = 0
+    # Blocks that were gone, or wrong, when it was their turn.
     not_in_tier: int = 0
+    # Blocks that readers had read when it was their turn.
     read_first: int = 0
+    # Blocks that were left to a reader that is as far as the pusher.
     left: int = 0
+    # Blocks whose pages the kernel had taken back before they were read.
     taken_back: int = 0
+    # Blocks that failed for any other reason.
     errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where blocks are. index: threads may share it; directories: tier number -> directory."""
+    """Where blocks are."""
 
+    # Threads may share it.
     index: IndexReader
+    # Tier number -> directory.
     directories: Mapping[int, Path]
 
 
 class BlockMover:
-    """Moves blocks into the page cache and out of it. One per thread. device: open on the mount's FUSE connection."""
+    """Moves blocks into the page cache and out of it. Each thread has its own."""
 
     def __init__(self, device: int, marks: ReadMarks) -> None:
+        """device: descriptor of the mount's FUSE connection."""
         self.counters = PushCounters()
         self._device = device
         self._marks = marks
-        self._left = 0
+        self._left = 0  # how many of the next blocks are left to a reader
         self._index: IndexReader | None = None
         self._readers: dict[int, SegmentReader] = {}
         self._buffer = aligned_buffer(pages.MOST_AT_ONCE)
 
     def use(self, source: Source) -> None:
-        """Take blocks from there, from now on."""
+        """Take blocks from *source* from now on."""
         for reader in self._readers.values():
             reader.close()
         self._index = source.index
         self._readers = {MEMORY: SegmentReader(source.directories), SSD: DirectReader(source.directories)}
 
     def move(self, place: Place, entry: int, number: int, *, drop: bool = False, check: bool = False) -> bool:
-        """Store or drop block *number* of a file, or (check) store it if the kernel lacks pages of it; False where that
-        did not work. Raises NotPossible."""
+        """Store block *number* of a file, or *drop* it, or (*check*) store it if the kernel lacks a page of it.
+
+        False where that did not work. Raises NotPossible.
+        """
         try:
             if check and self._is_there(place, entry, number):
                 return True
@@ -107,10 +115,10 @@ class BlockMover:
         if age < math.inf:
             self.counters.read_first += 1
             self._left = LEFT if age < HERE_SECONDS else 0
-            # Its pages are there, or about to be; of a large one nobody knows.
+            # The pages of a block that one request reads are in the page cache, or about to be.
             return length <= MAX_READ
         location = self._index.get(key) if self._index is not None else None
-        # A store beyond the end would move the end.
+        # A store beyond the end of the file would move its end.
         if location is None or location.length != length:
             self.counters.not_in_tier += 1
             return False

@@ -1,8 +1,8 @@
 """How much of the page cache pushed pages may take.
 
-A share of the memory that is available when the mount starts, and always so much less than what is available that a
-tenth of the machine (or of its control group) stays for others. The pages themselves count as available, since the
-kernel can have them back at once; so filling the budget does not lower it.
+The budget is a share of the memory that is available when the mount starts. It is always so much smaller than the
+memory available at the moment that a tenth of the machine (or of its control group) stays for others. Pushed pages
+count as available memory, since the kernel can take them back at once; so filling the budget does not lower it.
 """
 
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from typing import Final
 from cachefs.cgroup import memory_limits
 from cachefs.sizes import Share
 
-_FOR_OTHERS: Final = 10  # the part of all memory, 1/10
-# The part of the budget by which it grows again in a second, 1/50: pressure that has just ended often comes back.
+_FOR_OTHERS: Final = 10  # 1/10 of all memory
+# The budget grows again by 1/50 of its largest size per second: memory that has just become free is often taken again.
 _GROWTH: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a machine or a control group has, and what of it can be had now, in bytes."""
+    """The memory of a machine or of a control group, and how much of it is available now, in bytes."""
 
     total: int
     available: int
 
 
 def memory(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")) -> list[Memory]:
-    """Of this machine and of each limited control group we are in. Raises OSError, ValueError."""
+    """The memory of this machine, and of each control group with a limit that we are in. Raises OSError, ValueError."""
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     groups = [Memory(limit, limit - held) for limit, held in memory_limits(proc, sys) if limit < total]
@@ -35,14 +35,14 @@ def memory(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")) -> li
 
 
 class Budget:
-    """most: bytes in good times; now: bytes at this moment."""
+    """The budget of one mount."""
 
     def __init__(self, share: Share, found: Sequence[Memory]) -> None:
-        self.most = share.of(max(0, min(one.available for one in found)))
-        self.now = min(self.most, _room(found))
+        self.most = share.of(max(0, min(one.available for one in found)))  # bytes, where memory is not short
+        self.now = min(self.most, _room(found))  # bytes, at this moment
 
     def update(self, found: Sequence[Memory]) -> None:
-        """Once a second."""
+        """To be called once a second."""
         self.now = min(self.most, self.now + self.most // _GROWTH, _room(found))
 
 

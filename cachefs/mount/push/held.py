@@ -1,4 +1,4 @@
-"""What was pushed and not dropped: a daemon that has restarted asks for it."""
+"""Which blocks were pushed and not dropped; a daemon that has restarted asks for them."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,20 @@ Entries = NDArray[np.uint64]
 
 
 class Held:
-    """Blocks by snapshot. One byte per entry for first blocks, which are whole files for the most part."""
+    """The blocks, by snapshot."""
 
     def __init__(self) -> None:
+        # Snapshot id -> for each entry number whether the file's first block is held, one byte each. Most files have no
+        # other block.
         self._first: dict[str, NDArray[np.bool_]] = {}
+        # Snapshot id -> (entry, number) of all other blocks.
         self._later: dict[str, set[tuple[int, int]]] = {}
 
     def note(self, snapshot: str, entries: Entries, numbers: Numbers, *, dropped: bool) -> None:
+        """Blocks of *snapshot* were stored, or dropped.
+
+        entries: shape (n,), uint64, entry numbers; numbers: shape (n,), uint32, of the blocks in their files.
+        """
         first = entries[numbers == 0]
         if len(first):
             self._bits(snapshot, int(first.max()))[first] = not dropped
@@ -29,7 +36,7 @@ class Held:
             known.update(blocks)
 
     def __iter__(self) -> Iterator[tuple[str, Entries, Numbers]]:
-        """(snapshot, entries, numbers) of all blocks, by snapshot."""
+        """(snapshot, entries, numbers) of each snapshot with all its blocks, in arrays as `note` takes them."""
         for snapshot in self._later:
             first = np.flatnonzero(self._bits(snapshot, 0)).astype("<u8")
             later = np.array(sorted(self._later[snapshot]), "<u8").reshape(-1, 2)
@@ -39,7 +46,7 @@ class Held:
                 yield snapshot, entries, numbers
 
     def _bits(self, snapshot: str, most: int) -> NDArray[np.bool_]:
-        """Room for the entries up to *most*."""
+        """The flags of a snapshot's first blocks, with room for the entries up to number *most*."""
         bits = self._first.get(snapshot)
         if bits is None or len(bits) <= most:
             grown = np.zeros(max(1024, 2 * (most + 1)), np.bool_)

@@ -1,4 +1,4 @@
-"""Which orders are being worked on, what came of those that are done, and what is pushed in all."""
+"""Which orders are being worked on, what the result of finished orders is, and what is pushed in all."""
 
 import threading
 from dataclasses import dataclass
@@ -10,35 +10,40 @@ from cachefs.mount.push.held import Held
 from cachefs.mount.push.workers import Task
 from cachefs.push_messages import HeldPages, OrderDone
 
-# A report takes the daemon 1 ms: finished orders wait so long for more, but not if none can come.
+# A report takes the daemon 1 ms. So finished orders wait so long for others, unless no other order is being worked on,
+# or so many have come.
 _BATCH_SECONDS: Final = 0.02
 _BATCH: Final = 2
 
 
 @dataclass(slots=True)
 class _Open:
-    """An order. parts: those still worked on; failed: indices so far."""
+    """An order that is being worked on."""
 
     whole: Task
+    # Number of its parts that are not done.
     parts: int
+    # Indices of its blocks that have failed so far.
     failed: list[int]
 
 
 class Ledger:
-    """Thread-safe. subscription: number of the one whose orders these are."""
+    """The orders of one subscription, and what is pushed. Thread-safe."""
 
     def __init__(self) -> None:
-        self.subscription = 0
+        self.subscription = 0  # number of the subscription whose orders these are
         self._changed = threading.Condition()
-        self._open: dict[int, _Open] = {}
-        self._done: list[OrderDone] = []
+        self._open: dict[int, _Open] = {}  # by serial number
+        self._done: list[OrderDone] = []  # not reported yet
         self._held = Held()
 
     def begin(self, whole: Task, parts: int) -> None:
+        """The order *whole* is being worked on, in so many parts."""
         with self._changed:
             self._open[whole.serial] = _Open(whole, parts, [])
 
     def finish(self, part: Task, failed: list[int]) -> None:
+        """A part of an order is done. failed: indices, in the order, of the blocks that failed."""
         with self._changed:
             order = self._open[part.serial]
             order.parts -= 1
@@ -49,13 +54,16 @@ class Ledger:
                 self._changed.notify_all()
 
     def refuse(self, serial: int, blocks: int) -> None:
-        """An order whose *blocks* all fail."""
+        """An order of so many *blocks*, all of which fail."""
         with self._changed:
             self._done.append(OrderDone(serial=serial, failed=np.arange(blocks, dtype="<u4").tobytes()))
             self._changed.notify_all()
 
     def take_done(self, seconds: float) -> tuple[int, list[OrderDone]]:
-        """Subscription, and its orders done since the last call; waits up to *seconds* for the first."""
+        """The subscription's number, and its orders that were finished since the last call.
+
+        Waits up to *seconds* for the first of them.
+        """
         with self._changed:
             if self._changed.wait_for(lambda: self._done, seconds):
                 self._changed.wait_for(lambda: len(self._done) >= _BATCH or not self._open, _BATCH_SECONDS)
@@ -63,9 +71,9 @@ class Ledger:
             return self.subscription, done
 
     def settle(self) -> list[HeldPages]:
-        """All that is pushed, for a new subscription, which numbers its orders anew.
+        """Begin a new subscription, which numbers its orders anew; returns all that is pushed.
 
-        Waits for what is being worked on, and forgets what was not yet reported.
+        Waits until nothing is being worked on. Finished orders that were not reported are forgotten.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._open)

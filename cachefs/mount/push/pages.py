@@ -1,6 +1,6 @@
-"""The kernel's page cache, from both sides: stores come in through the FUSE device, drops through the mounted file.
+"""The kernel's page cache, from both sides: a store goes through the FUSE device, a drop through the mounted file.
 
-A store of 110 KB measured 10 us into resident pages and 22 us into fresh ones.
+A store of 110 KB measured 10 us into pages that were there and 22 us into new ones.
 """
 
 import ctypes
@@ -14,27 +14,28 @@ from typing import Final
 # struct fuse_notify_store_out (inode, offset, size, padding).
 _STORE: Final = struct.Struct("<IiQQQII")
 _NOTIFY_STORE: Final = 4
-# One store is one copy in the kernel, a page locked at a time; so much at once keeps the buffers of all threads small.
+# Bytes of one store. The kernel copies them at once, with one page locked at a time; the limit keeps the buffers of all
+# threads small.
 MOST_AT_ONCE: Final = 1 << 20
 _PAGE: Final = 4096
 _NO_NOTIFY: Final = (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP)
 
 
-# cachestat(2), of Linux 6.5: struct cachestat_range, struct cachestat (five numbers, of which the first are the pages
-# that are there).
+# cachestat(2), of Linux 6.5. It takes a struct cachestat_range, and a struct cachestat of five numbers, of which the
+# first is the number of pages that are there.
 _CACHESTAT: Final = 451
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class NotPossible(Exception):
-    """This kernel takes no pages from us."""
+    """This kernel takes no pages from a pusher."""
 
 
 def store(device: int, inode: int, offset: int, data: memoryview) -> None:
     """Put *data* into the page cache of *inode*. It must not reach beyond the file's end, which would move.
 
-    Waits for a page that somebody reads in this moment. Raises FileNotFoundError for an inode the kernel does not know
-    (yet, or any more), NotPossible, another OSError where the kernel will not have these pages now.
+    Waits for a page that somebody reads at this moment. Raises FileNotFoundError for an inode that the kernel does not
+    know yet, or not any more; NotPossible; another OSError where the kernel does not take these pages now.
     """
     size = len(data)
     try:
@@ -46,19 +47,23 @@ def store(device: int, inode: int, offset: int, data: memoryview) -> None:
 
 
 def drop(path: bytes, inode: int, offset: int, length: int) -> None:
-    """Give up the pages of a range of a file, but not its attributes; pages mapped or locked stay. Raises OSError, and
-    that where another *inode* is there by now."""
+    """Drop the pages of a range of a file, but not the file's attributes; pages that are mapped or locked stay.
+
+    Raises OSError, also where *path* is another inode than *inode* by now.
+    """
     fd = _opened(path, inode)
     try:
-        # A page counts only if the range has all of it: include what the last one lacks.
+        # Only whole pages in the range are dropped, so the range goes to the end of the last page.
         os.posix_fadvise(fd, offset, -(-length // _PAGE) * _PAGE, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
 
 
 def are_there(path: bytes, inode: int, offset: int, length: int) -> bool:
-    """Does the kernel have all pages of a range of a file? False where it does not say. Takes 8 us. Raises OSError as
-    `drop` does."""
+    """Does the kernel have all pages of a range of a file? False where it does not say. Takes 8 us.
+
+    Raises OSError as `drop` does.
+    """
     fd = _opened(path, inode)
     try:
         span, found = (ctypes.c_uint64 * 2)(offset, length), (ctypes.c_uint64 * 5)()
@@ -79,7 +84,7 @@ def _opened(path: bytes, inode: int) -> int:
 
 
 def is_gone(device: int, seconds: float) -> bool:
-    """Has the mount ended? Waits up to *seconds* for that."""
+    """Has the mount ended? Waits up to *seconds* for its end."""
     poll = select.poll()
     poll.register(device, 0)  # errors only: requests are not for us
     return bool(poll.poll(seconds * 1000))

@@ -1,7 +1,7 @@
-"""Where a snapshot's files are in this mount: their inodes, and their paths.
+"""Where a snapshot's files are in this mount: their inodes and their paths.
 
-Both are asked of the mount itself, which may show another snapshot than the daemon's newest, so that bytes never get
-into the pages of another file.
+The mount itself is asked, since it may show another snapshot than the daemon's current one. So bytes never get into the
+pages of another file.
 """
 
 import logging
@@ -22,10 +22,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A snapshot as the mount shows it. slot: the high bits of its inodes; root: its directory, with a slash."""
+    """A snapshot as the mount shows it."""
 
     snapshot: Snapshot
+    # Of its inodes (cachefs.inodes).
     slot: int
+    # Path of its root directory in the mount, with a slash at the end.
     root: bytes
 
     def inode(self, entry: int) -> int:
@@ -37,16 +39,20 @@ class Place:
 
 
 class Places:
-    """Used by one thread. datasets: asks the daemon for its datasets; may raise CachefsError."""
+    """The snapshots that the mount shows, as far as they were asked for. For use by one thread."""
 
     def __init__(self, spec: MountSpec, directory: Path, datasets: Callable[[], Sequence[DatasetView]]) -> None:
+        """datasets: asks the daemon for its datasets; may raise CachefsError."""
         self._spec = spec
         self._directory = directory
         self._datasets = datasets
         self._found: dict[str, Place] = {}
 
     def find(self, snapshot_id: str) -> Place | None:
-        """None where the mount does not show that snapshot. Of two datasets that share it, the first by name."""
+        """The snapshot's place; None where the mount does not show it.
+
+        Where two datasets have this snapshot, it is the place of the first one by name.
+        """
         place = self._found.get(snapshot_id)
         if place is None:
             place = self._look_for(snapshot_id)
@@ -76,7 +82,7 @@ class Places:
         """(snapshot file, directory in the mount) of the datasets that may be meant, in name order."""
         root = os.fsencode(self._directory) + b"/"
         if self._spec.is_single:
-            # It stays at the snapshot it was mounted with, which the daemon then keeps beside the newest.
+            # The mount stays at the snapshot it was mounted with, and so the daemon keeps that beside the current one.
             (part,) = self._spec.parts
             if part.digits and part.digits != snapshot_id:
                 return []
@@ -88,10 +94,10 @@ class Places:
 
 
 def _slot_shown(snapshot: Snapshot, root: bytes) -> int | None:
-    """The high bits of the inodes in the directory *root*, if that shows *snapshot*. Its first entry is entry 1."""
+    """The slot of the inodes in the directory *root*, if it shows *snapshot*. Entry 1 is always in the root itself."""
     try:
         fd = os.open(root + snapshot.entry(1).name, os.O_RDONLY | os.O_CLOEXEC)
-        try:  # of one inode, whatever the name stands for by then
+        try:  # both of one inode, whatever the name stands for by then
             inode, shown = os.fstat(fd).st_ino, os.getxattr(fd, SNAPSHOT)
         finally:
             os.close(fd)

@@ -1,6 +1,7 @@
-"""A pusher's life: subscribe to the daemon's orders, have them carried out, report, and start over when it restarts.
+"""The pusher: it subscribes to the daemon's orders, has them carried out, reports, and begins anew after a restart.
 
-Pages outlive a daemon, so losing it drops nothing: the next one is told what is there and goes on from that.
+Pages outlive the daemon, so nothing is dropped when it ends: the next daemon is told which pages are there, and goes on
+from that.
 """
 
 import logging
@@ -38,21 +39,28 @@ _BUDGET_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PusherSettings:
-    """device: open on the mount's FUSE connection, of our own; marks: descriptor of what workers have read; spec,
-    directory, mount: what is mounted where, and the mount's id; socket: the daemon's; share: of memory that pushed
-    pages may take."""
+    """What a pusher works for, and with."""
 
+    # Descriptor of its own on the mount's FUSE connection.
     device: int
+    # Descriptor of the marks of what workers have read (cachefs.mount.read_marks).
     marks: int
+    # What is mounted, and where.
     spec: MountSpec
     directory: Path
+    # The mount's id in its reports.
     mount: str
+    # The daemon's.
     socket: Path
+    # Of the memory, that pushed pages may take.
     share: Share
+    # That store and drop pages.
     threads: int
 
 
 class Pusher:
+    """One thread follows the daemon's orders, another one reports, and `settings.threads` others store and drop."""
+
     def __init__(self, settings: PusherSettings) -> None:
         self._settings = settings
         self._client = DaemonClient(settings.socket)
@@ -64,7 +72,7 @@ class Pusher:
         self._impossible = threading.Event()
 
     def run(self) -> None:
-        """Returns when the mount has ended."""
+        """Push until the mount has ended."""
         log.info("page cache budget of %s: %s", self._settings.directory, format_size(self._budget.now))
         self._workers = Workers(self._movers, self._ledger.finish, self._give_up)
         for work in (self._follow, self._report):
@@ -81,7 +89,7 @@ class Pusher:
     def _unless_impossible(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except ValueError:  # what gRPC makes of a call after the channel was closed
+        except ValueError:  # which gRPC raises for a call after the channel was closed
             if not self._impossible.is_set():
                 raise
 
@@ -104,7 +112,7 @@ class Pusher:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _attach(self) -> None:
-        """Take blocks from the tiers of the daemon that is there now. Nobody uses the index while nothing is to do."""
+        """Take blocks from the tiers of the daemon that runs now. No thread uses the index: no order is worked on."""
         view = self._client.call(NODE, Empty(), timeout=_CALL_SECONDS)
         if self._tiers is None:
             self._tiers = TierView(view)
@@ -137,15 +145,16 @@ class Pusher:
     # --- reports: another -----------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        told = self._budget.now
+        reported = self._budget.now
         while not self._impossible.is_set():
             subscription, done = self._ledger.take_done(_BUDGET_SECONDS)
-            if done or told != self._budget.now:
-                told = self._budget.now
+            if done or reported != self._budget.now:
+                reported = self._budget.now
                 self._tell(done, subscription)
 
     def _tell(self, done: list[OrderDone], subscription: int) -> None:
-        """Until the daemon has it, which holds back orders till then; or until it has forgotten those it gave."""
+        """Report until the daemon has it, since the daemon holds back orders until then. A daemon that was restarted
+        does not know these orders any more, and is not told of them."""
         while subscription == self._ledger.subscription:
             report = PushDone(mount=self._settings.mount, done=done, budget=self._budget.now, counters=self._counters())
             try:

@@ -1,7 +1,7 @@
-"""The threads of a pusher, and how an order is shared out among them.
+"""The threads of a pusher, and how the blocks of an order are distributed among them.
 
-A block always goes to the same thread, whose queue is in order: so a drop that follows the store of a block is done
-after it, and blocks are worked on roughly in the order of their deadlines.
+A block always goes to the same thread, which works in the order of its queue. So a drop of a block that follows a store
+of it is done after the store, and blocks are worked on roughly in the order of their deadlines.
 """
 
 import threading
@@ -18,26 +18,31 @@ from cachefs.mount.push.blocks import BlockMover, Source
 from cachefs.mount.push.pages import NotPossible
 from cachefs.mount.push.places import Place
 
-# A segment that the daemon has deleted takes space until we close it.
+# How often segments that the daemon has deleted are closed; until then they take space.
 _FORGET_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Blocks to store, to drop, or to store where pages lack, in this order. serial: of the order they are a part of;
-    indices: where in it."""
+    """An order, or a part of one: blocks of one snapshot, in the order in which they are to be worked on."""
 
+    # Of the order.
     serial: int
     place: Place
+    # Drop the blocks' pages, and do not store them.
     drop: bool
+    # Shape (n,): where in the order each block is.
     indices: NDArray[np.intp]
+    # Shape (n,): the entry number of each block's file.
     entries: NDArray[np.uint64]
+    # Shape (n,): the number of each block in its file.
     numbers: NDArray[np.uint32]
+    # Store only blocks of which the kernel lacks pages.
     check: bool = False
 
 
 def share_out(whole: Task, threads: int) -> dict[int, Task]:
-    """Thread -> its part; threads without one are left out."""
+    """Number of a thread -> its part of the order. A thread that has none is left out."""
     thread_of = (whole.entries + whole.numbers) % np.uint64(threads)
     parts = {}
     for thread in range(threads):
@@ -51,8 +56,7 @@ def share_out(whole: Task, threads: int) -> dict[int, Task]:
 
 
 class Workers:
-    """done: called by a thread with each task and those of its indices that failed; impossible: called by each thread
-    that finds that this kernel takes no pages, and does no more."""
+    """The threads, one for each BlockMover."""
 
     def __init__(
         self,
@@ -60,6 +64,8 @@ class Workers:
         done: Callable[[Task, list[int]], None],
         impossible: Callable[[NotPossible], None],
     ) -> None:
+        """done: called by a thread with each task, and the indices of its blocks that failed; impossible: called by a
+        thread that finds that this kernel takes no pages, and that then ends."""
         self._done = done
         self._impossible = impossible
         self._queues: list[SimpleQueue[Task | Source]] = [SimpleQueue() for _ in movers]
@@ -67,7 +73,7 @@ class Workers:
             threading.Thread(target=self._work, args=(mover, queue), name=f"push-{number}", daemon=True).start()
 
     def use(self, source: Source) -> None:
-        """For the tasks that are submitted from now on."""
+        """Take the blocks of all tasks that are submitted from now on from *source*."""
         for queue in self._queues:
             queue.put(source)
 

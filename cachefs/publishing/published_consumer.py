@@ -16,64 +16,78 @@ from cachefs.publishing.shares import Order, Share, shares
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What a training process says of a consumer first.
+    """What a training process says first of a consumer. Fields without a comment mean what they mean in JobPublish."""
 
-    length: samples of the dataset, 0 where only the files tell; learn: which files they are is still to be seen; tree:
-    the files are all those below this directory, in order of their path bytes; indexer: the samples are the records
-    of the files; cwd: what relative paths start from.
-    """
-
+    # Number of the consumer on the page that the training process and the helper share.
     slot: int
+    # Of the consumer.
     name: str
     source: str
+    # Samples of the dataset; 0 where only the files tell.
     length: int
     rank: int = 0
     world_size: int = 1
     workers: int = 0
     batch_size: int = 1
     prefetch: int = 2
+    # Which file each sample is has still to be learned from what is opened.
     learn: bool = False
+    # The samples are all files below this directory, in order of their path bytes.
     tree: str = ""
+    # The samples are the records of the files (JobPublish.map.indexer).
     indexer: str = ""
+    # What relative paths start from.
     cwd: str = "/"
 
 
 @dataclass(slots=True)
-class Consumer:
-    """shares: its files by dataset, once they are known; orders: explicit ones by epoch, the current and later ones;
-    told: what the daemon has been told already, as (share, epoch); published: it knows the files; closing: monotonic
-    time at which the consumer is through, unless it opens again before; failed: the daemon refuses it."""
+class PublishedConsumer:
+    """One consumer, and how much of it the daemon knows.
+
+    It has more attributes than most classes: they are the state of one conversation, which Reporter goes on with.
+    """
 
     opening: Opening
+    # Its files, by snapshot, once they are known.
     shares: list[Share] = field(default_factory=list)
+    # The order of all epochs, where it can be computed.
     spec: SamplerSpec | None = None
+    # The orders of single epochs, of the current one and of later ones.
     orders: dict[int, Order] = field(default_factory=dict)
+    # Where it is: the epoch, and how many of the epoch's samples were delivered.
     epoch: int = 0
     position: int = 0
+    # Does the daemon know the files?
     published: bool = False
+    # Has the daemon refused the consumer?
     failed: bool = False
-    told: set[tuple[int, int]] = field(default_factory=set)
+    # (index of the share, epoch) of the orders that the daemon knows.
+    reported: set[tuple[int, int]] = field(default_factory=set)
+    # When it ends (monotonic seconds), unless it opens again before.
     closing: float | None = None
-    heard: float = 0.0
+    # When the daemon was last told its position (monotonic seconds).
+    reported_at: float = 0.0
+    # Sample -> the paths that were opened for it.
     _learned: dict[int, list[str]] = field(default_factory=dict)
+    # How many samples were learned when `shares` was made of them.
     _resolved: int = 0
     _first_epoch: int | None = None
 
     def set_files(self, files: Sequence[str]) -> None:
-        """Raises OSError."""
+        """The file of each sample. Raises OSError."""
         self._resolve([path if path.startswith("/") else os.path.join(self.opening.cwd, path) for path in files])
 
     def learn(self, pairs: list[tuple[int, list[str]]]) -> None:
-        """Samples, and the absolute paths that were opened for each."""
+        """pairs: samples, each with the absolute paths that were opened for it."""
         for sample, paths in pairs:
             if 0 <= sample < self.opening.length:
                 self._learned.setdefault(sample, paths)
 
     def reopen(self) -> None:
-        """A new loader of the same samples goes on where the last one ended."""
+        """A new loader of the same samples goes on with what the last one has learned."""
         self.closing = None
         self.orders.clear()
-        self.told.clear()
+        self.reported.clear()
         self._first_epoch = self.epoch = -1
 
     @property
@@ -81,8 +95,10 @@ class Consumer:
         return len(self._learned) == self.opening.length
 
     def resolve_learned(self) -> bool:
-        """Make shares of what was learned, where that is worth it: all there is to learn is known, or an epoch has gone
-        by. True where there is news for the daemon. Raises OSError."""
+        """Make shares of what was learned, where that is worth it: all files are known, or an epoch has gone by.
+
+        True where the daemon should be told. Raises OSError.
+        """
         known = len(self._learned)
         epoch_gone_by = self._first_epoch is not None and self.epoch > self._first_epoch
         worth_it = self.is_learned or (epoch_gone_by and known > 1.05 * self._resolved)
@@ -99,24 +115,24 @@ class Consumer:
     def set_order(self, epoch: int, order: Order) -> None:
         self._begin(epoch)
         if self.spec is not None:
-            # It holds no longer, and the daemon is to forget it.
+            # The spec is no longer right, and the daemon has to forget it.
             self.spec = None
             self.published = False
         self.orders[epoch] = order
-        self.told = {(share, told) for share, told in self.told if told != epoch}
+        self.reported = {(share, known) for share, known in self.reported if known != epoch}
 
     def set_spec(self, spec: SamplerSpec, epoch: int) -> None:
         self._begin(epoch)
         self.spec = spec
         self.orders.clear()
-        self.told.clear()
+        self.reported.clear()
 
     def _begin(self, epoch: int) -> None:
         if self._first_epoch is None:
             self._first_epoch = self.epoch = epoch
 
     def move(self, epoch: int, position: int) -> bool:
-        """The consumer is at this place now. True where that is news."""
+        """The consumer is at this place now. True where it was at another place before."""
         if (epoch, position) == (self.epoch, self.position):
             return False
         self.epoch, self.position = epoch, position
@@ -125,24 +141,25 @@ class Consumer:
         return True
 
     def order(self, epoch: int) -> Order | None:
-        """Raises ConfigError for a spec that makes no sense."""
+        """The samples of *epoch*, in order; None where they are not known. Raises ConfigError for a senseless spec."""
         if epoch not in self.orders and self.spec is not None and epoch < self.spec.epochs:
             self.orders[epoch] = epoch_order(self.spec, epoch)
         return self.orders.get(epoch)
 
-    def takes_spec(self, share: Share) -> SamplerSpec | None:
-        """The spec the daemon can compute with: not where it is told of files that are not the samples one by one."""
+    def spec_for(self, share: Share) -> SamplerSpec | None:
+        """The spec from which the daemon can compute the orders of *share*. There is none where the share's files are
+        not the samples one by one."""
         return self.spec if share.is_plain else None
 
-    def untold(self, number: int) -> list[int]:
-        """Epochs whose order of share *number* the daemon needs now, and was not told."""
-        if self.takes_spec(self.shares[number]) is not None:
+    def unreported(self, number: int) -> list[int]:
+        """Epochs whose order of share *number* the daemon needs now, and does not know."""
+        if self.spec_for(self.shares[number]) is not None:
             return []
         known = {self.epoch, self.epoch + 1} if self.spec is not None else set(self.orders)
-        return sorted(epoch for epoch in known if epoch >= self.epoch and (number, epoch) not in self.told)
+        return sorted(epoch for epoch in known if epoch >= self.epoch and (number, epoch) not in self.reported)
 
     def position_in(self, share: Share) -> int:
-        """Raises ConfigError."""
+        """How many files of *share* belong to the samples that were delivered in this epoch. Raises ConfigError."""
         if share.is_plain:
             return self.position
         order = self.order(self.epoch)
@@ -153,16 +170,17 @@ class Consumer:
         found = shares(files, Places(), length)
         if self.opening.indexer:
             found = [dataclasses.replace(share, of_records=True) for share in found]
-        # The largest first: it is called what the consumer is called.
+        # The largest share comes first, and is published under the consumer's own name.
         self.shares = sorted(found, key=lambda share: -len(share.entries))
         self.published = False
-        self.told.clear()
+        self.reported.clear()
 
 
 def as_order(bulk: bytes) -> Order:
+    """The order in a message: sample numbers, shape (n,), uint32."""
     return numpy.frombuffer(bulk, dtype="<u4")
 
 
 def spec_of(fields: dict[str, Any]) -> SamplerSpec:
-    """Raises msgspec.ValidationError."""
+    """The spec in a message. Raises msgspec.ValidationError."""
     return msgspec.convert(fields, SamplerSpec)

@@ -7,8 +7,8 @@ import pytest
 
 from cachefs.job_messages import SamplerSpec
 from cachefs.mount_table import MountPoint
-from cachefs.publishing import consumer as module
-from cachefs.publishing.consumer import Consumer, Opening
+from cachefs.publishing import published_consumer as module
+from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 from cachefs.publishing.shares import Order, Share
 
 POINT = MountPoint(Path("/mnt"), "0:1", "cachefs:images")
@@ -23,7 +23,7 @@ def plain_share(length: int) -> Share:
 
 
 @pytest.fixture
-def learning(monkeypatch: pytest.MonkeyPatch) -> Consumer:
+def learning(monkeypatch: pytest.MonkeyPatch) -> PublishedConsumer:
     """Ten samples nobody lists; a file is its own number."""
 
     def shares(files: list[list[str]], places: object, length: int) -> list[Share]:
@@ -31,14 +31,14 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> Consumer:
         return [Share(POINT, 1, order(*known), numpy.array(known, numpy.int64), length)]
 
     monkeypatch.setattr(module, "shares", shares)
-    return Consumer(Opening(0, "0", "test", 10, learn=True))
+    return PublishedConsumer(Opening(0, "0", "test", 10, learn=True))
 
 
 def pairs(*samples: int) -> list[tuple[int, list[str]]]:
     return [(sample, [f"/mnt/{sample}"]) for sample in samples]
 
 
-def test_what_an_epoch_taught_is_told_when_it_is_over(learning: Consumer) -> None:
+def test_what_an_epoch_taught_is_told_when_it_is_over(learning: PublishedConsumer) -> None:
     learning.set_order(0, order(1, 2, 3))
     learning.learn(pairs(1, 2, 3))
     assert not learning.resolve_learned()
@@ -51,7 +51,7 @@ def test_what_an_epoch_taught_is_told_when_it_is_over(learning: Consumer) -> Non
     assert not learning.is_learned
 
 
-def test_when_all_is_learned_nothing_is_waited_for(learning: Consumer) -> None:
+def test_when_all_is_learned_nothing_is_waited_for(learning: PublishedConsumer) -> None:
     learning.set_order(0, order(*range(10)))
     learning.learn(pairs(*range(9)))
     assert not learning.resolve_learned()
@@ -61,7 +61,7 @@ def test_when_all_is_learned_nothing_is_waited_for(learning: Consumer) -> None:
     assert not learning.resolve_learned()
 
 
-def test_a_loader_made_anew_uses_what_the_last_one_taught(learning: Consumer) -> None:
+def test_a_loader_made_anew_uses_what_the_last_one_taught(learning: PublishedConsumer) -> None:
     learning.set_order(0, order(1, 2))
     learning.learn(pairs(1, 2))
     learning.closing = 1.0
@@ -70,18 +70,18 @@ def test_a_loader_made_anew_uses_what_the_last_one_taught(learning: Consumer) ->
     learning.move(0, 0)
     assert learning.closing is None
     assert learning.resolve_learned()
-    assert learning.untold(0) == [0]
+    assert learning.unreported(0) == [0]
 
 
 def test_orders_are_told_once_and_forgotten_when_they_are_over() -> None:
-    consumer = Consumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
+    consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_order(0, order(0, 1, 2))
     consumer.set_order(1, order(2, 1, 0))
-    assert consumer.untold(0) == [0, 1]
-    consumer.told.update({(0, 0), (0, 1)})
-    assert consumer.untold(0) == []
+    assert consumer.unreported(0) == [0, 1]
+    consumer.reported.update({(0, 0), (0, 1)})
+    assert consumer.unreported(0) == []
     consumer.set_order(1, order(1, 2, 0))
-    assert consumer.untold(0) == [1]
+    assert consumer.unreported(0) == [1]
     assert consumer.move(1, 2)
     assert not consumer.move(1, 2)
     assert list(consumer.orders) == [1]
@@ -89,24 +89,24 @@ def test_orders_are_told_once_and_forgotten_when_they_are_over() -> None:
 
 def test_a_spec_is_left_to_the_daemon_only_where_samples_are_files() -> None:
     spec = SamplerSpec(kind="sequential", size=3, epochs=5)
-    consumer = Consumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
+    consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_spec(spec, 0)
-    assert consumer.takes_spec(consumer.shares[0]) == spec
-    assert consumer.untold(0) == []
+    assert consumer.spec_for(consumer.shares[0]) == spec
+    assert consumer.unreported(0) == []
 
     pairs = Share(POINT, 1, order(0, 1, 2, 3, 4, 5), numpy.array([0, 0, 1, 1, 2, 2]), 3)
-    consumer = Consumer(Opening(0, "0", "test", 3), shares=[pairs])
+    consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[pairs])
     consumer.set_spec(spec, 3)
-    assert consumer.takes_spec(pairs) is None
-    assert consumer.untold(0) == [3, 4]
+    assert consumer.spec_for(pairs) is None
+    assert consumer.unreported(0) == [3, 4]
     consumer.move(4, 2)
-    assert consumer.untold(0) == [4, 5]
+    assert consumer.unreported(0) == [4, 5]
     assert consumer.position_in(pairs) == 4
     assert consumer.order(5) is None
 
 
 def test_a_spec_that_no_longer_holds_is_taken_back() -> None:
-    consumer = Consumer(Opening(0, "0", "test", 3), shares=[plain_share(3)], published=True)
+    consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)], published=True)
     consumer.set_spec(SamplerSpec(kind="sequential", size=3, epochs=5), 0)
     consumer.set_order(1, order(0, 2, 1))
     assert consumer.spec is None

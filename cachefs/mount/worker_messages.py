@@ -1,0 +1,24 @@
+"""What a worker of a mount says to its supervisor, one packet of a socket per message."""
+
+from enum import StrEnum
+
+
+class WorkerMessage(StrEnum):
+    # The worker answers requests.
+    READY = "ready"
+    # The loop that answers requests goes round; said every second.
+    BEAT = "beat"
+    # The mount has ended.
+    OVER = "over"
+    # The worker cannot serve, for the reason given.
+    FAILED = "failed"
+
+
+def pack(message: WorkerMessage, reason: str = "") -> bytes:
+    return f"{message} {reason}".encode()
+
+
+def unpack(packet: bytes) -> tuple[WorkerMessage, str]:
+    """The message, and the reason given."""
+    message, _, reason = packet.decode().partition(" ")
+    return WorkerMessage(message), reason
