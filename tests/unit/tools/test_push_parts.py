@@ -10,8 +10,8 @@ import pytest
 from cachefs_tools.bench import push_large, resident_pages
 from cachefs_tools.bench.hotread import compile_hotread, first_round
 from cachefs_tools.bench.push_reader import PROGRESS
-from cachefs_tools.bench.reads import forget_pages
 from cachefs_tools.bench.sample_data import sample_name, write_samples
+from cachefs_tools.kernel_pages import forget_pages
 
 FILES, SIZE, EPOCHS = 150, 5000, 2
 
@@ -71,7 +71,7 @@ def test_resident_pages_are_counted(tmp_path: Path) -> None:
     for path in paths:
         path.write_bytes(bytes(10_000))
     os.sync()
-    forget_pages(tmp_path, ["one", "two"])
+    forget_pages(paths)
     assert resident_pages.resident_bytes(paths) == 0
     with resident_pages.watched(paths) as samples:
         paths[0].read_bytes()

@@ -3,7 +3,7 @@
 import statistics
 
 import pytest
-from cachefs_tools.bench.link import CATCH_UP, Latency, Limits, Pipe, Turnstile
+from cachefs_tools.bench.slow_link import CATCH_UP, Latency, Limits, Pipe, TokenBucket
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +43,7 @@ def test_a_pipe_without_a_rate_passes_at_once() -> None:
 
 
 def test_a_turnstile_admits_its_rate_and_a_burst() -> None:
-    turnstile = Turnstile(100)
+    turnstile = TokenBucket(100)
     assert sum(turnstile.admits(0) for _ in range(1000)) == 10
     assert sum(turnstile.admits(number / 1000) for number in range(1000)) == pytest.approx(100, abs=1)
-    assert all(Turnstile(0).admits(0) for _ in range(1000))
+    assert all(TokenBucket(0).admits(0) for _ in range(1000))
