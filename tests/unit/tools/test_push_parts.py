@@ -1,4 +1,4 @@
-"""What `cachefs-bench push` is made of, without a node: its readers, and what they say."""
+"""The parts of `cachefs-bench push`, without a node: its readers, and what they report."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_the_reader_sees_what_is_not_right(trees: tuple[Path, Path]) -> None:
 
 
 def test_the_order_of_hotread_is_known(tmp_path: Path) -> None:
-    """With as many processes as two, the first that each misses is the first, or the second, of the order."""
+    """No path exists, and each of two processes names the first it misses. So they name the first two of the order."""
     names = [f"{number:03}" for number in range(100)]
     hotread = compile_hotread(tmp_path, names)
     for seed in range(5):

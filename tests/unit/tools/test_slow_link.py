@@ -1,4 +1,4 @@
-"""The benchmark's model of a slow way to an origin."""
+"""The benchmark's model of a slow link to an origin."""
 
 import statistics
 
@@ -42,8 +42,8 @@ def test_a_pipe_without_a_rate_passes_at_once() -> None:
     assert Pipe(0).reserve(1 << 40, 7.0) == 7.0
 
 
-def test_a_turnstile_admits_its_rate_and_a_burst() -> None:
-    turnstile = TokenBucket(100)
-    assert sum(turnstile.admits(0) for _ in range(1000)) == 10
-    assert sum(turnstile.admits(number / 1000) for number in range(1000)) == pytest.approx(100, abs=1)
+def test_a_token_bucket_admits_its_rate_and_a_burst() -> None:
+    bucket = TokenBucket(100)
+    assert sum(bucket.admits(0) for _ in range(1000)) == 10
+    assert sum(bucket.admits(number / 1000) for number in range(1000)) == pytest.approx(100, abs=1)
     assert all(TokenBucket(0).admits(0) for _ in range(1000))

@@ -1,4 +1,4 @@
-"""The benchmark's jobs without a node: what they read, check and report; and the runs of its presets."""
+"""The jobs of `cachefs-bench train`, without a node: what they read, check and report. And the runs of its presets."""
 
 import subprocess
 import sys

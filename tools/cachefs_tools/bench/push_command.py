@@ -73,7 +73,11 @@ PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
 )
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(min=1), help="m1, m3: epochs.")
 @click.option(
-    "--turns", default=3, show_default=True, type=click.IntRange(min=1), help="m2: mounts with pushing, and without."
+    "--turns",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="m2: how many mounts push, and how many do not.",
 )
 @click.option(
     "--compute",
@@ -92,9 +96,9 @@ PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
 )
 @click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
 def push_command(preset: str, directory: Path | None, **options: Any) -> None:
-    """Measure reads whose pages are pushed into the kernel ahead of the reader.
+    """Measure reads while pages are pushed ahead of the reader.
 
-    The same files are read from the local disk beside them.
+    The pages are pushed into the kernel's page cache. The same files are read from the local disk beside them.
     """
     measure, defaults = PRESETS[preset]
     options.update((name, value) for name, value in defaults.items() if options[name] is None)

@@ -57,7 +57,7 @@ def warmup(
 ) -> None:  # fmt: skip
     """Bring files onto this node before they are read.
 
-    Without a PATH, all files are brought; otherwise the files at or below the PATHs.
+    With PATHs, only the files at or below them are brought.
     """
     listed = list_file.read().split(b"\0" if null else b"\n") if list_file else []
     wanted = [path for path in listed if path]
@@ -90,7 +90,10 @@ def warmup_text(dataset: str, last: WarmupProgress, wait: bool) -> str:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before everything is freed.")
 @with_session
 def evict(session: CommandSession, dataset: str, paths: tuple[str, ...], yes: bool) -> None:
-    """Free the cache of a dataset, or of the files at or below the PATHs."""
+    """Free what is cached of a dataset.
+
+    With PATHs, only the files at or below them are freed.
+    """
     wanted = selection(paths)
     if not wanted and not yes:
         cached = session.call(DATASET_SHOW, DatasetName(name=dataset)).cached
@@ -136,7 +139,10 @@ def change_pins(
 )
 @with_session
 def ls(session: CommandSession, dataset: str, path: str, cached: bool) -> None:
-    """List a directory of a dataset's snapshot, or what is on this node (--cached)."""
+    """List the files of a dataset.
+
+    Without --cached these are the entries of the directory PATH in the snapshot.
+    """
     if cached:
         pages = session.stream(CACHED, Selection(dataset=dataset, paths=selection([path])))
         files = [file for page in pages for file in page.files if any(file.cached) or file.pinned]

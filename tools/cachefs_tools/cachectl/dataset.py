@@ -78,7 +78,10 @@ def list_(session: CommandSession) -> None:
 @click.argument("name")
 @with_session
 def show(session: CommandSession, name: str) -> None:
-    """Show one dataset: what is cached, what is pinned, and which keys cannot be files."""
+    """Show one dataset.
+
+    It shows what is cached, what is pinned, and which keys of the origin cannot be files.
+    """
     detail = session.call(DATASET_SHOW, DatasetName(name=name))
     session.answer(detail, *describe(detail))
 

@@ -208,7 +208,10 @@ def done(view: ConsumerView) -> str:
 @click.argument("name", metavar="JOB")
 @with_session
 def show(session: CommandSession, name: str) -> None:
-    """Show one job: where each consumer is, whether it reads what it published, and what it waited for."""
+    """Show one job.
+
+    It shows where each consumer is, whether it reads what it published, and what it waited for.
+    """
     view = session.call(JOB_SHOW, JobName(job=name))
     session.answer(view, *describe(view))
 

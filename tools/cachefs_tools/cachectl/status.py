@@ -20,7 +20,7 @@ NEARLY: Final = 0.95
 @click.command()
 @with_session
 def status(session: CommandSession) -> None:
-    """Show the tiers, hit ratios, fetches and mounts of this node."""
+    """Show tiers, hit ratios, fetches and mounts of this node."""
     now = session.call(STATUS, Empty())
     session.answer({**plain(now), "hit_ratios": hit_ratios(now)}, *describe(now))
 
@@ -36,7 +36,10 @@ def mounts(session: CommandSession) -> None:
 @click.command()
 @with_session
 def errors(session: CommandSession) -> None:
-    """Show recent failures: which object or device, when last, how often and why."""
+    """Show recent failures.
+
+    It shows which object or device failed, when it last failed, how often, and why.
+    """
     found = session.call(STATUS, Empty()).errors
     if not found:
         session.answer({"errors": []}, "no errors")
