@@ -102,9 +102,10 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
 )
 @with_session
 def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> None:
-    """Say in which order JOB will read DATASET, so that its samples are here before they are read.
+    """Publish in which order JOB will read DATASET.
 
-    A sample is a file, in order of paths, unless --files or --records says otherwise.
+    The samples are then on this node before they are read. A sample is a file, in the order of the paths, unless
+    --files or --records says otherwise.
     """
     sample_map = map_of(given["files"], given["records"], given["paths"])
     orders = [order_of(path) for path in given["orders"]]

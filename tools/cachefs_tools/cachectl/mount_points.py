@@ -67,7 +67,7 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
 
 
 def resolved_mount_point(directory: str) -> Path:
-    """The absolute path of a mount point. Only its parent is resolved: resolving the path itself would ask the mount."""
+    """The absolute path of a mount point. Only its parent is resolved: to resolve the path would ask the mount."""
     given = Path(os.path.abspath(directory))
     return given.parent.resolve() / given.name
 
