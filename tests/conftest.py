@@ -1,4 +1,7 @@
-"""Real servers, once per session. A missing one fails the tests that need it, with the line that installs it."""
+"""Real servers, which are started once per session.
+
+Where a server is not installed, the tests that need it fail with the line that installs it.
+"""
 
 from collections.abc import Iterator
 
@@ -11,7 +14,7 @@ from tests.servers.s3 import S3Server
 
 @pytest.fixture(scope="session")
 def radosgw() -> Iterator[S3Server]:
-    """An S3 server that does everything right. Tests share it: make a bucket of your own name."""
+    """An S3 server that does everything right. All tests share it, so each makes a bucket with a name of its own."""
     with radosgw_server.running() as server:
         yield server
 

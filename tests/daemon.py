@@ -1,4 +1,4 @@
-"""A real cachefsd process for tests: started by its command, with a directory, a socket and a log of its own."""
+"""A real cachefsd process for tests. It is started by its command, and has its own directory, socket and log."""
 
 import contextlib
 import json
@@ -34,8 +34,10 @@ from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
 
 COMMAND = Path(sys.executable).with_name("cachefsd")
-# It ends with us. Not by a preexec_fn: a fork runs the fork handlers of gRPC, whose threads live in this process.
+# The daemon is killed when this process ends. A preexec_fn would do the same, but it makes Python fork, and a fork runs
+# the fork handlers of gRPC, whose threads live in this process.
 _WITH_PARENT = ["setpriv", "--pdeathsig=KILL"]
+# Configuration section -> key -> value.
 Sections = Mapping[str, Mapping[str, Any]]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -46,6 +48,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def block_ref(view: DatasetView, path: str, number: int = 0, bad: bytes = b"") -> BlockRef:
+    """Names a block of the file at *path*. *bad* is the packed location at which its bytes were wrong."""
     snapshot = Snapshot(Path(view.path))
     try:
         entry = snapshot.find(path.encode())
@@ -56,12 +59,7 @@ def block_ref(view: DatasetView, path: str, number: int = 0, bad: bytes = b"") -
 
 
 class Daemon:
-    """Running from the start of a `with` block to its end, whatever happens to it in between.
-
-    home: holds its state, SSD tier, configuration and log; memory: its memory tier, on /dev/shm; socket, client, log.
-    overrides: configuration section -> key -> value, over small defaults; environment: added to ours;
-    wrapper: command that runs it, such as setpriv.
-    """
+    """A daemon that runs from the start of a `with` block. At the end of the block it is gone, whatever happened."""
 
     def __init__(
         self,
@@ -70,14 +68,19 @@ class Daemon:
         environment: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
     ) -> None:
+        """Prepare a daemon whose files are in *home*.
+
+        *overrides* are settings that replace small defaults. *environment* is added to this process's variables.
+        *wrapper* is a command that runs the daemon, such as setpriv.
+        """
         home.mkdir(exist_ok=True)
-        self.home = home
-        self.memory = Path(tempfile.mkdtemp(prefix="cachefs-", dir="/dev/shm"))
+        self.home = home  # holds the state, the SSD tier, the configuration and the log
+        self.memory = Path(tempfile.mkdtemp(prefix="cachefs-", dir="/dev/shm"))  # the memory tier
         self.ssd = home / "ssd"
         self.socket = home / "s"
         self.log = home / "cachefsd.log"
-        self.client: DaemonClient
-        self.process: subprocess.Popen[bytes] | None = None
+        self.client: DaemonClient  # since the first start
+        self.process: subprocess.Popen[bytes] | None = None  # None: it does not run
         self._wrapper = wrapper
         self._environment = {**os.environ, **(environment or {})}
         self._overrides = overrides or {}
@@ -101,7 +104,7 @@ class Daemon:
         shutil.rmtree(self.memory, ignore_errors=True)
 
     def start(self, overrides: Sections | None = None) -> None:
-        """Start it (again); returns when it answers. *overrides* replace those it was made with."""
+        """Start the daemon (again) and wait until it answers. *overrides* replace those it was made with."""
         self.spawn(overrides)
         assert self.process is not None
         deadline = time.monotonic() + 30
@@ -116,7 +119,7 @@ class Daemon:
                 time.sleep(0.02)
 
     def spawn(self, overrides: Sections | None = None) -> None:
-        """Start it (again) and do not wait."""
+        """Start the daemon (again), and do not wait until it answers."""
         if overrides is not None:
             self._overrides = overrides
         config = self.write_config()
@@ -125,7 +128,7 @@ class Daemon:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
 
     def write_config(self) -> Path:
-        """The configuration file as it is at the next start."""
+        """Write the configuration file for the next start. Returns its path."""
         places = {
             "daemon": {"socket": str(self.socket), "state_dir": str(self.home / "state")},
             "memory": {"dir": str(self.memory)},
@@ -141,12 +144,13 @@ class Daemon:
         return path
 
     def kill9(self) -> None:
+        """Kill the daemon with SIGKILL, if it runs."""
         if self.process is not None:
             self.process.kill()
             self._ended()
 
     def stop(self) -> int:
-        """SIGTERM; its exit status."""
+        """End the daemon with SIGTERM. Returns its exit status."""
         if self.process is None:
             return 0
         self.process.terminate()
@@ -167,27 +171,29 @@ class Daemon:
     # --- the calls most tests need --------------------------------------------------------------------------------
 
     def add_dataset(self, name: str, url: str, options: OriginOptions | None = None) -> DatasetView:
+        """List what is at *url*. Returns the dataset."""
         request = DatasetAdd(name=name, url=url, options=options or OriginOptions())
         last = list(self.client.stream(DATASET_ADD, request, timeout=60))[-1]
         assert last.dataset is not None
         return last.dataset
 
     def refresh_dataset(self, name: str) -> ListingProgress:
-        """The stream's last message."""
+        """List the dataset again. Returns the last message of the stream."""
         return list(self.client.stream(DATASET_REFRESH, DatasetName(name=name), timeout=60))[-1]
 
     def status(self) -> Status:
+        """What `cachectl status` shows."""
         return self.client.call(STATUS, Empty())
 
     def report(self, mount: str = "test", spec: str = "none", **fields: Any) -> NodeView:
-        """What a mount process would say."""
+        """Send what a mount process would report, with these fields of MountReport. Returns the answer."""
         request = MountReport(id=mount, mountpoint=f"/mnt/{mount}", spec=spec, pid=os.getpid(), **fields)
         return self.client.call(REPORT, request)
 
     def read(self, view: DatasetView, path: str, deadline: float = 20) -> bytes:
-        """The file's bytes as a mount would get them: fetched, then read from the tiers and verified.
+        """The bytes of a file as a mount gets them: fetched, then read from the tiers and verified.
 
-        Raises OSError with the errno and message of the first block that cannot be had.
+        Raises OSError with the errno and the message of the first block that the daemon does not deliver.
         """
         snapshot = Snapshot(Path(view.path))
         try:
@@ -202,6 +208,7 @@ class Daemon:
         )
 
     def read_block(self, key: bytes, answer: FetchedBlock) -> bytes:
+        """The bytes of a block that was fetched. Raises OSError with the daemon's reason where it was not."""
         if answer.errno:
             raise OSError(answer.errno, answer.message)
         location = Location.unpack(answer.location)
@@ -215,4 +222,5 @@ class Daemon:
         return bytes(data)
 
     def fetch(self, *blocks: BlockRef, deadline: float = 20) -> list[FetchedBlock]:
+        """Ask the daemon for blocks as a mount does. Returns an answer for each. The deadline is in seconds."""
         return self.client.call(FETCH, Fetch(blocks=list(blocks), deadline=deadline), timeout=deadline + 10).blocks

@@ -1,4 +1,4 @@
-"""Real mounts for tests: the same command a user types, in a process of its own."""
+"""Real mounts for tests. They are made by the command that users type, in processes of their own."""
 
 import contextlib
 import os
@@ -18,14 +18,14 @@ COMMAND = [sys.executable, "-m", "cachefs.mount"]
 
 
 def run_mount(socket: Path, spec: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """`mount.cachefs SPEC DIRECTORY -o ...`, whatever comes of it."""
+    """Run `mount.cachefs SPEC DIRECTORY -o ...`. It may fail."""
     command = [*COMMAND, spec, str(directory), "-o", ",".join((f"socket={socket}", *options))]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextlib.contextmanager
 def mounted(socket: Path, spec: str, directory: Path, *options: str) -> Iterator[Path]:
-    """The directory with *spec* mounted on it; unmounted afterwards whatever has happened."""
+    """The directory with *spec* mounted on it. It is unmounted in the end, whatever has happened."""
     directory.mkdir(exist_ok=True)
     done = run_mount(socket, spec, directory, f"log={directory}.log", *options)
     assert done.returncode == 0, done.stderr
@@ -37,13 +37,13 @@ def mounted(socket: Path, spec: str, directory: Path, *options: str) -> Iterator
 
 
 def counters(client: DaemonClient, directory: Path) -> dict[str, int]:
-    """The mount's counters, once two reports have agreed on them."""
+    """The counters of a mount, once two reports in a row agree."""
     deadline = time.monotonic() + 20
     seen: dict[str, int] | None = None
     while time.monotonic() < deadline:
         mounts = client.call(STATUS, Empty()).mounts
         now = next(mount.counters for mount in mounts if mount.mountpoint == str(directory) and mount.alive)
-        if now and now == seen:  # none: it has not reported to this daemon yet
+        if now and now == seen:  # they are empty until the mount has reported to this daemon
             return now
         seen = now
         time.sleep(1.2)
@@ -51,16 +51,17 @@ def counters(client: DaemonClient, directory: Path) -> dict[str, int]:
 
 
 def mount_pid(client: DaemonClient, directory: Path) -> int:
+    """The process id of a mount's supervisor."""
     mounts = client.call(STATUS, Empty()).mounts
     return next(mount.pid for mount in mounts if mount.mountpoint == str(directory) and mount.alive)
 
 
 @contextlib.contextmanager
 def frozen(client: DaemonClient, directory: Path) -> Iterator[None]:
-    """Nobody serves the mount: its supervisor and all its workers are stopped."""
+    """Nobody serves the mount while the block runs: its supervisor and all its workers are suspended."""
     supervisor = psutil.Process(mount_pid(client, directory))
     stopped = [supervisor, *supervisor.children()]
-    for process in stopped:  # the supervisor first, which would replace a worker that does not move
+    for process in stopped:  # the supervisor is first, since it would replace a worker that does not work
         process.suspend()
     try:
         yield
@@ -71,7 +72,7 @@ def frozen(client: DaemonClient, directory: Path) -> Iterator[None]:
 
 
 def drop_pages(directory: Path) -> None:
-    """Make the kernel forget the content of every file, so that it asks the mount again."""
+    """Make the kernel forget the content of every file. It then asks the mount again."""
     for parent, _, names in os.walk(directory):
         for name in names:
             fd = os.open(os.path.join(parent, name), os.O_RDONLY)
@@ -80,7 +81,7 @@ def drop_pages(directory: Path) -> None:
 
 
 def read_tree(directory: Path) -> dict[bytes, bytes | None]:
-    """Path relative to *directory* -> content; None for directories."""
+    """The path of everything below *directory* -> its content, or None for a directory. Paths are relative."""
     top = os.fsencode(directory)
     found: dict[bytes, bytes | None] = {}
     for parent, directories, names in os.walk(top):

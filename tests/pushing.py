@@ -1,4 +1,7 @@
-"""A pusher for tests: the process a mount's supervisor starts, on a mount without one, ordered by the test itself."""
+"""A pusher for tests.
+
+It is the process that a mount's supervisor starts, but on a mount that has none, and the test itself gives it orders.
+"""
 
 import contextlib
 import ctypes
@@ -31,7 +34,7 @@ MOUNT: Final = "a-mount"
 
 
 def cloned_device(pid: int) -> int:
-    """A descriptor of our own on the FUSE connection that process *pid* serves."""
+    """A new descriptor, in this process, on the FUSE connection that the process *pid* serves."""
     links = {int(link.name): os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
     theirs = next(number for number, target in links.items() if target == "/dev/fuse")
     pidfd = os.pidfd_open(pid)
@@ -47,15 +50,18 @@ def cloned_device(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Pusher:
-    """supervisor: stands in for the mount's."""
+    """A running pusher."""
 
     process: psutil.Process
-    supervisor: "subprocess.Popen[bytes]"
+    supervisor: "subprocess.Popen[bytes]"  # stands in for the mount's supervisor
 
 
 @contextlib.contextmanager
 def pusher(device: int, socket: Path, spec: str, directory: Path, *more: str) -> Iterator[Pusher]:
-    """Running, with a log beside *directory*; closes *device* here. It ends as its supervisor does, in the end."""
+    """A running pusher, whose log is beside *directory*. It ends with its supervisor, which is killed in the end.
+
+    The descriptor *device* is given to the pusher and closed in this process.
+    """
     command = [
         sys.executable, "-m", "cachefs.mount.push", "--device", str(device), "--spec", spec,
         "--directory", str(directory), "--mount", MOUNT, "--socket", str(socket), "--budget", "50%",
@@ -80,22 +86,22 @@ def _only_child(pid: int) -> psutil.Process:
 
 @dataclass
 class Orders:
-    """A daemon's side of pushing; all else it answers by asking the real one.
-
-    subscribed: those who asked for orders, oldest first; reports: likewise; counters: of the last report looked at.
-    """
+    """The daemon's side of pushing. Whatever else a pusher asks, the real daemon is asked."""
 
     real: DaemonClient
-    subscribed: "Queue[PushSubscribe]" = field(default_factory=Queue)
-    reports: "Queue[PushDone]" = field(default_factory=Queue)
-    counters: dict[str, int] = field(default_factory=dict)
-    _stream: "Queue[PushOrder | None]" = field(default_factory=Queue)
-    _serial: int = 0
+    subscribed: "Queue[PushSubscribe]" = field(default_factory=Queue)  # requests for orders, oldest first
+    reports: "Queue[PushDone]" = field(default_factory=Queue)  # reports of pushers, oldest first
+    counters: dict[str, int] = field(default_factory=dict)  # of the last report that was looked at
+    _stream: "Queue[PushOrder | None]" = field(default_factory=Queue)  # orders to send; None ends the stream
+    _serial: int = 0  # of the last order
 
     def give(
         self, view: DatasetView, paths: Sequence[str], *, drop: bool = False, numbers: Sequence[int] | None = None
     ) -> int:
-        """The order's serial. numbers: of the blocks, 0 for all paths where there are none."""
+        """Order a block of each path to be pushed, or dropped. Returns the order's serial.
+
+        *numbers* are the numbers of the blocks; without them the first block of each path is meant.
+        """
         snapshot = Snapshot(Path(view.path))
         found = [snapshot.find(path.encode()) for path in paths]
         snapshot.close()
@@ -103,6 +109,7 @@ class Orders:
         return self.give_entries(view.snapshot, entries, numbers or [0] * len(entries), drop=drop)
 
     def give_entries(self, snapshot: str, entries: Sequence[int], numbers: Sequence[int], *, drop: bool = False) -> int:
+        """The same for entries of the snapshot, which are given by their numbers."""
         self._serial += 1
         packed = np.array(entries, "<u8").tobytes(), np.array(numbers, "<u4").tobytes()
         self._stream.put(
@@ -111,7 +118,7 @@ class Orders:
         return self._serial
 
     def failed(self, serial: int, seconds: float = 30) -> list[int]:
-        """Waits for the order's report; earlier reports are let go."""
+        """Wait for the report of an order. Returns the places in the order that failed. Other reports are ignored."""
         while True:
             try:
                 report = self.reports.get(timeout=seconds)
@@ -123,7 +130,7 @@ class Orders:
                     return np.frombuffer(done.failed, "<u4").tolist()
 
     def hang_up(self) -> None:
-        """End the stream, as a daemon that restarts; the next subscriber gets another."""
+        """End the stream, as a daemon that restarts does. The next subscriber gets a new stream."""
         self._serial = 0
         self._stream.put(None)
 
@@ -144,7 +151,7 @@ class Orders:
 
 @contextlib.contextmanager
 def orders(socket: Path, real: DaemonClient) -> Iterator[Orders]:
-    """Served at *socket* while the block runs."""
+    """The orders, served at *socket* while the block runs."""
     serving = Orders(real)
     handlers = {
         PUSH.name: grpc.unary_stream_rpc_method_handler(serving.push),

@@ -1,4 +1,7 @@
-"""Between the helper of a training process and a real daemon: passes every call on, and keeps the requests."""
+"""A server between the helper of a training process and a real daemon.
+
+It passes every call on to the daemon and keeps the requests.
+"""
 
 import contextlib
 import threading
@@ -17,19 +20,20 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class Recording:
-    """requests: in the order in which the daemon answered them without an error."""
+    """Passes calls on to the daemon of a client, and keeps the requests."""
 
     def __init__(self, client: DaemonClient) -> None:
-        self.requests: list[Message] = []
+        self.requests: list[Message] = []  # those that the daemon answered without an error, in that order
         self._client = client
         self._lock = threading.Lock()
 
     def of(self, kind: type[Kind], job: str) -> list[Kind]:
-        """The requests of *kind* about *job*, so far."""
+        """The requests so far that are of this kind and about this job."""
         with self._lock:
             return [request for request in self.requests if isinstance(request, kind) and request.job == job]  # type: ignore[attr-defined]
 
     def handlers(self) -> grpc.GenericRpcHandler:
+        """Handlers for all methods that do not stream."""
         unary = {method.name: self._handler(method) for method in METHODS if not method.streams}
         return grpc.method_handlers_generic_handler(SERVICE, unary)
 
@@ -50,7 +54,7 @@ class Recording:
 
 @contextlib.contextmanager
 def recording(client: DaemonClient, socket: Path) -> Iterator[Recording]:
-    """What is said to the daemon of *client* at *socket*."""
+    """Serve at *socket* while the block runs. What comes there goes to the daemon of *client*."""
     record = Recording(client)
     server = grpc.server(ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
     server.add_generic_rpc_handlers((record.handlers(),))

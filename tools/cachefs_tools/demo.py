@@ -1,7 +1,7 @@
 """cachefs-demo: what cachefs does for a training job, shown on this machine in about a minute.
 
-Generates a dataset, puts it behind an S3 server, and reads it through a mount in shuffled order, as two epochs of a
-training job would; then prints how that compares with the same files on the local disk.
+It generates a dataset, puts it behind an S3 server, and reads it through a mount in shuffled order, as a training job
+reads two epochs. Then it prints how this compares with the same files on the local disk.
 """
 
 import json
@@ -26,49 +26,35 @@ from cachefs.errors import CachefsError
 from cachefs.messages import DatasetAdd, Empty, OriginOptions, Status
 from cachefs.rpc import DATASET_ADD, STATUS, DaemonClient
 from cachefs_tools import image_folder
+from cachefs_tools.cachectl.command_session import CommandSession
 from cachefs_tools.cachectl.display import size
 from cachefs_tools.cachectl.progress import follow_listing
-from cachefs_tools.cachectl.session import Session
-from cachefs_tools.reading import Pass, drop_page_cache, find_files, read_shuffled
-from cachefs_tools.scratch_node import daemon, end_in_order_when_interrupted, mounted, s3_server
+from cachefs_tools.kernel_pages import forget_pages
+from cachefs_tools.orderly_exit import orderly_exit
+from cachefs_tools.reading import Pass, find_files, read_shuffled
+from cachefs_tools.scratch_config import NodeSettings, TierSettings
+from cachefs_tools.scratch_node import daemon, memory_directory, mounted, s3_server
 
 BUCKET: Final = "demo-bucket"
 DATASET: Final = "demo"
-# Of the dataset; the rest goes to the SSD tier, so that both are seen at work.
+# Share of the dataset. The rest goes to the SSD tier, so both tiers have work to do.
 MEMORY_SHARE: Final = 0.75
-# A mount reports its counters every second while they change.
+# Longer than a mount takes to report: it reports its counters every second while they change.
 REPORT_SECONDS: Final = 2.5
-# A pass over what is cached takes a tenth of a second, so the best of some says more than one.
+# A pass over cached files takes a tenth of a second. The best of several passes says more than one pass.
 TURNS: Final = 3
-CONFIG: Final = """\
-[daemon]
-socket = "{socket}"
-state_dir = "{work}/state"
-block_size = "1MiB"
-
-[memory]
-dir = "{memory}"
-budget = {memory_budget}
-
-[ssd]
-dir = "{work}/ssd"
-budget = {ssd_budget}
-min_free = 0
-"""
+BLOCK_SIZE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counters of the mount and the daemon at one moment, or their growth over one pass.
+    """Counters of the mount and the daemon at one moment, or their growth over one pass."""
 
-    requests: FUSE requests; memory, ssd, origin: bytes of reads they served; origin_requests: sent to the origin.
-    """
-
-    requests: int
-    memory: int
-    ssd: int
-    origin: int
-    origin_requests: int
+    requests: int  # FUSE requests
+    memory: int  # bytes of reads that the memory tier served
+    ssd: int  # bytes of reads that the SSD tier served
+    origin: int  # bytes of reads that waited for the origin
+    origin_requests: int  # requests that were sent to the origin
 
     def __sub__(self, before: "Usage") -> "Usage":
         return Usage(*(now - then for now, then in zip(asdict(self).values(), asdict(before).values(), strict=True)))
@@ -76,14 +62,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A row of the table. usage is None where cachefs had no part in it."""
+    """A row of the table."""
 
     title: str
     reading: Pass
-    usage: Usage | None
+    usage: Usage | None  # None: the files were read from the local disk
 
     def shares(self) -> dict[str, float]:
-        """Of the bytes read, who served them: what never reached the mount came from the kernel's page cache."""
+        """The share of the bytes that each place served. What did not reach the mount came from the page cache."""
         if self.usage is None:
             return {}
         usage, total = self.usage, self.reading.bytes
@@ -93,20 +79,17 @@ class Run:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--files", default=3000, show_default=True, type=click.IntRange(min=2), help="Files to generate.")
-@click.option("--file-size", default=110_000, show_default=True, type=click.IntRange(1000, 500_000), help="Mean bytes.")
+@click.option(
+    "--files", default=3000, show_default=True, type=click.IntRange(min=2), help="Number of files to generate."
+)
+@click.option(
+    "--file-size", default=110_000, show_default=True, type=click.IntRange(1000, 500_000), help="Mean bytes of a file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as one JSON document.")
 def main(files: int, file_size: int, as_json: bool) -> None:
     """Read a generated dataset through cachefs and from the local disk, and compare."""
-    end_in_order_when_interrupted()
-    try:
+    with orderly_exit("cachefs-demo"):
         runs = demonstrate(files, file_size)
-    except (CachefsError, OSError) as error:
-        click.echo(f"cachefs-demo: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        click.echo("cachefs-demo: interrupted; nothing is left mounted or running", err=True)
-        sys.exit(130)
     if as_json:
         click.echo(json.dumps({"files": files, "runs": [document(run, runs[-1]) for run in runs]}, indent=2))
     else:
@@ -114,7 +97,7 @@ def main(files: int, file_size: int, as_json: bool) -> None:
 
 
 def demonstrate(files: int, file_size: int) -> list[Run]:
-    """The rows of the table, native last. Raises CachefsError."""
+    """The rows of the table; the last one is of the local disk. Raises CachefsError where a part does not work."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise CachefsError("/dev/fuse cannot be used here; in a container, start it with --device /dev/fuse")
     with ExitStack() as stack:
@@ -122,43 +105,39 @@ def demonstrate(files: int, file_size: int) -> list[Run]:
         source = work / "buckets" / BUCKET
         say(f"generating {files:,} files in {source}")
         total = image_folder.generate(source, files, file_size)
-        memory = stack.enter_context(memory_directory(total, work))
+        memory = stack.enter_context(tier_directory(total, work))
         say(f"starting an S3 server, and cachefsd with {size(MEMORY_SHARE * total)} of memory in {memory}")
         endpoint = stack.enter_context(s3_server(source.parent, work / "s3.log"))
-        socket = work / "cachefsd.sock"
-        config = work / "cachefsd.toml"
-        config.write_text(configuration(work, socket, memory, total))
-        client = stack.enter_context(daemon(config, socket, work / "cachefsd.log"))
+        node = stack.enter_context(daemon(work, memory, node_settings(total)))
         say(f"listing s3://{BUCKET} and mounting it")
-        add_dataset(socket, endpoint)
+        add_dataset(node.socket, endpoint)
         mountpoint = work / "mnt"
-        stack.enter_context(mounted(DATASET, mountpoint, socket, work / "mount.log"))
-        return measure(client, mountpoint, source)
+        stack.enter_context(mounted(DATASET, mountpoint, node.socket, work / "mount.log"))
+        return measure(node.client, mountpoint, source)
 
 
 @contextmanager
-def memory_directory(total: int, work: Path) -> Iterator[Path]:
-    """A place in /dev/shm for the memory tier; where that is too small (64 MB in containers), one in *work*."""
+def tier_directory(total: int, work: Path) -> Iterator[Path]:
+    """A directory for the memory tier: in /dev/shm, or in *work* where that is too small (64 MB in containers)."""
     shared = Path("/dev/shm")
     if not shared.is_dir() or shutil.disk_usage(shared).free < 2 * total + (64 << 20):
         say("/dev/shm is too small for the memory tier: using the disk (in a container: --shm-size 2g)")
         yield work / "memory"
         return
-    with tempfile.TemporaryDirectory(prefix="cachefs-demo-", dir=shared) as directory:
-        yield Path(directory)
+    with memory_directory("cachefs-demo-") as directory:
+        yield directory
 
 
-def configuration(work: Path, socket: Path, memory: Path, total: int) -> str:
-    """Budgets are never below what the daemon asks for, some blocks."""
-    return CONFIG.format(
-        work=work, socket=socket, memory=memory, memory_budget=int(MEMORY_SHARE * total) + (16 << 20),
-        ssd_budget=total + (64 << 20),
-    )  # fmt: skip
+def node_settings(total: int) -> NodeSettings:
+    """Settings for *total* bytes of files. Each tier has room for some blocks more, since the daemon asks for it."""
+    memory, ssd = TierSettings(int(MEMORY_SHARE * total) + (16 << 20)), TierSettings(total + (64 << 20))
+    return NodeSettings(memory, ssd, BLOCK_SIZE)
 
 
 def add_dataset(socket: Path, endpoint: str) -> None:
+    """List the bucket as the dataset, with the progress that `cachectl dataset add` shows."""
     options = OriginOptions(endpoint_url=endpoint, region="us-east-1", addressing_style="path")
-    session = Session(socket, as_json=False)
+    session = CommandSession(socket, as_json=False)
     try:
         follow_listing(
             session, session.stream(DATASET_ADD, DatasetAdd(name=DATASET, url=f"s3://{BUCKET}", options=options))
@@ -168,6 +147,7 @@ def add_dataset(socket: Path, endpoint: str) -> None:
 
 
 def measure(client: DaemonClient, mountpoint: Path, source: Path) -> list[Run]:
+    """Read both trees in all ways."""
     paths, local = find_files(str(mountpoint)), find_files(str(source))
     say("reading two epochs in shuffled order, the second one in turns with the local disk")
     cold = observed(client, "epoch 1: cold", paths, 1)
@@ -177,23 +157,25 @@ def measure(client: DaemonClient, mountpoint: Path, source: Path) -> list[Run]:
         warm.append(observed(client, "epoch 2: warm", paths, 2))
         native.append(Run(f"local {file_system_of(source)}", read_shuffled(local, 2), None))
     say("dropping the kernel's pages and reading from the tiers")
-    drop_page_cache(paths)
+    forget_pages(paths)
     tiers = observed(client, "from the tiers", paths, 3)
     return [cold, fastest(warm), tiers, fastest(native)]
 
 
 def fastest(runs: list[Run]) -> Run:
+    """The run with the most files per second."""
     return max(runs, key=lambda run: run.reading.files_per_second)
 
 
 def observed(client: DaemonClient, title: str, paths: list[str], seed: int) -> Run:
+    """Read the files of the mount, and see what the node did for it."""
     before = usage(client)
     reading = read_shuffled(paths, seed)
     return Run(title, reading, usage(client) - before)
 
 
 def usage(client: DaemonClient) -> Usage:
-    """Counters once the mount has reported what it did until now."""
+    """The counters, with all that the mount has done by now."""
     asked = time.monotonic()
     while True:
         status = client.call(STATUS, Empty())
@@ -204,6 +186,7 @@ def usage(client: DaemonClient) -> Usage:
 
 
 def counted(status: Status) -> Usage:
+    """The counters in a status of the daemon."""
     counters = status.mounts[0].counters
     return Usage(
         requests=counters["requests"], memory=counters["hit_bytes_memory"], ssd=counters["hit_bytes_ssd"],
@@ -212,12 +195,13 @@ def counted(status: Status) -> Usage:
 
 
 def file_system_of(path: Path) -> str:
-    """Type of the file system *path* is on, such as `ext4`."""
+    """The type of the file system that holds *path*, such as `ext4`."""
     above = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
     return str(max(above, key=lambda one: len(one.mountpoint)).fstype)
 
 
 def document(run: Run, native: Run) -> dict[str, object]:
+    """A run for the JSON document, compared with the run of the local disk."""
     reading = run.reading
     return {
         "run": run.title,
@@ -235,13 +219,15 @@ def document(run: Run, native: Run) -> dict[str, object]:
 
 
 def table(runs: list[Run]) -> Table:
+    """All runs for people to read."""
     native = runs[-1].reading
     result = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title=f"{native.files:,} files, {size(native.bytes)}, one reader",
-        caption="page cache to origin: shares of the bytes; FUSE, S3: requests to mount and origin\n"
-        f"epoch 2 and local: everything page-cached, the best of {TURNS} passes in turn",
+        caption="page cache, memory, ssd and origin served these shares of the bytes\n"
+        "FUSE and S3 are requests to the mount and to the origin\n"
+        f"epoch 2 and local are page-cached; each is the best of {TURNS} passes, which take turns",
     )
     result.add_column("", no_wrap=True)
     for heading in ("files/s", "GB/s", "p50 us", "of\nlocal", "page\ncache", "memory", "ssd", "origin", "FUSE", "S3"):
@@ -252,6 +238,7 @@ def table(runs: list[Run]) -> Table:
 
 
 def cells(run: Run, native: Pass) -> list[str]:
+    """The cells of a row behind its title."""
     reading, shares = run.reading, run.shares()
     speed = [
         f"{reading.files_per_second:,.0f}",

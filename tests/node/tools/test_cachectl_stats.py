@@ -1,4 +1,4 @@
-"""cachectl stats, as a user runs it, over mounts that report what the test says."""
+"""cachectl stats as a user runs it. The mounts report what the test says."""
 
 import json
 import subprocess
@@ -64,7 +64,7 @@ def test_lines_show_what_changed_since_the_line_before(daemon: Daemon) -> None:
     assert (change("pushed_bytes"), change("dropped_bytes")) == (4_000_000, 0)
     assert change("samples") == 40
     assert (busy[1]["held_bytes"], busy[1]["budget_bytes"]) == (3 << 20, 64 << 20)
-    # The daemon's own counters begin anew when it restarts.
+    # Counters of the daemon begin at 0 again when it restarts.
     assert after["requests"] == 0
 
 

@@ -1,4 +1,4 @@
-"""The demo on a small dataset: its table makes the point, and nothing is left of it however it ends."""
+"""The demo on a small dataset: its figures show what they should, and nothing is left of it, however it ends."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_demo_measures_each_way_of_reading(tmp_path: Path) -> None:
     assert len({run["bytes"] for run in runs}) == 1
     assert cold["shares"]["origin"] == pytest.approx(1)
     assert cold["origin_requests"] >= 200
-    # Some kernels drop a cached page now and then, of any file system.
+    # Some kernels sometimes drop a cached page, of any file system.
     assert warm["shares"]["page_cache"] > 0.95
     assert warm["fuse_requests"] <= 20
     assert warm["origin_requests"] == 0

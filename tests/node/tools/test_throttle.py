@@ -1,6 +1,6 @@
-"""The throttling proxy over real sockets: what passes is right, no faster than told, and counted.
+"""The throttling proxy over real sockets: what passes is right, is no faster than the limits allow, and is counted.
 
-Times are only ever held against what they must not fall below.
+The tests check only that nothing takes less time than it must. They set no upper bounds.
 """
 
 import functools
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from cachefs_tools.bench.ceiling import measure
-from cachefs_tools.bench.link import CATCH_UP, Limits
+from cachefs_tools.bench.slow_link import CATCH_UP, Limits
 from cachefs_tools.bench.throttle import Throttle, throttled
 from cachefs_tools.scratch_node import SCRATCH, s3_server
 
@@ -39,7 +39,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def upstream(files: Path) -> Iterator[str]:
-    """The URL of a plain web server over the files, which closes idle connections."""
+    """The URL of a plain web server that serves the files and closes idle connections."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -62,7 +62,7 @@ def throttle(tmp_path: Path, upstream: str) -> Iterator[Throttle]:
 
 
 def get(throttle: Throttle, *paths: str, method: str = "GET") -> list[tuple[int, bytes]]:
-    """Status and body of each, one after the other over one connection."""
+    """Request the paths one after the other over one connection. Returns the status and the body of each answer."""
     answers = []
     with closing(http.client.HTTPConnection(urlsplit(throttle.endpoint).netloc, timeout=30)) as connection:
         for path in paths:

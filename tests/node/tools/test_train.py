@@ -1,4 +1,4 @@
-"""`cachefs-bench train`, small: what its runs read is right, and what it says of them adds up."""
+"""`cachefs-bench train` with small data: its jobs read the right bytes, and its figures add up."""
 
 import json
 import os
@@ -24,7 +24,7 @@ FILES, SIZE, EPOCHS, DEMAND = 160, 20_000, 2, 400
 
 
 def train(work: Path, *options: str, env: Mapping[str, str] = os.environ) -> Any:
-    """What it prints."""
+    """Run the benchmark. Returns its JSON document."""
     done = subprocess.run(
         [BENCH, "train", "--files", str(FILES), "--size", str(SIZE), "--epochs", str(EPOCHS), "--demand", str(DEMAND),
          "--workers", "2", "--latency", "10", "--latency-p99", "0", "--directory", str(work), *options],
@@ -45,7 +45,7 @@ def assert_adds_up(run: dict[str, Any]) -> None:
     epochs = run["epochs"]
     assert sum(epoch["origin_bytes"] for epoch in epochs) == run["origin"]["bytes"]
     reads = sum(epoch["hits"] + epoch["misses"] for epoch in epochs)
-    # Of two jobs one may find what the other has just read in the page cache.
+    # One of two jobs may find in the page cache what the other has just read.
     assert EPOCHS * FILES <= reads <= len(run["jobs"]) * EPOCHS * FILES
     assert run["origin"]["samples"] >= run["origin"]["expected_samples"]["belady"]
     assert set(run["machine"]["cpu_seconds"]) == {"daemon", "mount", "proxy"}
@@ -114,7 +114,7 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Sig
 
 
 def processes_with(work: Path) -> list[psutil.Process]:
-    """Those that have *work* in their command line, but for the benchmark itself."""
+    """The processes that have *work* in their command line, without the benchmark itself."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])

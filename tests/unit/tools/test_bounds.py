@@ -1,4 +1,4 @@
-"""The benchmark's expectations against brute force and simulation."""
+"""What the benchmark expects, compared with brute force and with simulation."""
 
 from collections import OrderedDict
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 
 def fewest_misses(sequence: list[int], capacity: int) -> int:
-    """By trying everything: after each read any set of held samples that were held or just read may stay."""
+    """The least number of misses, found by trying every choice of samples to keep after each read."""
     states: dict[frozenset[int], int] = {frozenset(): 0}
     for sample in sequence:
         following: dict[frozenset[int], int] = {}

@@ -1,4 +1,4 @@
-"""The benchmark's jobs without a node: what they read, check and report; and the runs of its presets."""
+"""The jobs of `cachefs-bench train`, without a node: what they read, check and report. And the runs of its presets."""
 
 import subprocess
 import sys
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from cachefs_tools.bench.sample_data import is_sample, sample_name, write_samples
-from cachefs_tools.bench.scenario import PRESETS, Scenario, Shape, preset
-from cachefs_tools.bench.train import JobResult, merged_sequence, read_report
-from cachefs_tools.bench.training import EpochReport, list_samples
+from cachefs_tools.bench.scenario import PRESETS, Loader, Scenario, Shape, preset
+from cachefs_tools.bench.training_figures import JobResult, merged_sequence
+from cachefs_tools.bench.training_loop import EpochReport, list_samples, read_report
 
 FILES, EPOCHS = 210, 2
 
@@ -75,7 +75,7 @@ def test_presets_are_runs_of_different_names(name: str) -> None:
 
 
 def test_the_merged_sequence_follows_the_clock() -> None:
-    scenario = Scenario(title="", loader="plain", shape=Shape(files=6, batch_size=2, epochs=1))
+    scenario = Scenario(title="", loader=Loader.PLAIN, shape=Shape(files=6, batch_size=2, epochs=1))
     early = EpochReport(0, begin=0, samples=6, batches=[1.0, 3.0, 5.0])
     late = EpochReport(0, begin=0, samples=4, batches=[2.0, 4.0])
     jobs = [JobResult(scenario.jobs[0], [early]), JobResult(scenario.jobs[0], [late])]

@@ -1,4 +1,7 @@
-"""How fast the throttling proxy is when it throttles nothing, so that a benchmark knows it was not what it measured."""
+"""How fast the throttling proxy is when it throttles nothing.
+
+A benchmark compares this with what the proxy let through. Where the two are close, it measured the proxy.
+"""
 
 import asyncio
 import time
@@ -11,7 +14,7 @@ from urllib.parse import urlsplit
 from botocore.config import Config
 from botocore.session import Session
 
-from cachefs_tools.bench.link import Limits
+from cachefs_tools.bench.slow_link import Limits
 from cachefs_tools.bench.throttle import Throttle
 from cachefs_tools.scratch_node import Account
 
@@ -21,17 +24,19 @@ SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """requests_per_s, bytes_per_s: of a bare client, proxy and server together on this machine; cpu_requests_per_s,
-    cpu_bytes_per_s: what the proxy's processor time per request would allow it on a core of its own."""
+    """The rates of the proxy without limits."""
 
-    requests_per_s: float
-    bytes_per_s: float
-    cpu_requests_per_s: float
-    cpu_bytes_per_s: float
+    requests_per_s: float  # measured, with the client and the server on the same machine
+    bytes_per_s: float  # measured likewise
+    cpu_requests_per_s: float  # what the proxy's processor time per request would allow on a core of its own
+    cpu_bytes_per_s: float  # likewise, by processor time per byte
 
 
 def measure(throttle: Throttle, account: Account, paths: Sequence[str], seconds: float = SECONDS) -> Ceiling:
-    """Lifts the proxy's limits and leaves them lifted. paths: bucket/key of the objects to read."""
+    """Read the objects *paths* (each `bucket/key`) again and again for so many seconds.
+
+    This lifts the proxy's limits, and they stay lifted.
+    """
     throttle.limit(Limits())
     requests = [_get(url) for url in _signed(throttle.endpoint, account, paths)]
     before, start = throttle.counters(), time.monotonic()

@@ -1,4 +1,4 @@
-"""hotread.c, compiled and run: files per second of open + fstat + read + close."""
+"""Compiles and runs hotread.c, which measures files per second of open + fstat + read + close."""
 
 import ctypes
 import json
@@ -14,15 +14,18 @@ SOURCE = Path(__file__).with_name("hotread.c")
 
 @dataclass(frozen=True, slots=True)
 class HotRead:
-    """program: the compiled binary; listing: file with the paths to read, relative to a root, a line each."""
+    """The compiled program and what it reads."""
 
     program: Path
-    listing: Path
+    listing: Path  # a file with the paths to read, one per line, relative to a root
 
     def run(
         self, root: Path, *, procs: int = 1, rounds: int = 1, seed: int = 1, checksum: bool = False
     ) -> list[dict[str, Any]]:
-        """What each round measured, as hotread prints it. checksum: of all paths and contents, order-independent."""
+        """What each round measured, as hotread prints it.
+
+        With *checksum* each round has a checksum of all paths and contents, which does not depend on the order.
+        """
         command = [self.program, "--root", root, "--list", self.listing, "--procs", str(procs), "--rounds", str(rounds)]
         command += ["--seed", str(seed)]
         command += ["--sum"] if checksum else []
@@ -33,7 +36,7 @@ class HotRead:
 
 
 def compile_hotread(work: Path, names: list[str]) -> HotRead:
-    """Raises CachefsError where there is no C compiler."""
+    """hotread for the paths *names*, compiled in *work*. Raises CachefsError where there is no C compiler."""
     program, listing = work / "hotread", work / "names"
     try:
         subprocess.run(["cc", "-O2", "-o", program, SOURCE], check=True, capture_output=True)
@@ -44,8 +47,10 @@ def compile_hotread(work: Path, names: list[str]) -> HotRead:
 
 
 def first_round(files: int, seed: int) -> list[int]:
-    """The lines of its list in the order in which hotread reads them in its first round; with N processes, each reads
-    every N-th of them."""
+    """The order in which hotread reads the lines of its list in its first round.
+
+    With N processes, process k reads the places k, k+N, k+2N and so on of this order.
+    """
     library = ctypes.CDLL(None)
     library.random.restype = ctypes.c_long
     library.srandom(ctypes.c_uint(seed))

@@ -12,22 +12,25 @@ import psutil
 
 from cachefs.messages import Empty
 from cachefs.rpc import STATUS
-from cachefs_tools.bench.node import dataset_node
+from cachefs_tools.bench.directory_node import DATASET, directory_node
+from cachefs_tools.scratch_config import NodeSettings, TierSettings
 from cachefs_tools.scratch_node import mounted
 
 PER_DIRECTORY = 1000
 TURNS = 5
-MEMORY = 256 << 20
+SETTINGS = NodeSettings(memory=TierSettings(256 << 20), ssd=TierSettings(0))
 
 
 def measure(work: Path, files: int, entries: int) -> dict[str, Any]:
+    """The figures, as a JSON-serialisable document. *work* is an empty directory."""
     return {"find": measure_find(work, files), "mount": measure_mount(work, entries)}
 
 
 def measure_find(work: Path, files: int) -> dict[str, Any]:
+    """find(1) over a mounted tree of so many files, and over the same tree on the local disk, in turns."""
     source, mount = work / "native", work / "mount"
     write_empty_files(source, files)
-    with dataset_node(work, source, MEMORY) as (_, socket), mounted("bench", mount, socket, work / "mount.log"):
+    with directory_node(work, source, SETTINGS) as node, mounted(DATASET, mount, node.socket, work / "mount.log"):
         first = seconds_of_find(mount)
         seconds_of_find(source)
         native, ours = zip(*((seconds_of_find(source), seconds_of_find(mount)) for _ in range(TURNS)), strict=True)
@@ -37,20 +40,20 @@ def measure_find(work: Path, files: int) -> dict[str, Any]:
 
 
 def measure_mount(work: Path, entries: int) -> dict[str, Any]:
-    """mount.cachefs as a user runs it: until the command returns, and the memory of the process it leaves."""
+    """mount.cachefs as a user runs it: seconds until the command returns, and the memory of the process it leaves."""
     source, mount = work / "large", work / "large-mount"
-    node = work / "large-node"
-    node.mkdir()
+    place = work / "large-node"
+    place.mkdir()
     mount.mkdir()
     write_empty_files(source, entries)
-    with dataset_node(node, source, MEMORY) as (client, socket):
+    with directory_node(place, source, SETTINGS) as node:
         command = Path(sysconfig.get_path("scripts"), "mount.cachefs")
         start = time.perf_counter()
-        subprocess.run([command, "bench", mount, "-o", f"socket={socket}"], check=True)
+        subprocess.run([command, DATASET, mount, "-o", f"socket={node.socket}"], check=True)
         seconds = time.perf_counter() - start
         try:
             os.listdir(mount)
-            (view,) = client.call(STATUS, Empty()).mounts
+            (view,) = node.client.call(STATUS, Empty()).mounts
             memory = psutil.Process(view.pid).memory_info().rss
         finally:
             subprocess.run(["umount", mount], check=True)
@@ -58,7 +61,7 @@ def measure_mount(work: Path, entries: int) -> dict[str, Any]:
 
 
 def write_empty_files(directory: Path, files: int) -> None:
-    """Sparse files of up to 3 KB: find(1) sees sizes, the disk holds no data."""
+    """Write sparse files of up to 3 KB. find(1) sees their sizes, and the disk holds no data."""
     for start in range(0, files, PER_DIRECTORY):
         parent = directory / f"{start // PER_DIRECTORY:04}"
         parent.mkdir(parents=True)
@@ -69,6 +72,7 @@ def write_empty_files(directory: Path, files: int) -> None:
 
 
 def seconds_of_find(top: Path) -> float:
+    """Seconds that find(1) takes to look at the size of every file below *top*."""
     start = time.perf_counter()
     subprocess.run(["find", top, "-type", "f", "-size", "+1"], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""The S3 server behind the throttle, filled: rclone's by default, or one that is already running."""
+"""The S3 server behind the proxy, filled with the dataset: rclone's server, or one that is already running."""
 
 import asyncio
 import os
@@ -23,15 +23,19 @@ PARALLEL: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class OriginServer:
-    """An S3 server whose bucket BUCKET holds the dataset. endpoint: its URL."""
+    """An S3 server whose bucket BUCKET holds the dataset."""
 
-    endpoint: str
+    endpoint: str  # its URL
     account: Account
 
 
 @contextmanager
 def filled_server(work: Path, shape: Shape, endpoint: str | None) -> Iterator[OriginServer]:
-    """endpoint: of a running server, in which the bucket is made and removed again; None: one of our own."""
+    """A server with the dataset in it.
+
+    *endpoint* is the URL of a running server, in which the bucket is made, and removed in the end. With None a new
+    server is started.
+    """
     directory = work / "buckets" / BUCKET
     write_samples(directory, shape.files, shape.size)
     if endpoint is None:
@@ -78,7 +82,7 @@ async def _remove(client: Any, keys: Sequence[str]) -> None:
 
 
 def _talk(server: OriginServer, work: Any) -> None:
-    """Do *work* with a client of the server. Raises CachefsError."""
+    """Await *work*(client) with a client of the server. Raises CachefsError where the server does not do it."""
 
     async def connected() -> None:
         config = AioConfig(

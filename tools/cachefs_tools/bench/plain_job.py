@@ -1,6 +1,7 @@
-"""A training job without torch: threads that each read one batch at a time, a bounded number of batches ahead.
+"""A training job without torch.
 
-It reads in the order `numpy.random.RandomState(seed + epoch)` gives, and starts when its standard input says so.
+Threads read one batch each, a bounded number of batches ahead. The order of an epoch is a permutation drawn by
+`numpy.random.RandomState(seed + epoch)`. The job starts when it is given a line on standard input.
 """
 
 import sys
@@ -10,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy
 
-from cachefs_tools.bench.training import Batch, arguments, list_samples, read_sample, train
+from cachefs_tools.bench.training_loop import Batch, arguments, list_samples, read_sample, train
 
 
 def main() -> None:

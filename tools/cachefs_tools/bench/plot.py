@@ -1,4 +1,4 @@
-"""A picture of the runs. The only module that needs matplotlib."""
+"""A picture of the runs of `cachefs-bench train`. This is the only module that needs matplotlib."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ except ImportError:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Utilisation, stall per epoch and origin bytes of each run, in the format of the path's suffix."""
+    """Draw utilisation, stalls by epoch and origin bytes of each run. The suffix of the path gives the format."""
     runs = result["runs"]
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 1.5 + 0.45 * len(runs)), layout="constrained")
     names = [run["run"] for run in runs]
@@ -34,7 +34,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def _bars(axes: Any, names: list[str], groups: list[list[float]]) -> None:
-    """One row per run, with a bar for each of its values."""
+    """Draw one row per run, with a bar for each of its values."""
     for row, values in enumerate(groups):
         for number, value in enumerate(values):
             axes.barh(row + 0.8 * (number + 0.5) / len(values) - 0.4, value, 0.8 / len(values), color=f"C{number}")
@@ -42,6 +42,7 @@ def _bars(axes: Any, names: list[str], groups: list[list[float]]) -> None:
 
 
 def _stacked(axes: Any, names: list[str], groups: list[list[float]]) -> None:
+    """Draw one row per run, with its values one behind the other."""
     for row, values in enumerate(groups):
         start = 0.0
         for number, value in enumerate(values):

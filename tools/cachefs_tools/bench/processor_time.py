@@ -1,4 +1,4 @@
-"""Processor seconds of a node's processes, Python's own (user) and the kernel's (system)."""
+"""Processor seconds of a node's processes. User time is Python's own, system time is the kernel's."""
 
 import resource
 from collections import defaultdict
@@ -10,14 +10,19 @@ import psutil
 
 from cachefs.errors import CachefsError
 
+# A part of the pusher's command line.
 PUSHER: Final = "cachefs.mount.push"
+# Process name -> {"user": seconds, "system": seconds}.
 Seconds = dict[str, dict[str, float]]
 
 
 @contextmanager
 def accounted(daemon: int, mount: int) -> Iterator[Seconds]:
-    """{process: {"user", "system"}} while the block ran, once it has: the daemon; the mount's processes; their pusher,
-    where there is one; and we ourselves, with the children that have ended. daemon, mount: process ids."""
+    """Account for the block. The dictionary is filled when the block has ended.
+
+    *daemon* and *mount* are process ids. The names are `daemon`, `mount` (all processes of the mount but its pusher),
+    `pusher` where there is one, and `reader` (this process and its children that have ended).
+    """
     seconds: Seconds = {}
     before = _seconds(daemon, mount)
     yield seconds

@@ -1,7 +1,6 @@
-"""`cachefs-bench push`: what pushing pages ahead of a reader brings, a preset per question."""
+"""`cachefs-bench push`: what it brings to push pages ahead of a reader. Each preset answers one question."""
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,16 +8,15 @@ from typing import Any, Final
 
 import click
 
-from cachefs.errors import CachefsError
 from cachefs_tools.bench import push_large, push_paced, push_speed
 from cachefs_tools.bench.push_node import TIERS
-from cachefs_tools.scratch_node import end_in_order_when_interrupted
+from cachefs_tools.orderly_exit import orderly_exit
 
 FILES: Final = 20_000
 SIZE: Final = 110_000
 LARGE: Final = 4 << 30
 SMALL_BUDGET: Final = "256MiB"
-# A job opens its dataset and builds its model between publishing and its first read.
+# Seconds. Between publishing and its first read, a job opens its dataset and builds its model.
 HEAD_START: Final = 0.5
 
 Options = dict[str, Any]
@@ -40,16 +38,18 @@ def _small_budget(work: Path, options: Options) -> Runs:
 
 def _full_speed(work: Path, options: Options) -> Runs:
     load = push_speed.FullSpeed(
-        options["files"], options["size"], options["tier"], options["turns"], options["head_start"], options["budget"]
-    )
+        files=options["files"], size=options["size"], tier=options["tier"], turns=options["turns"],
+        head_start=options["head_start"], budget=options["budget"],
+    )  # fmt: skip
     return push_speed.measure(work, load)
 
 
 def _large(work: Path, options: Options) -> Runs:
-    return push_large.measure(work, push_large.Large(options["size"], options["head_start"], options["budget"]))
+    load = push_large.Large(size=options["size"], head_start=options["head_start"], budget=options["budget"])
+    return push_large.measure(work, load)
 
 
-# Each with what it takes for options that are not given.
+# Each preset is a function, and the values of options that were not given.
 PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
     "m1": (_paced, {"size": SIZE, "tier": "ssd", "budget": "", "head_start": HEAD_START}),
     "m2": (_full_speed, {"size": SIZE, "tier": "memory", "budget": "", "head_start": 0.0}),
@@ -59,36 +59,50 @@ PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
 
 
 @click.command("push")
-@click.option("--preset", type=click.Choice(list(PRESETS)), required=True, help="What to show (see the docs).")
-@click.option("--files", default=FILES, show_default=True, type=click.IntRange(min=2), help="m1 to m3.")
 @click.option(
-    "--size", type=click.IntRange(min=9), help=f"Bytes of a file.  [default: {SIZE}; m5: {LARGE}, and one file]"
+    "--preset", type=click.Choice(list(PRESETS)), required=True, help="The question (see docs/benchmarks.md)."
 )
-@click.option("--tier", type=click.Choice(TIERS), help="That holds the files.  [default: ssd; m2: memory; m5: both]")
-@click.option("--epochs", default=1, show_default=True, type=click.IntRange(min=1), help="m1 and m3.")
-@click.option("--turns", default=3, show_default=True, type=click.IntRange(min=1), help="m2: mounts of each way.")
 @click.option(
-    "--compute", default=2.0, show_default=True, type=click.FloatRange(min=0), help="m1, m3: milliseconds per sample."
+    "--files", default=FILES, show_default=True, type=click.IntRange(min=2), help="m1, m2, m3: number of files."
 )
-@click.option("--budget", help=f"Of the page cache.  [default: the mount's own; m3: {SMALL_BUDGET}]")
+@click.option(
+    "--size", type=click.IntRange(min=9), help=f"Bytes of a file. m5 has one file.  [default: {SIZE}; m5: {LARGE}]"
+)
+@click.option(
+    "--tier", type=click.Choice(TIERS), help="The tier that holds the files.  [default: ssd; m2: memory; m5: both]"
+)
+@click.option("--epochs", default=1, show_default=True, type=click.IntRange(min=1), help="m1, m3: epochs.")
+@click.option(
+    "--turns",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="m2: how many mounts push, and how many do not.",
+)
+@click.option(
+    "--compute",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="m1, m3: milliseconds of computing per sample.",
+)
+@click.option(
+    "--budget", help=f"How much of the page cache may be used.  [default: the mount's own; m3: {SMALL_BUDGET}]"
+)
 @click.option(
     "--head-start",
     type=click.FloatRange(min=0),
     help=f"Seconds from publishing to the first read.  [default: {HEAD_START}; m2, m5: 0]",
 )
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work (default: a temporary directory).")
+@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
 def push_command(preset: str, directory: Path | None, **options: Any) -> None:
-    """Reads whose pages are pushed into the kernel ahead of the reader, beside the same on the local disk."""
-    end_in_order_when_interrupted()
+    """Measure reads while pages are pushed ahead of the reader.
+
+    The pages are pushed into the kernel's page cache. The same files are read from the local disk beside them.
+    """
     measure, defaults = PRESETS[preset]
     options.update((name, value) for name, value in defaults.items() if options[name] is None)
-    try:
+    with orderly_exit("cachefs-bench"):
         with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
             runs = measure(Path(name), options)
         click.echo(json.dumps({"preset": preset, **options, "runs": runs}, indent=2))
-    except (CachefsError, OSError) as error:
-        click.echo(f"cachefs-bench: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        click.echo("cachefs-bench: interrupted; nothing is left mounted or running", err=True)
-        sys.exit(130)

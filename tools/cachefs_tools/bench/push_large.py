@@ -1,7 +1,7 @@
-"""One large file, read through once and in random pieces, cold, out of each tier; gigabytes per second beside native.
+"""Reads one large file out of each tier, in order and in random pieces, and compares the speed with a native copy.
 
-Whose processor time it takes says what to do about it: Python's own is user time of the mount's processes, the
-copying and the FUSE requests are system time.
+No page of the file is in the kernel when the reads begin. The processor time tells what a slow read is due to: Python's
+own work is user time of the mount's processes, while copying and FUSE requests are system time.
 """
 
 import mmap
@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,38 +19,39 @@ import numpy
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublish, SampleMap, SamplerSpec
+from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.bench.processor_time import accounted
-from cachefs_tools.bench.push_node import (
-    DATASET,
-    TIERS,
-    PushNode,
-    cold_mount,
-    published,
-    push_node,
-    pushed,
-    room_for,
-)
-from cachefs_tools.bench.reads import forget_pages
+from cachefs_tools.bench.push_node import TIERS, Way, cold_mount, mount_options, published, push_node, pushed, room_for
+from cachefs_tools.kernel_pages import forget_pages
+from cachefs_tools.scratch_node import ScratchNode
 
 NAME: Final = "large.bin"
+# Bytes of a random read, and of a read in order.
 RECORD: Final = 256 << 10
 SEQUENTIAL_READ: Final = 1 << 20
 SEED: Final = 1
+# Bytes of the offset at the start of each record.
 STAMP: Final = 8
-WAYS: Final = {"pushing": (), "not pushing": ("no_push",)}
+
+
+class Pattern(StrEnum):
+    """The order of the reads."""
+
+    SEQUENTIAL = "sequential"  # from begin to end
+    RANDOM = "random"  # each record once, in random order
 
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """size: bytes, a multiple of 1 MiB; head_start: seconds from publishing to the first read."""
+    """The file, and how it is read."""
 
-    size: int
-    head_start: float
-    budget: str = ""
+    size: int  # bytes, a multiple of 1 MiB
+    head_start: float  # seconds from publishing to the first read
+    budget: str = ""  # of the page cache, as the mount option takes it; empty: the mount's default
 
 
 def measure(work: Path, load: Large) -> list[dict[str, Any]]:
-    """Raises CachefsError for a size that is no multiple of a read's."""
+    """A run for each tier, pattern and way. Raises CachefsError for a size that is no multiple of SEQUENTIAL_READ."""
     if not load.size or load.size % SEQUENTIAL_READ:
         raise CachefsError(f"--size {load.size} is not a multiple of {SEQUENTIAL_READ} bytes")
     source = work / "native"
@@ -60,14 +62,12 @@ def measure(work: Path, load: Large) -> list[dict[str, Any]]:
         place = work / tier
         place.mkdir()
         with push_node(place, source, tier, room) as node:
-            runs += [
-                _run(node, source, load, tier, pattern, way) for pattern in ("sequential", "random") for way in WAYS
-            ]
+            runs += [_run(node, source, load, tier, pattern, way) for pattern in Pattern for way in Way]
     return runs
 
 
 def write_large(path: Path, size: int) -> None:
-    """Each RECORD starts with its offset, so that a read of the wrong place is seen."""
+    """Write a file of *size* bytes. Each record starts with its offset, so a read of the wrong place is noticed."""
     path.parent.mkdir()
     pool = random.Random(0).randbytes(2 * RECORD)
     with path.open("wb") as file:
@@ -76,17 +76,16 @@ def write_large(path: Path, size: int) -> None:
             file.write(offset.to_bytes(STAMP, "little") + pool[start : start + RECORD - STAMP])
 
 
-def _run(node: PushNode, source: Path, load: Large, tier: str, pattern: str, way: str) -> dict[str, Any]:
-    length = SEQUENTIAL_READ if pattern == "sequential" else RECORD
-    offsets = range(0, load.size, length) if pattern == "sequential" else _random_offsets(load.size)
+def _run(node: ScratchNode, source: Path, load: Large, tier: str, pattern: Pattern, way: Way) -> dict[str, Any]:
+    length = SEQUENTIAL_READ if pattern == Pattern.SEQUENTIAL else RECORD
+    offsets = range(0, load.size, length) if pattern == Pattern.SEQUENTIAL else _random_offsets(load.size)
     native = source / NAME
     os.sync()
-    forget_pages(source, [NAME])
+    forget_pages([native])
     cold, _ = read_pieces(native, offsets, length)
     cached, _ = read_pieces(native, offsets, length)
-    options = [f"page_cache_budget={load.budget}"] if load.budget and way == "pushing" else WAYS[way]
     with ExitStack() as stack:
-        mount = stack.enter_context(cold_mount(node, options))
+        mount = stack.enter_context(cold_mount(node, mount_options(way, load.budget)))
         before = mount.counters()
         with accounted(*mount.pids()) as processor:
             stack.enter_context(published(node, _publication(load, pattern)))
@@ -103,7 +102,7 @@ def _run(node: PushNode, source: Path, load: Large, tier: str, pattern: str, way
 
 
 def read_pieces(path: Path, offsets: Sequence[int], length: int) -> tuple[float, int]:
-    """(GB per second, pieces that did not come whole from where they should)."""
+    """Read *length* bytes at each offset. Returns (GB per second, pieces that were short or from a wrong place)."""
     buffer = mmap.mmap(-1, length)
     buffers = [buffer]
     damaged = 0
@@ -124,8 +123,8 @@ def _random_offsets(size: int) -> list[int]:
     return [number * RECORD for number in order]
 
 
-def _publication(load: Large, pattern: str) -> JobPublish:
-    if pattern == "sequential":
+def _publication(load: Large, pattern: Pattern) -> JobPublish:
+    if pattern == Pattern.SEQUENTIAL:
         spec, sample_map = SamplerSpec(kind="sequential", size=1), SampleMap(kind="tree")
     else:
         spec = SamplerSpec(kind="numpy", size=load.size // RECORD, seed=SEED)

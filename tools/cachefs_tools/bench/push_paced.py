@@ -1,6 +1,7 @@
 """Latency of one sample's open + read + close while a job computes between samples, beside a native copy.
 
-Pushing is told how far the job is by heartbeats, ten a second, or has to find out.
+In one run the job sends no progress, so the node has to find it out by tripwires. In the other run ten heartbeats a
+second tell it.
 """
 
 import json
@@ -17,59 +18,49 @@ from typing import Any, Final
 from cachefs.errors import CachefsError, NotFound
 from cachefs.job_messages import JobProgress, JobPublish, SampleMap, SamplerSpec
 from cachefs.rpc import JOB_PROGRESS
+from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.bench.processor_time import accounted
-from cachefs_tools.bench.push_node import (
-    DATASET,
-    PushNode,
-    cold_mount,
-    published,
-    push_node,
-    pushed,
-    room_for,
-)
+from cachefs_tools.bench.push_node import Way, cold_mount, mount_options, published, push_node, pushed, room_for
 from cachefs_tools.bench.push_reader import PROGRESS
-from cachefs_tools.bench.reads import load_pages_alike
 from cachefs_tools.bench.resident_pages import watched
 from cachefs_tools.bench.sample_data import sample_name, write_samples
-from cachefs_tools.scratch_node import WITH_PARENT, wait
+from cachefs_tools.kernel_pages import load_pages_alike
+from cachefs_tools.scratch_node import WITH_PARENT, ScratchNode, wait
 
 SEED: Final = 1
 HEARTBEATS_PER_SECOND: Final = 10
-# Of a reader beyond what its computing takes: then something hangs.
-PATIENCE_SECONDS: Final = 600.0
+# A reader that has not ended after this time hangs.
+TIMEOUT_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """tier: `memory` or `ssd`, where the dataset is; compute: seconds per sample; head_start: seconds from publishing
-    to the first read; budget: of the page cache, as the mount option takes it, or empty for its default; watch_pages:
-    sample what is resident of the mount."""
+    """The dataset, and how the job reads it."""
 
     files: int
-    size: int
-    tier: str
+    size: int  # bytes of each file
+    tier: str  # where the dataset is: `memory` or `ssd`
     epochs: int
-    compute: float
-    head_start: float
-    budget: str = ""
-    watch_pages: bool = False
+    compute: float  # seconds per sample
+    head_start: float  # seconds from publishing to the first read
+    budget: str = ""  # of the page cache, as the mount option takes it; empty: the mount's default
+    watch_pages: bool = False  # measure once a second how much of the mount is in the page cache
 
 
 def measure(work: Path, load: Paced) -> list[dict[str, Any]]:
-    """A run that is told nothing, and one with heartbeats, on new mounts of one node that holds the dataset."""
+    """One run without heartbeats and one run with them, each on a new mount of one node that holds the dataset."""
     source = work / "native"
     write_samples(source, load.files, load.size)
     with push_node(work, source, load.tier, room_for(load.files, load.size)) as node:
         return [_run(node, source, load, heartbeats) for heartbeats in (False, True)]
 
 
-def _run(node: PushNode, source: Path, load: Paced, heartbeats: bool) -> dict[str, Any]:
+def _run(node: ScratchNode, source: Path, load: Paced, heartbeats: bool) -> dict[str, Any]:
     title = "heartbeats" if heartbeats else "tripwires"
     names = [sample_name(number) for number in range(load.files)]
-    options = [f"page_cache_budget={load.budget}"] if load.budget else []
     load_pages_alike((source,), names)
     with ExitStack() as stack:
-        mount = stack.enter_context(cold_mount(node, options))
+        mount = stack.enter_context(cold_mount(node, mount_options(Way.PUSHING, load.budget)))
         paths = [mount.path / name for name in names]
         progress = node.work / f"{title}.progress"
         progress.write_bytes(bytes(PROGRESS.size))
@@ -91,6 +82,7 @@ def _run(node: PushNode, source: Path, load: Paced, heartbeats: bool) -> dict[st
 
 @contextmanager
 def _reader(mount: Path, native: Path, load: Paced, progress: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The reader's process, which waits to be started. It is stopped in the end."""
     command = [
         *WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.push_reader", str(mount), str(native),
         "--files", str(load.files), "--size", str(load.size), "--seed", str(SEED), "--epochs", str(load.epochs),
@@ -112,8 +104,8 @@ def _publication(title: str, load: Paced, pid: int) -> JobPublish:
 
 
 @contextmanager
-def _heartbeats(node: PushNode, job: str, progress: Path) -> Iterator[None]:
-    """Tell the daemon what the reader notes in the file *progress*."""
+def _heartbeats(node: ScratchNode, job: str, progress: Path) -> Iterator[None]:
+    """Tell the daemon ten times a second what the reader has stored in the file *progress*."""
     over = threading.Event()
 
     def tell() -> None:
@@ -133,11 +125,11 @@ def _heartbeats(node: PushNode, job: str, progress: Path) -> Iterator[None]:
 
 
 def _epochs(reader: subprocess.Popen[bytes], title: str) -> list[dict[str, Any]]:
-    """Start the reader, and what it says of each epoch once it is through."""
+    """Start the reader and wait until it has ended. Returns what it printed about each epoch."""
     try:
-        output, errors = reader.communicate(b"go\n", timeout=PATIENCE_SECONDS)
+        output, errors = reader.communicate(b"go\n", timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        raise CachefsError(f"{title}: the reader is not through after {PATIENCE_SECONDS:.0f} s") from None
+        raise CachefsError(f"{title}: the reader has not ended after {TIMEOUT_SECONDS:.0f} s") from None
     if reader.returncode:
         raise CachefsError(f"{title}: the reader failed: {errors.decode(errors='replace')[-2000:].strip()}")
     return [json.loads(line) for line in output.splitlines()]
@@ -159,7 +151,7 @@ def _requests(load: Paced, before: dict[str, int], after: dict[str, int]) -> dic
 
 
 def _residency(resident: list[int], after: dict[str, int]) -> dict[str, Any]:
-    """Empty where nobody looked."""
+    """What was in the page cache. Empty where this was not measured."""
     if not resident:
         return {}
     budget = after.get("push_budget", 0)

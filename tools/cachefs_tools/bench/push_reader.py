@@ -1,9 +1,9 @@
-"""A job that reads one sample at a time from a mount and from a native copy, computes, and goes on to the next.
+"""A job that reads one sample at a time from a mount and from a native copy, and computes between samples.
 
-Each sample is read from both trees, which take turns at being first: who comes second finds the processor awake. It
-reads in the order `numpy.random.RandomState(seed + epoch)` gives, and starts when its standard input says so. On
-standard output it prints a JSON object per epoch. How far it is it stores into the file --progress, as two 64-bit
-numbers: epoch, and samples delivered.
+Each sample is read from both trees. They take turns at being first, since the second read finds the processor awake.
+The order of an epoch is a permutation drawn by `numpy.random.RandomState(seed + epoch)`. The job starts when it is
+given a line on standard input, and prints one JSON object per epoch. It stores its progress into the file --progress,
+as two 64-bit numbers: the epoch, and the number of samples delivered.
 """
 
 import argparse
@@ -27,15 +27,16 @@ PROGRESS: Final = struct.Struct("<QQ")
 
 
 class Tree:
-    """Files of one size. nanoseconds: what each read took: open, read to the end, close."""
+    """A tree of files of one size, which are read one at a time."""
 
     def __init__(self, root: str, files: int, size: int) -> None:
         self._paths = [os.fsencode(f"{root}/{sample_name(number)}") for number in range(files)]
         self._size = size
         self._buffer = memoryview(mmap.mmap(-1, size))
-        self.nanoseconds = array("q")
+        self.nanoseconds = array("q")  # what each read took: open, read to the end, close
 
     def read(self, number: int) -> None:
+        """Read a sample and note how long it took."""
         path, buffers = self._paths[number], [self._buffer]
         begin = time.perf_counter_ns()
         fd = os.open(path, os.O_RDONLY)
@@ -46,10 +47,11 @@ class Tree:
             self._buffer[:8] = bytes(8)
 
     def holds(self, number: int) -> bool:
-        """Whether the last read brought sample *number*."""
+        """Whether the last read delivered sample *number*, undamaged."""
         return is_sample(self._buffer, number)
 
     def report(self) -> dict[str, float]:
+        """Seconds of all reads together, and microseconds of one read by quantile."""
         microseconds = numpy.array(self.nanoseconds) / 1e3
         p50, p99 = numpy.quantile(microseconds, (0.5, 0.99))
         return {"seconds": sum(self.nanoseconds) / 1e9, "p50_us": round(p50, 1), "p99_us": round(p99, 1),
@@ -57,6 +59,7 @@ class Tree:
 
 
 def read_epoch(epoch: int, order: Sequence[int], options: argparse.Namespace, progress: mmap.mmap) -> dict[str, Any]:
+    """Read the samples in this order. Returns what is printed about the epoch."""
     mount, native = (Tree(str(root), options.files, options.size) for root in (options.mount, options.native))
     turns = ((mount, native), (native, mount))
     damaged = 0
@@ -67,7 +70,7 @@ def read_epoch(epoch: int, order: Sequence[int], options: argparse.Namespace, pr
         ready = time.perf_counter() + options.compute
         PROGRESS.pack_into(progress, 0, epoch, delivered + 1)
         damaged += not mount.holds(number)
-        # The same work for both, so that neither finds the processor's caches in better order.
+        # Both trees are checked, since the check changes what the processor's caches hold.
         native.holds(number)
         time.sleep(max(0.0, ready - time.perf_counter()))
     return {"epoch": epoch, "samples": len(order), "seconds": time.perf_counter() - begin, "damaged": damaged,
@@ -79,11 +82,11 @@ def main() -> None:
     parser.add_argument("mount", type=Path)
     parser.add_argument("native", type=Path)
     parser.add_argument("--files", type=int, required=True)
-    parser.add_argument("--size", type=int, required=True, help="bytes of each")
+    parser.add_argument("--size", type=int, required=True, help="bytes of each file")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--compute", type=float, required=True, help="seconds per sample")
-    parser.add_argument("--progress", type=Path, required=True)
+    parser.add_argument("--compute", type=float, required=True, help="seconds of computing per sample")
+    parser.add_argument("--progress", type=Path, required=True, help="file of 16 bytes for the progress")
     options = parser.parse_args()
     with options.progress.open("r+b") as file:
         progress = mmap.mmap(file.fileno(), PROGRESS.size)

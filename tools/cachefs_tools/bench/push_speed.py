@@ -1,6 +1,6 @@
-"""Files per second of a job that does nothing but read, with pushing and without, everything else equal.
+"""Files per second of a job that does nothing but read, with pushing and without it. All else is equal.
 
-The reader is hotread.c; its orders are published, since they can be known (see bench.hotread.first_round).
+The reader is hotread.c. Its orders are known beforehand (see bench.hotread.first_round), so they can be published.
 """
 
 import os
@@ -13,93 +13,100 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy
+from numpy.typing import NDArray
 
 from cachefs.job_messages import JobEpoch, JobPublish, SampleMap, SamplerSpec
 from cachefs.rpc import JOB_EPOCH
+from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.bench.hotread import HotRead, compile_hotread, first_round
 from cachefs_tools.bench.processor_time import accounted
-from cachefs_tools.bench.push_node import (
-    DATASET,
-    PushNode,
-    cold_mount,
-    published,
-    push_node,
-    pushed,
-    room_for,
-)
-from cachefs_tools.bench.reads import forget_pages
+from cachefs_tools.bench.push_node import Way, cold_mount, mount_options, published, push_node, pushed, room_for
 from cachefs_tools.bench.sample_data import sample_name, write_samples
+from cachefs_tools.kernel_pages import forget_pages
+from cachefs_tools.scratch_node import ScratchNode
 
-WAYS: Final = {"pushing": (), "not pushing": ("no_push",)}
-# A cold epoch, then some that find all pages in the kernel if they fit.
+# The first epoch is cold. The others find all pages in the kernel if the pages fit.
 EPOCHS: Final = 3
 READERS: Final = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class FullSpeed:
-    """tier: `memory` or `ssd`, where the dataset is; turns: new mounts of each way; head_start: seconds from publishing
-    to the first read; budget: of the page cache, as the mount option takes it, or empty for its default."""
+    """The dataset, and how it is read."""
 
     files: int
-    size: int
-    tier: str
-    turns: int
-    head_start: float
-    budget: str = ""
+    size: int  # bytes of each file
+    tier: str  # where the dataset is: `memory` or `ssd`
+    turns: int  # new mounts with pushing, and as many without
+    head_start: float  # seconds from publishing to the first read
+    budget: str = ""  # of the page cache, as the mount option takes it; empty: the mount's default
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all turns have in common."""
+
+    load: FullSpeed
+    node: ScratchNode
+    source: Path  # the native copy
+    hotread: HotRead
+    orders: Sequence[NDArray[numpy.uint32]]  # for each epoch an array of shape (files,): the numbers of the samples
+
+    def files_per_s(self, root: Path, readers: int, epoch: int) -> list[float]:
+        """Read a tree once, in the order of the epoch, with so many processes."""
+        return [line["files_per_s"] for line in self.hotread.run(root, procs=readers, seed=epoch)]
 
 
 def measure(work: Path, load: FullSpeed) -> list[dict[str, Any]]:
+    """A document for each number of readers. *work* is an empty directory."""
     source = work / "native"
     write_samples(source, load.files, load.size)
     names = [sample_name(number) for number in range(load.files)]
     hotread = compile_hotread(work, names)
     orders = [numpy.array(first_round(load.files, seed), "<u4") for seed in range(EPOCHS)]
     with push_node(work, source, load.tier, room_for(load.files, load.size)) as node:
-        return [_by_readers(node, source, load, hotread, orders, readers) for readers in READERS]
+        bench = Bench(load, node, source, hotread, orders)
+        return [_by_readers(bench, readers) for readers in READERS]
 
 
-def _by_readers(
-    node: PushNode, source: Path, load: FullSpeed, hotread: HotRead, orders: Sequence[Any], readers: int
-) -> dict[str, Any]:
-    turns: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    for _ in range(load.turns):
-        for way, options in WAYS.items():
-            turns[way].append(_turn(node, source, load, hotread, orders, readers, options))
+def _by_readers(bench: Bench, readers: int) -> dict[str, Any]:
+    turns: dict[str, list[dict[str, Any]]] = {way: [] for way in Way}
+    for _ in range(bench.load.turns):
+        for way in Way:
+            turns[way].append(_turn(bench, readers, way))
     first = {way: statistics.median(turn["mount_files_per_s"][0] for turn in found) for way, found in turns.items()}
-    ratios = [ratio for turn in turns["pushing"] for ratio in turn["later_ratios"]]
+    ratios = [ratio for turn in turns[Way.PUSHING] for ratio in turn["later_ratios"]]
     return {
         "run": f"{readers} readers",
         "first_epoch_files_per_s": first,
-        "first_epoch_gain": round(first["pushing"] / first["not pushing"], 3),
+        "first_epoch_gain": round(first[Way.PUSHING] / first[Way.NOT_PUSHING], 3),
         "later_epochs_beside_native": statistics.median(ratios),
         "turns": turns,
     }
 
 
-def _turn(
-    node: PushNode, source: Path, load: FullSpeed, hotread: HotRead, orders: Sequence[Any], readers: int,
-    options: Sequence[str],
-) -> dict[str, Any]:  # fmt: skip
-    """All epochs on a new mount, each after one on the native copy, which is as cold as the mount when it begins: so
-    both get their pages in the same minute, and out of the same memory (see load_pages_alike)."""
-    if load.budget and "no_push" not in options:
-        options = [*options, f"page_cache_budget={load.budget}"]
+def _turn(bench: Bench, readers: int, way: Way) -> dict[str, Any]:
+    """Read all epochs on a new mount, each after the same epoch on the native copy.
+
+    The native copy is as cold as the mount when the turn begins. So both get their pages in the same minute, and out of
+    the same memory (see load_pages_alike).
+    """
+    node, load, source = bench.node, bench.load, bench.source
     speeds: dict[Path, list[float]] = {source: []}
     requests = []
     with ExitStack() as stack:
-        mount = stack.enter_context(cold_mount(node, options))
+        mount = stack.enter_context(cold_mount(node, mount_options(way, load.budget)))
         speeds[mount.path] = []
-        forget_pages(source, [sample_name(number) for number in range(load.files)])
+        forget_pages(source / sample_name(number) for number in range(load.files))
         start = before = mount.counters()
         processor = stack.enter_context(accounted(*mount.pids()))
         for epoch in range(EPOCHS):
-            speeds[source] += _files_per_s(hotread, source, readers, epoch)
+            speeds[source] += bench.files_per_s(source, readers, epoch)
             if epoch == 0:
                 stack.enter_context(published(node, *_publications(load, readers)))
-                _tell_orders(node, orders, readers)
+                _publish_orders(bench, readers)
                 time.sleep(load.head_start)
-            speeds[mount.path] += _files_per_s(hotread, mount.path, readers, epoch)
+            speeds[mount.path] += bench.files_per_s(mount.path, readers, epoch)
             after = mount.counters()
             requests.append((after["requests"] - before["requests"]) / load.files)
             before = after
@@ -111,11 +118,8 @@ def _turn(
             "processor_seconds": processor}  # fmt: skip
 
 
-def _files_per_s(hotread: HotRead, root: Path, readers: int, epoch: int) -> list[float]:
-    return [line["files_per_s"] for line in hotread.run(root, procs=readers, seed=epoch)]
-
-
 def _publications(load: FullSpeed, readers: int) -> list[JobPublish]:
+    """The job's consumers, one for each reader."""
     spec = SamplerSpec(kind="explicit", size=load.files)
     return [
         JobPublish(
@@ -126,8 +130,9 @@ def _publications(load: FullSpeed, readers: int) -> list[JobPublish]:
     ]  # fmt: skip
 
 
-def _tell_orders(node: PushNode, orders: Sequence[Any], readers: int) -> None:
-    for epoch, order in enumerate(orders):
+def _publish_orders(bench: Bench, readers: int) -> None:
+    """Tell the daemon which samples each reader reads in each epoch."""
+    for epoch, order in enumerate(bench.orders):
         for rank in range(readers):
             share = order[rank::readers].tobytes()
-            node.client.call(JOB_EPOCH, JobEpoch(job="hotread", consumer=str(rank), epoch=epoch, order=share))
+            bench.node.client.call(JOB_EPOCH, JobEpoch(job="hotread", consumer=str(rank), epoch=epoch, order=share))

@@ -1,10 +1,9 @@
 """Warm reads through the mount beside the local disk, and reads that the memory tier answers.
 
-warm: every page is in the kernel, so no request reaches the mount process; tier: the kernel's pages are dropped before
-each pass, so that each file is one FUSE request answered out of the memory tier.
+In the warm passes every page is in the kernel, so no request reaches the mount process. Before each pass over the
+memory tier the kernel's pages are dropped, so each file is one FUSE request, which the memory tier answers.
 """
 
-import os
 import random
 import statistics
 import subprocess
@@ -15,8 +14,10 @@ from typing import Any
 
 from cachefs.messages import Empty, Warmup
 from cachefs.rpc import STATUS, WARMUP, DaemonClient
+from cachefs_tools.bench.directory_node import DATASET, directory_node
 from cachefs_tools.bench.hotread import HotRead, compile_hotread
-from cachefs_tools.bench.node import dataset_node
+from cachefs_tools.kernel_pages import forget_pages, load_pages_alike
+from cachefs_tools.scratch_config import NodeSettings, TierSettings
 from cachefs_tools.scratch_node import mounted
 
 DIRECTORIES = 40
@@ -24,43 +25,47 @@ ROUNDS_IN_TURN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """files of *size* bytes each, read *rounds* times."""
+class WarmReads:
+    """What is read."""
 
     files: int
-    size: int
-    rounds: int
+    size: int  # bytes of each file
+    rounds: int  # passes over each tree
 
 
-def measure(work: Path, shape: Shape) -> dict[str, Any]:
+def measure(work: Path, load: WarmReads) -> dict[str, Any]:
+    """The figures, as a JSON-serialisable document. *work* is an empty directory."""
     source, mount = work / "native", work / "mount"
-    names = write_files(source, shape)
+    names = write_files(source, load)
     hotread = compile_hotread(work, names)
-    with dataset_node(work, source, memory=2 * shape.files * (shape.size + 8192) + (256 << 20)) as (client, socket):
-        for _ in client.stream(WARMUP, Warmup(dataset="bench")):
+    settings = NodeSettings(TierSettings(2 * load.files * (load.size + 8192) + (256 << 20)), TierSettings(0))
+    with directory_node(work, source, settings) as node:
+        client = node.client
+        for _ in client.stream(WARMUP, Warmup(dataset=DATASET)):
             pass
-        with mounted("bench", mount, socket, work / "mount.log"):
+        with mounted(DATASET, mount, node.socket, work / "mount.log"):
             subprocess.run(["find", mount, "-type", "f"], check=True, stdout=subprocess.DEVNULL)
             tier = tier_passes(client, hotread, mount, names)
             load_pages_alike((source, mount), names)
             before = requests(client)
-            warm = {f"{procs}_readers": in_turns(hotread, source, mount, shape.rounds, procs) for procs in (1, 2)}
-            return {"files": shape.files, "size": shape.size, "tier": tier, "warm": warm,
+            warm = {f"{procs}_readers": in_turns(hotread, source, mount, load.rounds, procs) for procs in (1, 2)}
+            return {"files": load.files, "size": load.size, "tier": tier, "warm": warm,
                     "warm_fuse_requests": requests(client) - before}  # fmt: skip
 
 
-def write_files(directory: Path, shape: Shape) -> list[str]:
+def write_files(directory: Path, load: WarmReads) -> list[str]:
+    """Write the files, with random content. Returns their paths relative to *directory*."""
     rng = random.Random(0)
-    names = [f"class{number % DIRECTORIES:02}/{number:06}.bin" for number in range(shape.files)]
+    names = [f"class{number % DIRECTORIES:02}/{number:06}.bin" for number in range(load.files)]
     for name in names:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(rng.randbytes(shape.size))
+        path.write_bytes(rng.randbytes(load.size))
     return names
 
 
 def in_turns(hotread: HotRead, native: Path, mount: Path, rounds: int, procs: int) -> dict[str, Any]:
-    """Medians over all rounds, the two trees taking turns."""
+    """Read the two trees in turns, with *procs* processes. The figures are medians over all rounds."""
     speed: dict[Path, list[float]] = {native: [], mount: []}
     for root in (native, mount):
         hotread.run(root, procs=procs)
@@ -73,39 +78,18 @@ def in_turns(hotread: HotRead, native: Path, mount: Path, rounds: int, procs: in
 
 
 def tier_passes(client: DaemonClient, hotread: HotRead, mount: Path, names: list[str]) -> dict[str, Any]:
+    """Read the mount several times with no page of it in the kernel, by one process."""
     speeds = []
     before = requests(client)
     for _ in range(ROUNDS_IN_TURN):
-        forget_pages(mount, names)
+        forget_pages(mount / name for name in names)
         speeds += [line["files_per_s"] for line in hotread.run(mount)]
     sent = requests(client) - before
     return {"files_per_s": round(statistics.median(speeds)),
             "fuse_requests_per_file": sent / (ROUNDS_IN_TURN * len(names))}  # fmt: skip
 
 
-def load_pages_alike(roots: tuple[Path, ...], names: list[str]) -> None:
-    """Cache all trees anew, file by file in turn, so that their pages lie alike in physical memory.
-
-    What lies where decides more than the file system: on one machine the ratio was 0.74 beside a tree that had just
-    been written (large folios) and 1.16 beside one that had been read from disk hours before.
-    """
-    # Dirty pages are not dropped.
-    os.sync()
-    for root in roots:
-        forget_pages(root, names)
-    for name in names:
-        for root in roots:
-            (root / name).read_bytes()
-
-
-def forget_pages(mount: Path, names: list[str]) -> None:
-    for name in names:
-        fd = os.open(mount / name, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
 def requests(client: DaemonClient) -> int:
-    """FUSE requests the mount has had, once its report of them has come."""
+    """FUSE requests that the mount has received. Waits until the mount has reported all of them."""
     time.sleep(2.5)
     return sum(mount.counters["requests"] for mount in client.call(STATUS, Empty()).mounts)

@@ -1,4 +1,4 @@
-"""Runs of `cachefs-bench train` for people to read."""
+"""The table and the summaries of `cachefs-bench train`, for people to read."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ NODE_COLUMNS = ("on node\nafter 1st", "origin\nMB", "of the\nleast", "busy\ncore
 
 
 def table(documents: list[dict[str, Any]]) -> Table:
-    """A row per job; what concerns the whole node is in that of the first."""
+    """A table with a row per job. The row of the first job of a run also holds what concerns the whole node."""
     result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     result.add_column("", no_wrap=True)
     for heading in (*JOB_COLUMNS, *NODE_COLUMNS):
@@ -32,6 +32,7 @@ def table(documents: list[dict[str, Any]]) -> Table:
 
 
 def summary(document: dict[str, Any]) -> str:
+    """One run in one line, by its first job."""
     job = document["jobs"][0]
     return (
         f"  utilisation {job['utilisation']:.3f}, stalled {job['stall_seconds']:.1f} s of {job['seconds']:.1f} s, "

@@ -1,4 +1,4 @@
-"""What the kernel holds of files: cachestat(2), of Linux 6.5 or later."""
+"""How many bytes of files are in the kernel's page cache. Needs cachestat(2), which Linux has since 6.5."""
 
 import ctypes
 import os
@@ -11,25 +11,28 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 
+# The number of the system call, the same on all machines.
 CACHESTAT: Final = 451
 PERIOD: Final = 1.0
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class _Range(ctypes.Structure):
-    """A length of 0 reaches to the end of the file."""
+    """The part of a file that is asked about. A length of 0 means up to the end of the file."""
 
     _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
 
 class _Pages(ctypes.Structure):
+    """The answer: numbers of pages."""
+
     _fields_ = tuple(
         (name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")
     )
 
 
 def resident_bytes(paths: Sequence[Path]) -> int:
-    """In whole pages, over all files. Raises CachefsError where the kernel does not say."""
+    """Bytes of these files in the page cache, in whole pages. Raises CachefsError where the kernel does not tell."""
     libc = ctypes.CDLL(None, use_errno=True)
     whole, pages = _Range(), _Pages()
     total = 0
@@ -47,7 +50,7 @@ def resident_bytes(paths: Sequence[Path]) -> int:
 
 @contextmanager
 def watched(paths: Sequence[Path]) -> Iterator[list[int]]:
-    """What is resident of the files, a sample a second while the block runs, and at its end."""
+    """Measure the resident bytes of the files when the block begins, once a second while it runs, and when it ends."""
     samples = [resident_bytes(paths)]
     over = threading.Event()
 

@@ -1,136 +1,170 @@
-"""What `cachefs-bench train` runs: a job, or several, in front of an origin that is as slow as it is told."""
+"""What `cachefs-bench train` runs: one training job or several, and an origin that is as slow as it is told to be."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Final
 
-from cachefs_tools.bench.link import Limits
+from cachefs.job_messages import SamplerSpec
+from cachefs_tools.bench.slow_link import Limits
 
 POLICIES: Final = ("clairvoyant", "alsd", "minio", "lru", "lfu", "fifo", "refcount")
-# How a job says what it will read: not at all; through `cachefs run` in front of it; as a sampler spec, by RPC.
-PUBLISHING: Final = ("none", "run", "spec")
-# What a job that publishes a spec says, where that is not the truth.
-LIES: Final = ("seed", "half", "range")
 # Seconds between the starts of two jobs on one dataset.
 STAGGER: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """seed: of its sampler; start: seconds after the first job; batches: it stops after so many (0: never); lie: one of
-    LIES, or empty."""
+class Loader(StrEnum):
+    """What reads for a job."""
 
-    seed: int = 0
-    start: float = 0
-    batches: int = 0
-    lie: str = ""
+    TORCH = "torch"  # a DataLoader of torch
+    PLAIN = "plain"  # a loop over threads
+
+
+class Publishing(StrEnum):
+    """How a job says what it will read."""
+
+    NONE = "none"  # it does not
+    RUN = "run"  # `cachefs run` stands before its command
+    SPEC = "spec"  # it sends a sampler spec to the daemon
+
+
+class Lie(StrEnum):
+    """What is wrong with the spec that a job publishes."""
+
+    NO = ""  # nothing
+    SEED = "seed"  # it names another seed
+    HALF = "half"  # it names half of the dataset
+    RANGE = "range"  # it names samples that do not exist
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """One job of a run."""
+
+    seed: int = 0  # of its sampler
+    start: float = 0  # seconds after the start of the first job
+    batches: int = 0  # it stops after so many batches; 0: after its last epoch
+    lie: Lie = Lie.NO
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dataset and how it is read. size: bytes of each file; demand: samples per second that one job's accelerator
-    takes; prefetch: batches ahead per worker."""
+    """The dataset, and how each job reads it."""
 
     files: int = 3000
-    size: int = 110_000
+    size: int = 110_000  # bytes of each file
     epochs: int = 3
-    batch_size: int = 32
+    batch_size: int = 32  # samples
     workers: int = 4
-    prefetch: int = 2
-    demand: float = 150
+    prefetch: int = 2  # batches that each worker reads ahead
+    demand: float = 150  # samples per second that the accelerator of one job takes
 
     @property
     def bytes(self) -> int:
+        """Bytes of the whole dataset."""
         return self.files * self.size
 
     @property
     def demand_bytes(self) -> float:
-        """Per second."""
+        """Bytes per second that the accelerator of one job takes."""
         return self.demand * self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """capacity: share of the dataset that all tiers hold together; memory: the memory tier's part of that."""
+    """How much of the dataset the tiers hold."""
 
-    capacity: float = 1.0
-    memory: float = 0.5
+    capacity: float = 1.0  # share of the dataset that all tiers hold together
+    memory: float = 0.5  # the memory tier's share of the capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run. loader: `torch` or `plain`; keep_pages: let the kernel keep what was read, so that only first reads
-    reach the mount."""
+    """One run."""
 
     title: str
-    loader: str = "torch"
-    publishing: str = "none"
-    policy: str = "clairvoyant"
+    loader: Loader = Loader.TORCH
+    publishing: Publishing = Publishing.NONE
+    policy: str = "clairvoyant"  # eviction policy of the daemon
     shape: Shape = field(default_factory=Shape)
     tiers: Tiers = field(default_factory=Tiers)
     limits: Limits = field(default_factory=Limits)
-    jobs: tuple[Job, ...] = (Job(),)
-    keep_pages: bool = False
+    jobs: tuple[TrainingJob, ...] = (TrainingJob(),)
+    keep_pages: bool = False  # the kernel keeps what was read, so only the first read of a sample reaches the mount
+
+    def sampler_spec(self, job: TrainingJob) -> SamplerSpec:
+        """The order in which the job really reads."""
+        kind = "torch-distributed" if self.loader == Loader.TORCH else "numpy"
+        return SamplerSpec(kind=kind, size=self.shape.files, seed=job.seed, epochs=self.shape.epochs)
 
 
 def preset(name: str, base: Scenario) -> list[Scenario]:
-    """The runs that show one thing, for the shape, loader and latency of *base*."""
+    """The runs of a preset. They have the shape, loader and latency of *base*."""
     return list(_PRESETS[name](base))
 
 
 def _fast_origin(base: Scenario) -> Iterator[Scenario]:
-    """The origin could keep up: does anything still wait for it?"""
-    scenario = _limited(base, 1.5)
-    yield replace(scenario, title="published", publishing=_way(base))
+    """The origin is fast enough. Does anything still wait for it?"""
+    yield from _published_and_not(base, 1.5)
+
+
+def _published_and_not(base: Scenario, share: float) -> Iterator[Scenario]:
+    scenario = _limited(base, share)
+    yield replace(scenario, title="published", publishing=best_publishing(base.loader))
     yield replace(scenario, title="not published")
 
 
 def _slow_origin(base: Scenario) -> Iterator[Scenario]:
-    """Epoch 1 can be no faster than the origin; do the later ones wait for anything?"""
-    scenario = _limited(base, 0.5)
-    yield replace(scenario, title="published", publishing=_way(base))
-    yield replace(scenario, title="not published")
+    """Epoch 1 cannot be faster than the origin. Do later epochs wait for anything?"""
+    yield from _published_and_not(base, 0.5)
 
 
 def _small_tiers(base: Scenario) -> Iterator[Scenario]:
-    """The tiers hold a part only: origin bytes and stalls by policy. The origin can do three quarters of the demand:
-    enough from epoch 2 on for who fetches no more than must be, and in time.
+    """The tiers hold only a part of the dataset: origin bytes and stalls by policy.
 
-    The jobs publish a spec, which says how many epochs there are: a hooked script's sampler goes on for ever, and the
-    bytes fetched for an epoch that never comes would count."""
+    The origin can deliver three quarters of the demand. From epoch 2 on this is enough for a policy that fetches no
+    more than it must, and fetches it in time.
+
+    The jobs publish a spec, which says how many epochs there are. The sampler of a hooked script has no end, so bytes
+    would be fetched, and counted, for an epoch that never comes.
+    """
     scenario = _limited(base, 0.75)
     for share in (0.35, 0.5, 0.8):
         for policy in ("clairvoyant", "alsd", "minio", "lru"):
             knows = policy in ("clairvoyant", "alsd")
             yield replace(
-                scenario, title=f"{policy} {share:.0%}", policy=policy, publishing="spec" if knows else "none",
+                scenario,
+                title=f"{policy} {share:.0%}",
+                policy=policy,
+                publishing=Publishing.SPEC if knows else Publishing.NONE,
                 tiers=replace(base.tiers, capacity=share),
-            )  # fmt: skip
+            )
 
 
 def _two_jobs(base: Scenario) -> Iterator[Scenario]:
-    """Two orders over one dataset, half of which fits."""
-    jobs = (Job(seed=1), Job(seed=2, start=STAGGER))
+    """Two jobs read one dataset in two orders. Half of the dataset fits into the tiers."""
+    jobs = (TrainingJob(seed=1), TrainingJob(seed=2, start=STAGGER))
     scenario = replace(_limited(base, 1.5), jobs=jobs, tiers=replace(base.tiers, capacity=0.5))
-    yield replace(scenario, title="published", publishing="spec")
+    yield replace(scenario, title="published", publishing=Publishing.SPEC)
     yield replace(scenario, title="not published")
 
 
 def _wrong_sequences(base: Scenario) -> Iterator[Scenario]:
-    """What jobs say is not what they do."""
-    scenario = replace(_limited(base, 1.5), loader="plain", publishing="spec", tiers=replace(base.tiers, capacity=0.5))
+    """Jobs do not read what they have published."""
+    plain = replace(_limited(base, 1.5), loader=Loader.PLAIN, tiers=replace(base.tiers, capacity=0.5))
+    scenario = replace(plain, publishing=Publishing.SPEC)
     shape = base.shape
     stops = shape.files // shape.batch_size // 2
-    yield replace(scenario, title="not published", publishing="none")
+    yield replace(plain, title="not published", publishing=Publishing.NONE)
     yield replace(scenario, title="right")
-    yield replace(scenario, title="another seed", jobs=(Job(lie="seed"),))
-    yield replace(scenario, title="half the dataset", jobs=(Job(lie="half"),))
-    yield replace(scenario, title="out of range", jobs=(Job(lie="range"),))
-    yield replace(scenario, title="stops in the middle", jobs=(Job(batches=stops),))
-    # Nobody says how fast a job reads; one that would take ten times what the origin was made for waits for it.
+    yield replace(scenario, title="another seed", jobs=(TrainingJob(lie=Lie.SEED),))
+    yield replace(scenario, title="half the dataset", jobs=(TrainingJob(lie=Lie.HALF),))
+    yield replace(scenario, title="out of range", jobs=(TrainingJob(lie=Lie.RANGE),))
+    yield replace(scenario, title="stops in the middle", jobs=(TrainingJob(batches=stops),))
+    # A job does not publish how fast it reads. This one wants ten times what the origin was made for, and waits for it.
     hasty = replace(scenario, shape=replace(shape, demand=10 * shape.demand))
     yield replace(hasty, title="ten times faster")
-    yield replace(hasty, title="the same, not published", publishing="none")
+    yield replace(hasty, title="the same, not published", publishing=Publishing.NONE)
 
 
 _PRESETS: Final = {
@@ -140,9 +174,10 @@ PRESETS: Final = tuple(_PRESETS)
 
 
 def _limited(base: Scenario, share: float) -> Scenario:
-    """With an origin of *share* times one job's demand."""
+    """The same with an origin that delivers *share* times the demand of one job."""
     return replace(base, limits=replace(base.limits, bandwidth=share * base.shape.demand_bytes))
 
 
-def _way(base: Scenario) -> str:
-    return "run" if base.loader == "torch" else "spec"
+def best_publishing(loader: Loader) -> Publishing:
+    """How a job with this loader publishes with the least work for its user."""
+    return Publishing.RUN if loader == Loader.TORCH else Publishing.SPEC

@@ -1,13 +1,15 @@
-"""A proxy in front of a real S3 server, in a process of its own, that is as slow as it is told (see bench.link).
+"""A proxy in front of a real S3 server that is as slow as it is told to be (see bench.slow_link).
 
     with throttled(server_url, Limits(latency=0.02, bandwidth=50e6), log) as throttle:
         ...                                   # reads through throttle.endpoint
         throttle.counters().bytes
 
-It is meant for reading: fill the real server directly. Each connection of a client has one to the server; the Host
-header is passed on as the client sent it, so that request signatures stay valid. Setting up a connection costs nothing
-extra. The process reads one JSON line of limits from its standard input, again whenever they shall change (an empty
-line changes nothing), answers each with a line of its counters, and ends with its input.
+The proxy is meant for reading; fill the real server directly. Each connection of a client has a connection of its own
+to the server. The Host header is passed on as the client sent it, so signatures of requests stay valid. Setting up a
+connection costs nothing extra.
+
+The proxy is a process of its own. It reads JSON lines of limits from its standard input, which hold from then on; an
+empty line changes nothing. It answers each line with a line of its counters, and ends when its input ends.
 """
 
 import asyncio
@@ -26,10 +28,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs_tools.bench.link import Latency, Limits, Pipe, Turnstile
+from cachefs_tools.bench.slow_link import Latency, Limits, Pipe, TokenBucket
 from cachefs_tools.scratch_node import WITH_PARENT, wait
 
-# Large enough to cost little, small enough that concurrent answers share the bandwidth evenly.
+# Large enough to cost little, and small enough for concurrent answers to share the bandwidth evenly.
 CHUNK: Final = 64 << 10
 BUFFER: Final = 256 << 10
 SLOW_DOWN: Final = (
@@ -39,49 +41,51 @@ REFUSAL: Final = b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nCo
     len(SLOW_DOWN), SLOW_DOWN,
 )  # fmt: skip
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+# Statuses of answers without a body.
 BODILESS: Final = (b"204", b"304")
 
 
 @dataclass(slots=True)
-class Counters:
-    """Since the proxy started. bytes: of answers' bodies sent to clients; refused: requests answered with 503;
-    cpu_seconds: of the proxy process."""
+class ProxyCounters:
+    """What the proxy has done since it started."""
 
     requests: int = 0
-    refused: int = 0
-    bytes: int = 0
-    cpu_seconds: float = 0.0
+    refused: int = 0  # requests that were answered with 503
+    bytes: int = 0  # of bodies of answers that were sent to clients
+    cpu_seconds: float = 0.0  # processor time of the proxy
 
 
 class Proxy:
+    """Serves connections of clients, within limits."""
+
     def __init__(self, host: str, port: int) -> None:
         self._upstream = (host, port)
-        self.counters = Counters()
+        self.counters = ProxyCounters()
         self.limit(Limits())
 
     def limit(self, limits: Limits) -> None:
-        """From the next request on."""
+        """Replace the limits. The new ones hold from the next request on."""
         self._limits = limits
         self._latency = Latency(limits)
-        self._turnstile = Turnstile(limits.request_rate)
+        self._admission = TokenBucket(limits.request_rate)
         self._link = Pipe(limits.bandwidth)
 
     async def serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        """One connection of a client."""
+        """Serve one connection of a client until it ends."""
         pair = _Pair(client, to_client)
         with closing(pair), suppress(ConnectionError, asyncio.IncompleteReadError):
             while await self._answer(pair):
                 pass
 
     async def _answer(self, pair: "_Pair") -> bool:
-        """Serve one request; whether the connection may be used again."""
+        """Serve one request. Returns whether the connection may be used again."""
         head = await pair.client.readuntil(b"\r\n\r\n")
         arrival = time.monotonic()
         if _header(head, b"expect"):
             pair.to_client.write(CONTINUE)
         body = await pair.client.readexactly(_length(head))
         self.counters.requests += 1
-        if not self._turnstile.admits(arrival):
+        if not self._admission.admits(arrival):
             self.counters.refused += 1
             pair.to_client.write(REFUSAL)
             await pair.to_client.drain()
@@ -89,7 +93,7 @@ class Proxy:
         await pair.connect(self._upstream)
         pair.to_server.writelines((head, body))
         while (answer := await pair.server.readuntil(b"\r\n\r\n"))[9:12] == b"100":
-            pass  # we have told the client already
+            pass  # the client has been told already
         await _sleep_until(arrival + self._latency.draw())
         if head.startswith(b"HEAD ") or answer[9:12] in BODILESS:
             pair.to_client.write(answer)
@@ -100,7 +104,7 @@ class Proxy:
         return _header(answer, b"connection").lower() != b"close"
 
     async def _send(self, pair: "_Pair", head: bytes) -> None:
-        """Pass the answer's body on as fast as the link lets it."""
+        """Pass the body of an answer on as fast as the limits allow."""
         stream, link = Pipe(self._limits.stream_bandwidth), self._link
         left = _length(head)
         pair.to_client.write(head)
@@ -116,7 +120,7 @@ class Proxy:
             await pair.to_client.drain()
 
     async def _send_chunked(self, pair: "_Pair", head: bytes) -> None:
-        """Listings: every chunk as it comes."""
+        """Pass the body of an answer on, chunk by chunk as it comes. Listings have such bodies."""
         pair.to_client.write(head)
         size = -1
         while size:
@@ -130,7 +134,7 @@ class Proxy:
 
 
 class _Pair:
-    """A client's connection, and the one to the server that serves it."""
+    """A connection of a client, and the connection to the server that serves it."""
 
     server: asyncio.StreamReader
     to_server: asyncio.StreamWriter
@@ -141,7 +145,7 @@ class _Pair:
         self._connected = False
 
     async def connect(self, upstream: tuple[str, int]) -> None:
-        """To the server, if that has not been done yet, or the server has closed the connection since."""
+        """Connect to the server, unless there is a connection that the server has not closed."""
         if self._connected and not self.server.at_eof():
             return
         if self._connected:
@@ -156,12 +160,13 @@ class _Pair:
 
 
 def _header(head: bytes, name: bytes) -> bytes:
-    """The header's value, empty where there is none. name: in lower case."""
+    """The value of a header, in lower case, or empty where there is none. The name is in lower case."""
     _, found, rest = head.lower().partition(b"\r\n" + name + b":")
     return rest[: rest.index(b"\r\n")].strip() if found else b""
 
 
 def _length(head: bytes) -> int:
+    """Bytes of the body."""
     return int(_header(head, b"content-length") or 0)
 
 
@@ -172,26 +177,28 @@ async def _sleep_until(when: float) -> None:
 
 
 class Throttle:
-    """A running proxy, seen from the process that started it. endpoint: its URL."""
+    """A running proxy, seen from the process that started it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self.pid = process.pid
         self._commands, self._answers = process.stdin, process.stdout
-        self.endpoint = self._read_line().decode().strip()
+        self.endpoint = self._read_line().decode().strip()  # the URL of the proxy
 
     def limit(self, limits: Limits) -> None:
+        """Replace the limits. Raises CachefsError where the proxy has ended."""
         self._ask(json.dumps(asdict(limits)).encode())
 
-    def counters(self) -> Counters:
+    def counters(self) -> ProxyCounters:
+        """What the proxy has done by now. Raises CachefsError where it has ended."""
         return self._ask(b"")
 
-    def _ask(self, line: bytes) -> Counters:
+    def _ask(self, line: bytes) -> ProxyCounters:
         with suppress(BrokenPipeError):
             self._commands.write(line + b"\n")
             self._commands.flush()
-        return msgspec.json.decode(self._read_line(), type=Counters)
+        return msgspec.json.decode(self._read_line(), type=ProxyCounters)
 
     def _read_line(self) -> bytes:
         line = self._answers.readline()
@@ -218,7 +225,7 @@ def throttled(upstream: str, limits: Limits, log: Path) -> Iterator[Throttle]:
 
 
 async def _run(upstream: str) -> None:
-    # A network does not wait for the processors of the machine it leads to.
+    # A real network does not wait for the processors of this machine, so the proxy comes before other processes.
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     parts = urlsplit(upstream)

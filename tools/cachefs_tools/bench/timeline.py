@@ -1,4 +1,4 @@
-"""What a node did, and when: its counters, sampled while jobs run."""
+"""What a node did, and when: its counters, taken four times a second while jobs run."""
 
 import bisect
 import threading
@@ -20,19 +20,18 @@ PERIOD: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """Counters at one moment (CLOCK_MONOTONIC). hits, misses: reads at the mount that found their block on the node,
-    and that did not, as the mount last reported them; origin_bytes, origin_requests, refused: counted by the proxy."""
+class Moment:
+    """Counters of the node at one moment, or their growth between two moments."""
 
-    when: float
-    hits: int
-    misses: int
-    origin_bytes: int
-    origin_requests: int
-    refused: int
+    when: float  # seconds of CLOCK_MONOTONIC
+    hits: int  # reads that found their block on the node, as the mount last reported them
+    misses: int  # reads that did not, as the mount last reported them
+    origin_bytes: int  # counted by the proxy
+    origin_requests: int  # counted by the proxy
+    refused: int  # requests that the proxy answered with 503
 
-    def __sub__(self, before: "Sample") -> "Sample":
-        return Sample(
+    def __sub__(self, before: "Moment") -> "Moment":
+        return Moment(
             self.when - before.when, self.hits - before.hits, self.misses - before.misses,
             self.origin_bytes - before.origin_bytes, self.origin_requests - before.origin_requests,
             self.refused - before.refused,
@@ -41,50 +40,50 @@ class Sample:
 
 @dataclass(slots=True)
 class Timeline:
-    """cpu_seconds: by process, over the whole time; busy_cores: of the whole machine, on average."""
+    """The moments in the order of time, and what the processors did meanwhile."""
 
-    samples: list[Sample] = field(default_factory=list)
-    cpu_seconds: dict[str, float] = field(default_factory=dict)
-    busy_cores: float = 0.0
+    moments: list[Moment] = field(default_factory=list)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)  # by process, over the whole time
+    busy_cores: float = 0.0  # of the whole machine, on average
 
-    def at(self, when: float) -> Sample:
-        """The last sample taken at *when* or before, or the first there is."""
-        number = bisect.bisect_right(self.samples, when, key=lambda sample: sample.when)
-        return self.samples[max(0, number - 1)]
+    def at(self, when: float) -> Moment:
+        """The last moment at or before *when*, or the first moment if there is none."""
+        number = bisect.bisect_right(self.moments, when, key=lambda moment: moment.when)
+        return self.moments[max(0, number - 1)]
 
 
 @contextmanager
 def recorded(node: TrainingNode) -> Iterator[Timeline]:
-    """Complete once the block has ended."""
+    """Record the node while the block runs. The timeline is complete when the block has ended."""
     timeline = Timeline([_take(node)])
     cpu, busy = _cpu_seconds(node), _busy_seconds()
     over = threading.Event()
 
     def record() -> None:
         while not over.wait(PERIOD):
-            timeline.samples.append(_take(node))
+            timeline.moments.append(_take(node))
 
     thread = threading.Thread(target=record, name="timeline")
     thread.start()
     try:
         yield timeline
-        # What the mount has done by now it reports within a second.
+        # The mount reports within a second what it has done by now.
         time.sleep(1.5)
     finally:
         over.set()
         thread.join()
-    timeline.samples.append(_take(node))
-    timeline.busy_cores = (_busy_seconds() - busy) / (timeline.samples[-1].when - timeline.samples[0].when)
+    timeline.moments.append(_take(node))
+    timeline.busy_cores = (_busy_seconds() - busy) / (timeline.moments[-1].when - timeline.moments[0].when)
     timeline.cpu_seconds = {name: after - cpu[name] for name, after in _cpu_seconds(node).items()}
 
 
-def _take(node: TrainingNode) -> Sample:
+def _take(node: TrainingNode) -> Moment:
     when = time.monotonic()
     (mount,) = node.client.call(STATUS, Empty()).mounts
     proxy = node.throttle.counters()
-    # Empty before the mount's first report.
+    # The counters are empty before the mount's first report.
     counters = Counter(mount.counters)
-    return Sample(
+    return Moment(
         when, counters["hits_memory"] + counters["hits_ssd"], counters["misses"], proxy.bytes, proxy.requests,
         proxy.refused,
     )  # fmt: skip
@@ -100,7 +99,7 @@ def _cpu_seconds(node: TrainingNode) -> dict[str, float]:
 
 
 def _cpu_seconds_of(process: psutil.Process) -> float:
-    """With its children: a mount works in those."""
+    """Processor seconds of the process and its children, since a mount works in its children."""
     return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children()))
 
 

@@ -1,6 +1,6 @@
-"""A training script as people write them: an image folder, a DistributedSampler, a DataLoader with workers.
+"""A training script as people write it: an image folder, a DistributedSampler, a DataLoader with workers.
 
-It knows nothing of cachefs. (That it measures its reads and checks their bytes is the benchmark's part.)
+The script does not know cachefs. It measures its reads and checks the bytes, but only for the benchmark.
 """
 
 from typing import Any
@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from cachefs_tools.bench.training import Batch, arguments, list_samples, read_sample, train
+from cachefs_tools.bench.training_loop import Batch, arguments, list_samples, read_sample, train
 
 
 class ImageFolder(Dataset[tuple[torch.Tensor, bool, int]]):
+    """Each item is ((when its read began, seconds it took), whether the bytes were right, class number)."""
+
     def __init__(self, root: str, keep_pages: bool) -> None:
         self.samples = list_samples(root)
         self._keep_pages = keep_pages

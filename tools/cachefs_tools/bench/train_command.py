@@ -1,4 +1,4 @@
-"""`cachefs-bench train`: from options to runs, and from what they measured to a table, JSON and a plot."""
+"""`cachefs-bench train`: options become runs, and what they measured becomes a table, JSON and a plot."""
 
 import json
 import sys
@@ -11,31 +11,38 @@ from typing import Any, Final
 import click
 from rich.console import Console
 
-from cachefs.errors import CachefsError
-from cachefs_tools.bench import ceiling, scenario, train
-from cachefs_tools.bench.link import Limits
+from cachefs_tools.bench import ceiling, scenario, training_run
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
 from cachefs_tools.bench.report import summary, table
 from cachefs_tools.bench.sample_data import sample_name
-from cachefs_tools.bench.scenario import Job, Scenario, Shape, Tiers
+from cachefs_tools.bench.scenario import Loader, Publishing, Scenario, Shape, Tiers, TrainingJob, best_publishing
+from cachefs_tools.bench.slow_link import Limits
 from cachefs_tools.bench.throttle import throttled
-from cachefs_tools.scratch_node import end_in_order_when_interrupted
+from cachefs_tools.orderly_exit import orderly_exit
 
-# The proxy must be able to do this many times what it lets through, or it is part of what is measured.
+# The proxy must be able to do this many times what it lets through. If it is slower, it is part of what is measured.
 HEADROOM: Final = 2.0
 CEILING_FILES: Final = 64
 DEFAULT: Final = Shape()
 
 
 @click.command("train")
-@click.option("--preset", type=click.Choice(scenario.PRESETS), help="A set of runs that show one thing (see the docs).")
-@click.option("--loader", type=click.Choice(["torch", "plain"]), default="torch", show_default=True)
+@click.option(
+    "--preset", type=click.Choice(scenario.PRESETS), help="A set of runs that show one thing (see docs/benchmarks.md)."
+)
+@click.option(
+    "--loader",
+    type=click.Choice([loader.value for loader in Loader]),
+    default=Loader.TORCH.value,
+    show_default=True,
+    help="What reads: a torch DataLoader, or a loop over threads.",
+)
 @click.option(
     "--publish",
     "publishing",
     multiple=True,
-    type=click.Choice(scenario.PUBLISHING),
-    help="How the job says what it will read; may be given several times.  [default: each the loader can]",
+    type=click.Choice([way.value for way in Publishing]),
+    help="How the job says what it will read; may be given several times.  [default: none, and what suits the loader]",
 )
 @click.option(
     "--policy",
@@ -62,88 +69,128 @@ DEFAULT: Final = Shape()
     type=click.FloatRange(0, 1),
     help="The memory tier's part of the capacity.",
 )
-@click.option("--files", default=DEFAULT.files, show_default=True, type=click.IntRange(min=2))
+@click.option("--files", default=DEFAULT.files, show_default=True, type=click.IntRange(min=2), help="Number of files.")
 @click.option(
-    "--size", default=DEFAULT.size, show_default=True, type=click.IntRange(8, 256 << 10), help="Bytes of a file."
+    "--size", default=DEFAULT.size, show_default=True, type=click.IntRange(8, 256 << 10), help="Bytes of each file."
 )
-@click.option("--epochs", default=DEFAULT.epochs, show_default=True, type=click.IntRange(min=1))
-@click.option("--batch-size", default=DEFAULT.batch_size, show_default=True, type=click.IntRange(min=1))
-@click.option("--workers", default=DEFAULT.workers, show_default=True, type=click.IntRange(min=0))
-@click.option("--prefetch", default=DEFAULT.prefetch, show_default=True, type=click.IntRange(min=1), help="Per worker.")
+@click.option(
+    "--epochs", default=DEFAULT.epochs, show_default=True, type=click.IntRange(min=1), help="Epochs of each job."
+)
+@click.option(
+    "--batch-size",
+    default=DEFAULT.batch_size,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Samples of a batch.",
+)
+@click.option(
+    "--workers", default=DEFAULT.workers, show_default=True, type=click.IntRange(min=0), help="Workers of the loader."
+)
+@click.option(
+    "--prefetch",
+    default=DEFAULT.prefetch,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Batches that each worker reads ahead.",
+)
 @click.option(
     "--demand",
     default=DEFAULT.demand,
     show_default=True,
     type=click.FloatRange(min=1),
-    help="Samples per second the accelerator takes.",
+    help="Samples per second that the accelerator takes.",
 )
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="With a seed of its own each.")
-@click.option("--stagger", default=0.0, show_default=True, help="Seconds from one job's start to the next one's.")
-@click.option("--latency", default=20.0, show_default=True, help="Median milliseconds to an answer's first byte.")
-@click.option("--latency-p99", default=60.0, show_default=True, help="Its 99th percentile.")
-@click.option("--bandwidth", default=0.0, help="MB/s of the origin (0: any).")
-@click.option("--stream-bandwidth", default=0.0, help="MB/s of one connection (0: any).")
-@click.option("--request-rate", default=0.0, help="Requests per second, above which it answers SlowDown (0: any).")
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of jobs. Each has a seed of its own.",
+)
+@click.option(
+    "--stagger", default=0.0, show_default=True, help="Seconds from the start of a job to the start of the next."
+)
+@click.option(
+    "--latency", default=20.0, show_default=True, help="Milliseconds to the first byte of an answer, the median."
+)
+@click.option(
+    "--latency-p99",
+    default=60.0,
+    show_default=True,
+    help="Milliseconds to the first byte of an answer, the 99th percentile.",
+)
+@click.option("--bandwidth", default=0.0, help="MB/s of the whole origin (0: no limit).")
+@click.option("--stream-bandwidth", default=0.0, help="MB/s of one connection (0: no limit).")
+@click.option("--request-rate", default=0.0, help="Requests per second; more are answered with SlowDown (0: no limit).")
 @click.option("--keep-pages", is_flag=True, help="Let the kernel's page cache keep what was read.")
 @click.option(
     "--endpoint",
-    help="URL of a running S3 server, with its credentials in AWS_ACCESS_KEY_ID and "
-    "AWS_SECRET_ACCESS_KEY.  [default: start rclone's]",
+    help="URL of a running S3 server. Its credentials are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  "
+    "[default: a server of rclone is started]",
 )
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the runs (needs matplotlib).")
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work (default: a temporary directory).")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the runs into this file (needs matplotlib)."
+)
+@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
 def train_command(
     preset: str | None, endpoint: str | None, plot: Path | None, directory: Path | None, **options: Any
 ) -> None:
-    """Training jobs in front of a slow origin: accelerator utilisation, stalls and origin bytes."""
-    end_in_order_when_interrupted()
+    """Run training jobs in front of a slow origin.
+
+    It measures how much of the time the accelerator computes, how long it stalls, and how much is fetched.
+    """
     base = _base(options)
     runs = scenario.preset(preset, base) if preset else _variants(base, options)
-    try:
+    with orderly_exit("cachefs-bench"):
         if plot is not None:
-            from cachefs_tools.bench.plot import draw  # before the long part: matplotlib may be missing
-        documents = []
-        with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
-            work = Path(name)
-            _say(f"writing {base.shape.files:,} files of {base.shape.size:,} bytes")
-            with filled_server(work, base.shape, endpoint) as server:
-                limit = _measure_ceiling(work, server, runs)
-                for number, one in enumerate(runs):
-                    place = work / f"run{number}"
-                    place.mkdir()
-                    _say(f"run {number + 1} of {len(runs)}: {one.title}")
-                    documents.append(train.run(one, server, place))
-                    _say(summary(documents[-1]))
-        Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 120).print(table(documents))
-        result = {"proxy_ceiling": limit, "runs": documents}
+            from cachefs_tools.bench.plot import draw  # here, since matplotlib may be missing, and the runs take long
+        result = _measure(base.shape, runs, endpoint, directory)
+        Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 120).print(table(result["runs"]))
         if plot is not None:
             draw(result, plot)
         click.echo(json.dumps(result, indent=2))
-    except (CachefsError, OSError) as error:
-        click.echo(f"cachefs-bench: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        click.echo("cachefs-bench: interrupted; nothing is left mounted or running", err=True)
-        sys.exit(130)
+
+
+def _measure(shape: Shape, runs: list[Scenario], endpoint: str | None, directory: Path | None) -> dict[str, Any]:
+    """Do all runs over one dataset. Returns the JSON document."""
+    documents = []
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
+        work = Path(name)
+        _say(f"writing {shape.files:,} files of {shape.size:,} bytes")
+        with filled_server(work, shape, endpoint) as server:
+            limit = _measure_ceiling(work, server, runs)
+            for number, one in enumerate(runs):
+                place = work / f"run{number}"
+                place.mkdir()
+                _say(f"run {number + 1} of {len(runs)}: {one.title}")
+                documents.append(training_run.run(one, server, place))
+                _say(summary(documents[-1]))
+    return {"proxy_ceiling": limit, "runs": documents}
 
 
 def _base(options: dict[str, Any]) -> Scenario:
-    """The run the options describe, but for those that may be given several times."""
+    """The run that the options describe, without the options that may be given several times."""
     shape = Shape(**{name: options[name] for name in Shape.__dataclass_fields__})
     limits = Limits(
         latency=options["latency"] / 1e3, latency_p99=options["latency_p99"] / 1e3,
         stream_bandwidth=1e6 * options["stream_bandwidth"], bandwidth=1e6 * options["bandwidth"],
         request_rate=options["request_rate"],
     )  # fmt: skip
-    jobs = tuple(Job(seed=number, start=number * options["stagger"]) for number in range(options["jobs"]))
+    jobs = tuple(TrainingJob(seed=number, start=number * options["stagger"]) for number in range(options["jobs"]))
     return Scenario(
-        title="", loader=options["loader"], shape=shape, tiers=Tiers(memory=options["memory_share"]), limits=limits,
-        jobs=jobs, keep_pages=options["keep_pages"],
-    )  # fmt: skip
+        title="",
+        loader=Loader(options["loader"]),
+        shape=shape,
+        tiers=Tiers(memory=options["memory_share"]),
+        limits=limits,
+        jobs=jobs,
+        keep_pages=options["keep_pages"],
+    )
 
 
 def _variants(base: Scenario, options: dict[str, Any]) -> list[Scenario]:
-    ways = options["publishing"] or ("none", "run" if base.loader == "torch" else "spec")
+    """A run for every combination of the options that may be given several times."""
+    ways = [Publishing(way) for way in options["publishing"]] or [Publishing.NONE, best_publishing(base.loader)]
     return [
         replace(
             base, title=f"{policy}, {share:.0%}, publishing: {way}", publishing=way, policy=policy,
@@ -154,17 +201,22 @@ def _variants(base: Scenario, options: dict[str, Any]) -> list[Scenario]:
 
 
 def _measure_ceiling(work: Path, server: OriginServer, runs: list[Scenario]) -> dict[str, float]:
+    """How fast the proxy is without limits. Warns where the runs need nearly as much."""
     shape = runs[0].shape
     paths = [f"{BUCKET}/{sample_name(number)}" for number in range(min(CEILING_FILES, shape.files))]
     with throttled(server.endpoint, Limits(), work / "ceiling.log") as throttle:
         found = ceiling.measure(throttle, server.account, paths)
     _say(
-        f"the proxy without limits: {found.bytes_per_s / 1e6:.0f} MB/s, {found.requests_per_s:.0f} requests/s with its "
-        f"client and the server on this machine; {found.cpu_bytes_per_s / 1e6:.0f} MB/s by its own processor time"
+        f"without limits the proxy passes {found.bytes_per_s / 1e6:.0f} MB/s, {found.requests_per_s:.0f} requests/s, "
+        "with its client and the server on this machine; "
+        f"its own processor time would allow {found.cpu_bytes_per_s / 1e6:.0f} MB/s"
     )
     most = max(max(one.limits.bandwidth, len(one.jobs) * shape.demand_bytes) for one in runs)
     if found.bytes_per_s < HEADROOM * most:
-        _say(f"warning: less than {HEADROOM:g} times the {most / 1e6:.0f} MB/s it is to let through; lower --demand")
+        _say(
+            f"warning: this is less than {HEADROOM:g} times the {most / 1e6:.0f} MB/s that the runs may need; "
+            "lower --demand"
+        )
     return asdict(found)
 
 

@@ -1,7 +1,7 @@
-"""cachectl: the node's cache, seen and steered from the command line.
+"""cachectl: shows and steers the node's cache from the command line.
 
-It asks the daemon and never touches a mount to answer, so it works while a mount hangs or is dead. Exit statuses are in
-`session`.
+It asks the daemon and never touches a mount to answer, so it works while a mount hangs or is dead. The exit statuses
+are `command_session.ExitStatus`.
 """
 
 import click
@@ -10,7 +10,7 @@ import cachefs
 from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
 from cachefs_tools.cachectl.dataset import dataset
 from cachefs_tools.cachectl.job import job, stalls
-from cachefs_tools.cachectl.mounting import mount, umount
+from cachefs_tools.cachectl.mount_points import mount, umount
 from cachefs_tools.cachectl.stats import stats
 from cachefs_tools.cachectl.status import errors, mounts, status
 
@@ -18,10 +18,10 @@ from cachefs_tools.cachectl.status import errors, mounts, status
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(cachefs.__version__, prog_name="cachectl")
 def main() -> None:
-    """See and steer the cache daemon of this node.
+    """Show and steer the cache daemon of this node.
 
-    Exit status: 0 done; 1 failed; 2 wrong usage; 3 no daemon answers; 4 done, but incompletely (blocks that could not
-    be warmed, damage that was repaired); 130 interrupted.
+    The exit status is 0: done; 1: failed; 2: wrong usage; 3: no daemon answers; 4: done, but not completely (blocks
+    could not be warmed, or damage was repaired); 130: interrupted.
     """
 
 

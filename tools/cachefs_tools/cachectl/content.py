@@ -1,4 +1,4 @@
-"""cachectl warmup, evict, pin, unpin, ls, verify: what of a dataset is on this node."""
+"""cachectl warmup, evict, pin, unpin, ls and verify: which part of a dataset is on this node."""
 
 import os
 import sys
@@ -13,24 +13,25 @@ from cachefs.errors import NotFound
 from cachefs.messages import CachedFile, DatasetName, DatasetView, Empty, Pinned, Selection, Warmup, WarmupProgress
 from cachefs.rpc import CACHED, DATASET_LIST, DATASET_SHOW, EVICT, PIN, UNPIN, VERIFY, WARMUP, Method
 from cachefs.snapshot import Entry, Snapshot
+from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import size, table
 from cachefs_tools.cachectl.progress import follow_verify, follow_warmup
-from cachefs_tools.cachectl.session import INCOMPLETE, Session, with_session
 
 
 def dataset_path(text: str | bytes) -> bytes:
-    """A path inside a dataset: relative, without empty or `.` components; b"" is the root."""
+    """A path in a dataset. It is relative and has no empty components and no `.`; b"" is the root."""
     return b"/".join(part for part in os.fsencode(text).split(b"/") if part not in (b"", b"."))
 
 
 def selection(paths: Iterable[str | bytes]) -> list[bytes]:
-    """No paths, or the root among them, is everything: []."""
+    """The paths that a request names. [] means everything: no path was given, or the root is among the paths."""
     wanted = [dataset_path(path) for path in paths]
     return [] if b"" in wanted else wanted
 
 
 def fraction_of(ctx: click.Context, param: click.Parameter, text: str) -> float:
+    """The number that an option such as 0.3 or 30% means. Raises click.BadParameter unless it is in (0, 1]."""
     try:
         number = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -44,17 +45,20 @@ def fraction_of(ctx: click.Context, param: click.Parameter, text: str) -> float:
 @click.argument("dataset")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option(
-    "--fraction", default="1", callback=fraction_of, help="Only the first part of the files, such as 0.3 or 30%."
+    "--fraction", default="1", callback=fraction_of, help="Bring only the first part of the files, such as 0.3 or 30%."
 )
-@click.option("--list", "list_file", type=click.File("rb"), help="Paths from a file, one per line; - is stdin.")
-@click.option("-0", "--null", is_flag=True, help="The paths in --list end with NUL instead of newline.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when done, or at once.")
+@click.option("--list", "list_file", type=click.File("rb"), help="Read PATHs from a file, one per line; - is stdin.")
+@click.option("-0", "--null", is_flag=True, help="The paths in --list end with NUL instead of a newline.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when all is done, or at once.")
 @with_session
-def warmup(
-    session: Session, dataset: str, paths: tuple[str, ...], fraction: float, list_file: BinaryIO | None,
+def warmup(  # noqa: PLR0913  # one for each option
+    session: CommandSession, dataset: str, paths: tuple[str, ...], fraction: float, list_file: BinaryIO | None,
     null: bool, wait: bool,
 ) -> None:  # fmt: skip
-    """Bring files (all, or those at or below the PATHs) onto this node before they are read."""
+    """Bring files onto this node before they are read.
+
+    With PATHs, only the files at or below them are brought.
+    """
     listed = list_file.read().split(b"\0" if null else b"\n") if list_file else []
     wanted = [path for path in listed if path]
     if list_file and not wanted and not paths:
@@ -63,10 +67,11 @@ def warmup(
     last = follow_warmup(session, session.stream(WARMUP, request))
     session.answer(last, warmup_text(dataset, last, wait))
     if wait and (last.failed or last.skipped):
-        sys.exit(INCOMPLETE)
+        sys.exit(ExitStatus.INCOMPLETE)
 
 
 def warmup_text(dataset: str, last: WarmupProgress, wait: bool) -> str:
+    """The answer to a warmup, from its last progress message."""
     if not wait:
         return f"warming {dataset}: {last.blocks_total:,} blocks, {size(last.bytes_total)}, in the background"
     lines = [f"{dataset}: {last.blocks:,} of {last.blocks_total:,} blocks here, {size(last.bytes)} ({last.state})"]
@@ -82,10 +87,13 @@ def warmup_text(dataset: str, last: WarmupProgress, wait: bool) -> str:
 @click.command()
 @click.argument("dataset")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask where everything would go.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before everything is freed.")
 @with_session
-def evict(session: Session, dataset: str, paths: tuple[str, ...], yes: bool) -> None:
-    """Free what is cached of a dataset, or of the files at or below the PATHs."""
+def evict(session: CommandSession, dataset: str, paths: tuple[str, ...], yes: bool) -> None:
+    """Free what is cached of a dataset.
+
+    With PATHs, only the files at or below them are freed.
+    """
     wanted = selection(paths)
     if not wanted and not yes:
         cached = session.call(DATASET_SHOW, DatasetName(name=dataset)).cached
@@ -98,8 +106,11 @@ def evict(session: Session, dataset: str, paths: tuple[str, ...], yes: bool) -> 
 @click.argument("dataset")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @with_session
-def pin(session: Session, dataset: str, paths: tuple[str, ...]) -> None:
-    """Keep files from being evicted to make room. Pinning does not fetch: see warmup."""
+def pin(session: CommandSession, dataset: str, paths: tuple[str, ...]) -> None:
+    """Keep files from being evicted when room is needed.
+
+    Pinning does not fetch them: see warmup.
+    """
     change_pins(session, PIN, "pinned", dataset, paths)
 
 
@@ -107,14 +118,15 @@ def pin(session: Session, dataset: str, paths: tuple[str, ...]) -> None:
 @click.argument("dataset")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @with_session
-def unpin(session: Session, dataset: str, paths: tuple[str, ...]) -> None:
-    """Undo pin."""
+def unpin(session: CommandSession, dataset: str, paths: tuple[str, ...]) -> None:
+    """Undo pin: the files may be evicted again."""
     change_pins(session, UNPIN, "unpinned", dataset, paths)
 
 
 def change_pins(
-    session: Session, method: Method[Selection, Pinned], done: str, dataset: str, paths: tuple[str, ...]
+    session: CommandSession, method: Method[Selection, Pinned], done: str, dataset: str, paths: tuple[str, ...]
 ) -> None:
+    """Pin or unpin. *done* says which of them was done."""
     reply = session.call(method, Selection(dataset=dataset, paths=selection(paths)))
     session.answer(reply, f"{done} {reply.files:,} files, {size(reply.bytes)}")
 
@@ -122,10 +134,15 @@ def change_pins(
 @click.command()
 @click.argument("dataset")
 @click.argument("path", default="")
-@click.option("--cached", is_flag=True, help="All files at or below PATH of which something is cached or pinned.")
+@click.option(
+    "--cached", is_flag=True, help="List all files at or below PATH that are cached, in part or whole, or pinned."
+)
 @with_session
-def ls(session: Session, dataset: str, path: str, cached: bool) -> None:
-    """List a directory of a dataset's snapshot, or with --cached what of it is on this node."""
+def ls(session: CommandSession, dataset: str, path: str, cached: bool) -> None:
+    """List the files of a dataset.
+
+    Without --cached these are the entries of the directory PATH in the snapshot.
+    """
     if cached:
         pages = session.stream(CACHED, Selection(dataset=dataset, paths=selection([path])))
         files = [file for page in pages for file in page.files if any(file.cached) or file.pinned]
@@ -140,12 +157,13 @@ def ls(session: Session, dataset: str, path: str, cached: bool) -> None:
 
 
 def cached_row(file: CachedFile) -> tuple[str, ...]:
+    """A row of `ls --cached`."""
     memory, ssd = (size(file.cached[TIER_NAMES.index(tier)]) for tier in ("memory", "ssd"))
     return shown(file.path), size(file.size), memory, ssd, "yes" if file.pinned else ""
 
 
-def directory(session: Session, dataset: str, path: bytes) -> list[Entry]:
-    """What stands at *path*, read from the snapshot itself: the mount is not asked."""
+def directory(session: CommandSession, dataset: str, path: bytes) -> list[Entry]:
+    """The entries of the directory at *path*, or the file there. They are read from the snapshot, not from a mount."""
     snapshot = Snapshot(Path(view_of(session, dataset).path))
     try:
         entry = snapshot.find(path)
@@ -156,7 +174,8 @@ def directory(session: Session, dataset: str, path: bytes) -> list[Entry]:
         snapshot.close()
 
 
-def view_of(session: Session, dataset: str) -> DatasetView:
+def view_of(session: CommandSession, dataset: str) -> DatasetView:
+    """What the daemon knows about a dataset. Raises NotFound."""
     for view in session.call(DATASET_LIST, Empty()).datasets:
         if view.name == dataset:
             return view
@@ -165,10 +184,13 @@ def view_of(session: Session, dataset: str) -> DatasetView:
 
 @click.command()
 @with_session
-def verify(session: Session) -> None:
-    """Read every cached byte again; damaged blocks are dropped and fetched anew when they are read."""
+def verify(session: CommandSession) -> None:
+    """Read every cached byte again and drop damaged blocks.
+
+    A block that was dropped is fetched again when it is read.
+    """
     last = follow_verify(session, session.stream(VERIFY, Empty()))
     text = f"verified {last.blocks:,} blocks, {size(last.bytes)}; {last.repaired:,} were damaged and dropped"
     session.answer(last, text)
     if last.repaired:
-        sys.exit(INCOMPLETE)
+        sys.exit(ExitStatus.INCOMPLETE)

@@ -1,7 +1,8 @@
-"""cachectl dataset: naming listings of origins."""
+"""cachectl dataset: gives names to listings of origins, and shows and limits what they take of the node."""
 
 import re
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -16,11 +17,11 @@ from cachefs.messages import (
     OriginOptions,
 )
 from cachefs.rpc import DATASET_ADD, DATASET_LIMIT, DATASET_LIST, DATASET_REFRESH, DATASET_REMOVE, DATASET_SHOW
+from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import fraction_of
 from cachefs_tools.cachectl.display import duration, share, size, table
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.progress import follow_listing
-from cachefs_tools.cachectl.session import Session, with_session
 
 SHOWN_PROBLEMS = 10
 SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
@@ -28,46 +29,36 @@ SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 @click.group()
 def dataset() -> None:
-    """Add, look at, refresh and remove datasets."""
+    """Add, show, refresh, limit and remove datasets."""
 
 
 @dataset.command()
 @click.argument("name")
 @click.argument("url")
-@click.option("--endpoint-url", metavar="URL", help="S3 server to ask instead of AWS.")
+@click.option("--endpoint-url", metavar="URL", help="URL of an S3 server to use instead of AWS.")
 @click.option("--region", metavar="NAME", help="Region of the bucket.")
 @click.option("--addressing-style", type=click.Choice(["auto", "path", "virtual"]), help="How URLs name the bucket.")
-@click.option("--profile", metavar="NAME", help="Profile of the daemon's AWS configuration.")
-@click.option("--anonymous", is_flag=True, help="Send unsigned requests, for public buckets.")
+@click.option("--profile", metavar="NAME", help="Profile in the AWS configuration of the daemon.")
+@click.option("--anonymous", is_flag=True, help="Send unsigned requests. Public buckets take them.")
 @with_session
-def add(
-    session: Session, name: str, url: str, endpoint_url: str | None, region: str | None, addressing_style: str | None,
-    profile: str | None, anonymous: bool,
-) -> None:  # fmt: skip
-    """List URL (s3://bucket/prefix or file:///dir) and call the listing NAME."""
-    options = OriginOptions(
-        endpoint_url=endpoint_url,
-        region=region,
-        addressing_style=addressing_style,
-        profile=profile,
-        anonymous=anonymous,
-    )
-    request = DatasetAdd(name=name, url=url, options=options)
+def add(session: CommandSession, name: str, url: str, **origin: Any) -> None:
+    """List URL (s3://bucket/prefix or file:///dir) as the dataset NAME."""
+    request = DatasetAdd(name=name, url=url, options=OriginOptions(**origin))
     report_listing(session, follow_listing(session, session.stream(DATASET_ADD, request)))
 
 
 @dataset.command()
 @click.argument("name")
 @with_session
-def refresh(session: Session, name: str) -> None:
-    """List the origin again; files that did not change stay cached."""
+def refresh(session: CommandSession, name: str) -> None:
+    """List the origin again. Files that did not change stay cached."""
     report_listing(session, follow_listing(session, session.stream(DATASET_REFRESH, DatasetName(name=name))))
 
 
 @dataset.command(name="list")
 @with_session
-def list_(session: Session) -> None:
-    """All datasets and their current snapshots."""
+def list_(session: CommandSession) -> None:
+    """Show all datasets and their current snapshots."""
     reply = session.call(DATASET_LIST, Empty())
     rows = (
         (
@@ -86,8 +77,11 @@ def list_(session: Session) -> None:
 @dataset.command()
 @click.argument("name")
 @with_session
-def show(session: Session, name: str) -> None:
-    """One dataset: what is cached, pinned, and which keys cannot be files."""
+def show(session: CommandSession, name: str) -> None:
+    """Show one dataset.
+
+    It shows what is cached, what is pinned, and which keys of the origin cannot be files.
+    """
     detail = session.call(DATASET_SHOW, DatasetName(name=name))
     session.answer(detail, *describe(detail))
 
@@ -96,7 +90,7 @@ def show(session: Session, name: str) -> None:
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @with_session
-def rm(session: Session, name: str, yes: bool) -> None:
+def rm(session: CommandSession, name: str, yes: bool) -> None:
     """Forget a dataset. Its origin is not touched."""
     if not yes:
         detail = session.call(DATASET_SHOW, DatasetName(name=name))
@@ -107,10 +101,12 @@ def rm(session: Session, name: str, yes: bool) -> None:
 
 
 def share_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """The share of the tiers that an option means; 1 is no limit, and None is an option that was not given."""
     return 1.0 if text == "none" else fraction_of(ctx, param, text) if text is not None else None
 
 
 def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """The seconds that an option such as 12h means; 0 is no limit, and None is an option that was not given."""
     if text is None or text == "none":
         return None if text is None else 0.0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)", text)
@@ -122,14 +118,18 @@ def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> 
 @dataset.command()
 @click.argument("name")
 @click.option(
-    "--share", "of_tiers", metavar="SHARE", callback=share_of, help="Of each tier, at most: 40%, 0.4, or none."
+    "--share",
+    "of_tiers",
+    metavar="SHARE",
+    callback=share_of,
+    help="The dataset may take so much of each tier: 40%, 0.4, or none.",
 )
 @click.option(
-    "--ttl", metavar="TIME", callback=seconds_of, help="Drop what nobody reads for so long: 12h, 7d, or none."
+    "--ttl", metavar="TIME", callback=seconds_of, help="Drop blocks that nobody has read for so long: 12h, 7d, or none."
 )
 @with_session
-def limit(session: Session, name: str, of_tiers: float | None, ttl: float | None) -> None:
-    """Limit what a dataset takes of this node."""
+def limit(session: CommandSession, name: str, of_tiers: float | None, ttl: float | None) -> None:
+    """Limit how much of this node a dataset may take."""
     if of_tiers is None and ttl is None:
         raise click.UsageError("say what to limit: --share, --ttl")
     view = session.call(DATASET_LIMIT, DatasetLimit(name=name, share=of_tiers, ttl=ttl))
@@ -137,6 +137,7 @@ def limit(session: Session, name: str, of_tiers: float | None, ttl: float | None
 
 
 def limits(view: DatasetView) -> str:
+    """The limits of a dataset in words, or an empty text where it has none."""
     parts = []
     if view.share < 1:
         parts.append(f"at most {share(view.share, 1)} of each tier")
@@ -145,7 +146,8 @@ def limits(view: DatasetView) -> str:
     return ", ".join(parts)
 
 
-def report_listing(session: Session, last: ListingProgress) -> None:
+def report_listing(session: CommandSession, last: ListingProgress) -> None:
+    """Answer with what was listed, from the last progress message."""
     view = last.dataset
     if view is None:
         session.answer(last, "listed")
@@ -163,6 +165,7 @@ def report_listing(session: Session, last: ListingProgress) -> None:
 
 
 def describe(detail: DatasetDetail) -> list[str]:
+    """The lines of `dataset show`."""
     view = detail.dataset
     lines = [
         f"name       {view.name}",
@@ -184,9 +187,11 @@ def describe(detail: DatasetDetail) -> list[str]:
 
 
 def cached_shares(detail: DatasetDetail) -> str:
+    """How much of a dataset each tier holds."""
     parts = [f"{tier} {size(cached)} ({share(cached, detail.dataset.bytes)})" for tier, cached in detail.cached.items()]
     return ", ".join(parts) or "nothing"
 
 
 def date(created_ns: int) -> str:
+    """A time, in nanoseconds since 1970, for people to read."""
     return f"{datetime.fromtimestamp(created_ns / 1e9, UTC):%Y-%m-%d %H:%M}Z"

@@ -1,4 +1,4 @@
-"""How numbers, names and tables look on a terminal."""
+"""What numbers, names and tables look like on a terminal."""
 
 import os
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 def size(count: float) -> str:
-    """Bytes in binary units, three digits: `1.46 GiB`."""
+    """A number of bytes in binary units with three digits, such as `1.46 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1000 or unit == "TiB":
             break
@@ -16,11 +16,12 @@ def size(count: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
+    """A share in percent, or `-` where the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def duration(seconds: float) -> str:
-    """The two largest units: `3 h 20 min`."""
+    """A time in its two largest units, such as `3 h 20 min`."""
     days, rest = divmod(int(seconds), 86400)
     hours, rest = divmod(rest, 3600)
     minutes, rest = divmod(rest, 60)
@@ -31,7 +32,7 @@ def duration(seconds: float) -> str:
 
 
 def name(path: bytes | str) -> str:
-    """A name as one safe line: what a terminal would obey or cannot show is escaped."""
+    """A name as one safe line. Characters that a terminal obeys or cannot show are escaped."""
     text = os.fsdecode(path)
     return "".join(character if character.isprintable() else _escape(character) for character in text)
 
@@ -43,7 +44,11 @@ def _escape(character: str) -> str:
 
 
 def table(columns: str, rows: Iterable[Iterable[object]]) -> Table:
-    """*columns*: headings separated by blanks; one that starts with `>` is for numbers: aligned right, never cut."""
+    """A table without lines.
+
+    *columns* holds the headings, separated by blanks. A heading that starts with `>` is of a column of numbers, which
+    is aligned to the right and never cut.
+    """
     result = Table(box=None, pad_edge=False, header_style="bold")
     for heading in columns.split():
         number = heading.startswith(">")

@@ -1,4 +1,4 @@
-"""cachectl job, stalls: what jobs have said they will read, how far they are, and what they waited for."""
+"""cachectl job and stalls: what jobs will read, how far they are, and what they waited for."""
 
 import time
 from collections.abc import Iterator
@@ -23,24 +23,24 @@ from cachefs.job_messages import (
 from cachefs.messages import DatasetName, Empty
 from cachefs.planning.sequences.sampler import LOADER_DRAWS
 from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
+from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import dataset_path
 from cachefs_tools.cachectl.display import duration, size, table
 from cachefs_tools.cachectl.display import name as shown
-from cachefs_tools.cachectl.session import Session, with_session
 
 SAMPLERS = ("sequential", *LOADER_DRAWS, "torch-distributed", "numpy", "explicit")
 SOURCE = "cachectl"
-# Somebody types this before the training starts, and it sends no heartbeats.
+# Seconds. People publish by hand before the training starts, and nobody sends heartbeats.
 LEASE = 3600.0
 
 
 @click.group()
 def job() -> None:
-    """Publish in which order a job reads, and see how it gets on."""
+    """Publish in which order a job reads, and show how far it is."""
 
 
 def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]:
-    """`3`, `0-7` or `0-3,8`."""
+    """The ranks that an option such as `3`, `0-7` or `0-3,8` means."""
     try:
         parts = [part.partition("-") for part in text.split(",")]
         return [rank for first, _, last in parts for rank in range(int(first), int(last or first) + 1)]
@@ -51,28 +51,46 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
 @job.command()
 @click.argument("name", metavar="JOB")
 @click.argument("dataset")
-@click.option("--sampler", type=click.Choice(SAMPLERS), required=True, help="How the order of each epoch comes about.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--size", "samples", type=click.IntRange(min=0), help="Samples [default: files, or records, there are].")
-@click.option("--no-shuffle", is_flag=True, help="The sampler was made with shuffle=False.")
-@click.option("--drop-last", is_flag=True, help="torch-distributed with drop_last=True.")
-@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of the whole job.")
-@click.option("--rank", "ranks", default="0", callback=ranks_of, help="Those that run on this node, such as 3 or 0-7.")
-@click.option("--workers", type=click.IntRange(min=0), default=0, help="Of each rank's DataLoader.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=1)
 @click.option(
-    "--prefetch", type=click.IntRange(min=0), default=2, show_default=True, help="DataLoader's prefetch_factor."
+    "--sampler", type=click.Choice(SAMPLERS), required=True, help="The sampler that gives the order of each epoch."
 )
-@click.option("--files", type=click.File("rb"), help="Path in the dataset of each sample, one per line; - is stdin.")
-@click.option("--records", metavar="FORMAT", help="Samples are records: npy, tar, tfrecord or fixed:<bytes>.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampler.")
+@click.option(
+    "--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How many epochs the job reads."
+)
+@click.option("--size", "samples", type=click.IntRange(min=0), help="Number of samples.  [default: number of files]")
+@click.option("--no-shuffle", is_flag=True, help="The sampler was made with shuffle=False.")
+@click.option("--drop-last", is_flag=True, help="The sampler (torch-distributed) was made with drop_last=True.")
+@click.option(
+    "--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks of the whole job."
+)
+@click.option(
+    "--rank", "ranks", default="0", callback=ranks_of, help="The ranks that run on this node, such as 3 or 0-7."
+)
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Number of workers of each rank's DataLoader.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Samples of a batch.")
+@click.option(
+    "--prefetch",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="The prefetch_factor of the DataLoader.",
+)
+@click.option(
+    "--files", type=click.File("rb"), help="The path of each sample in the dataset, one per line; - is stdin."
+)
+@click.option(
+    "--records",
+    metavar="FORMAT",
+    help="Samples are records of files of this format: npy, tar, tfrecord or fixed:<bytes>.",
+)
 @click.option("--path", "paths", multiple=True, help="A file of records; may be given several times, in order.")
 @click.option(
     "--order",
     "orders",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="explicit: the sample numbers of an epoch (.npy, or text); again for the next epoch.",
+    help="explicit: a file with the sample numbers of an epoch (.npy or text). Repeat it for the next epoch.",
 )
 @click.option("--pid", type=click.IntRange(min=0), default=0, help="The job ends with this process.")
 @click.option(
@@ -80,13 +98,14 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
     type=click.FloatRange(min=0, min_open=True),
     default=LEASE,
     show_default=True,
-    help="Without a process: seconds without a read after which the job ends.",
+    help="Without --pid, the job ends after so many seconds without a read.",
 )
 @with_session
-def publish(session: Session, name: str, dataset: str, **given: Any) -> None:
-    """Say in which order JOB will read DATASET, so that its samples are here before they are read.
+def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> None:
+    """Publish in which order JOB will read DATASET.
 
-    A sample is a file, in order of paths, unless --files or --records says otherwise.
+    The samples are then on this node before they are read. A sample is a file, in the order of the paths, unless
+    --files or --records says otherwise.
     """
     sample_map = map_of(given["files"], given["records"], given["paths"])
     orders = [order_of(path) for path in given["orders"]]
@@ -114,11 +133,13 @@ def publish(session: Session, name: str, dataset: str, **given: Any) -> None:
 
 
 def spec_of_rank(spec: SamplerSpec, rank: int) -> SamplerSpec:
+    """The part of the sampler that one rank reads."""
     values = {field: getattr(spec, field) for field in spec.__struct_fields__}
     return SamplerSpec(**{**values, "rank": rank if spec.replicas > 1 else 0})
 
 
 def map_of(files: BinaryIO | None, records: str | None, paths: tuple[str, ...]) -> SampleMap | None:
+    """Which files the samples are. None: the files of the dataset in the order of their paths."""
     if files and records:
         raise click.UsageError("--files and --records exclude each other")
     if bool(records) != bool(paths):
@@ -130,7 +151,8 @@ def map_of(files: BinaryIO | None, records: str | None, paths: tuple[str, ...]) 
     return None
 
 
-def samples_of(session: Session, dataset: str, sample_map: SampleMap | None, given: int | None) -> int:
+def samples_of(session: CommandSession, dataset: str, sample_map: SampleMap | None, given: int | None) -> int:
+    """The number of samples: as it was given, or the number of files."""
     if given is not None:
         return given
     if sample_map is None:
@@ -141,7 +163,7 @@ def samples_of(session: Session, dataset: str, sample_map: SampleMap | None, giv
 
 
 def order_of(path: Path) -> bytes:
-    """Raises ConfigError."""
+    """The sample numbers in a file, as little-endian uint32. Raises ConfigError where the file holds anything else."""
     try:
         numbers = np.load(path) if path.suffix == ".npy" else np.loadtxt(path, dtype=np.int64, ndmin=1)
         if numbers.ndim != 1 or (len(numbers) and not 0 <= numbers.min() <= numbers.max() < 2**32):
@@ -153,8 +175,11 @@ def order_of(path: Path) -> bytes:
 
 @job.command("list")
 @with_session
-def list_jobs(session: Session) -> None:
-    """All jobs that have published something, those that ended a while ago included."""
+def list_jobs(session: CommandSession) -> None:
+    """Show all jobs that have published something.
+
+    Jobs that ended a while ago are shown too.
+    """
     found = session.call(JOB_LIST, Empty())
     if not found.jobs:
         session.answer(found, "no job has published anything")
@@ -165,6 +190,7 @@ def list_jobs(session: Session) -> None:
 
 
 def job_row(view: JobView) -> tuple[str, ...]:
+    """A row of `job list`. Epoch and progress are those of the slowest consumer."""
     slowest = min(view.consumers, key=lambda one: (one.epoch, one.position), default=None)
     place = (str(slowest.epoch), done(slowest)) if slowest is not None else ("-", "-")
     rate = sum(one.rate for one in view.consumers)
@@ -175,19 +201,24 @@ def job_row(view: JobView) -> tuple[str, ...]:
 
 
 def done(view: ConsumerView) -> str:
+    """How much of its epoch a consumer has read."""
     return f"{100 * view.position / view.epoch_length:.0f} %" if view.epoch_length else "-"
 
 
 @job.command()
 @click.argument("name", metavar="JOB")
 @with_session
-def show(session: Session, name: str) -> None:
-    """One job: where each of its readers is, whether what it reads is what it published, and what it waited for."""
+def show(session: CommandSession, name: str) -> None:
+    """Show one job.
+
+    It shows where each consumer is, whether it reads what it published, and what it waited for.
+    """
     view = session.call(JOB_SHOW, JobName(job=name))
     session.answer(view, *describe(view))
 
 
 def describe(view: JobView) -> Iterator[str | Table]:
+    """The lines of `job show`."""
     age = duration(max(0.0, time.time() - view.started))
     yield f"{shown(view.job)}: {view.state}, {age} old, published by {view.source or 'nobody known'}"
     yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
@@ -204,6 +235,7 @@ def describe(view: JobView) -> Iterator[str | Table]:
 
 
 def consumer_row(view: ConsumerView) -> tuple[str, ...]:
+    """A row of `job show`."""
     return (
         shown(view.consumer), view.state, str(view.epoch), f"{view.position:,}", f"{view.epoch_length:,}",
         f"{view.rate:,.0f}/s", f"{view.matched:,}", f"{view.mismatched:,}", size(view.ahead_bytes),
@@ -214,17 +246,23 @@ def consumer_row(view: ConsumerView) -> tuple[str, ...]:
 @job.command()
 @click.argument("name", metavar="JOB")
 @with_session
-def cancel(session: Session, name: str) -> None:
-    """Forget what a job has published. The job itself goes on; nothing is read ahead for it any more."""
+def cancel(session: CommandSession, name: str) -> None:
+    """Forget what a job has published.
+
+    The job itself goes on, but nothing is read ahead for it any more.
+    """
     session.answer(session.call(JOB_CANCEL, JobName(job=name)), f"{name} is cancelled")
 
 
 @click.command()
 @click.argument("name", metavar="[JOB]", default="")
 @with_session
-def stalls(session: Session, name: str) -> None:
-    """Reads that had to wait, by job, reader, epoch and what they waited for: the origin, the SSD, or a daemon that was
-    away. Without a JOB those of all jobs, and of readers that have published nothing."""
+def stalls(session: CommandSession, name: str) -> None:
+    """Show reads that had to wait, by job, consumer, epoch and source.
+
+    The source is what they waited for: the origin, the SSD, or a daemon that was away. Without a JOB it shows the reads
+    of all jobs, and of readers that have published nothing.
+    """
     found = session.call(STALL_LIST, JobName(job=name))
     if not found.rows:
         session.answer(found, "nobody had to wait")
@@ -233,5 +271,6 @@ def stalls(session: Session, name: str) -> None:
 
 
 def stall_row(row: StallRow) -> tuple[str, ...]:
+    """A row of `stalls`."""
     whose = (shown(row.job), shown(row.consumer), str(row.epoch)) if row.job else ("-", "-", "-")
     return *whose, row.source, f"{row.count:,}", f"{row.seconds:.2f} s", f"{1000 * row.longest:,.0f} ms"

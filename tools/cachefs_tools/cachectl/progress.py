@@ -1,4 +1,4 @@
-"""Progress of the daemon's long work, on the terminal only."""
+"""Shows the progress of long work of the daemon. It is shown on terminals only."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -21,13 +21,15 @@ from rich.text import Text
 
 from cachefs.errors import DaemonUnavailable
 from cachefs.messages import ListingProgress, VerifyProgress, WarmupProgress
+from cachefs_tools.cachectl.command_session import CommandSession
 from cachefs_tools.cachectl.display import size
-from cachefs_tools.cachectl.session import Session
 
 Update = TypeVar("Update")
 
 
 class _Rate(ProgressColumn):
+    """A column with the speed in units per second."""
+
     def __init__(self, unit: str) -> None:
         super().__init__()
         self._unit = unit
@@ -36,8 +38,11 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed or 0:,.0f} {self._unit}/s")
 
 
-def follow_listing(session: Session, updates: Iterable[ListingProgress]) -> ListingProgress:
-    """The last update, which carries the dataset. How many objects there will be is not known before the end."""
+def follow_listing(session: CommandSession, updates: Iterable[ListingProgress]) -> ListingProgress:
+    """Show a listing. Returns the last update, which has the dataset.
+
+    The number of all objects is not known before the end.
+    """
     bar = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), _Rate("objects"), TimeElapsedColumn(),
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
@@ -50,7 +55,8 @@ def follow_listing(session: Session, updates: Iterable[ListingProgress]) -> List
     return _follow(bar, "listing", updates, show)
 
 
-def follow_warmup(session: Session, updates: Iterable[WarmupProgress]) -> WarmupProgress:
+def follow_warmup(session: CommandSession, updates: Iterable[WarmupProgress]) -> WarmupProgress:
+    """Show a warmup. Returns the last update."""
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
         TimeRemainingColumn(), console=session.screen, transient=True, disable=not session.screen.is_terminal,
@@ -62,7 +68,8 @@ def follow_warmup(session: Session, updates: Iterable[WarmupProgress]) -> Warmup
     return _follow(bar, "warming", updates, show)
 
 
-def follow_verify(session: Session, updates: Iterable[VerifyProgress]) -> VerifyProgress:
+def follow_verify(session: CommandSession, updates: Iterable[VerifyProgress]) -> VerifyProgress:
+    """Show a verification. Returns the last update."""
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate("blocks"), TimeRemainingColumn(),
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
@@ -75,6 +82,7 @@ def follow_verify(session: Session, updates: Iterable[VerifyProgress]) -> Verify
 
 
 def _follow(bar: Progress, title: str, updates: Iterable[Update], show: Callable[[TaskID, Update], None]) -> Update:
+    """Show all updates. Returns the last one; raises DaemonUnavailable where there is none."""
     last = None
     with bar:
         task = bar.add_task(title, total=None)

@@ -1,12 +1,10 @@
-"""cachectl stats: what goes on at a mount, a line at a time."""
+"""cachectl stats: what goes on at a mount, one line per second."""
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import count, islice, pairwise
-from pathlib import Path
 from typing import Final
 
 import click
@@ -16,8 +14,9 @@ from cachefs.job_messages import ConsumerView, JobView
 from cachefs.messages import Empty, MountView
 from cachefs.mount_spec import MountSpec
 from cachefs.rpc import JOB_LIST, STATUS
+from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import name, size
-from cachefs_tools.cachectl.session import Session, with_session
+from cachefs_tools.cachectl.mount_points import resolved_mount_point
 
 LINES_PER_HEADER: Final = 20
 HEADER: Final = """\
@@ -27,44 +26,44 @@ requests   /1000  samples ------- reads/s ------- pushed dropped  late wasted --
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """when: monotonic seconds; counters: of the mount, cumulative; consumers: of the jobs that read its datasets, by
-    job and consumer."""
+    """A mount at one moment."""
 
-    when: float
-    counters: dict[str, int]
-    consumers: dict[tuple[str, str], ConsumerView]
+    when: float  # monotonic seconds
+    counters: dict[str, int]  # of the mount, counted since it started
+    consumers: dict[tuple[str, str], ConsumerView]  # (job, consumer) -> a consumer that reads the mount's datasets
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A mount from one moment to the next; all but the last two per second. requests: of the kernel; samples: by which
-    the jobs that have published what they read of the mount's datasets went on; late: reads that came before the push
-    of what they wanted; wasted: blocks dropped unread; held_bytes: what the daemon takes to be in the page cache."""
+    """What a mount did from one moment to the next. The fields are the keys of the JSON objects."""
 
-    seconds: float
-    requests: float
-    requests_per_1000_samples: float | None
-    samples: float
-    hits_memory: float
-    hits_ssd: float
-    misses: float
-    pushed_bytes: float
-    dropped_bytes: float
-    late: float
-    wasted: float
-    held_bytes: int
-    budget_bytes: int
+    seconds: float  # between the two moments
+    requests: float  # requests of the kernel, per second
+    requests_per_1000_samples: float | None  # None: no job went on
+    samples: float  # samples that jobs which have published a sequence went on by, per second
+    hits_memory: float  # reads that the memory tier answered, per second
+    hits_ssd: float  # reads that the SSD tier answered, per second
+    misses: float  # reads that waited for a fetch, per second
+    pushed_bytes: float  # per second
+    dropped_bytes: float  # per second
+    late: float  # reads that came before their block was pushed, per second
+    wasted: float  # blocks that were dropped before they were read, per second
+    held_bytes: int  # what the daemon believes to be in the page cache, at the second moment
+    budget_bytes: int  # how much may be in the page cache, at the second moment
 
 
 @click.command()
 @click.argument("mount", metavar="MOUNT")
-@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds per line.")
-@click.option("--count", "lines", type=click.IntRange(min=1), help="End after so many lines.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds from line to line."
+)
+@click.option("--count", "lines", type=click.IntRange(min=1), help="End after so many lines.  [default: never]")
 @with_session
-def stats(session: Session, mount: str, interval: float, lines: int | None) -> None:
-    """Watch MOUNT (where it is mounted, or its id), a line a second; with --json each line is an object.
+def stats(session: CommandSession, mount: str, interval: float, lines: int | None) -> None:
+    """Watch MOUNT, which is a mount point or the id of a mount. With --json each line is an object.
 
-    Reads are those the kernel could not answer from its page cache. Two mounts of one dataset show the samples of both.
+    Reads are only those that the kernel could not answer from its page cache. Where a dataset is mounted twice, both
+    mounts show the samples of both.
     """
     differences = (difference(before, now) for before, now in pairwise(moments(session, mount, interval)))
     for number, line in enumerate(islice(differences, lines)):
@@ -76,8 +75,8 @@ def stats(session: Session, mount: str, interval: float, lines: int | None) -> N
         click.echo(row(line))
 
 
-def moments(session: Session, mount: str, interval: float) -> Iterator[Moment]:
-    """Now, and every *interval* seconds from now. Raises NotFound where there is no such mount (any more)."""
+def moments(session: CommandSession, mount: str, interval: float) -> Iterator[Moment]:
+    """The mount now, and then every *interval* seconds. Raises NotFound where the mount does not live (any more)."""
     start = time.monotonic()
     for turn in count(1):
         view = find(session.call(STATUS, Empty()).mounts, mount)
@@ -87,9 +86,8 @@ def moments(session: Session, mount: str, interval: float) -> Iterator[Moment]:
 
 
 def find(mounts: list[MountView], wanted: str) -> MountView:
-    # Only the parent is resolved, since looking at the mount point itself would ask the mount.
-    given = Path(os.path.abspath(wanted))
-    path = str(given.parent.resolve() / given.name)
+    """The mount with this id, or at this path. Raises NotFound where none lives."""
+    path = str(resolved_mount_point(wanted))
     for view in mounts:
         if view.alive and (view.id == wanted or view.mountpoint in (wanted, path)):
             return view
@@ -97,6 +95,7 @@ def find(mounts: list[MountView], wanted: str) -> MountView:
 
 
 def consumers_of(mount: MountView, jobs: list[JobView]) -> dict[tuple[str, str], ConsumerView]:
+    """(job, consumer) -> the consumers of all jobs that read a dataset of the mount."""
     spec = MountSpec.parse(mount.spec)
     return {
         (job.job, consumer.consumer): consumer for job in jobs if spec.shows(job.dataset) for consumer in job.consumers
@@ -104,10 +103,11 @@ def consumers_of(mount: MountView, jobs: list[JobView]) -> dict[tuple[str, str],
 
 
 def difference(before: Moment, now: Moment) -> Stats:
+    """What the mount did between two moments."""
     seconds = now.when - before.when
 
     def per_second(*names: str) -> float:
-        # What the daemon itself counts begins anew when it is restarted.
+        # Counters of the daemon itself begin at 0 again when it is restarted.
         change = sum(now.counters.get(name, 0) - before.counters.get(name, 0) for name in names)
         return max(0, change) / seconds
 
@@ -133,12 +133,13 @@ def difference(before: Moment, now: Moment) -> Stats:
 
 
 def advance(before: ConsumerView, now: ConsumerView) -> int:
-    """Samples between two places of a consumer; 0 where it went back."""
+    """How many samples a consumer went on by; 0 where it went back."""
     epochs = now.epoch - before.epoch
     return max(0, epochs * before.epoch_length + now.position - before.position)
 
 
 def row(line: Stats) -> str:
+    """A line below HEADER."""
     per_1000 = "-" if line.requests_per_1000_samples is None else f"{line.requests_per_1000_samples:.0f}"
     reads = "".join(f"{rate:8.0f}" for rate in (line.hits_memory, line.hits_ssd, line.misses))
     moved = f"{line.pushed_bytes / 1e6:7.0f}{line.dropped_bytes / 1e6:8.0f}{line.late:6.0f}{line.wasted:7.0f}"

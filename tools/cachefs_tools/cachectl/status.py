@@ -1,4 +1,4 @@
-"""cachectl status, mounts, errors: what the daemon says of itself."""
+"""cachectl status, mounts and errors: what the daemon says about itself."""
 
 import time
 from collections.abc import Iterator
@@ -9,33 +9,37 @@ from rich.table import Table
 
 from cachefs.messages import Empty, MountView, Status
 from cachefs.rpc import STATUS
+from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.display import duration, name, share, size, table
-from cachefs_tools.cachectl.session import Session, plain, with_session
 
-# A tier keeps back a little of its budget; only a limit below this share of it tells of a full disk or cgroup.
+# A tier always keeps a little of its budget back. A limit below this share of the budget means that the disk or the
+# cgroup is full.
 NEARLY: Final = 0.95
 
 
 @click.command()
 @with_session
-def status(session: Session) -> None:
-    """Tiers, hit ratios, fetches and mounts of this node."""
+def status(session: CommandSession) -> None:
+    """Show tiers, hit ratios, fetches and mounts of this node."""
     now = session.call(STATUS, Empty())
     session.answer({**plain(now), "hit_ratios": hit_ratios(now)}, *describe(now))
 
 
 @click.command()
 @with_session
-def mounts(session: Session) -> None:
-    """Mounts of this node, with what they were asked."""
+def mounts(session: CommandSession) -> None:
+    """Show the mounts of this node and how much they were asked."""
     found = session.call(STATUS, Empty()).mounts
     session.answer({"mounts": found}, mount_table(found) if found else "no mounts")
 
 
 @click.command()
 @with_session
-def errors(session: Session) -> None:
-    """Recent failures: which object or device, when last, how often, why."""
+def errors(session: CommandSession) -> None:
+    """Show recent failures.
+
+    It shows which object or device failed, when it last failed, how often, and why.
+    """
     found = session.call(STATUS, Empty()).errors
     if not found:
         session.answer({"errors": []}, "no errors")
@@ -48,7 +52,10 @@ def errors(session: Session) -> None:
 
 
 def hit_ratios(now: Status) -> dict[str, float]:
-    """Shares of the reads that reached cachefs (what the kernel's page cache serves, nobody sees); empty before any."""
+    """Which share of the reads each tier answered. Empty before the first read.
+
+    Only reads that reached cachefs count. Reads that the kernel's page cache answers are seen by nobody.
+    """
     reads = sum(tier.hits for tier in now.tiers) + now.misses
     if not reads:
         return {}
@@ -56,6 +63,7 @@ def hit_ratios(now: Status) -> dict[str, float]:
 
 
 def describe(now: Status) -> Iterator[str | Table]:
+    """The lines of `status`."""
     yield f"cachefsd {now.version}, pid {now.pid}, up {duration(now.uptime)}, state in {now.state_dir}"
     yield ""
     reads = sum(tier.hits for tier in now.tiers) + now.misses
@@ -83,6 +91,7 @@ def describe(now: Status) -> Iterator[str | Table]:
 
 
 def mount_table(found: list[MountView]) -> Table:
+    """A table with a row per mount."""
     rows = (
         (name(each.mountpoint), name(each.spec), each.pid, "alive" if each.alive else "dead",
          *(f"{each.counters.get(counter, 0):,}" for counter in ("requests", "read", "errors")))

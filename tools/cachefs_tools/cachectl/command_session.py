@@ -1,10 +1,11 @@
-"""What every command has: the daemon, how to answer, and how to fail."""
+"""What every command of cachectl has: a connection to the daemon, a way to answer, and a way to fail."""
 
 import functools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -16,27 +17,30 @@ from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
 from cachefs.rpc import DaemonClient, Method, Reply, Request
 from cachefs.socket_path import socket_path
 
-FAILED: Final = 1
-NO_DAEMON: Final = 3
-INCOMPLETE: Final = 4
-INTERRUPTED: Final = 130
-
+# Columns of a table where the output is not a terminal.
 TABLE_WIDTH: Final = 100
 
 
-class Session:
-    """One run of a command.
+class ExitStatus(IntEnum):
+    """Exit statuses of cachectl, beside 0 for done and click's 2 for wrong usage."""
 
-    as_json: answer with one JSON document on stdout instead of text; screen: progress and questions, on stderr.
-    """
+    FAILED = 1
+    NO_DAEMON = 3  # no daemon answers
+    INCOMPLETE = 4  # done, but not completely
+    INTERRUPTED = 130
+
+
+class CommandSession:
+    """One run of a command."""
 
     def __init__(self, socket: Path, as_json: bool) -> None:
         self.socket = socket
-        self.as_json = as_json
-        self.screen = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.as_json = as_json  # answer with one JSON document on stdout instead of text
+        self.screen = Console(stderr=True, highlight=False, markup=False, emoji=False)  # for progress and questions
 
     @functools.cached_property
     def client(self) -> DaemonClient:
+        """The daemon. Raises AccessDenied where this user may not connect to it."""
         if self.socket.exists() and not os.access(self.socket, os.W_OK):
             raise AccessDenied(f"you may not use {self.socket}; become root or a member of its group")
         return DaemonClient(self.socket)
@@ -48,7 +52,7 @@ class Session:
         return self.client.stream(method, request)
 
     def answer(self, document: object, *text: RenderableType) -> None:
-        """Print the one or the other; the document's messages become objects with the fields' names as keys."""
+        """Print the document as JSON, or the text. A message in the document becomes an object with a key per field."""
         if self.as_json:
             click.echo(json.dumps(plain(document), indent=2))
         elif text:
@@ -56,7 +60,10 @@ class Session:
             Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False).print(*text, sep="\n")
 
     def confirm(self, consequence: str, yes: bool) -> None:
-        """Say what would happen and ask, or refuse where nobody can answer. *yes*: the answer was given in advance."""
+        """Ask the user whether to go on, unless the answer *yes* was given in advance.
+
+        Raises CachefsError where nobody can answer, and click.Abort where the answer is no.
+        """
         if yes:
             return
         if self.as_json or not sys.stdin.isatty():
@@ -65,7 +72,7 @@ class Session:
 
 
 def plain(value: object) -> Any:
-    """*value* in the types JSON has; bytes become text with os.fsdecode (surrogates where they are not UTF-8)."""
+    """The value in types that JSON has. Bytes become text by os.fsdecode, with surrogates where they are not UTF-8."""
     if isinstance(value, msgspec.Struct):
         return plain(msgspec.structs.asdict(value))
     if isinstance(value, dict):
@@ -78,29 +85,35 @@ def plain(value: object) -> Any:
 
 
 def with_session(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command --socket and --json, a Session as its first argument, and one line instead of a traceback."""
+    """Make a command of a function whose first argument is a CommandSession.
 
-    @click.option("--socket", metavar="PATH", help="The daemon's socket [default: $CACHEFS_SOCKET, else the system's].")
+    The command takes --socket and --json too. Where it fails, it prints one line instead of a traceback.
+    """
+
+    @click.option(
+        "--socket", metavar="PATH", help="Socket of the daemon.  [default: $CACHEFS_SOCKET, or else the system's]"
+    )
     @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
     @functools.wraps(function)
     def run(*, socket: str | None, as_json: bool, **arguments: Any) -> None:
-        session = Session(socket_path(socket), as_json)
+        session = CommandSession(socket_path(socket), as_json)
         try:
             function(session, **arguments)
         except CachefsError as error:
-            status = NO_DAEMON if isinstance(error, DaemonUnavailable) else FAILED
+            status = ExitStatus.NO_DAEMON if isinstance(error, DaemonUnavailable) else ExitStatus.FAILED
             fail(session, type(error).__name__, str(error), status)
         except BrokenPipeError:
             raise  # click ends quietly
         except OSError as error:
-            fail(session, "OSError", str(error), FAILED)
+            fail(session, "OSError", str(error), ExitStatus.FAILED)
         except KeyboardInterrupt:
-            sys.exit(INTERRUPTED)
+            sys.exit(ExitStatus.INTERRUPTED)
 
     return run
 
 
-def fail(session: Session, kind: str, message: str, status: int) -> NoReturn:
+def fail(session: CommandSession, kind: str, message: str, status: ExitStatus) -> NoReturn:
+    """Print what is wrong, and end the program. The kind is the name of the error's class."""
     if session.as_json:
         click.echo(json.dumps({"error": kind, "message": message}))
     click.echo(f"cachectl: {message}", err=True)

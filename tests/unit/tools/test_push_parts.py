@@ -1,4 +1,4 @@
-"""What `cachefs-bench push` is made of, without a node: its readers, and what they say."""
+"""The parts of `cachefs-bench push`, without a node: its readers, and what they report."""
 
 import json
 import os
@@ -10,8 +10,8 @@ import pytest
 from cachefs_tools.bench import push_large, resident_pages
 from cachefs_tools.bench.hotread import compile_hotread, first_round
 from cachefs_tools.bench.push_reader import PROGRESS
-from cachefs_tools.bench.reads import forget_pages
 from cachefs_tools.bench.sample_data import sample_name, write_samples
+from cachefs_tools.kernel_pages import forget_pages
 
 FILES, SIZE, EPOCHS = 150, 5000, 2
 
@@ -54,7 +54,7 @@ def test_the_reader_sees_what_is_not_right(trees: tuple[Path, Path]) -> None:
 
 
 def test_the_order_of_hotread_is_known(tmp_path: Path) -> None:
-    """With as many processes as two, the first that each misses is the first, or the second, of the order."""
+    """No path exists, and each of two processes names the first it misses. So they name the first two of the order."""
     names = [f"{number:03}" for number in range(100)]
     hotread = compile_hotread(tmp_path, names)
     for seed in range(5):
@@ -71,7 +71,7 @@ def test_resident_pages_are_counted(tmp_path: Path) -> None:
     for path in paths:
         path.write_bytes(bytes(10_000))
     os.sync()
-    forget_pages(tmp_path, ["one", "two"])
+    forget_pages(paths)
     assert resident_pages.resident_bytes(paths) == 0
     with resident_pages.watched(paths) as samples:
         paths[0].read_bytes()

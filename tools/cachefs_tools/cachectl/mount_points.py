@@ -1,4 +1,4 @@
-"""cachectl mount, umount: mount points of this node."""
+"""cachectl mount and umount: mount points of this node."""
 
 import os
 import subprocess
@@ -13,22 +13,26 @@ from cachefs.errors import Busy, CachefsError, NotFound
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import name
-from cachefs_tools.cachectl.session import Session, with_session
 
-# A mount whose process hangs must not hang us.
+# Seconds that a mount has to answer. A mount whose process hangs must not hang cachectl.
 PROBE_SECONDS: Final = 5.0
+# Exit status of the child that looks whether a mount is dead.
 DEAD: Final = 3
 
 
 @click.command()
 @click.argument("spec")
 @click.argument("directory")
-@click.option("-o", "options", multiple=True, metavar="OPTIONS", help="Mount options, comma-separated.")
+@click.option("-o", "options", multiple=True, metavar="OPTIONS", help="Mount options, separated by commas.")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground.")
 @with_session
-def mount(session: Session, spec: str, directory: str, options: tuple[str, ...], foreground: bool) -> None:
-    """Mount SPEC (a dataset, several with commas, or all) at DIRECTORY: the same as mount.cachefs."""
+def mount(session: CommandSession, spec: str, directory: str, options: tuple[str, ...], foreground: bool) -> None:
+    """Mount SPEC at DIRECTORY, as mount.cachefs does.
+
+    SPEC is a dataset, several datasets with commas between them, or all.
+    """
     helper = Path(sysconfig.get_path("scripts")) / "mount.cachefs"
     command = [str(helper), spec, directory, *(["-f"] if foreground else [])]
     if options:
@@ -44,13 +48,14 @@ def mount(session: Session, spec: str, directory: str, options: tuple[str, ...],
 
 @click.command()
 @click.argument("directory")
-@click.option("--lazy", is_flag=True, help="Detach now, even while files are open.")
+@click.option("--lazy", is_flag=True, help="Detach it now, even while files are open.")
 @with_session
-def umount(session: Session, directory: str, lazy: bool) -> None:
-    """Unmount DIRECTORY; also recovers the mount point of a mount process that died."""
-    # Only its parent is resolved, since looking at the mount point itself would ask the mount.
-    given = Path(os.path.abspath(directory))
-    path = given.parent.resolve() / given.name
+def umount(session: CommandSession, directory: str, lazy: bool) -> None:
+    """Unmount DIRECTORY.
+
+    This also recovers the mount point of a mount process that died.
+    """
+    path = resolved_mount_point(directory)
     if not any(point.path == path for point in mount_points()):
         raise NotFound(f"no cachefs is mounted at {name(directory)}; `cachectl mounts` shows where there is one")
     recovered = not lazy and is_dead(path)
@@ -62,8 +67,14 @@ def umount(session: Session, directory: str, lazy: bool) -> None:
     session.answer(answer, f"{name(directory)}: {'recovered from a dead mount' if recovered else 'unmounted'}")
 
 
+def resolved_mount_point(directory: str) -> Path:
+    """The absolute path of a mount point. Only its parent is resolved: to resolve the path would ask the mount."""
+    given = Path(os.path.abspath(directory))
+    return given.parent.resolve() / given.name
+
+
 def is_dead(path: Path) -> bool:
-    """Is the process behind the mount gone, or does it not answer? Asked in a child, which may hang in our stead."""
+    """Whether the process behind the mount is gone or does not answer. A child looks, since it may hang."""
     probe = (
         "import pathlib, sys, cachefs.mount.kernel;"
         f"sys.exit({DEAD} if cachefs.mount.kernel.is_dead(pathlib.Path(sys.argv[1])) else 0)"

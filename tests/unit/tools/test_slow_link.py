@@ -1,9 +1,9 @@
-"""The benchmark's model of a slow way to an origin."""
+"""The benchmark's model of a slow link to an origin."""
 
 import statistics
 
 import pytest
-from cachefs_tools.bench.link import CATCH_UP, Latency, Limits, Pipe, Turnstile
+from cachefs_tools.bench.slow_link import CATCH_UP, Latency, Limits, Pipe, TokenBucket
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,8 +42,8 @@ def test_a_pipe_without_a_rate_passes_at_once() -> None:
     assert Pipe(0).reserve(1 << 40, 7.0) == 7.0
 
 
-def test_a_turnstile_admits_its_rate_and_a_burst() -> None:
-    turnstile = Turnstile(100)
-    assert sum(turnstile.admits(0) for _ in range(1000)) == 10
-    assert sum(turnstile.admits(number / 1000) for number in range(1000)) == pytest.approx(100, abs=1)
-    assert all(Turnstile(0).admits(0) for _ in range(1000))
+def test_a_token_bucket_admits_its_rate_and_a_burst() -> None:
+    bucket = TokenBucket(100)
+    assert sum(bucket.admits(0) for _ in range(1000)) == 10
+    assert sum(bucket.admits(number / 1000) for number in range(1000)) == pytest.approx(100, abs=1)
+    assert all(TokenBucket(0).admits(0) for _ in range(1000))

@@ -1,7 +1,7 @@
 """The training loop of the benchmark's jobs: an accelerator that only sleeps, and a report of when it had to wait.
 
-The report is a file of JSON lines, one per epoch, so that a job that is stopped leaves what it has done. All times are
-CLOCK_MONOTONIC, which all processes of a machine share.
+The report is a file of JSON lines, one per epoch, so a job that is stopped leaves what it has done. All times are
+seconds of CLOCK_MONOTONIC, which is the same for all processes of a machine.
 """
 
 import argparse
@@ -16,61 +16,63 @@ from typing import Final
 
 from cachefs_tools.bench.sample_data import is_sample
 
-# A read that takes longer than this has waited for something that is not in this machine's memory.
+# Seconds. A read that takes longer has waited for something that is not in the memory of this machine.
 SLOW_READ: Final = 0.01
 
-
-Read = tuple[float, float]  # when it began, seconds it took
+Read = tuple[float, float]  # when the read began, and seconds it took
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """begins, seconds: when each sample's read began, and how long it took; damaged: samples that were not right."""
+    """What a loader tells about one batch."""
 
-    begins: Sequence[float]
-    seconds: Sequence[float]
-    damaged: int
+    begins: Sequence[float]  # when the read of each sample began
+    seconds: Sequence[float]  # how long the read of each sample took
+    damaged: int  # samples whose bytes were wrong
 
 
 @dataclass(slots=True)
 class EpochReport:
-    """batches: when each came; waits: seconds the accelerator waited for each; read_p50, read_p99, read_longest:
-    seconds of one sample's read; slow_reads: those over SLOW_READ; later_reads, slow_later: those that began when the
-    job had its first batch.
-    """
+    """What a job did in one epoch."""
 
     epoch: int
-    begin: float
-    end: float = 0
+    begin: float  # when the job asked for the first batch
+    end: float = 0  # when the last batch was computed
     samples: int = 0
-    damaged: int = 0
-    batches: list[float] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)
-    read_p50: float = 0
-    read_p99: float = 0
-    read_longest: float = 0
-    slow_reads: int = 0
-    later_reads: int = 0
-    slow_later: int = 0
+    damaged: int = 0  # samples whose bytes were wrong
+    batches: list[float] = field(default_factory=list)  # when each batch came
+    waits: list[float] = field(default_factory=list)  # seconds that the accelerator waited for each batch
+    read_p50: float = 0  # seconds of one sample's read, the median
+    read_p99: float = 0  # likewise, the 99th percentile
+    read_longest: float = 0  # likewise, the longest
+    slow_reads: int = 0  # reads that took longer than SLOW_READ
+    later_reads: int = 0  # reads that began after the job had its first batch
+    slow_later: int = 0  # those of them that took longer than SLOW_READ
+
+
+def read_report(path: Path) -> list[EpochReport]:
+    """The epochs that a job has reported to the file *path*."""
+    return [EpochReport(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def arguments() -> argparse.Namespace:
+    """The command line of a job."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data", help="directory of the dataset")
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--prefetch", type=int, required=True, help="batches per worker")
+    parser.add_argument("--prefetch", type=int, required=True, help="batches that each worker reads ahead")
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--demand", type=float, required=True, help="samples per second the accelerator takes")
-    parser.add_argument("--batches", type=int, default=0, help="stop after so many in all (0: never)")
+    parser.add_argument("--demand", type=float, required=True, help="samples per second that the accelerator takes")
+    parser.add_argument("--batches", type=int, default=0, help="stop after so many batches in all (0: never)")
     parser.add_argument("--keep-pages", action="store_true", help="leave what was read in the kernel's page cache")
     return parser.parse_args()
 
 
 def list_samples(root: str) -> list[tuple[str, int]]:
-    """(path, class number) of each sample, as torchvision's ImageFolder lists them."""
+    """(path, class number) of each sample, in the order in which torchvision's ImageFolder lists them."""
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     return [
         (f"{root}/{name}/{file}", label)
@@ -80,7 +82,7 @@ def list_samples(root: str) -> list[tuple[str, int]]:
 
 
 def read_sample(path: str, number: int, keep_pages: bool) -> tuple[float, float, bool]:
-    """(when reading began, seconds it took, whether the bytes were right)."""
+    """Read a sample. Returns (when the read began, seconds it took, whether the bytes were right)."""
     begin = time.monotonic()
     with open(path, "rb", buffering=0) as file:
         data = file.read()
@@ -91,7 +93,7 @@ def read_sample(path: str, number: int, keep_pages: bool) -> tuple[float, float,
 
 
 def train(load: Callable[[int], Iterable[Batch]], options: argparse.Namespace) -> None:
-    """load: the batches of an epoch."""
+    """Run the job and report each epoch. load(epoch) gives the batches of an epoch."""
     left = options.batches or -1
     first_batch = 0.0
     with options.report.open("w") as report:
@@ -107,7 +109,7 @@ def train(load: Callable[[int], Iterable[Batch]], options: argparse.Namespace) -
 
 
 def _train_epoch(epoch: EpochReport, batches: Iterable[Batch], demand: float, left: int) -> tuple[list[Read], int]:
-    """At most *left* batches, any number if it is negative; all reads, and how many batches are left then."""
+    """Take at most *left* batches, or all if that is negative. Returns all reads, and how many batches are left."""
     reads: list[Read] = []
     asked = time.monotonic()
     for batch in batches:

@@ -1,0 +1,50 @@
+"""A command that fails or is interrupted ends with one line and the right status."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+from cachefs_tools.orderly_exit import orderly_exit
+
+from cachefs.errors import CachefsError
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """The handlers of this process, restored afterwards."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("error", [CachefsError("no room"), OSError("no room")])
+def test_a_failure_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, orderly_exit("program"):
+        raise error
+    assert ended.value.code == 1
+    assert capsys.readouterr() == ("", "program: no room\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_cleaning_up_is_not_disturbed(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    cleaned = []
+
+    @orderly_exit("program")
+    def program() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)
+            cleaned.append(True)
+
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert (ended.value.code, cleaned) == (130, [True])
+    assert capsys.readouterr().err == "program: interrupted; nothing is left mounted or running\n"
+
+
+def test_nothing_is_said_where_nothing_goes_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with orderly_exit("program"):
+        pass
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,78 @@
+"""A model of a slow link to an object store: how long an answer takes to begin, and how fast it then arrives.
+
+The model does no I/O. All times are seconds of one clock, which the caller chooses.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Final
+
+# Capacity that was not used during the last so many seconds may be used later. The proxy sometimes wakes up late, and
+# what it loses by that must not lower its rate.
+CATCH_UP: Final = 0.05
+# 99 % of a standard normal distribution lie below this.
+Z_99: Final = 2.3263
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the link to the origin allows. 0 means that there is no limit."""
+
+    latency: float = 0  # seconds from a request to the first byte of its answer, the median
+    latency_p99: float = 0  # seconds, the 99th percentile of a log-normal distribution; 0: every answer takes `latency`
+    stream_bandwidth: float = 0  # bytes per second of one connection
+    bandwidth: float = 0  # bytes per second of all connections together
+    request_rate: float = 0  # requests per second; the answer to more is 503 SlowDown, as S3 answers
+
+
+class Latency:
+    """Draws latencies of first bytes. Each instance draws the same sequence."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._median = limits.latency
+        tail = limits.latency_p99 > limits.latency > 0
+        self._sigma = math.log(limits.latency_p99 / limits.latency) / Z_99 if tail else 0.0
+        self._random = random.Random(0)
+
+    def draw(self) -> float:
+        """The next latency, in seconds."""
+        return self._median * math.exp(self._random.gauss(0, self._sigma)) if self._sigma else self._median
+
+
+class Pipe:
+    """A capacity that is given to those who ask for it, in the order in which they ask."""
+
+    def __init__(self, rate: float) -> None:
+        """The rate is in units per second; 0 means no limit."""
+        self._rate = rate
+        self._free = -math.inf  # when all that was reserved so far has passed
+
+    def reserve(self, amount: float, now: float) -> float:
+        """The time at which *amount* units that are ready *now* have passed."""
+        if not self._rate:
+            return now
+        self._free = max(self._free, now - CATCH_UP) + amount / self._rate
+        return self._free
+
+
+class TokenBucket:
+    """Admits requests at a rate, and refuses requests that come faster."""
+
+    def __init__(self, rate: float) -> None:
+        """The rate is in requests per second; 0 means no limit."""
+        self._rate = rate
+        self._burst = max(1.0, rate / 10)  # requests admitted at once: those of a tenth of a second
+        self._tokens = self._burst  # requests that may be admitted now
+        self._when = -math.inf  # the time of the last request
+
+    def admits(self, now: float) -> bool:
+        """Whether a request that arrives *now* is admitted; if so, it is counted."""
+        if not self._rate:
+            return True
+        self._tokens = min(self._burst, self._tokens + (now - self._when) * self._rate)
+        self._when = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True

@@ -1,0 +1,137 @@
+"""What a run of `cachefs-bench train` measured, as one JSON-serialisable document.
+
+Utilisation is defined as in MLPerf Storage: seconds of computing, as the batches should take, over seconds of wall
+clock, from the moment the job asks for its first batch to the end of its last epoch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from cachefs.job_messages import JobView
+from cachefs.planning.sequences.sampler import epoch_order
+from cachefs_tools.bench.bounds import belady_reads, least_reads, lru_reads
+from cachefs_tools.bench.scenario import Scenario, TrainingJob
+from cachefs_tools.bench.timeline import Timeline
+from cachefs_tools.bench.training_loop import EpochReport
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """What one job has reported."""
+
+    job: TrainingJob
+    epochs: list[EpochReport]  # at least one
+
+    @property
+    def first_batch(self) -> float:
+        """When the job had its first batch, in seconds of CLOCK_MONOTONIC."""
+        return self.epochs[0].batches[0]
+
+
+def run_document(scenario: Scenario, capacity: int, jobs: list[JobResult], timeline: Timeline) -> dict[str, Any]:
+    """The figures of one run. The capacity is in samples."""
+    first, last = timeline.moments[0], timeline.moments[-1]
+    origin = last - first
+    since_first_batch = last - timeline.at(min(job.first_batch for job in jobs))
+    found, reads = since_first_batch.hits, since_first_batch.hits + since_first_batch.misses
+    return {
+        "run": scenario.title,
+        "scenario": asdict(scenario),
+        "capacity_samples": capacity,
+        "jobs": [_job_document(scenario, job) for job in jobs],
+        "origin": {
+            "requests": origin.origin_requests,
+            "refused": origin.refused,
+            "bytes": origin.origin_bytes,
+            "samples": origin.origin_bytes / scenario.shape.size,
+            "expected_samples": _expected(scenario, capacity, jobs),
+            "seconds_at_bandwidth": origin.origin_bytes / scenario.limits.bandwidth if scenario.limits.bandwidth else 0,
+        },
+        "found_on_node_after_first_batch": found / reads if reads else 1.0,
+        "epochs": _node_epochs(jobs[0].epochs, timeline),
+        "machine": {"cpu_seconds": timeline.cpu_seconds, "busy_cores": timeline.busy_cores},
+        "timeline": [[round((one - first).when, 3), (one - first).origin_bytes] for one in timeline.moments],
+    }
+
+
+def view_document(view: JobView) -> dict[str, Any]:
+    """The daemon's view of a job. The number of known epochs replaces their list: a hooked sampler has no end."""
+    document: dict[str, Any] = msgspec.to_builtins(view)
+    for consumer in document["consumers"]:
+        consumer["known_epochs"] = len(consumer["known_epochs"])
+    return document
+
+
+def merged_sequence(scenario: Scenario, jobs: list[JobResult]) -> NDArray[numpy.int64]:
+    """The samples that all jobs read, in the order in which their batches came. An int64 array of shape (reads,)."""
+    orders, times = [], []
+    for job in jobs:
+        spec = scenario.sampler_spec(job.job)
+        for epoch in job.epochs:
+            orders.append(epoch_order(spec, epoch.epoch)[: epoch.samples])
+            times.append(numpy.repeat(epoch.batches, scenario.shape.batch_size)[: epoch.samples])
+    return numpy.concatenate(orders)[numpy.argsort(numpy.concatenate(times), kind="stable")].astype(numpy.int64)
+
+
+def _job_document(scenario: Scenario, job: JobResult) -> dict[str, Any]:
+    begin, end = job.epochs[0].begin, job.epochs[-1].end
+    samples = sum(epoch.samples for epoch in job.epochs)
+    compute = samples / scenario.shape.demand
+    later, slow = (sum(getattr(epoch, name) for epoch in job.epochs) for name in ("later_reads", "slow_later"))
+    return {
+        "utilisation": compute / (end - begin),
+        "utilisation_after_first_batch": compute / (end - job.first_batch),
+        "time_to_first_batch": job.first_batch - begin,
+        "seconds": end - begin,
+        "samples_per_s": samples / (end - begin),
+        "stall_seconds": sum(sum(epoch.waits) for epoch in job.epochs),
+        "damaged": sum(epoch.damaged for epoch in job.epochs),
+        "fast_after_first_batch": 1 - slow / later if later else 1.0,
+        "epochs": [_epoch_document(scenario, epoch) for epoch in job.epochs],
+    }
+
+
+def _epoch_document(scenario: Scenario, epoch: EpochReport) -> dict[str, Any]:
+    seconds = epoch.end - epoch.begin
+    compute = epoch.samples / scenario.shape.demand
+    return {
+        "seconds": seconds,
+        "samples": epoch.samples,
+        "utilisation": compute / seconds,
+        "stall_seconds": sum(epoch.waits),
+        "overslept_seconds": seconds - compute - sum(epoch.waits),
+        "longest_stall": max(epoch.waits),
+        "waits": [round(wait, 4) for wait in epoch.waits],
+        "slow_reads": epoch.slow_reads,
+        "slow_after_first_batch": epoch.slow_later,
+        "read_ms": {"p50": 1e3 * epoch.read_p50, "p99": 1e3 * epoch.read_p99, "longest": 1e3 * epoch.read_longest},
+    }
+
+
+def _node_epochs(epochs: Sequence[EpochReport], timeline: Timeline) -> list[dict[str, int]]:
+    """What the node did during each epoch of the first job. The mount reports its counters a moment late."""
+    edges = [timeline.moments[0], *(timeline.at(epoch.end) for epoch in epochs[:-1]), timeline.moments[-1]]
+    return [
+        {"origin_bytes": (end - begin).origin_bytes, "hits": (end - begin).hits, "misses": (end - begin).misses}
+        for begin, end in pairwise(edges)
+    ]
+
+
+def _expected(scenario: Scenario, capacity: int, jobs: list[JobResult]) -> dict[str, float]:
+    """How many samples must be fetched from the origin.
+
+    Belady's MIN is computed for what the jobs read, in the order in which they read it. The closed forms are given for
+    one job that runs to its end.
+    """
+    files, epochs = scenario.shape.files, scenario.shape.epochs
+    expected: dict[str, float] = {"belady": belady_reads(merged_sequence(scenario, jobs), capacity)}
+    if len(jobs) == 1 and not jobs[0].job.batches:
+        expected["least"] = least_reads(files, min(capacity, files), epochs)
+        expected["lru"] = lru_reads(files, capacity, epochs)
+    return expected

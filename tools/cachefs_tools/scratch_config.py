@@ -1,0 +1,45 @@
+"""The configuration file of a scratch node's daemon."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """What the daemon is told about one tier."""
+
+    budget: int  # bytes; 0: there is no such tier (SSD only)
+    segment_size: int = 0  # bytes of a segment file; 0: the daemon's default
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What the daemon is told, except where its files are."""
+
+    memory: TierSettings
+    ssd: TierSettings
+    block_size: int = 0  # bytes; 0: the daemon's default
+    policy: str = ""  # eviction policy; empty: the daemon's default
+
+
+def configuration(work: Path, memory: Path, settings: NodeSettings) -> str:
+    """The text of the file. The memory tier is in the directory *memory*, everything else is in *work*."""
+    daemon = {"socket": str(work / "cachefsd.sock"), "state_dir": str(work / "state")}
+    sections = {
+        "daemon": {**daemon, "block_size": settings.block_size, "policy": settings.policy},
+        "memory": {"dir": str(memory), **_tier(settings.memory)},
+        "ssd": {"dir": str(work / "ssd"), "min_free": 0, **_tier(settings.ssd)},
+    }
+    return "\n".join(_section(name, values) for name, values in sections.items())
+
+
+def _tier(settings: TierSettings) -> dict[str, int]:
+    return {"budget": settings.budget, "segment_size": settings.segment_size}
+
+
+def _section(name: str, values: Mapping[str, object]) -> str:
+    """One table of the file. Settings that are left to the daemon do not appear in it."""
+    given = {key: value for key, value in values.items() if value or key in ("budget", "min_free")}
+    return f"[{name}]\n" + "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given.items())
