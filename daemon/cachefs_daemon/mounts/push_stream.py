@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.pagecache.lookahead import Due, PushLookahead, Reader, States
-from cachefs.planning.pagecache.model import Blocks, PageCacheModel
+from cachefs.planning.pagecache.lookahead import Due, PushLookahead, Reader
+from cachefs.planning.pagecache.model import PageCacheModel
+from cachefs.planning.pagecache.states import Blocks, States
 from cachefs.planning.sequences.plan import Plan
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 
@@ -238,7 +239,7 @@ class PushStream:
 
     def _to_drop(self, readers: Sequence[Reader], now: float) -> Iterator[Blocks]:
         states = self.pages.states
-        self._lookahead.barred = self._lookahead.wires(readers)
+        self._lookahead.barred = self._lookahead.tripwires(readers)
         for snapshot, wires in self._lookahead.barred.items():
             if snapshot in states:
                 yield self.pages.droppable(Blocks(snapshot, wires))

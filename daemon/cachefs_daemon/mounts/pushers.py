@@ -12,8 +12,8 @@ from cachefs.messages import MountView
 from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.blocks.space import NO_BLOCK, Ids
 from cachefs.planning.pagecache.coverage import Coverage
-from cachefs.planning.pagecache.lookahead import NOTHING, States, all_wires
-from cachefs.planning.pagecache.model import HELD, Blocks
+from cachefs.planning.pagecache.lookahead import all_tripwires
+from cachefs.planning.pagecache.states import HELD, NOTHING, Blocks, States
 from cachefs.planning.sequences.plan import Plan
 from cachefs.push_messages import PushDone, PushOrder, PushSubscribe
 from cachefs.sizes import format_size
@@ -78,7 +78,7 @@ class Pushers:
     def show_cached(self) -> None:
         """Let the memory tier know what it need not keep. To be called every few seconds, as tripwires change."""
         mounts = list(self._pushers.values())
-        self._coverage.show(mounts, all_wires(self._plan, self._readers(0.0)) if mounts else {})
+        self._coverage.show(mounts, all_tripwires(self._plan, self._readers(0.0)) if mounts else {})
 
     def pages_of(self, mount: str) -> States:
         """What is in the page cache of *mount*, as far as its pusher knows."""

@@ -10,7 +10,7 @@ from cachefs_daemon.mounts.push_stream import PushStream
 
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.pagecache.lookahead import Reader
-from cachefs.planning.pagecache.model import Blocks
+from cachefs.planning.pagecache.states import Blocks
 from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
 from tests.blockstore import BLOCK_SIZE, OpenStore, fill, key_of, memory_directory, opened, store_config
 
