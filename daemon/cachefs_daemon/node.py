@@ -16,7 +16,7 @@ from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.exchange import Exchange
+from cachefs_daemon.exchange import Exchange, JobAudiences, Parties
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.prefetcher import Prefetcher, PrefetchSettings
 from cachefs_daemon.fetch.slots import FetchSlots
@@ -78,7 +78,8 @@ class Node:
         self.mounts = MountRegistry()
         loader = EpochLoader(self.plan, storage.watch, storage.blocks, self.fetcher, threads)
         self.jobs = JobRegistry(self.catalog, self.plan, self.presence, loader)
-        self.pushers = Pushers(self.plan, self.presence, coverage, self.jobs.readers, self._shows)
+        audiences = JobAudiences(self.mounts, self.jobs, self.catalog)
+        self.pushers = Pushers(self.plan, self.presence, coverage, audiences)
         prefetcher = Prefetcher(
             self.plan,
             self.presence,
@@ -92,7 +93,8 @@ class Node:
             self.jobs.fetched,
             self.pushers.is_active,
         )
-        self.exchange = Exchange(self.mounts, self.jobs, self.pushers, prefetcher, storage.tiering, threads)
+        parties = Parties(self.mounts, self.jobs, audiences, self.pushers, prefetcher)
+        self.exchange = Exchange(parties, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._endless = (prefetcher, self._job_persistence, self._mount_persistence)
@@ -111,9 +113,7 @@ class Node:
             await asyncio.sleep(MAINTENANCE_SECONDS)
             try:
                 await self.threads.background(self.storage.maintenance.run)
-                self.mounts.forget_gone()
-                self.pushers.forget_gone(self.mounts.lives, self.jobs.consumer_keys)
-                self.pushers.show_cached()
+                self.exchange.refresh()
                 await self.jobs.end_lapsed()
                 if time.monotonic() - self.started > PRUNE_AFTER:
                     await self.catalog.prune(self.mounts.may_use)
@@ -138,9 +138,6 @@ class Node:
     def close(self) -> None:
         """After the event loop has ended."""
         self._undo.close()
-
-    def _shows(self, mount: str, snapshot: str) -> bool:
-        return self.mounts.shows(mount, snapshot, [dataset.record for dataset in self.catalog])
 
 
 def store_config(config: Config) -> StoreConfig:
