@@ -1,4 +1,4 @@
-"""A tier without bytes: the policies' own objects in a loop, under jobs that read in known orders."""
+"""Jobs that read in known orders, through simulated tiers; and Belady's MIN, to which policies are compared."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.eviction.policies import Policy
 from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.eviction.simulated_tiers import SimulatedTiers
 from cachefs.planning.sequences.plan import Plan
 
 Order = npt.NDArray[np.int64]
@@ -52,8 +53,8 @@ def origin_bytes(
     """
     sizes = space.sizes.tolist()
     keys = space.keys(np.arange(space.count))
-    inside: dict[bytes, int] = {}
-    free, fetched = capacity, 0
+    tier = SimulatedTiers([policy], [capacity], Uses())
+    fetched = 0
     for _, job, epoch, read in merged(jobs):
         if read == 0:
             for number in (epoch, epoch + 1):
@@ -63,69 +64,11 @@ def origin_bytes(
         if read % every == 0:
             plan.set_progress(job.name, epoch, read, job.rate)
         block = int(job.epochs[epoch][read])
-        key, size = keys[block], sizes[block]
-        if key in inside:
-            policy.accessed(key)
-            continue
-        fetched += size
-        if not policy.admits(key, size, free):
-            continue
-        if free < size:
-            for victim in policy.victims(size - free, (), key):
-                policy.removed(victim)
-                free += inside.pop(victim)
-        if free >= size:
-            policy.added(key, size)
-            inside[key] = size
-            free -= size
+        if not tier.read(keys[block], sizes[block]):
+            fetched += sizes[block]
         if epoch == len(job.epochs) - 1 and read == len(job.epochs[epoch]) - 1:
             plan.remove(job.name)
     return fetched
-
-
-class SimulatedTiers:
-    """As the store has them: blocks come into the first, and what a tier gives up moves to the next if that wants it.
-
-    inside: sizes by tier.
-    """
-
-    def __init__(self, policies: Sequence[Policy], capacities: Sequence[int], uses: Uses) -> None:
-        self.inside: list[dict[bytes, int]] = [{} for _ in policies]
-        self._policies = policies
-        self._free = list(capacities)
-        self._uses = uses
-
-    def read(self, key: bytes, size: int) -> bool:
-        """Was it there? It is now, if a policy wants it."""
-        if any(key in blocks for blocks in self.inside):
-            for policy in self._policies:
-                policy.accessed(key)
-            return True
-        self._offer(0, key, size)
-        return False
-
-    def evict(self, key: bytes) -> None:
-        for tier, blocks in enumerate(self.inside):
-            if key in blocks:
-                self._take_out(tier, key)
-                self._uses.forget(key)
-
-    def _offer(self, tier: int, key: bytes, size: int) -> None:
-        if tier < len(self._policies) and self._policies[tier].admits(key, size, self._free[tier]):
-            missing = size - self._free[tier]
-            for victim in self._policies[tier].victims(missing, (), key) if missing > 0 else ():
-                self._offer(tier + 1, victim, self._take_out(tier, victim))
-            if size <= self._free[tier]:
-                self._policies[tier].added(key, size)
-                self.inside[tier][key] = size
-                self._free[tier] -= size
-        self._uses.forget(key)
-
-    def _take_out(self, tier: int, key: bytes) -> int:
-        self._policies[tier].removed(key)
-        size = self.inside[tier].pop(key)
-        self._free[tier] += size
-        return size
 
 
 def belady_bytes(space: BlockSpace, jobs: Sequence[SimulatedJob], capacity: int) -> int:

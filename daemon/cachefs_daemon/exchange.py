@@ -1,56 +1,106 @@
-"""What mounts and jobs report, carried to whoever must know of it: the one place where jobs and pushers meet.
+"""What mounts, jobs and pushers tell each other: the one place of the node where they meet.
 
 A mount says which blocks it has read. Jobs learn from that where their consumers are, pushers what is in the mount's
-page cache, the prefetcher that it is time to look again, and the tiers' policies what was used.
+page cache, the prefetcher that it is time to look again, and the tiers' policies what was used. Pushers ask for whom
+they push: for the jobs' consumers that read what their mount shows.
 """
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cachefs.job_messages import JobProgress
 from cachefs.messages import MountReport
 from cachefs.planning.eviction.tiering import Tiering
+from cachefs.planning.pagecache.lookahead import Reader
+from cachefs.planning.pagecache.push_plan import Audience
+from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.fetch.pace import Pace
-from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.registry import JobRegistry, Observed
+from cachefs_daemon.mounts.mount_affinity import MountAffinity
 from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
 
 
+class JobAudiences:
+    """For whom pages are pushed into each mount: see `cachefs_daemon.mounts.pushers.Audiences`."""
+
+    def __init__(self, mounts: MountRegistry, jobs: JobRegistry, catalog: Catalog) -> None:
+        self._mounts = mounts
+        self._jobs = jobs
+        self._catalog = catalog
+        self._affinity = MountAffinity()  # through which mounts each consumer reads
+
+    def readers(self) -> Sequence[Reader]:
+        """Of all mounts."""
+        return self._jobs.readers(0.0)
+
+    def of(self, mount: str, latency: float) -> Audience:
+        """Of the mount with that id, where an order takes *latency* seconds."""
+        readers = [one for one in self._jobs.readers(latency) if self.shows(mount, one.snapshot)]
+        return self._affinity.audience(mount, readers)
+
+    def shows(self, mount: str, snapshot: str) -> bool:
+        """Are files of *snapshot* among those that the mount with that id shows?"""
+        return self._mounts.shows(mount, snapshot, [dataset.record for dataset in self._catalog])
+
+    def note(self, mount: str, observed: Observed) -> None:
+        """Reads that came through *mount* have told whose they are."""
+        self._affinity.note(mount, observed.own_reads)
+
+    def forget_ended(self) -> None:
+        """Forget consumers that have ended."""
+        self._affinity.forget_others(self._jobs.consumer_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Parties:
+    """The parts of the node between which an exchange carries reports."""
+
+    mounts: MountRegistry
+    jobs: JobRegistry
+    audiences: JobAudiences
+    pushers: Pushers
+    pace: Pace  # of what is fetched ahead
+
+
 class Exchange:
     """Used from the event loop only."""
 
-    def __init__(
-        self,
-        mounts: MountRegistry,
-        jobs: JobRegistry,
-        pushers: Pushers,
-        pace: Pace,
-        tiering: Locked[Tiering],
-        threads: Threads,
-    ) -> None:
-        self._mounts = mounts
-        self._jobs = jobs
-        self._pushers = pushers
-        self._pace = pace
+    def __init__(self, parties: Parties, tiering: Locked[Tiering], threads: Threads) -> None:
+        """tiering: is told which blocks were used."""
+        self._parties = parties
         self._tiering = tiering
         self._threads = threads
 
     async def on_mount_report(self, report: MountReport) -> None:
-        self._mounts.report(report)
+        """A mount says what it has read, and that it is there."""
+        parties = self._parties
+        parties.mounts.report(report)
         if report.accessed or report.stalls:
-            pages = self._pushers.pages_of(report.id)
-            observed = self._jobs.on_reads(report.accessed, report.stalls, pages)
-            self._pushers.note_own_reads(report.id, observed.own_reads)
-            self._pushers.on_reads(report.id, report.accessed, observed.tripped)
-            self._pace.wake()
+            pages = parties.pushers.pages_of(report.id)
+            observed = parties.jobs.on_reads(report.accessed, report.stalls, pages)
+            parties.audiences.note(report.id, observed)
+            parties.pushers.on_reads(report.id, report.accessed, observed.tripped)
+            parties.pace.wake()
         if report.accessed:
             await self._threads.run(self._count_uses, report.accessed)
 
     def on_job_progress(self, progress: JobProgress) -> None:
-        """Raises NotFound, ConfigError."""
-        self._jobs.progress(progress)
-        self._pushers.wake()
+        """A consumer says how far it is. Raises NotFound, ConfigError."""
+        self._parties.jobs.progress(progress)
+        self._parties.pushers.wake()
+
+    def refresh(self) -> None:
+        """Forget mounts and consumers that have ended, and say anew what page caches cover. To be called every few
+        seconds."""
+        parties = self._parties
+        parties.mounts.forget_gone()
+        parties.audiences.forget_ended()
+        parties.pushers.forget_gone(parties.mounts.lives)
+        parties.pushers.show_cached()
 
     def _count_uses(self, accessed: list[bytes]) -> None:
         with self._tiering as tiering:

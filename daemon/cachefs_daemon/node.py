@@ -20,7 +20,7 @@ from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
-from cachefs_daemon.exchange import Exchange
+from cachefs_daemon.exchange import Exchange, JobAudiences, Parties
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.pace import Pace
 from cachefs_daemon.fetch.prefetcher import Prefetcher
@@ -88,9 +88,11 @@ class Node:
         self.mounts = MountRegistry()
         loader = EpochLoader(self.plan, storage.watch, storage.blocks, self.fetcher, threads)
         self.jobs = JobRegistry(self.catalog, self.plan, self.presence, loader)
-        self.pushers = Pushers(self.plan, self.presence, coverage, self.jobs.readers, self._shows)
+        audiences = JobAudiences(self.mounts, self.jobs, self.catalog)
+        self.pushers = Pushers(self.plan, self.presence, coverage, audiences)
         pace = Pace(self.plan)
-        self.exchange = Exchange(self.mounts, self.jobs, self.pushers, pace, storage.tiering, threads)
+        parties = Parties(self.mounts, self.jobs, audiences, self.pushers, pace)
+        self.exchange = Exchange(parties, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._endless: list[Endless] = [self._job_persistence.run, self._mount_persistence.run]
@@ -123,9 +125,7 @@ class Node:
             await asyncio.sleep(MAINTENANCE_SECONDS)
             try:
                 await self.threads.background(self.storage.maintenance.run)
-                self.mounts.forget_gone()
-                self.pushers.forget_gone(self.mounts.lives, self.jobs.consumer_keys)
-                self.pushers.show_cached()
+                self.exchange.refresh()
                 await self.jobs.end_lapsed()
                 if time.monotonic() - self.started > PRUNE_AFTER:
                     await self.catalog.prune(self.mounts.may_use)
@@ -150,9 +150,6 @@ class Node:
     def close(self) -> None:
         """After the event loop has ended."""
         self._undo.close()
-
-    def _shows(self, mount: str, snapshot: str) -> bool:
-        return self.mounts.shows(mount, snapshot, [dataset.record for dataset in self.catalog])
 
 
 def store_config(config: Config) -> StoreConfig:

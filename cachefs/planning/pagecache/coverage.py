@@ -1,4 +1,4 @@
-"""Which blocks need no place in memory: the mounts that may read them have them in their page caches. No I/O."""
+"""Which blocks need no place in the memory tier: the mounts that may read them have them in their page caches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
@@ -7,40 +7,46 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import NO_BLOCK, Ids
-from cachefs.planning.pagecache.model import HELD
+from cachefs.planning.pagecache.states import HELD, States
 from cachefs.planning.sequences.plan import Plan
 
+# By snapshot: one bool per block of its space.
 Marks = Mapping[str, npt.NDArray[np.bool_]]
 
-# Added to a score in seconds: 30 years. What is never read again, at infinity, is still given up before.
+# Added to a score in seconds: 30 years. What is never read again, at infinity, is still evicted first.
 LATER: Final = 1e9
 
 
 class Mount(Protocol):
-    """states: of the blocks in its page cache, as those of cachefs.planning.pagecache.model.PageCache."""
+    """A mount as far as this module needs to know it."""
 
     @property
-    def states(self) -> Mapping[str, npt.NDArray[np.uint8]]: ...
+    def states(self) -> States:
+        """In its page cache (see cachefs.planning.pagecache.model.PageCacheModel.states)."""
 
 
 class Coverage:
-    """The event loop says who has page caches, and policies ask from other threads, without a lock: what they see is
-    replaced as a whole, but for the entries of the mounts' arrays, each of which is right by itself.
+    """What the page caches of all mounts cover.
+
+    The event loop says which mounts have page caches, and policies ask from other threads, without a lock: what they
+    see is replaced as a whole, but for the entries of the mounts' arrays, each of which is right by itself.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._mounts: Sequence[Mount] = ()
-        self._leaving: Marks = {}
+        self._mounts: Sequence[Mount] = ()  # those into which pages are pushed
+        self._leaving: Marks = {}  # blocks that will be dropped from page caches before they are read
 
     def show(self, mounts: Sequence[Mount], leaving: Marks) -> None:
-        """leaving: by snapshot, which blocks will be taken out of page caches before they are read, as tripwires."""
+        """Pages are pushed into these mounts from now on, and into no others. leaving: which blocks will be dropped
+        from the page caches before they are read, as they are tripwires."""
         self._mounts, self._leaving = tuple(mounts), dict(leaving)
 
     def holds(self, snapshot: str, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which of these blocks every mount has that is pushed blocks of *snapshot*, and will have when they are read.
+        """Which of these blocks are in the page cache of every mount into which blocks of *snapshot* are pushed, and
+        will still be there when they are read. ids: int32, shape (n,); returns bool, shape (n,).
 
-        One without a pusher does not count.
+        Mounts without a pusher do not count.
         """
         states = [of_all[snapshot] for mount in self._mounts if snapshot in (of_all := mount.states)]
         held = np.full(len(ids), bool(states))
@@ -52,7 +58,7 @@ class Coverage:
         return held
 
     def holds_key(self, key: bytes) -> bool:
-        """`holds` of one block, whichever snapshot it is of."""
+        """`holds` of one block, by its key, in any snapshot."""
         for snapshot, space in self._plan.spaces.items() if self._mounts else ():
             number = space.find(key)
             if number != NO_BLOCK and self.holds(snapshot, np.array([number], np.int32))[0]:
@@ -60,7 +66,8 @@ class Coverage:
         return False
 
     def defer(self, snapshot: str, ids: Ids, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Scores (of what goes first, the highest) by which what is held goes before all else that is read again."""
+        """Change the scores of blocks (float64, shape (n,), in seconds; the highest is evicted first) so that blocks in
+        page caches are evicted before all others that are read again. Returns *scores*."""
         if self._mounts:
             scores[self.holds(snapshot, ids)] += LATER
         return scores

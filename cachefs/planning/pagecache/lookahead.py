@@ -1,6 +1,6 @@
-"""Which blocks' pages to push next, soonest first, and which to take away again as tripwires. Arrays only, no I/O."""
+"""Which blocks' pages to push next, soonest first, and which to drop since they are tripwires. Arrays only."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,88 +9,91 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import ABSENT
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.pagecache.model import WANTED
+from cachefs.planning.pagecache.states import WANTED, States
 from cachefs.planning.sequences.plan import Plan, Window
 from cachefs.planning.sequences.tripwires import are_tripwires
 
-States = Mapping[str, npt.NDArray[np.uint8]]
-NOTHING: Final[States] = {}
-
+# Reads of the first look ahead. Each look is twice as long as the one before, up to the longest.
 _LOOK: Final = 1024
 _LONGEST_LOOK: Final = 1 << 15
 # Reads of one consumer that are looked at in one call: 1 ms.
 _MOST_LOOKS: Final = 1 << 16
-# Tripwires that lie ahead of a consumer at least, if need be by taking pages away: half a second's. A report takes up
-# to 0.12 s and an order as long on a busy machine; who has passed all of them unseen is looked for further ahead.
+# Tripwires that lie ahead of a consumer at least, if need be by dropping pages: those of half a second. A report takes
+# up to 0.12 s, and an order as long on a busy machine. For a consumer that has passed all of them unseen, more are laid
+# further ahead.
 _ARMED: Final = 12
-# Ahead of who is silent no more than these are added: what is read in 3 minutes, in 0.4 ms. All that lie in two epochs
+# At most so many are added ahead of a silent consumer: what is read in 3 minutes, in 0.4 ms. All that lie in two epochs
 # of 1.3 million reads took up to 2 s, 20 times a second, for a job that did nothing.
 _MOST_SEARCHED: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A consumer as pushing sees it. key: in the plan; snapshot: that it reads; skip: reads, from its place in the plan
-    on, that come too soon to be pushed; searched: reads within which it may be; every: reads from one tripwire to
-    the next, 0 where it says itself how far it is."""
+    """A consumer as pushing sees it."""
 
-    key: str
-    snapshot: str
-    skip: int
-    searched: int
-    every: int
+    key: str  # its name in the plan
+    snapshot: str  # the one that it reads
+    skip: int  # reads from its place in the plan on that come too soon for their pages to be pushed
+    searched: int  # reads from its place in the plan on within which it may really be
+    every: int  # reads from one tripwire to the next; 0 where it says itself how far it is
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Blocks of one snapshot, and the seconds until each is read, in that order."""
+    """Blocks of one snapshot in the order in which they are read."""
 
     snapshot: str
-    ids: Ids
-    seconds: npt.NDArray[np.float64]
+    ids: Ids  # shape (n,), dtype int32
+    seconds: npt.NDArray[np.float64]  # until each is read, shape (n,)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Reads of one epoch. start: counts all of the consumer; reads: counted from the start of the epoch."""
+    """Consecutive reads of one epoch. The arrays have one entry per read."""
 
-    start: int
-    reads: npt.NDArray[np.int64]
-    blocks: Ids
-    seconds: npt.NDArray[np.float64]
+    start: int  # number of the first one, counted over all epochs of the consumer
+    reads: npt.NDArray[np.int64]  # their numbers, counted from the start of the epoch
+    blocks: Ids  # what is read
+    seconds: npt.NDArray[np.float64]  # until it is read
 
 
-def all_wires(plan: Plan, readers: Sequence[Reader]) -> dict[str, npt.NDArray[np.bool_]]:
-    """By snapshot, whether each block is a tripwire of some reader in its epoch or the next. 1 ms per million reads."""
+def all_tripwires(plan: Plan, readers: Sequence[Reader]) -> dict[str, npt.NDArray[np.bool_]]:
+    """By snapshot, whether each block is a tripwire of some reader in its epoch or the next: one bool per block of the
+    space. 1 ms per million reads."""
     found: dict[str, npt.NDArray[np.bool_]] = {}
     for reader in readers:
-        wires = found.setdefault(reader.snapshot, np.zeros(plan.spaces[reader.snapshot].count, np.bool_))
+        tripwires = found.setdefault(reader.snapshot, np.zeros(plan.spaces[reader.snapshot].count, np.bool_))
         current, _ = plan.place(reader.key)
         for number in (current, current + 1):
             epoch = plan.epoch(reader.key, number)
             if epoch is not None and reader.every:
-                wires[epoch.blocks[reader.every - 1 :: reader.every]] = True
+                tripwires[epoch.blocks[reader.every - 1 :: reader.every]] = True
     return found
 
 
 class PushLookahead:
-    """Remembers how far it has looked, as cachefs.planning.prefetch.lookahead does. barred: by snapshot, blocks that
-    are passed over, in ascending order."""
+    """Finds what to push. It remembers how far it has looked, as cachefs.planning.prefetch.lookahead does, so that each
+    read is looked at once."""
 
     def __init__(self, plan: Plan) -> None:
-        self.barred: dict[str, Ids] = {}
+        self.barred: dict[str, Ids] = {}  # by snapshot, blocks that are not to be pushed, in ascending order
         self._plan = plan
+        # By consumer: its generation in the plan, and the read up to which it was looked.
         self._looked: dict[str, tuple[tuple[str, int], int]] = {}
 
     def rewind(self) -> None:
         """Look at all again: blocks have come to the node, or their pages have gone."""
         self._looked.clear()
 
-    def take(self, readers: Sequence[Reader], pages: States, residents: States, count: int, size: int) -> Due | None:
-        """At most *count* blocks of one snapshot, of *size* bytes, that are on the node and not in the page cache; all
-        of which the caller has pushed."""
+    def take(self, readers: Sequence[Reader], pages: States, presence: States, count: int, size: int) -> Due | None:
+        """At most *count* blocks of one snapshot, of at most *size* bytes together, that are on the node and not in the
+        page cache. It takes for granted that the caller has all of them pushed.
+
+        pages: states of blocks in the page cache (PageState); presence: states of blocks on the node
+        (cachefs.planning.blocks.presence).
+        """
         before = dict(self._looked)
-        found = self._find(readers, pages, residents, count)
+        found = self._find(readers, pages, presence, count)
         due = self._merge(found, count)
         if due is None:
             return None
@@ -100,31 +103,32 @@ class PushLookahead:
             self._looked = before  # some are to be given again
         return Due(due.snapshot, due.ids[:fitting], due.seconds[:fitting]) if fitting else None
 
-    def peek(self, readers: Sequence[Reader], pages: States, residents: States, count: int) -> Due | None:
+    def peek(self, readers: Sequence[Reader], pages: States, presence: States, count: int) -> Due | None:
         """What `take` would give if there were room."""
         before = dict(self._looked)
-        due = self._merge(self._find(readers, pages, residents, count), count)
+        due = self._merge(self._find(readers, pages, presence, count), count)
         self._looked = before
         return due
 
     def soon(self, reader: Reader, seconds: float) -> Ids:
-        """What it reads within so many seconds, but for its tripwires."""
+        """Blocks that *reader* reads within so many seconds, but for its tripwires: int32, in order."""
         stretch = next(self._stretches(reader, 0, _LOOK), None)
         if stretch is None:
             return np.zeros(0, np.int32)
         return stretch.blocks[(stretch.seconds < seconds) & ~are_tripwires(stretch.reads, reader.every)]
 
-    def wires(self, readers: Sequence[Reader]) -> dict[str, Ids]:
-        """By snapshot, the next few tripwires of each reader: nobody's reads bring their pages."""
+    def tripwires(self, readers: Sequence[Reader]) -> dict[str, Ids]:
+        """By snapshot, the next few tripwires of each reader, in ascending order (int32): their pages are not to be in
+        the page cache, whoever else reads them."""
         found: dict[str, list[Ids]] = {}
         for reader in readers:
-            found.setdefault(reader.snapshot, []).extend(self._wires_of(reader))
-        return {snapshot: np.unique(np.concatenate(wires)) for snapshot, wires in found.items() if wires}
+            found.setdefault(reader.snapshot, []).extend(self._tripwires_of(reader))
+        return {snapshot: np.unique(np.concatenate(blocks)) for snapshot, blocks in found.items() if blocks}
 
-    def _wires_of(self, reader: Reader) -> Iterator[Ids]:
+    def _tripwires_of(self, reader: Reader) -> Iterator[Ids]:
         every = reader.every
         look = (1 + _ARMED) * every + min(reader.searched, _MOST_SEARCHED * every)
-        now = 1  # it may be reading that
+        now = 1  # the read it is at: its request may be on the way
         for first, window in self._windows(reader, 0, look) if every else ():
             nearest = ((first + now) | (every - 1)) - first
             yield window.blocks[nearest:look:every]
@@ -133,13 +137,13 @@ class PushLookahead:
                 break
             now = 0
 
-    def _find(self, readers: Sequence[Reader], pages: States, residents: States, count: int) -> list[Due]:
-        found = (self._look(reader, pages, residents, count) for reader in readers)
+    def _find(self, readers: Sequence[Reader], pages: States, presence: States, count: int) -> list[Due]:
+        found = (self._look(reader, pages, presence, count) for reader in readers)
         return [due for due in found if due is not None]
 
     @staticmethod
     def _merge(found: Sequence[Due], count: int) -> Due | None:
-        """The soonest, of the snapshot that is read soonest."""
+        """The soonest reads of the snapshot that is read soonest, each block once."""
         if not found:
             return None
         snapshot = min(found, key=lambda due: float(due.seconds[0])).snapshot
@@ -150,9 +154,9 @@ class PushLookahead:
         order = order[np.sort(first)][:count]
         return Due(snapshot, ids[order], seconds[order])
 
-    def _look(self, reader: Reader, pages: States, residents: States, count: int) -> Due | None:
+    def _look(self, reader: Reader, pages: States, presence: States, count: int) -> Due | None:
         snapshot, generation = reader.snapshot, self._plan.generation(reader.key)
-        states, here = pages.get(snapshot), residents.get(snapshot)
+        states, here = pages.get(snapshot), presence.get(snapshot)
         if states is None or here is None:
             return None
         before = self._looked.get(reader.key)
@@ -188,8 +192,8 @@ class PushLookahead:
             yield _Stretch(window.start, np.arange(first, first + count), window.blocks, seconds)
 
     def _windows(self, reader: Reader, start: int, look: int) -> Iterator[tuple[int, Window]]:
-        """Its future from read *start* on, but not before what it may be reading now; with the first read of each,
-        counted from the start of its epoch."""
+        """The reader's future from read *start* on, without the reads that it may be at now. Each window comes with the
+        number of its first read, counted from the start of the epoch."""
         now = self._plan.window(reader.key, 0, 1)
         if now is None:
             return

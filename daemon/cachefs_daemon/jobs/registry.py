@@ -24,8 +24,8 @@ from cachefs.job_messages import (
 from cachefs.messages import Stall
 from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.pagecache.lookahead import NOTHING, Reader, States
-from cachefs.planning.pagecache.model import WANTED
+from cachefs.planning.pagecache.lookahead import Reader
+from cachefs.planning.pagecache.states import NOTHING, WANTED, States
 from cachefs.planning.sequences.follower import Passed, observe
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import LOADER_DRAWS

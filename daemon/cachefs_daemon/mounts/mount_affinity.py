@@ -1,7 +1,10 @@
 """Through which mounts of the node each consumer reads, as the reads that were its own tell. No I/O."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Final
+
+from cachefs.planning.pagecache.lookahead import Reader
+from cachefs.planning.pagecache.push_plan import Audience
 
 # Fewer reads say nothing: somebody looks at a file or two through another mount.
 _FEWEST: Final = 16
@@ -12,8 +15,8 @@ _SHARE: Final = 1 / 8
 
 
 class MountAffinity:
-    """Pages that are pushed for a consumer are of use in its mounts only. Silence changes nothing: a consumer whose
-    pages are all pushed is not seen to read."""
+    """Pages that are pushed for a consumer are of use in the mounts through which it reads, and in no others. Silence
+    changes nothing: a consumer whose pages are all pushed is not seen to read."""
 
     def __init__(self) -> None:
         self._reads: dict[str, dict[str, float]] = {}  # by consumer and mount: reads, the earlier ones halved
@@ -31,7 +34,7 @@ class MountAffinity:
             self._reads[consumer] = {mount: count / 2 for mount, count in reads.items() if count > 1}
 
     def mounts_of(self, consumer: str) -> frozenset[str]:
-        """Ids of the mounts it reads through; none while nobody knows."""
+        """Ids of the mounts through which the consumer reads; none while nobody knows."""
         reads = self._reads.get(consumer, {})
         total = sum(reads.values())
         if total < _FEWEST:
@@ -39,6 +42,11 @@ class MountAffinity:
         least = _SHARE * total
         return frozenset(mount for mount, count in reads.items() if count >= least)
 
+    def audience(self, mount: str, readers: Sequence[Reader]) -> Audience:
+        """readers: all those of snapshots that *mount* shows."""
+        here = [reader for reader in readers if not (known := self.mounts_of(reader.key)) or mount in known]
+        return Audience(here, frozenset(one.snapshot for one in readers) - {one.snapshot for one in here})
+
     def forget_others(self, consumers: Container[str]) -> None:
-        """Forget all but these."""
+        """Forget all consumers but these."""
         self._reads = {consumer: reads for consumer, reads in self._reads.items() if consumer in consumers}

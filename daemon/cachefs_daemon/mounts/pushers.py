@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -12,113 +14,119 @@ from cachefs.messages import MountView
 from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.blocks.space import NO_BLOCK, Ids
 from cachefs.planning.pagecache.coverage import Coverage
-from cachefs.planning.pagecache.lookahead import NOTHING, States, all_wires
-from cachefs.planning.pagecache.model import HELD, Blocks
+from cachefs.planning.pagecache.lookahead import Reader, all_tripwires
+from cachefs.planning.pagecache.push_plan import Audience, PushPlan
+from cachefs.planning.pagecache.states import HELD, NOTHING, Blocks, States, bytes_of
 from cachefs.planning.sequences.plan import Plan
 from cachefs.push_messages import PushDone, PushOrder, PushSubscribe
 from cachefs.sizes import format_size
-from cachefs_daemon.mounts.mount_affinity import MountAffinity
-from cachefs_daemon.mounts.push_stream import PushStream, Readers
+from cachefs_daemon.mounts.push_stream import PushStream
 
 log = logging.getLogger(__name__)
 
 
-class Pushers:
-    """Used from the event loop only. shows: does a mount (by the id in its reports) show a snapshot?"""
+class Audiences(Protocol):
+    """Who knows for whom pages are pushed."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        presence: Presence,
-        coverage: Coverage,
-        readers: Readers,
-        shows: Callable[[str, str], bool],
-    ) -> None:
+    def readers(self) -> Sequence[Reader]:
+        """Of all mounts."""
+
+    def of(self, mount: str, latency: float) -> Audience:
+        """Of the mount with that id, where an order takes *latency* seconds."""
+
+    def shows(self, mount: str, snapshot: str) -> bool:
+        """Are files of *snapshot* among those that the mount with that id shows?"""
+
+
+class Pushers:
+    """Used from the event loop only."""
+
+    def __init__(self, plan: Plan, presence: Presence, coverage: Coverage, audiences: Audiences) -> None:
         self._plan = plan
         self._presence = presence
         self._coverage = coverage
-        self._readers = readers
-        self._shows = shows
-        self._pushers: dict[str, PushStream] = {}
-        self._affinity = MountAffinity()
+        self._audiences = audiences
+        self._streams: dict[str, PushStream] = {}  # by id of the mount
 
     def is_active(self) -> bool:
-        """Somebody pushes, and may."""
-        return any(pusher.listening and pusher.pages.budget > 0 for pusher in self._pushers.values())
+        """Is there a pusher that may push?"""
+        return any(stream.listening and stream.pages.budget > 0 for stream in self._streams.values())
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
-        pusher = self._pushers.get(request.mount)
-        if pusher is None:
-            shows = functools.partial(self._shows, request.mount)
-            pusher = self._pushers[request.mount] = PushStream(
-                self._plan, self._presence, self._readers, shows, self._affinity.mounts_of
-            )
+        """What the pusher of a mount is to do, for as long as it listens."""
+        stream = self._streams.get(request.mount)
+        if stream is None:
+            stream = self._streams[request.mount] = self._open(request.mount)
             self.show_cached()
         log.info("mount %s takes pages ahead of reads, up to %s", request.mount, format_size(request.budget))
-        async with contextlib.aclosing(pusher.orders(request)) as orders:
+        async with contextlib.aclosing(stream.orders(request)) as orders:
             async for order in orders:
                 yield order
 
-    def forget_gone(self, lives: Callable[[str], bool], consumers: Container[str]) -> None:
-        """lives: is there a mount with that id? consumers: keys of those there are."""
-        self._affinity.forget_others(consumers)
-        gone = [mount for mount, pusher in self._pushers.items() if not pusher.listening and not lives(mount)]
+    def _open(self, mount: str) -> PushStream:
+        shows = functools.partial(self._audiences.shows, mount)
+        # Of an earlier daemon's orders none has a serial number that is later than now.
+        plan = PushPlan(self._plan, self._presence, shows, first_serial=time.time_ns())
+        return PushStream(plan, functools.partial(self._audiences.of, mount))
+
+    def forget_gone(self, lives: Callable[[str], bool]) -> None:
+        """Forget the pages of mounts that have ended. lives: is there a mount with that id?"""
+        gone = [mount for mount, stream in self._streams.items() if not stream.listening and not lives(mount)]
         for mount in gone:
-            del self._pushers[mount]
+            del self._streams[mount]
 
     def report(self, report: PushDone) -> None:
-        pusher = self._pushers.get(report.mount)
-        if pusher is not None:
-            pusher.report(report)
+        """A pusher says what came of its orders."""
+        stream = self._streams.get(report.mount)
+        if stream is not None:
+            stream.report(report)
 
     def wake(self) -> None:
-        for pusher in self._pushers.values():
-            pusher.wake()
+        """Somebody has read on: all mounts' plans look at once for what to do next."""
+        for stream in self._streams.values():
+            stream.wake()
 
     def show_cached(self) -> None:
         """Let the memory tier know what it need not keep. To be called every few seconds, as tripwires change."""
-        mounts = list(self._pushers.values())
-        self._coverage.show(mounts, all_wires(self._plan, self._readers(0.0)) if mounts else {})
+        streams = list(self._streams.values())
+        self._coverage.show(streams, all_tripwires(self._plan, self._audiences.readers()) if streams else {})
 
     def pages_of(self, mount: str) -> States:
         """What is in the page cache of *mount*, as far as its pusher knows."""
-        pusher = self._pushers.get(mount)
-        return pusher.pages.states if pusher is not None else NOTHING
-
-    def note_own_reads(self, mount: str, own_reads: Mapping[str, int]) -> None:
-        """own_reads: by key of the consumer, how many of its own reads came through *mount*."""
-        self._affinity.note(mount, own_reads)
+        stream = self._streams.get(mount)
+        return stream.pages.states if stream is not None else NOTHING
 
     def on_reads(self, mount: str, accessed: Sequence[bytes], tripped: Mapping[str, Ids]) -> None:
-        """*mount* has read these blocks. tripped: by snapshot, those that were left out of its page cache on
-        purpose."""
-        pusher = self._pushers.get(mount)
-        if pusher is None:
+        """*mount* has read these blocks. accessed: their keys; tripped: by snapshot, the blocks that were left out of
+        its page cache on purpose (int32)."""
+        stream = self._streams.get(mount)
+        if stream is None:
             return
-        for snapshot, space in pusher.pages.spaces.items():
+        for snapshot, space in stream.pages.spaces.items():
             ids = space.ids(accessed)
             ids = ids[ids != NO_BLOCK]
             if len(ids):
-                pusher.pages.read(Blocks(snapshot, ids), tripped.get(snapshot, ids[:0]))
-        pusher.wake()
+                stream.pages.read(Blocks(snapshot, ids), tripped.get(snapshot, ids[:0]))
+        stream.wake()
 
     def ahead(self, snapshot: str, blocks: Ids) -> int:
-        """Bytes of these blocks that are in some mount's page cache."""
+        """Bytes of these blocks (int32, any number of times each) that are in the page cache of the mount that has most
+        of them."""
         most = 0
-        for pusher in self._pushers.values():
-            states = pusher.pages.states.get(snapshot)
+        for stream in self._streams.values():
+            states = stream.pages.states.get(snapshot)
             if states is not None:
                 held = np.unique(blocks[states[blocks] == HELD])
-                most = max(most, int(pusher.pages.spaces[snapshot].sizes[held].sum(dtype=np.int64)))
+                most = max(most, bytes_of(stream.pages.spaces[snapshot].sizes, held))
         return most
 
     def shown(self, view: MountView) -> MountView:
-        """With what is pushed."""
-        pusher = self._pushers.get(view.id)
-        if pusher is None:
+        """*view* with counters of what is pushed."""
+        stream = self._streams.get(view.id)
+        if stream is None:
             return view
-        pages = pusher.pages
-        counters = {f"push_{name}": value for name, value in pusher.counters.items()}
+        pages = stream.pages
+        counters = {f"push_{name}": value for name, value in stream.counters.items()}
         counters |= {
             "push_late": pages.late,
             "push_wasted": pages.wasted,

@@ -1,7 +1,7 @@
 """What it costs to know the future: the plan, its followers, the lookahead and the eviction policy, without any bytes.
 
-The very objects the daemon uses, in a loop: consumers read a part of the dataset in their orders, mixed; what the node
-reports is followed, what is read next is looked for, and what has to go for it is chosen.
+It runs the very objects that the daemon uses in a loop. Consumers read a part of the dataset in their orders, mixed;
+what the node reports is followed, what is read next is looked for, and what has to be evicted for it is chosen.
 """
 
 import resource
@@ -20,6 +20,7 @@ from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
+from cachefs.planning.eviction.simulated_tiers import SimulatedTier
 from cachefs.planning.prefetch.lookahead import Lookahead
 from cachefs.planning.sequences.follower import Follower, observe
 from cachefs.planning.sequences.plan import Plan
@@ -32,24 +33,30 @@ REPORT: Final = 64
 WINDOW_SECONDS: Final = 1.0
 # Share of the dataset that fits: so little that most of what comes makes something go.
 CAPACITY: Final = 0.02
+# Bytes that are evicted together, as the daemon's tiers evict more than a block at a time.
+STEP: Final = 64 * SAMPLE_BYTES
 
 
 @dataclass(slots=True)
 class Costs:
-    """Processor seconds by what they were spent on."""
+    """What processor time was spent on."""
 
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by what they were spent on
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
+        """What is done within counts as *what*."""
         begin = time.process_time()
         yield
         self.seconds[what] += time.process_time() - begin
 
 
 def measure(samples: int, consumers: int, reads: int, *, share: bool) -> dict[str, Any]:
-    """share: the consumers are ranks of one job and share the dataset; else each reads all of it, in its own order.
-    reads: how many are followed, of all consumers together."""
+    """The figures of one run, by name.
+
+    share: the consumers are ranks of one job and share the dataset; else each reads all of it, in its own order.
+    reads: how many are followed, of all consumers together.
+    """
     costs = Costs()
     before = _peak()
     with costs.of("block space"):
@@ -91,12 +98,12 @@ def measure(samples: int, consumers: int, reads: int, *, share: bool) -> dict[st
 
 
 def _consume(plan: Plan, space: BlockSpace, consumers: int, mixed: Ids, costs: Costs) -> int:
-    """How many blocks had to be fetched."""
+    """How many blocks were fetched. mixed: block numbers in the order in which all consumers read them, int32."""
     followers = [Follower(plan, f"consumer{number}", 8 * BATCH, BATCH) for number in range(consumers)]
     state = np.zeros(space.count, np.uint8)
-    policy = Clairvoyant(plan)
+    tier = SimulatedTier(Clairvoyant(plan), int(CAPACITY * space.bytes))
     lookahead = Lookahead(plan, ABSENT)
-    free, fetched = int(CAPACITY * space.bytes), 0
+    fetched = 0
     for start in range(0, len(mixed), REPORT):
         keys = space.keys(mixed[start : start + REPORT])
         with costs.of("follow"):
@@ -107,16 +114,10 @@ def _consume(plan: Plan, space: BlockSpace, consumers: int, mixed: Ids, costs: C
         with costs.of("evict"):
             for one in found:
                 key = space.key(one.number)
-                if free < one.size:
-                    for victim in policy.victims(64 * one.size, (), key):
-                        number = space.find(victim)
-                        policy.removed(victim)
-                        state[number] = ABSENT
-                        free += int(space.sizes[number])
-                if free >= one.size:
-                    policy.added(key, one.size)
+                for evicted in tier.make_room(key, one.size, STEP):
+                    state[space.find(evicted.key)] = ABSENT
+                if tier.add(key, one.size):
                     state[one.number] = IN_MEMORY
-                    free -= one.size
                     fetched += 1
     return fetched
 

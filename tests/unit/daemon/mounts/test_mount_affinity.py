@@ -2,6 +2,8 @@
 
 from cachefs_daemon.mounts.mount_affinity import MountAffinity
 
+from cachefs.planning.pagecache.lookahead import Reader
+
 
 def test_nobody_knows_from_a_read_or_two() -> None:
     read = MountAffinity()
@@ -40,3 +42,17 @@ def test_each_consumer_has_its_own_and_those_that_ended_are_forgotten() -> None:
     assert (read.mounts_of("one"), read.mounts_of("two")) == ({"a"}, {"b"})
     read.forget_others({"two"})
     assert (read.mounts_of("one"), read.mounts_of("two")) == (frozenset(), {"b"})
+
+
+def test_who_reads_through_other_mounts_is_no_audience_here() -> None:
+    read = MountAffinity()
+    read.note("here", {"one": 100})
+    read.note("there", {"two": 100, "three": 100})
+    one, two, three, unknown = (
+        Reader(key, snapshot, 0, 0, 0)
+        for key, snapshot in (("one", "a"), ("two", "a"), ("three", "b"), ("unknown", "c"))
+    )
+    audience = read.audience("here", [one, two, three, unknown])
+    assert (audience.here, audience.elsewhere) == ([one, unknown], {"b"})
+    audience = read.audience("there", [one, two, three, unknown])
+    assert (audience.here, audience.elsewhere) == ([two, three, unknown], frozenset())

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from cachefs_daemon.mounts import push_stream as page_pusher
 from cachefs_daemon.mounts.push_stream import PushStream
 
 from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.pagecache import push_plan
 from cachefs.planning.pagecache.lookahead import Reader
-from cachefs.planning.pagecache.model import Blocks
+from cachefs.planning.pagecache.push_plan import Audience, PushPlan
+from cachefs.planning.pagecache.states import Blocks
 from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
 from tests.blockstore import BLOCK_SIZE, OpenStore, fill, key_of, memory_directory, opened, store_config
 
@@ -32,15 +33,11 @@ def store() -> Iterator[OpenStore]:
         yield made
 
 
-def nowhere(consumer: str) -> frozenset[str]:
-    """Nobody knows through which mounts a consumer reads."""
-    return frozenset()
-
-
-def pusher_of(store: OpenStore, every: int = 0, mounts_of: Callable[[str], frozenset[str]] = nowhere) -> PushStream:
+def pusher_of(store: OpenStore, every: int = 0, audience: Callable[[], Audience] | None = None) -> PushStream:
     """every: reads from one tripwire of its only reader to the next."""
-    reader = Reader("c", "s", 0, 0, every)
-    return PushStream(store.plan, store.presence, lambda latency: [reader], lambda snapshot: True, mounts_of)
+    only = Audience([Reader("c", "s", 0, 0, every)])
+    plan = PushPlan(store.plan, store.presence, lambda snapshot: True, first_serial=1)
+    return PushStream(plan, lambda latency: audience() if audience is not None else only)
 
 
 def held(snapshot: str, *entries: int) -> HeldPages:
@@ -78,11 +75,11 @@ def test_what_an_order_left_open_counts_as_pushed(store: OpenStore) -> None:
 def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_pusher, "UNPLANNED_SECONDS", 0.2)
+    monkeypatch.setattr(push_plan, "UNPLANNED_SECONDS", 0.2)
 
     async def run() -> None:
         pusher = pusher_of(store)
-        unplanned = list(range(5, 5 + page_pusher.BLOCKS + 4))
+        unplanned = list(range(5, 5 + push_plan.BLOCKS + 4))
         orders = pusher.orders(PushSubscribe("m", 20 * SIZE, [held("s", 0, 1, 2), held("old", *unplanned)]))
         dropped = [await anext(orders), await anext(orders)]
         assert pusher.pages.used == 3 * SIZE
@@ -113,17 +110,18 @@ def test_counters_go_on_where_another_pusher_begins_at_nothing(store: OpenStore)
 
 
 def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_read_it(store: OpenStore) -> None:
-    mounts: list[frozenset[str]] = [frozenset()]
+    here = Audience([Reader("c", "s", 0, 0, 0)])
+    audiences = [here]
 
     async def run() -> None:
-        pusher = pusher_of(store, mounts_of=lambda consumer: mounts[0])
+        pusher = pusher_of(store, audience=lambda: audiences[-1])
         orders = pusher.orders(PushSubscribe("m", 64 * SIZE))
         pushed = await anext(orders)
         assert len(entries_of(pushed)) == COUNT
         pusher.report(report(pushed.serial))
         pusher.pages.read(Blocks("s", np.array([3, 4], np.int32)), np.zeros(0, np.int32))
         assert len(pusher.states["s"]) == COUNT
-        mounts[0] = frozenset({"another"})
+        audiences.append(Audience([], frozenset({"s"})))
         dropped = await anext(orders)
         assert dropped.drop
         assert entries_of(dropped) == [entry for entry in range(COUNT) if entry not in (3, 4)]
@@ -138,7 +136,7 @@ def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_
 def test_a_block_that_is_larger_than_an_order_is_ordered_alone(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_pusher, "ORDER_BYTES", SIZE // 2)
+    monkeypatch.setattr(push_plan, "ORDER_BYTES", SIZE // 2)
 
     async def run() -> None:
         orders = pusher_of(store).orders(PushSubscribe("m", 64 * SIZE))
@@ -150,7 +148,7 @@ def test_a_block_that_is_larger_than_an_order_is_ordered_alone(
 def test_who_subscribes_anew_gets_what_the_last_one_would_have_got(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_pusher, "ORDER_BYTES", SIZE)
+    monkeypatch.setattr(push_plan, "ORDER_BYTES", SIZE)
 
     async def run() -> None:
         pusher = pusher_of(store)

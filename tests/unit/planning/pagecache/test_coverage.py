@@ -12,8 +12,8 @@ from cachefs_daemon.store.storage import StoreConfig
 from cachefs.block import MEMORY, SSD
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.pagecache.coverage import Coverage
-from cachefs.planning.pagecache.lookahead import Reader, all_wires
-from cachefs.planning.pagecache.model import COMING, HELD, OUT
+from cachefs.planning.pagecache.lookahead import Reader, all_tripwires
+from cachefs.planning.pagecache.states import COMING, HELD, OUT
 from cachefs.planning.sequences.plan import Plan
 from tests.blockstore import (
     BLOCK_SIZE,
@@ -113,6 +113,6 @@ def test_tripwires_of_this_epoch_and_the_next_are_leaving() -> None:
     plan.add_space(space_of([100] * COUNT, "space"))
     plan.set_epoch("c", "space", 0, IDS)
     plan.set_epoch("c", "space", 1, IDS[::-1].copy(), last=True)
-    wires = all_wires(plan, [Reader("c", "space", 0, 0, 8)])["space"]
+    wires = all_tripwires(plan, [Reader("c", "space", 0, 0, 8)])["space"]
     assert np.flatnonzero(wires).tolist() == sorted({*range(7, COUNT, 8), *range(COUNT - 8, -1, -8)})
-    assert not all_wires(plan, [Reader("c", "space", 0, 0, 0)])["space"].any()
+    assert not all_tripwires(plan, [Reader("c", "space", 0, 0, 0)])["space"].any()

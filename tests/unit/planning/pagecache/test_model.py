@@ -5,17 +5,8 @@ import pytest
 
 from cachefs.planning.blocks.presence import ABSENT, IN_SSD
 from cachefs.planning.pagecache.lookahead import PushLookahead, Reader
-from cachefs.planning.pagecache.model import (
-    GOING,
-    HELD,
-    OUT,
-    PART,
-    PART_REFUSED,
-    REFUSED,
-    STALE_SECONDS,
-    Blocks,
-    PageCacheModel,
-)
+from cachefs.planning.pagecache.model import STALE_SECONDS, PageCacheModel
+from cachefs.planning.pagecache.states import GOING, HELD, OUT, PART, PART_REFUSED, REFUSED, Blocks
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
 
@@ -105,10 +96,10 @@ def test_the_soonest_that_are_on_the_node_are_pushed_and_tripwires_are_not(plan:
 
 def test_tripwires_lie_ahead_also_in_the_next_epoch(plan: Plan) -> None:
     lookahead = PushLookahead(plan)
-    assert lookahead.wires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(7, COUNT, 8))
+    assert lookahead.tripwires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(7, COUNT, 8))
     plan.set_progress("c", 1, 0)
-    assert lookahead.wires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(4, COUNT, 8))
-    assert lookahead.wires([Reader("c", "s", 0, 0, 0)]) == {}
+    assert lookahead.tripwires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(4, COUNT, 8))
+    assert lookahead.tripwires([Reader("c", "s", 0, 0, 0)]) == {}
 
 
 def test_of_who_is_silent_no_more_tripwires_are_looked_for_than_a_call_has_time_for() -> None:
@@ -119,12 +110,12 @@ def test_of_who_is_silent_no_more_tripwires_are_looked_for_than_a_call_has_time_
     plan.set_epoch("c", "s", 0, order)
     plan.set_epoch("c", "s", 1, order[::-1].copy())
     plan.set_progress("c", 0, 100)
-    [wires] = PushLookahead(plan).wires([Reader("c", "s", 5, 1 << 30, 8)]).values()
+    [wires] = PushLookahead(plan).tripwires([Reader("c", "s", 5, 1 << 30, 8)]).values()
     nearest = np.arange(111, count, 8)[: len(wires)]
     assert np.array_equal(wires, np.sort(order[nearest]))
     assert 1 << 12 <= len(wires) < 1 << 13
     # At a higher rate they are further apart: all there are.
-    [wires] = PushLookahead(plan).wires([Reader("c", "s", 5, 1 << 30, 128)]).values()
+    [wires] = PushLookahead(plan).tripwires([Reader("c", "s", 5, 1 << 30, 128)]).values()
     everywhere = np.union1d(order[127::128], order[::-1][127::128])
     assert np.array_equal(wires, everywhere)
 
@@ -185,8 +176,7 @@ def test_candidates_are_no_more_than_there_are_blocks(plan: Plan) -> None:
     every = np.arange(COUNT, dtype=np.int32)
     for _ in range(200):
         pages.read(Blocks("s", every), tripped=every[:0])
-    [kept] = pages._pages.values()
-    assert len(kept.candidates) + sum(map(len, kept.fresh)) <= COUNT + 1024 + COUNT
+    assert pages._candidates.counts["s"] <= COUNT + 1024 + COUNT
     assert [one.ids.tolist() for one in pages.victims(SIZE, -1.0, 1, 0.0)] == [[COUNT - 1]]
 
 

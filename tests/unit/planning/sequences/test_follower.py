@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.pagecache.lookahead import Reader, all_wires
+from cachefs.planning.pagecache.lookahead import Reader, all_tripwires
 from cachefs.planning.sequences.follower import CHUNK, Follower, observe
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.tripwires import longest_in
@@ -354,7 +354,7 @@ def test_tripwires_alone_follow_who_reads_a_short_epoch_over_and_over(count: int
     follower = followed(shuffled(0, count), shuffled(1, count), plan=plan)
     follower.hidden = float(every)
     reader = Reader("c", "s", 0, 0, every)
-    absent, seen = all_wires(plan, [reader])["s"], list[int]()
+    absent, seen = all_tripwires(plan, [reader])["s"], list[int]()
     for number in range(epochs):
         for read, block in enumerate(shuffled(number, count).tolist(), 1):
             if absent[block]:
@@ -365,7 +365,7 @@ def test_tripwires_alone_follow_who_reads_a_short_epoch_over_and_over(count: int
                 following = follower.place[0] + 1
                 if plan.epoch("c", following) is None:
                     plan.set_epoch("c", "s", following, shuffled(following, count))
-                absent, seen = all_wires(plan, [reader])["s"], []
+                absent, seen = all_tripwires(plan, [reader])["s"], []
                 assert follower.place <= (number, read)
     assert follower.following
     # Where a report brings all of an epoch, one may be missed.

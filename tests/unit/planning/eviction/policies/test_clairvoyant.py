@@ -5,8 +5,9 @@ import pytest
 
 from cachefs.planning.eviction.policies import open_policy
 from cachefs.planning.eviction.policies.uses import Uses
+from cachefs.planning.eviction.simulated_tiers import SimulatedTiers
 from cachefs.planning.sequences.plan import Plan
-from tests.simulated import Order, SimulatedJob, SimulatedTiers, belady_bytes, origin_bytes, space_of
+from tests.simulated import Order, SimulatedJob, belady_bytes, origin_bytes, space_of
 
 FILES = 4_000
 SIZE = 1_000

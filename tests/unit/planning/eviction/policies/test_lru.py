@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from cachefs.planning.eviction.policies.fifo import Fifo
 from cachefs.planning.eviction.policies.lru import Lru
 from cachefs.planning.eviction.policies.uses import Uses
-from tests.simulated import SimulatedTiers
+from cachefs.planning.eviction.simulated_tiers import SimulatedTiers
 
 KEYS = st.sampled_from([b"%d" % number for number in range(8)])
 EVENTS = st.lists(st.tuples(st.sampled_from(["added", "accessed", "removed"]), KEYS, st.integers(1, 100)))
@@ -76,7 +76,7 @@ def test_tiers_together_are_one_list(kind: type[Lru], capacities: list[int], rea
         if evicted == 0:
             tiers.evict(key)
             order.remove(key)
-        assert {key for blocks in tiers.inside for key in blocks} == set(order)
+        assert {key for tier in tiers.tiers for key in tier.sizes} == set(order)
         assert not uses.between
 
 

@@ -1,0 +1,48 @@
+"""What a plan of pushes tells whoever carries it out: small records over arrays."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.space import Ids
+
+
+class Action(StrEnum):
+    """What an order wants done with the pages of its blocks."""
+
+    STORE = "store"
+    DROP = "drop"
+    CHECK = "check"  # they were stored before: store those again that the kernel has taken back
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileBlocks:
+    """Blocks of one snapshot, named by their files. Unlike block numbers these names need no block space."""
+
+    snapshot: str
+    entries: npt.NDArray[np.int64]  # entry of the file in the snapshot, shape (n,)
+    numbers: npt.NDArray[np.int64]  # number of the block within its file, shape (n,)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def split(self, count: int) -> "tuple[FileBlocks, FileBlocks]":
+        """The first *count* of them, and the rest."""
+        return (
+            FileBlocks(self.snapshot, self.entries[:count], self.numbers[:count]),
+            FileBlocks(self.snapshot, self.entries[count:], self.numbers[count:]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """Something to do with the pages of some blocks, in their order."""
+
+    serial: int  # names the order when somebody tells what came of it
+    action: Action
+    files: FileBlocks  # the blocks
+    ids: Ids | None  # the same blocks by their numbers, int32; None where their snapshot is in no plan
+    size: int  # bytes that may come into the page cache: 0 unless pages are to be stored
+    given: float  # when it was decided, in seconds

@@ -1,0 +1,218 @@
+"""What to do next with one mount's page cache: which pages to store ahead of readers, to drop, and to check.
+
+What is read soonest comes first, into room that is free. Once the budget is full, what is read last is evicted for what
+is read sooner. What is dropped makes room only when the pusher says that it is gone, so that the pages never exceed the
+budget; a little is kept free so that orders need not wait for that.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.presence import Presence
+from cachefs.planning.pagecache.leftovers import Leftovers
+from cachefs.planning.pagecache.lookahead import Due, PushLookahead, Reader
+from cachefs.planning.pagecache.model import PageCacheModel
+from cachefs.planning.pagecache.orders import Action, FileBlocks, Order
+from cachefs.planning.pagecache.states import Blocks, States, bytes_of
+from cachefs.planning.sequences.plan import Plan
+
+# What a pusher is given at once: enough to be busy while a report travels, little enough to change one's mind. Twice
+# as much as on an idle machine, where 4 do: beside two readers at full speed a report and its answer take 30 ms.
+MAX_ORDERS: Final = 8
+MAX_BYTES: Final = 96 << 20
+# Of one order: the pusher works on the next while the last is reported.
+BLOCKS: Final = 96
+ORDER_BYTES: Final = MAX_BYTES // 4
+# Of the budget, this share is kept free: 1/16.
+_FREE_SHIFT: Final = 4
+# Blocks that have come to the node, and pages that have gone, are found after so many seconds.
+LOOK_AGAIN: Final = 0.2
+# Blocks that could not be pushed are tried again after so many seconds.
+REFUSED_SECONDS: Final = 2.0
+# What an earlier daemon has had pushed is dropped after so many seconds, unless a job of this one is going to read it.
+UNPLANNED_SECONDS: Final = 10.0
+# So often pages are checked that were pushed long ago and are read within AHEAD_SECONDS; at most so many blocks.
+CHECK_SECONDS: Final = 0.2
+AHEAD_SECONDS: Final = 1.0
+MOST_CHECKED: Final = 1024
+# Weight of a new observation of the time that an order takes.
+_LEARN: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """The consumers that read what one mount shows."""
+
+    here: Sequence[Reader]  # those that read through the mount, or of which nobody knows through which mounts they read
+    elsewhere: frozenset[str] = frozenset()  # snapshots that are read through other mounts only
+
+
+NOBODY: Final = Audience(())
+
+
+class PushPlan:
+    """Decides for one mount. The caller carries out the `next_orders`, and tells `done` what came of each."""
+
+    def __init__(self, plan: Plan, presence: Presence, shows: Callable[[str], bool], first_serial: int) -> None:
+        """shows: does the mount show that snapshot? first_serial: of the first order, beyond those of earlier daemons:
+        a report of what one of them has ordered must not be taken for a report of these orders."""
+        self.pages = PageCacheModel(plan, 0, shows)
+        self.latency = 0.0  # seconds from an order to the report of it, smoothed
+        self._presence = presence
+        self._lookahead = PushLookahead(plan)
+        self._leftovers = Leftovers()
+        self._orders: dict[int, Order] = {}  # those of which nobody has said what came of them, by serial number
+        self._serials = itertools.count(first_serial)
+        self._elsewhere: frozenset[str] = frozenset()  # snapshots that are read through other mounts only
+        # When it was last done, in seconds:
+        self._retried = -math.inf  # trying again what could not be stored
+        self._looked = -math.inf  # looking for what has come to the node
+        self._checked = -math.inf  # looking for pages that the kernel has taken back
+
+    @property
+    def states(self) -> States:
+        """Those of `pages`, but for snapshots that are read through other mounts only."""
+        elsewhere = self._elsewhere
+        return {snapshot: states for snapshot, states in self.pages.states.items() if snapshot not in elsewhere}
+
+    @property
+    def is_busy(self) -> bool:
+        """So many orders are open that `next_orders` gives none."""
+        return len(self._orders) >= MAX_ORDERS or self._bytes_ordered() >= MAX_BYTES
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def begin(self, budget: int, held: Iterable[FileBlocks], now: float) -> None:
+        """A pusher begins to take orders. What was there stays; what of the last orders was carried out nobody knows.
+
+        budget: bytes of pages; held: those that it knows to be there; now: seconds, as elsewhere.
+        """
+        self._orders.clear()
+        self.pages.settle()
+        self.pages.budget = budget
+        self._leftovers.begin(held, now + UNPLANNED_SECONDS)
+        self._lookahead.rewind()
+
+    def done(self, serial: int, failed: npt.NDArray[np.integer], now: float) -> None:
+        """An order was carried out, but for those of its blocks with the indices *failed* (shape (n,), any integers).
+        Orders of before `begin` are ignored."""
+        order = self._orders.pop(serial, None)
+        if order is None or order.ids is None:
+            return
+        blocks = Blocks(order.files.snapshot, order.ids)
+        if order.action is Action.DROP:
+            self.pages.went(blocks)
+        elif order.action is Action.CHECK:
+            self.pages.lost(blocks, order.ids[failed])
+        else:
+            self.latency += _LEARN * (now - order.given - self.latency)
+            self.pages.came(blocks, now, failed=order.ids[failed])
+
+    # --- what to do next ----------------------------------------------------------------------------------------------
+
+    def next_orders(self, audience: Audience, now: float) -> Iterator[Order]:
+        """What is to be done now, at *now* seconds. Each order is decided when it is asked for: `done` may be called in
+        between, and an order that nobody asks for any more is not lost. No audience is needed while the plan `is_busy`.
+        """
+        self._follow(now)
+        if self.is_busy:
+            return
+        if self._leftovers:
+            # Nothing is added to them, as nobody knows how many bytes they are.
+            yield from self._drop_leftovers(now)
+            return
+        self._elsewhere = audience.elsewhere
+        readers = audience.here
+        for blocks in self._to_drop(readers, now):
+            # What was found for the first of these orders may have gone by the second.
+            there = self.pages.droppable(blocks)
+            if len(there.ids):
+                yield self._order(Action.DROP, there, now)
+        yield from self._to_check(readers, now)
+        while not self.is_busy:
+            # Half of what is kept free is for pages that readers bring, and that are reported later.
+            free = self.pages.free - (self.pages.budget >> (_FREE_SHIFT + 1))
+            due = self._due(readers, min(free, MAX_BYTES - self._bytes_ordered()))
+            if due is None:
+                return
+            yield self._order(Action.STORE, Blocks(due.snapshot, due.ids), now)
+
+    def _follow(self, now: float) -> None:
+        """Take note of what has changed in the plan, and on the node."""
+        self.pages.follow_plan()
+        if self._leftovers:
+            for blocks in self._leftovers.claim(self.pages.spaces):
+                self.pages.there(blocks)
+        if now - self._retried > REFUSED_SECONDS:
+            self._retried = now
+            self.pages.retry()
+        if now - self._looked > LOOK_AGAIN:
+            self._looked = now
+            self._lookahead.rewind()
+
+    def _due(self, readers: Sequence[Reader], room: int) -> Due | None:
+        """For one order, of at most *room* bytes: one block at least, if that has room."""
+        take = functools.partial(self._lookahead.take, readers, self.pages.states, self._presence.states)
+        return (take(BLOCKS, min(room, ORDER_BYTES)) or take(1, room)) if room > 0 else None
+
+    def _drop_leftovers(self, now: float) -> Iterator[Order]:
+        while not self.is_busy and (files := self._leftovers.take(BLOCKS, now)) is not None:
+            yield self._open(Order(next(self._serials), Action.DROP, files, None, 0, now))
+
+    def _to_drop(self, readers: Sequence[Reader], now: float) -> Iterator[Blocks]:
+        """Tripwires, what is read through other mounts, and what is evicted for what is read sooner."""
+        pages = self.pages
+        self._lookahead.barred = self._lookahead.tripwires(readers)
+        for snapshot, tripwires in self._lookahead.barred.items():
+            if snapshot in pages.states:
+                yield pages.droppable(Blocks(snapshot, tripwires))
+        for snapshot in self._elsewhere:
+            yield Blocks(snapshot, pages.never_asked_for(snapshot)[:BLOCKS])
+        reserve = pages.budget >> _FREE_SHIFT
+        wanted = reserve - pages.free - pages.going
+        if wanted <= reserve // 4:  # many at a time: to find one costs as much as to find hundreds
+            return
+        overdrawn = -pages.free - pages.going
+        if overdrawn > 0:
+            yield from pages.victims(overdrawn, -math.inf, BLOCKS, now)
+            return
+        # Nothing is evicted for what is read later.
+        due = self._lookahead.peek(readers, pages.states, self._presence.states, BLOCKS)
+        if due is not None:
+            yield from pages.victims(wanted, float(due.seconds[0]), BLOCKS, now)
+
+    def _to_check(self, readers: Sequence[Reader], now: float) -> Iterator[Order]:
+        """What is read soon and was pushed long ago: the kernel may have taken pages back."""
+        if now - self._checked < CHECK_SECONDS:
+            return
+        self._checked = now
+        for reader in readers:
+            ids = self.pages.stale(reader.snapshot, self._lookahead.soon(reader, AHEAD_SECONDS), now)
+            if len(ids):
+                yield self._order(Action.CHECK, Blocks(reader.snapshot, ids[:MOST_CHECKED]), now)
+
+    def _bytes_ordered(self) -> int:
+        return sum(order.size for order in self._orders.values())
+
+    def _order(self, action: Action, blocks: Blocks, now: float) -> Order:
+        space, size = self.pages.spaces[blocks.snapshot], 0
+        if action is Action.DROP:
+            self.pages.going_now(blocks)
+        elif action is Action.CHECK:
+            self.pages.looked_for(blocks, now)
+        else:
+            self.pages.coming(blocks)
+            size = bytes_of(space.sizes, blocks.ids)
+        files = FileBlocks(blocks.snapshot, *space.refs(blocks.ids))
+        return self._open(Order(next(self._serials), action, files, blocks.ids, size, now))
+
+    def _open(self, order: Order) -> Order:
+        self._orders[order.serial] = order
+        return order

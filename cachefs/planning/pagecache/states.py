@@ -1,0 +1,66 @@
+"""The words of this package: what state a block's pages are in, and what follows from each state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.space import Ids
+
+
+class PageState(IntEnum):
+    """What is known of one block's pages in the page cache of one mount. Arrays of states have the dtype uint8."""
+
+    OUT = 0  # none of its pages is there
+    COMING = 1  # the pusher was told to store its pages
+    HELD = 2  # all its pages are there
+    GOING = 3  # the pusher was told to drop its pages
+    REFUSED = 4  # none of its pages is there, and they could not be stored a moment ago
+    PART = 5  # some of its pages are there, as it is larger than what one read brings; it counts in full
+    PART_REFUSED = 6  # some of its pages are there, and the rest could not be stored a moment ago
+
+
+# The same as plain integers, for arrays: numpy takes 7 us to compare 300,000 bytes with one, and 96 us with a member of
+# an IntEnum, as it first makes every byte an int64.
+OUT: Final = int(PageState.OUT)
+COMING: Final = int(PageState.COMING)
+HELD: Final = int(PageState.HELD)
+GOING: Final = int(PageState.GOING)
+REFUSED: Final = int(PageState.REFUSED)
+PART: Final = int(PageState.PART)
+PART_REFUSED: Final = int(PageState.PART_REFUSED)
+
+
+def _table(*states: int) -> npt.NDArray[np.bool_]:
+    return np.isin(np.arange(len(PageState)), states)
+
+
+# Tables with one bool per state: index them with an array of states.
+# Is the block to be pushed?
+WANTED: Final = _table(OUT, PART)
+# Must its reader ask the mount for some of it?
+INCOMPLETE: Final = _table(OUT, COMING, REFUSED, PART, PART_REFUSED)
+# Does it take nothing of the budget?
+UNCOUNTED: Final = _table(OUT, REFUSED)
+# May its pages be dropped?
+DROPPABLE: Final = _table(HELD, PART, PART_REFUSED)
+
+# By snapshot: the state of each block of its space. Shape (blocks of the space,), dtype uint8.
+States = Mapping[str, npt.NDArray[np.uint8]]
+NOTHING: Final[States] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """Some blocks of one snapshot, in order."""
+
+    snapshot: str
+    ids: Ids  # block numbers, shape (n,), dtype int32
+
+
+def bytes_of(sizes: npt.NDArray[np.uint32], ids: Ids) -> int:
+    """Bytes of the blocks *ids* (int32), where *sizes* (uint32) are those of all blocks of their space."""
+    return int(sizes[ids].sum(dtype=np.int64))

@@ -1,0 +1,234 @@
+"""What is pushed, dropped and checked next in one mount's page cache, without a daemon and without a clock."""
+
+import numpy as np
+import pytest
+
+from cachefs.planning.blocks.presence import IN_MEMORY, Presence
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.pagecache import push_plan
+from cachefs.planning.pagecache.lookahead import Reader
+from cachefs.planning.pagecache.model import STALE_SECONDS
+from cachefs.planning.pagecache.orders import Action, FileBlocks, Order
+from cachefs.planning.pagecache.push_plan import (
+    BLOCKS,
+    CHECK_SECONDS,
+    MAX_ORDERS,
+    NOBODY,
+    REFUSED_SECONDS,
+    UNPLANNED_SECONDS,
+    Audience,
+    PushPlan,
+)
+from cachefs.planning.pagecache.states import HELD, OUT, REFUSED, Blocks
+from cachefs.planning.sequences.plan import Plan
+from tests.simulated import space_of
+
+COUNT = 30
+SIZE = 100_000
+FIRST_SERIAL = 1000
+NONE_FAILED = np.zeros(0, np.uint32)
+
+
+class Mount:
+    """A plan for one mount of snapshot `s`, all of whose blocks are on the node. Its consumer `c` reads 1,000 a second,
+    in order."""
+
+    def __init__(self, space: BlockSpace, every: int = 0) -> None:
+        """every: reads from one tripwire to the next."""
+        self.space = space
+        self.plan = Plan()
+        self.plan.add_space(space)
+        self.plan.set_epoch("c", "s", 0, np.arange(space.count), last=True)
+        presence = Presence()
+        presence.watch(space)
+        presence.set_all("s", np.arange(space.count, dtype=np.int32), [IN_MEMORY] * space.count)
+        self.reader = Reader("c", "s", 0, 0, every)
+        self.audience = Audience([self.reader])
+        self.pushes = PushPlan(self.plan, presence, lambda snapshot: True, FIRST_SERIAL)
+
+    def begin(self, budget: int, *held: FileBlocks, now: float = 0.0) -> None:
+        self.pushes.begin(budget, held, now)
+
+    def orders(self, now: float) -> list[Order]:
+        return list(self.pushes.next_orders(self.audience, now))
+
+    def carry_out(self, now: float) -> list[Order]:
+        """All orders there are, until there are no more."""
+        done: list[Order] = []
+        while orders := self.orders(now):
+            for order in orders:
+                self.pushes.done(order.serial, NONE_FAILED, now)
+            done += orders
+        return done
+
+    def read(self, *ids: int) -> None:
+        self.pushes.pages.read(Blocks("s", np.array(ids, np.int32)), np.zeros(0, np.int32))
+
+
+@pytest.fixture
+def mount() -> Mount:
+    return Mount(space_of([SIZE] * COUNT, "s"))
+
+
+def held(snapshot: str, *entries: int) -> FileBlocks:
+    return FileBlocks(snapshot, np.array(entries, np.int64), np.zeros(len(entries), np.int64))
+
+
+def ids_of(order: Order) -> list[int]:
+    assert order.ids is not None
+    return order.ids.tolist()
+
+
+def test_what_is_read_soonest_is_stored_first_and_within_the_budget(mount: Mount) -> None:
+    mount.begin(20 * SIZE)
+    [order] = mount.orders(0.0)
+    # Half of the share that is kept free is left to pages that readers bring.
+    stored = int(20 * (1 - 1 / 32))
+    assert (order.serial, order.action, ids_of(order)) == (FIRST_SERIAL, Action.STORE, list(range(stored)))
+    assert (order.files.entries.tolist(), order.files.numbers.tolist()) == (list(range(stored)), [0] * stored)
+    assert (order.size, mount.pushes.pages.used) == (stored * SIZE, stored * SIZE)
+    assert mount.orders(0.1) == []
+
+
+def test_what_is_evicted_makes_room_once_it_is_gone(mount: Mount) -> None:
+    mount.begin(24 * SIZE)
+    stored = ids_of(mount.carry_out(0.0)[0])
+    mount.plan.set_progress("c", 0, 10)
+    [dropped] = mount.orders(0.5)
+    assert (dropped.action, dropped.size) == (Action.DROP, 0)
+    # Some of those that were read.
+    assert set(ids_of(dropped)) <= set(range(10))
+    assert mount.orders(0.6) == []
+    mount.pushes.done(dropped.serial, NONE_FAILED, 0.7)
+    [order] = [order for order in mount.orders(1.0) if order.action is Action.STORE]
+    assert ids_of(order)[0] == stored[-1] + 1
+    assert mount.pushes.pages.used <= 24 * SIZE
+
+
+def test_only_so_many_orders_are_open(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_plan, "ORDER_BYTES", SIZE)
+    mount.begin(64 * SIZE)
+    orders = mount.orders(0.0)
+    assert [ids_of(order) for order in orders] == [[number] for number in range(MAX_ORDERS)]
+    assert mount.pushes.is_busy
+    assert mount.orders(0.1) == []
+    mount.pushes.done(orders[0].serial, NONE_FAILED, 0.2)
+    assert not mount.pushes.is_busy
+    assert [ids_of(order) for order in mount.orders(0.2)] == [[MAX_ORDERS]]
+
+
+def test_what_nobody_asked_for_any_more_is_ordered_later(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_plan, "ORDER_BYTES", SIZE)
+    mount.begin(64 * SIZE)
+    orders = mount.pushes.next_orders(mount.audience, 0.0)
+    assert [ids_of(next(orders)), ids_of(next(orders))] == [[0], [1]]
+    assert ids_of(mount.orders(0.1)[0]) == [2]
+
+
+def test_a_block_that_is_larger_than_an_order_is_ordered_alone(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_plan, "ORDER_BYTES", SIZE // 2)
+    mount.begin(64 * SIZE)
+    assert [ids_of(order) for order in mount.orders(0.0)[:3]] == [[0], [1], [2]]
+
+
+def test_what_failed_is_tried_again_after_a_while(mount: Mount) -> None:
+    mount.begin(64 * SIZE)
+    [order] = mount.orders(0.0)
+    mount.pushes.done(order.serial, np.array([3, 4], np.uint32), 0.1)
+    assert mount.pushes.pages.states["s"][[2, 3, 4]].tolist() == [HELD, REFUSED, REFUSED]
+    assert mount.orders(1.0) == []
+    [again] = mount.orders(0.1 + REFUSED_SECONDS)
+    assert ids_of(again) == [3, 4]
+
+
+def test_the_time_that_an_order_takes_is_learnt_from_orders_to_store(mount: Mount) -> None:
+    mount.begin(24 * SIZE)
+    [order] = mount.orders(0.0)
+    mount.pushes.done(order.serial, NONE_FAILED, 0.5)
+    assert mount.pushes.latency == pytest.approx(0.1)
+    mount.plan.set_progress("c", 0, 10)
+    [dropped] = mount.orders(0.5)
+    mount.pushes.done(dropped.serial, NONE_FAILED, 9.5)
+    assert mount.pushes.latency == pytest.approx(0.1)
+
+
+def test_what_an_order_left_open_counts_as_pushed(mount: Mount) -> None:
+    mount.begin(16 * SIZE)
+    [order] = mount.orders(0.0)
+    used = mount.pushes.pages.used
+    mount.begin(32 * SIZE, now=1.0)
+    [following] = mount.orders(1.0)
+    assert ids_of(following)[0] == ids_of(order)[-1] + 1
+    assert mount.pushes.pages.used == used + len(ids_of(following)) * SIZE <= 32 * SIZE
+    mount.pushes.done(order.serial, np.array([0], np.uint32), 1.1)
+    assert mount.pushes.pages.states["s"][0] == HELD
+
+
+def test_what_came_long_ago_is_checked_before_it_is_read(mount: Mount) -> None:
+    mount.begin(64 * SIZE)
+    mount.carry_out(0.0)
+    assert mount.orders(STALE_SECONDS) == []
+    now = STALE_SECONDS + CHECK_SECONDS
+    [checked] = mount.orders(now)
+    assert (checked.action, checked.size) == (Action.CHECK, 0)
+    assert ids_of(checked) == list(range(COUNT))
+    mount.pushes.done(checked.serial, np.array([COUNT - 1], np.uint32), now)
+    assert mount.pushes.pages.states["s"][COUNT - 1] == REFUSED
+
+
+def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(mount: Mount) -> None:
+    unplanned = list(range(5, 5 + BLOCKS + 4))
+    mount.begin(20 * SIZE, held("s", 0, 1, 2), held("old", *unplanned))
+    assert mount.orders(UNPLANNED_SECONDS) == []
+    assert mount.pushes.pages.used == 3 * SIZE
+    now = UNPLANNED_SECONDS + 0.1
+    dropped = mount.orders(now)
+    assert [(one.files.snapshot, one.action, one.ids) for one in dropped] == [("old", Action.DROP, None)] * 2
+    assert [entry for one in dropped for entry in one.files.entries.tolist()] == unplanned
+    for order in dropped:
+        mount.pushes.done(order.serial, NONE_FAILED, now)
+    checked, stored = mount.orders(now)
+    assert (checked.action, ids_of(checked)) == (Action.CHECK, [0, 1, 2])
+    assert (stored.action, ids_of(stored)[0]) == (Action.STORE, 3)
+
+
+def test_pages_of_an_earlier_daemon_are_kept_for_a_job_that_goes_on(mount: Mount) -> None:
+    late = space_of([SIZE] * 4, "late", seed=1)
+    mount.begin(64 * SIZE, held("late", 1, 3, 7))
+    assert mount.orders(UNPLANNED_SECONDS / 2) == []
+    mount.plan.add_space(late)
+    mount.orders(UNPLANNED_SECONDS / 2 + 1)
+    assert mount.pushes.pages.states["late"].tolist() == [OUT, HELD, OUT, HELD]
+    assert not any(order.action is Action.DROP for order in mount.carry_out(10 * UNPLANNED_SECONDS))
+
+
+def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_read_it(mount: Mount) -> None:
+    mount.begin(64 * SIZE)
+    [stored] = mount.carry_out(0.0)
+    assert ids_of(stored) == list(range(COUNT))
+    mount.read(3, 4)
+    assert list(mount.pushes.states) == ["s"]
+    mount.audience = Audience([], frozenset({"s"}))
+    [dropped] = mount.orders(0.1)
+    assert dropped.action is Action.DROP
+    assert ids_of(dropped) == [number for number in range(COUNT) if number not in (3, 4)]
+    assert mount.pushes.states == {}
+    mount.pushes.done(dropped.serial, NONE_FAILED, 0.2)
+    assert mount.orders(10.0) == []
+
+
+def test_tripwires_of_which_a_part_is_there_are_dropped() -> None:
+    """Or they would not show in the next epoch."""
+    large, count = 4 << 20, 64
+    mount = Mount(space_of([large] * count, "s", block_size=large), every=8)
+    mount.begin(count * large)
+    mount.pushes.pages.follow_plan()
+    mount.read(*range(count))
+    dropped = mount.orders(0.0)[0]
+    assert (dropped.action, ids_of(dropped)) == (Action.DROP, list(range(7, count, 8)))
+
+
+def test_for_nobody_nothing_is_pushed(mount: Mount) -> None:
+    mount.begin(64 * SIZE)
+    assert list(mount.pushes.next_orders(NOBODY, 0.0)) == []
+    mount.pushes.done(FIRST_SERIAL, NONE_FAILED, 0.0)  # of an earlier subscription
