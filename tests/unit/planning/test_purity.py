@@ -28,8 +28,9 @@ ALLOWED = {
 
 # In the process that imports: numpy and Python's own modules are loaded before the doors close.
 CLOSED = """
-import builtins, collections.abc, dataclasses, enum, functools, heapq, importlib, itertools, math, os, sys, threading,
-time, typing import numpy, numpy.ma, numpy.typing
+import builtins, collections.abc, dataclasses, enum, functools, heapq
+import importlib, itertools, math, os, sys, threading, time, typing
+import numpy, numpy.ma, numpy.typing
 import cachefs.block, cachefs.errors
 
 GONE = ("lmdb", "grpc", "trio", "pyfuse3", "aiobotocore", "msgspec", "psutil")
