@@ -10,10 +10,11 @@ from typing import Final
 import numpy as np
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import ConsumerView, JobPublish, SampleMap, SamplerSpec
+from cachefs.job_messages import ConsumerView, JobPublish, SampleMap
 from cachefs.planning.blocks.samples import Reads, Samples
 from cachefs.planning.sequences.follower import Follower
 from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.planning.sequences.tripwires import Interval
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.jobs.epoch_loader import EpochLoader, Order

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from cachefs.block import block_key
 from cachefs.errors import CachefsError, OriginUnavailable
-from cachefs.job_messages import SampleMap, SamplerSpec
+from cachefs.job_messages import SampleMap
 from cachefs.messages import BlockRef
 from cachefs.planning.blocks.samples import Reads, Samples
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.sequences.follower import Cluster, densest
 from cachefs.planning.sequences.plan import Epoch, Plan
-from cachefs.planning.sequences.sampler import epoch_order
+from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs import sample_maps

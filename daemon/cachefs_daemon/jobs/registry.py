@@ -12,15 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.errors import CachefsError, ConfigError, NotFound
-from cachefs.job_messages import (
-    ConsumerView,
-    JobEpoch,
-    JobProgress,
-    JobPublish,
-    JobView,
-    SampleMap,
-    SamplerSpec,
-)
+from cachefs.job_messages import ConsumerView, JobEpoch, JobProgress, JobPublish, JobView, SampleMap
 from cachefs.messages import Stall
 from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import Ids
@@ -28,7 +20,7 @@ from cachefs.planning.pagecache.lookahead import NOTHING, Reader, States
 from cachefs.planning.pagecache.model import WANTED
 from cachefs.planning.sequences.follower import Passed, observe
 from cachefs.planning.sequences.plan import Plan
-from cachefs.planning.sequences.sampler import LOADER_DRAWS
+from cachefs.planning.sequences.sampler import LOADER_DRAWS, SamplerSpec
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer, order_of

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from cachefs.job_messages import SamplerSpec
 from cachefs.mount.kernel import MountPoint
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.publishing import consumer as module
 from cachefs.publishing.consumer import Consumer, Opening
 from cachefs.publishing.shares import Order, Share

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +22,9 @@ import numpy
 from numpy.typing import NDArray
 
 from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.job_messages import JobName, JobPublish, JobView, SampleMap, SamplerSpec
+from cachefs.job_messages import JobName, JobPublish, JobView, SampleMap
 from cachefs.messages import Empty
-from cachefs.planning.sequences.sampler import epoch_order
+from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import JOB_LIST, JOB_PUBLISH, SOCKET_VARIABLE, STALL_LIST
 from cachefs_tools.bench.bounds import belady_reads, least_reads, lru_reads
 from cachefs_tools.bench.origin_server import OriginServer
@@ -137,11 +137,11 @@ def _publication(scenario: Scenario, job: Job, name: str, pid: int) -> JobPublis
     shape = scenario.shape
     spec = sampler_spec(scenario, job)
     if job.lie == "seed":
-        spec = msgspec.structs.replace(spec, seed=job.seed + 1000)
+        spec = replace(spec, seed=job.seed + 1000)
     elif job.lie == "half":
-        spec = msgspec.structs.replace(spec, size=shape.files // 2)
+        spec = replace(spec, size=shape.files // 2)
     elif job.lie == "range":
-        spec = msgspec.structs.replace(spec, size=2 * shape.files)
+        spec = replace(spec, size=2 * shape.files)
     return JobPublish(
         job=name, dataset=DATASET, spec=spec, map=SampleMap(kind="tree"), workers=shape.workers,
         batch_size=shape.batch_size, prefetch=shape.prefetch, pid=pid, source="cachefs-bench",

@@ -10,7 +10,8 @@ from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.runtime.threads import Threads
 
-from cachefs.job_messages import JobPublish, SampleMap, SamplerSpec
+from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
 from tests.blockstore import BLOCK_SIZE, memory_directory, opened, store_config

@@ -7,7 +7,8 @@ from cachefs_daemon.jobs import records as job_store
 from cachefs_daemon.jobs.records import ConsumerRecord, JobRecord, JobRecords
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobPublish, SampleMap, SamplerSpec
+from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.planning.sequences.sampler import SamplerSpec
 
 
 def record(job: str = "train", orders: dict[int, bytes] | None = None, paths: int = 2) -> JobRecord:
