@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import ABSENT
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.sequences.plan import Plan, Seconds
+from cachefs.planning.sequences.course import Seconds
+from cachefs.planning.sequences.plan import Plan
 
 # Reads of each epoch that are looked at; of longer ones every n-th.
 _SAMPLED: Final = 1 << 13

@@ -14,8 +14,9 @@ from cachefs.job_messages import SampleMap
 from cachefs.messages import BlockRef
 from cachefs.planning.blocks.samples import Reads, Samples
 from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.sequences.epoch import Epoch
 from cachefs.planning.sequences.follower import Cluster, densest
-from cachefs.planning.sequences.plan import Epoch, Plan
+from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.fetch.fetcher import Fetcher

@@ -6,7 +6,7 @@ goes for it, so nothing passes through that would be given up again before it is
 
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.eviction.policies.ranked import Ranked
-from cachefs.planning.sequences.plan import Seconds
+from cachefs.planning.sequences.course import Seconds
 
 
 class Clairvoyant(Ranked):
