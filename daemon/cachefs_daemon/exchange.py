@@ -5,11 +5,13 @@ page cache, the prefetcher that it is time to look again, and the tiers' policie
 """
 
 import time
+from dataclasses import dataclass
 
 from cachefs.job_messages import JobProgress
 from cachefs.messages import MountReport
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs_daemon.fetch.prefetcher import Prefetcher
+from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
@@ -17,22 +19,25 @@ from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who learns from reports where consumers are."""
+
+    jobs: JobRegistry
+    attribution: Attribution
+    pushers: Pushers
+    prefetcher: Prefetcher
+
+
 class Exchange:
     """Used from the event loop only."""
 
-    def __init__(
-        self,
-        mounts: MountRegistry,
-        jobs: JobRegistry,
-        pushers: Pushers,
-        prefetcher: Prefetcher,
-        tiering: Locked[Tiering],
-        threads: Threads,
-    ) -> None:
+    def __init__(self, mounts: MountRegistry, listeners: Listeners, tiering: Locked[Tiering], threads: Threads) -> None:
         self._mounts = mounts
-        self._jobs = jobs
-        self._pushers = pushers
-        self._prefetcher = prefetcher
+        self._jobs = listeners.jobs
+        self._attribution = listeners.attribution
+        self._pushers = listeners.pushers
+        self._prefetcher = listeners.prefetcher
         self._tiering = tiering
         self._threads = threads
 
@@ -40,7 +45,7 @@ class Exchange:
         self._mounts.report(report)
         if report.accessed or report.stalls:
             pages = self._pushers.pages_of(report.id)
-            observed = self._jobs.on_reads(report.accessed, report.stalls, pages)
+            observed = self._attribution.on_reads(report.accessed, report.stalls, time.monotonic(), pages)
             self._pushers.note_own_reads(report.id, observed.own_reads)
             self._pushers.on_reads(report.id, report.accessed, observed.tripped)
             self._prefetcher.wake()

@@ -16,10 +16,11 @@ from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.exchange import Exchange
+from cachefs_daemon.exchange import Exchange, Listeners
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.prefetcher import Prefetcher, PrefetchSettings
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.persistence import JobPersistence
 from cachefs_daemon.jobs.registry import JobRegistry
@@ -92,7 +93,8 @@ class Node:
             self.jobs.fetched,
             self.pushers.is_active,
         )
-        self.exchange = Exchange(self.mounts, self.jobs, self.pushers, prefetcher, storage.tiering, threads)
+        listeners = Listeners(self.jobs, Attribution(self.plan, self.jobs), self.pushers, prefetcher)
+        self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._endless = (prefetcher, self._job_persistence, self._mount_persistence)

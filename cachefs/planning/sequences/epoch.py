@@ -49,6 +49,11 @@ class Epoch:
             later[by_block[:-1][again]] = by_block[1:][again]
         return cls(order, first, later, distinct, last)
 
+    @property
+    def repetition(self) -> float:
+        """Reads per block that is read at all. Of several reads of one block in a row, only the first one shows."""
+        return len(self.blocks) / self.distinct if self.distinct else 1.0
+
     def next_reads_from(self, position: int) -> Ids:
         """The next read of each block from read *position* on, or UNKNOWN: shape (blocks of the space,), int32."""
         if position == 0:
