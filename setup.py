@@ -28,7 +28,11 @@ setup(
             optional=True,
         ),
         Extension(
-            "cachefs.planning.sequences._shuffle", sources=["cachefs/planning/sequences/_shuffle.c"], optional=True
+            "cachefs.planning.sequences._shuffle",
+            sources=["cachefs/planning/sequences/_shuffle.c"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+            optional=True,
         ),
     ]
 )

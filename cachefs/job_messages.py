@@ -3,21 +3,7 @@
 import msgspec
 
 from cachefs.messages import Message
-
-
-class SamplerSpec(Message, frozen=True):
-    """An order that can be computed (see cachefs.planning.sequences.sampler): kind `sequential`, `torch-random`,
-    `torch-distributed`, `numpy` or `explicit`. size: samples of the dataset; replicas, rank, drop_last: as torch's
-    DistributedSampler."""
-
-    kind: str
-    size: int
-    seed: int = 0
-    epochs: int = 1
-    shuffle: bool = True
-    drop_last: bool = False
-    replicas: int = 1
-    rank: int = 0
+from cachefs.planning.sequences.sampler import SamplerSpec
 
 
 class SampleMap(Message, frozen=True):

@@ -20,10 +20,11 @@ import trio
 
 from cachefs.errors import CachefsError, NotFound
 from cachefs.inodes import ROOT
-from cachefs.job_messages import JobEpoch, JobProgress, JobPublish, SampleMap, SamplerSpec
+from cachefs.job_messages import JobEpoch, JobProgress, JobPublish, SampleMap
 from cachefs.messages import Message
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.namespace import Namespace
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, Method
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import numpy
 
-from cachefs.job_messages import SamplerSpec
-from cachefs.planning.sequences.sampler import epoch_order
+from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.publishing.places import Places
 from cachefs.publishing.shares import Order, Share, shares
 

@@ -1,5 +1,6 @@
 """Publishing by a line in the training script: `publish`, and a sampler that wraps any other."""
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypedDict, Unpack
@@ -125,4 +126,4 @@ def _paths(files: Any) -> Sequence[str]:
 
 
 def _fields(spec: Any) -> Mapping[str, Any]:
-    return spec if isinstance(spec, Mapping) else {name: getattr(spec, name) for name in spec.__struct_fields__}
+    return spec if isinstance(spec, Mapping) else dataclasses.asdict(spec)

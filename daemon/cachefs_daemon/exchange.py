@@ -16,7 +16,8 @@ from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.pagecache.push_plan import Audience
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.fetch.pace import Pace
-from cachefs_daemon.jobs.registry import JobRegistry, Observed
+from cachefs_daemon.jobs.attribution import Attribution, Observed
+from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.mounts.mount_affinity import MountAffinity
 from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
@@ -61,6 +62,7 @@ class Parties:
 
     mounts: MountRegistry
     jobs: JobRegistry
+    attribution: Attribution
     audiences: JobAudiences
     pushers: Pushers
     pace: Pace  # of what is fetched ahead
@@ -81,7 +83,7 @@ class Exchange:
         parties.mounts.report(report)
         if report.accessed or report.stalls:
             pages = parties.pushers.pages_of(report.id)
-            observed = parties.jobs.on_reads(report.accessed, report.stalls, pages)
+            observed = parties.attribution.on_reads(report.accessed, report.stalls, time.monotonic(), pages)
             parties.audiences.note(report.id, observed)
             parties.pushers.on_reads(report.id, report.accessed, observed.tripped)
             parties.pace.wake()

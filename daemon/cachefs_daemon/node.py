@@ -27,6 +27,7 @@ from cachefs_daemon.fetch.prefetcher import Prefetcher
 from cachefs_daemon.fetch.promoter import Promoter
 from cachefs_daemon.fetch.readers import Readers
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.persistence import JobPersistence
 from cachefs_daemon.jobs.registry import JobRegistry
@@ -91,7 +92,7 @@ class Node:
         audiences = JobAudiences(self.mounts, self.jobs, self.catalog)
         self.pushers = Pushers(self.plan, self.presence, coverage, audiences)
         pace = Pace(self.plan)
-        parties = Parties(self.mounts, self.jobs, audiences, self.pushers, pace)
+        parties = Parties(self.mounts, self.jobs, Attribution(self.plan, self.jobs), audiences, self.pushers, pace)
         self.exchange = Exchange(parties, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)

@@ -10,18 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cachefs.job_messages import (
-    ConsumerView,
-    JobEpoch,
-    JobList,
-    JobName,
-    JobProgress,
-    JobPublish,
-    JobView,
-    SampleMap,
-    SamplerSpec,
-)
+from cachefs.job_messages import ConsumerView, JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, SampleMap
 from cachefs.messages import Empty
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW
 from tests.daemon import Daemon
 from tests.mounting import mounted

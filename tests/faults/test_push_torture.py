@@ -18,8 +18,9 @@ import pytest
 import xxhash
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobName, JobPublish, SamplerSpec
+from cachefs.job_messages import JobName, JobPublish
 from cachefs.mount import kernel
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
 from tests.daemon import Daemon
 from tests.faults.tortured_reader import HEARTBEAT

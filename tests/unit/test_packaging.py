@@ -64,8 +64,10 @@ def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> N
     run(python, "-c", f"import {modules}", env=bare)
     assert list(environment.rglob("cachefs/hooks/startup/sitecustomize.py"))
     assert not list(environment.rglob("cachefs/**/*.so"))
-    names = "from cachefs.job_messages import SamplerSpec; from cachefs.planning.sequences.sampler import epoch_order"
-    order = run(python, "-c", f"{names}; print(epoch_order(SamplerSpec('torch-random', 6), epoch=1))", env=bare)
+    names = "from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order"
+    order = run(
+        python, "-c", f"{names}; print(epoch_order(SamplerSpec(kind='torch-random', size=6), epoch=1))", env=bare
+    )
     assert order == "[5 2 1 3 4 0]\n"
     mount = subprocess.run(
         [environment / "bin" / "cachefs", "mount", "demo", "/mnt"], env=bare, capture_output=True, text=True

@@ -8,42 +8,46 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, Ids
 
+# States of a block: in no tier, or in which one.
 ABSENT: Final = 0
 IN_MEMORY: Final = 1
 IN_SSD: Final = 2
 
-
+# By snapshot, the state of each block of its space: shape (blocks of the space,), uint8.
 States = Mapping[str, npt.NDArray[np.uint8]]
 
 
 def state_in(tier: int | None) -> int:
-    """The state of a block that is in that tier; None: in none."""
+    """The state of a block that is in tier number *tier*, or in none (None)."""
     return ABSENT if tier is None else tier + 1
 
 
 class Presence:
-    """Changed under the store's lock."""
+    """States of the blocks of all snapshots that are watched. The store changes them, under its lock."""
 
     def __init__(self) -> None:
-        # Snapshot id -> state of each block of its space, uint8. To be read by anyone at any time, and never written
-        # to: the mapping is replaced, not changed, and each entry of an array is right by itself.
+        # By snapshot id, see States. Anyone may read it at any time, and only the methods here write to it: the mapping
+        # is replaced, not changed, and each entry of an array is right by itself.
         self.states: dict[str, npt.NDArray[np.uint8]] = {}
         self._spaces: dict[str, BlockSpace] = {}
 
     def watch(self, space: BlockSpace) -> None:
-        """Every block counts as absent until `set` says otherwise."""
+        """From now on there are states for *space*. Every block counts as absent until `set` says otherwise."""
         self._spaces = {**self._spaces, space.snapshot: space}
         self.states = {**self.states, space.snapshot: np.zeros(space.count, np.uint8)}
 
     def unwatch(self, snapshot: str) -> None:
+        """There are no states for *snapshot* any more."""
         self._spaces = {known: space for known, space in self._spaces.items() if known != snapshot}
         self.states = {known: states for known, states in self.states.items() if known != snapshot}
 
     def set(self, key: bytes, state: int) -> None:
+        """The block is in *state* now, in every snapshot that has it."""
         for snapshot, space in self._spaces.items():
             number = space.find(key)
             if number != NO_BLOCK:
                 self.states[snapshot][number] = state
 
     def set_all(self, snapshot: str, ids: Ids, states: list[int]) -> None:
+        """The blocks *ids* (shape (n,), int32) of *snapshot* are in *states*, one for each."""
         self.states[snapshot][ids] = states

@@ -10,17 +10,20 @@ from cachefs.planning.blocks.space import BlockSpace, Ids
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Samples:
-    """Sample s has the blocks ids[starts[s]:starts[s + 1]] of *space*."""
+    """Which blocks each sample of a dataset is: sample s has the blocks ids[starts[s]:starts[s + 1]] of *space*."""
 
     space: BlockSpace
+    # Shape (samples + 1,), int64.
     starts: npt.NDArray[np.int64]
+    # Numbers of blocks, one sample after the other: one dimension, int32.
     ids: Ids
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def reads(self, order: npt.NDArray[np.uint32]) -> "Reads":
-        """The reads of an epoch. Samples that do not exist are left out, and counted."""
+        """The reads of an epoch whose samples come in this *order*: sample numbers, shape (samples of the epoch,),
+        uint32. Samples that do not exist are left out, and counted."""
         known = order if not len(order) or int(order.max()) < len(self) else order[order < len(self)]
         unknown = len(order) - len(known)
         if len(self.ids) == len(self):  # one block each
@@ -34,21 +37,24 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """One epoch of a consumer. blocks: in reading order; ends: per sample of the epoch, the read after its last (None:
-    one read each); samples: in the epoch; unknown: samples of the published order that do not exist."""
+    """The reads of one epoch of a consumer, and the samples that they make up."""
 
+    # The block of each read, in order: shape (reads,), int32.
     blocks: Ids
+    # Per sample, the read after its last one: shape (samples,), int64. None where each sample is one read.
     ends: npt.NDArray[np.int64] | None
+    # Samples of the epoch that exist.
     samples: int
+    # Samples of the published order that do not exist.
     unknown: int
 
     def after_samples(self, samples: int) -> int:
-        """Reads that are done when the first *samples* samples are."""
+        """How many reads are done when the first *samples* samples are."""
         samples = max(0, min(samples, self.samples))
         if self.ends is None:
             return samples
         return int(self.ends[samples - 1]) if samples else 0
 
     def samples_after(self, reads: int) -> int:
-        """Samples of which all blocks are read after that many reads."""
+        """How many samples have all their blocks read after so many reads."""
         return reads if self.ends is None else int(np.searchsorted(self.ends, reads, side="right"))

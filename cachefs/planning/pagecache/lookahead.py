@@ -10,7 +10,8 @@ import numpy.typing as npt
 from cachefs.planning.blocks.presence import ABSENT
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.states import WANTED, States
-from cachefs.planning.sequences.plan import Plan, Window
+from cachefs.planning.sequences.course import Window
+from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.tripwires import are_tripwires
 
 # Reads of the first look ahead. Each look is twice as long as the one before, up to the longest.

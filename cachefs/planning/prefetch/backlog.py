@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import ABSENT, States
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.sequences.plan import Plan, Seconds
+from cachefs.planning.sequences.course import Seconds
+from cachefs.planning.sequences.plan import Plan
 
 # Reads of each epoch that are looked at. Of a longer epoch it is every n-th read.
 _SAMPLED: Final = 1 << 13

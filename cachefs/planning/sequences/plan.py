@@ -5,9 +5,9 @@ For every block the plan keeps at which of its reads each consumer comes to it n
 gives seconds, and the minimum over consumers is the block's next use. Beyond the last published epoch there are only
 expectations.
 
-Only the event loop changes a plan. Policies read it from other threads without a lock: what they see of a consumer is
-one `Future`, which is replaced as a whole, but for the entries of its array, each of which is right by itself, before
-or after the last progress.
+Only the event loop changes a plan. Policies read it from other threads without a lock. What they see of a consumer is
+one `Future`, which is replaced as a whole. Only the entries of its array change in place, and each entry is right by
+itself, before or after the last progress.
 
 Measured with 1.3 million blocks and 8 consumers (processor time, 2 busy cores). Ranks that share the dataset: an epoch
 of all 8 takes 20 to 55 ms and 47 MB to publish; 8 jobs that each read all of it: 90 to 160 ms, 12 to 20 ms each, and
@@ -15,24 +15,16 @@ of all 8 takes 20 to 55 ms and 47 MB to publish; 8 jobs that each read all of it
 and of all blocks 40 to 55 ms, a jump 1 to 8 ms.
 """
 
-import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-import numpy.ma  # the first np.unique imports it: 7 to 40 ms in which a job waits
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import BlockSpace, Ids
-
-# Reads per second of a consumer nobody has measured yet.
-FIRST_RATE: Final = 1000.0
-
-UNKNOWN: Final = np.iinfo(np.int32).max
-
-Seconds = npt.NDArray[np.float64]
+from cachefs.planning.sequences.course import Course, Future, Seconds, Window
+from cachefs.planning.sequences.epoch import Epoch
 
 # Blocks whose intermediate results stay in a processor's cache: twice as fast as a million at once.
 _IN_CACHE: Final = 1 << 14
@@ -41,116 +33,30 @@ _IN_CACHE: Final = 1 << 14
 _REMEMBERED: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """The reads of one epoch. blocks: in order; first: per block of the space, its first read, or UNKNOWN; later: per
-    read, the next read of the same block in this epoch, or UNKNOWN; None where no block is read twice; distinct:
-    blocks in it; last: no epoch follows."""
-
-    blocks: Ids
-    first: Ids
-    later: Ids | None
-    distinct: int
-    last: bool
-
-    @classmethod
-    def of(cls, blocks: npt.NDArray[np.integer], space: BlockSpace, last: bool) -> "Epoch":
-        """Raises ValueError for a block that is not of *space*."""
-        order = np.ascontiguousarray(blocks, np.int32)
-        if len(order) and (int(order.min()) < 0 or int(order.max()) >= space.count):
-            raise ValueError(f"a sequence names blocks beyond the {space.count} of snapshot {space.snapshot}")
-        reads = np.arange(len(order), dtype=np.int32)
-        first = np.full(space.count, UNKNOWN, np.int32)
-        first[order[::-1]] = reads[::-1]
-        distinct = int(np.count_nonzero(first != UNKNOWN))
-        later = None
-        if distinct < len(order):
-            by_block = np.argsort(order, kind="stable")
-            again = order[by_block[1:]] == order[by_block[:-1]]
-            later = np.full(len(order), UNKNOWN, np.int32)
-            later[by_block[:-1][again]] = by_block[1:][again]
-        return cls(order, first, later, distinct, last)
-
-
-@dataclass(frozen=True, slots=True)
-class Future:
-    """What is known of a consumer's future. next_read: per block, counted from the start of the current epoch, or
-    UNKNOWN; position: reads of that epoch that are done; length: reads of that epoch (0: nobody knows); beyond:
-    expected next read of an UNKNOWN block; rate: reads per second."""
-
-    next_read: Ids
-    position: int
-    length: int
-    beyond: float
-    rate: float
-
-    def seconds(self, ids: Ids) -> Seconds:
-        """Until each block is read next."""
-        reads = self.next_read[ids]
-        if self.beyond < UNKNOWN:
-            # What is known comes before.
-            np.minimum(reads, np.int32(self.beyond), out=reads)
-        seconds: Seconds = np.subtract(reads, self.position, dtype=np.float64)
-        seconds /= self.rate
-        if self.beyond >= UNKNOWN:
-            seconds[reads == UNKNOWN] = np.inf
-        return seconds
-
-
-@dataclass(slots=True, eq=False)
-class _Consumer:
-    """current: number of its epoch; origin: reads before that epoch, since it was first seen; generation: changes
-    whenever it does not simply read on."""
-
-    space: BlockSpace
-    current: int
-    now: Future
-    suspended: bool = False
-    origin: int = 0
-    generation: int = 0
-    epochs: dict[int, Epoch] = field(default_factory=dict)
-
-    def starts(self) -> Iterator[tuple[int, Epoch]]:
-        """The known epochs from the current one on, and the read at which each starts. One that nobody published
-        counts as long as the one before it, or else the first that is known."""
-        known = sorted(self.epochs)
-        start, number = 0, self.current
-        length = len(self.epochs[known[0]].blocks) if known else 0
-        for following in known:
-            epoch = self.epochs[following]
-            start += length * (following - number)
-            yield start, epoch
-            number, length = following, len(epoch.blocks)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Consecutive reads of a consumer: start counts all its reads; seconds until the first of them, and per read."""
-
-    start: int
-    blocks: Ids
-    seconds: float
-    period: float
-
-
 class Plan:
-    """version: counts changes other than a consumer reading on in its epoch; what one knew before is void then."""
+    """All consumers of a node and their courses. Each consumer has a name of its own.
+
+    It has more public methods than most classes, since it is the one door to what is known of the future: some say
+    what happens, and the others, none of which changes anything, answer policies, prefetcher and pushers.
+    """
 
     def __init__(self) -> None:
+        # Counts changes other than a consumer reading on in its epoch: what one knew before is void then.
         self.version = 0
-        # Replaced, never changed: other threads iterate over them.
+        # By snapshot. This and the next three are replaced, never changed: other threads iterate over them.
         self._spaces: dict[str, BlockSpace] = {}
         # (snapshot, other snapshot): what the blocks of the one are called in the other.
         self._counterparts: dict[tuple[str, str], Ids] = {}
-        self._consumers: dict[str, _Consumer] = {}
-        self._active: dict[str, tuple[_Consumer, ...]] = {}
+        self._courses: dict[str, Course] = {}  # by consumer
+        self._active: dict[str, tuple[Course, ...]] = {}  # by snapshot: of whom something is known, not suspended
+        # (number, snapshot, blocks): what was read of late.
         self._consumed: deque[tuple[int, str, Ids]] = deque(maxlen=_REMEMBERED)
-        self._progresses = 0
+        self._progresses = 0  # the next number in `_consumed`
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def add_space(self, space: BlockSpace) -> None:
-        """Sequences can be set that read blocks of *space*; by its snapshot's id, here as elsewhere.
+        """From now on sequences can be set that read blocks of *space*, which is known by its snapshot's id.
 
         Where other spaces are there, it takes 0.3 s per million blocks to see what they have in common.
         """
@@ -165,68 +71,73 @@ class Plan:
         self._changed()
 
     def remove_space(self, snapshot: str) -> None:
-        """And every consumer that reads it."""
+        """Forget the space of *snapshot*, and every consumer that reads it."""
         self._spaces = {known: one for known, one in self._spaces.items() if known != snapshot}
         self._counterparts = {pair: common for pair, common in self._counterparts.items() if snapshot not in pair}
-        self._consumers = {name: one for name, one in self._consumers.items() if one.space.snapshot != snapshot}
+        self._courses = {name: one for name, one in self._courses.items() if one.space.snapshot != snapshot}
         self._changed()
 
     def set_epoch(
         self, consumer: str, snapshot: str, epoch: int, blocks: npt.NDArray[np.integer], *, last: bool = False
     ) -> None:
-        """The order in which *consumer* reads blocks in *epoch*; last: no epoch follows. Publish the current epoch and
-        the next: each costs 4 bytes per read and per block of the space. A new consumer starts with its first one.
+        """The order in which *consumer* reads blocks in *epoch*: their numbers in the snapshot's space, shape (reads,),
+        any integer type. last: no epoch follows.
+
+        Publish the current epoch and the next: each costs 4 bytes per read and per block of the space. A new consumer
+        starts with the first epoch that is set.
 
         Raises KeyError for an unknown snapshot, ValueError for blocks it does not have.
         """
         space = self._spaces[snapshot]
         published = Epoch.of(blocks, space, last)
-        known = self._consumers.get(consumer)
-        if known is None or known.space is not space:
-            nothing = Future(np.zeros(0, np.int32), 0, 0, np.inf, FIRST_RATE)
-            known = _Consumer(space, epoch, nothing)
-            self._consumers = {**self._consumers, consumer: known}
-        follows = epoch > max(known.epochs, default=epoch)
-        known.epochs = {**known.epochs, epoch: published}
-        if follows and known.current in known.epochs:
-            self._extend(known)
+        course = self._courses.get(consumer)
+        if course is None or course.space is not space:
+            course = Course.starting(space, epoch)
+            self._courses = {**self._courses, consumer: course}
+        follows = epoch > max(course.epochs, default=epoch)
+        course.epochs = {**course.epochs, epoch: published}
+        if follows and course.here is not None:
+            course.extend()
         else:
-            self._replan(known, known.current, known.now.position)
+            course.replan(course.current, course.now.position)
+        self._changed()
 
     def set_progress(self, consumer: str, epoch: int, position: int, rate: float = 0.0) -> None:
         """*consumer* has done *position* reads of *epoch*, at *rate* reads per second (0: as before). Reading on costs
         microseconds; anything else plans its future anew. Unknown consumers are ignored."""
-        known = self._consumers.get(consumer)
-        if known is None:
+        course = self._courses.get(consumer)
+        if course is None:
             return
-        if rate > 0 and rate != known.now.rate:
-            known.now = replace(known.now, rate=rate)
-        if epoch == known.current and epoch in known.epochs and position >= known.now.position:
-            self._read_on(known, position)
-        elif epoch == known.current + 1 and epoch in known.epochs and known.current in known.epochs:
-            self._read_on(known, len(known.epochs[known.current].blocks))
-            self._next_epoch(known)
-            self._read_on(known, position)
+        course.set_rate(rate)
+        if epoch == course.current and course.here is not None and position >= course.now.position:
+            self._consume(course, course.read_on(position))
+        elif epoch == course.current + 1 and epoch in course.epochs and course.here is not None:
+            self._consume(course, course.read_on(len(course.here.blocks)))
+            course.begin_next_epoch()
+            self.version += 1
+            self._consume(course, course.read_on(position))
         else:
-            self._replan(known, epoch, max(0, position))
+            course.replan(epoch, max(0, position))
+            self._changed()
 
     def read_early(self, consumer: str, reads: npt.NDArray[np.integer]) -> None:
-        """These reads of *consumer*'s current epoch, in ascending order, are done although they lie beyond its
-        position. Unknown consumers and reads are ignored."""
-        known = self._consumers.get(consumer)
-        if known is not None and known.current in known.epochs:
-            self._done(known, reads[(reads >= known.now.position) & (reads < known.now.length)])
+        """These reads of *consumer*'s current epoch are done although they lie beyond its position: shape (n,), any
+        integer type, in ascending order. Unknown consumers and reads are ignored."""
+        course = self._courses.get(consumer)
+        if course is not None and course.here is not None:
+            now = course.now
+            self._consume(course, course.done(reads[(reads >= now.position) & (reads < now.length)]))
 
     def suspend(self, consumer: str, suspended: bool) -> None:
         """A suspended consumer has no part in the plan until it is taken back."""
-        known = self._consumers.get(consumer)
-        if known is not None and known.suspended != suspended:
-            known.suspended = suspended
+        course = self._courses.get(consumer)
+        if course is not None and course.suspended != suspended:
+            course.suspended = suspended
             self._changed()
 
     def remove(self, consumer: str) -> None:
-        if consumer in self._consumers:
-            self._consumers = {name: one for name, one in self._consumers.items() if name != consumer}
+        if consumer in self._courses:
+            self._courses = {name: one for name, one in self._courses.items() if name != consumer}
             self._changed()
 
     # --- what follows from it -----------------------------------------------------------------------------------------
@@ -238,11 +149,12 @@ class Plan:
 
     @property
     def spaces(self) -> dict[str, BlockSpace]:
-        """By snapshot. Not to be changed."""
+        """The spaces by snapshot. Not to be changed."""
         return self._spaces
 
     def next_use(self, keys: Sequence[bytes]) -> Seconds:
-        """Seconds until each block is read next, as of the last progress; inf: never, or nobody knows."""
+        """Seconds until each block is read next, as of the last progress: shape (keys,), float64. inf stands for a
+        block that is never read, or of which nobody knows."""
         soonest = np.full(len(keys), np.inf)
         for snapshot in self._active:
             space = self._spaces.get(snapshot)
@@ -253,7 +165,8 @@ class Plan:
         return soonest
 
     def next_use_of(self, snapshot: str, ids: Ids) -> Seconds:
-        """`next_use` of blocks of one snapshot, whichever snapshots' readers come to them."""
+        """`next_use` of blocks of one snapshot by their numbers (shape (n,), int32), whichever snapshots' readers come
+        to them: shape (n,), float64."""
         soonest = np.full(len(ids), np.inf)
         for start in range(0, len(ids), _IN_CACHE):
             part = soonest[start : start + _IN_CACHE]
@@ -262,8 +175,9 @@ class Plan:
         return soonest
 
     def futures(self, snapshot: str, ids: Ids) -> Iterator[tuple[Future, "slice | npt.NDArray[np.int64]", Ids]]:
-        """Everybody who may read some of *ids*: (future, which of *ids*, what they are called in that future)."""
-        for other, consumers in self._active.items():
+        """Everybody who may read some of *ids* (shape (n,), int32): their future, which of *ids* they may read (indices
+        or a slice), and the numbers of those blocks in that future (int32)."""
+        for other, courses in self._active.items():
             where: slice | npt.NDArray[np.int64] = slice(None)
             theirs = ids
             if other != snapshot:
@@ -273,11 +187,12 @@ class Plan:
                 theirs = counterparts[ids]
                 where = np.flatnonzero(theirs >= 0)
                 theirs = theirs[where]
-            for consumer in consumers:
-                yield consumer.now, where, theirs
+            for course in courses:
+                yield course.now, where, theirs
 
     def consumed_since(self, mark: int) -> tuple[int, list[tuple[str, Ids]] | None]:
-        """The next mark, and (snapshot, blocks) that were read since *mark*; None: too long ago to say."""
+        """The next mark, and what was read since *mark*: (snapshot, blocks as int32 numbers) per progress. None in its
+        place where *mark* is too long ago to say."""
         remembered = list(self._consumed)
         end = remembered[-1][0] + 1 if remembered else mark
         if remembered and remembered[0][0] > mark:
@@ -287,143 +202,47 @@ class Plan:
     # --- one consumer -------------------------------------------------------------------------------------------------
 
     def consumers(self) -> list[str]:
-        """Those that are not suspended."""
-        return [name for name, one in self._consumers.items() if not one.suspended]
+        """Names of those that are not suspended."""
+        return [name for name, one in self._courses.items() if not one.suspended]
 
     def place(self, consumer: str) -> tuple[int, int]:
         """(epoch, reads of it that are done). Raises KeyError."""
-        known = self._consumers[consumer]
-        return known.current, known.now.position
+        course = self._courses[consumer]
+        return course.current, course.now.position
 
     def epoch(self, consumer: str, epoch: int) -> Epoch | None:
-        """What was published of an epoch that is not over yet."""
-        known = self._consumers.get(consumer)
-        return known.epochs.get(epoch) if known is not None else None
+        """What *consumer* has published of an epoch that is not over yet."""
+        course = self._courses.get(consumer)
+        return course.epochs.get(epoch) if course is not None else None
 
     def expected(self, consumer: str, ids: Ids) -> npt.NDArray[np.int64]:
-        """Next read of each block, counted from the start of the current epoch; UNKNOWN where none is. KeyError."""
-        return self._consumers[consumer].now.next_read[ids].astype(np.int64)
+        """The next read of each of the blocks *ids* (shape (n,), int32), counted from the start of the current epoch,
+        or UNKNOWN: shape (n,), int64. Raises KeyError."""
+        return self._courses[consumer].now.next_read[ids].astype(np.int64)
 
     def window(self, consumer: str, start: int, count: int) -> Window | None:
-        """At most *count* reads from read *start* on (or from the consumer's position, if that is later), none of two
-        epochs; None where no more are known. Positions count all reads since the consumer was first seen."""
-        known = self._consumers.get(consumer)
-        if known is None or known.suspended:
-            return None
-        position = known.now.position
-        index = max(start - known.origin, position)
-        for first, epoch in known.starts():
-            if index < first + len(epoch.blocks):
-                index = max(index, first)
-                blocks = epoch.blocks[index - first : index - first + count]
-                period = 1.0 / known.now.rate
-                return Window(known.origin + index, blocks, (index - position) * period, period)
-        return None
+        """At most *count* reads of one epoch from read *start* on, or from the consumer's position if that is later.
+        None where no more are known. *start* counts all reads since the consumer was first seen."""
+        course = self._courses.get(consumer)
+        return course.window(start, count) if course is not None and not course.suspended else None
 
     def generation(self, consumer: str) -> tuple[str, int]:
-        """Snapshot and a number that changes when the consumer does not simply read on: read positions that were
+        """The consumer's snapshot, and a number that changes when it does not simply read on: read positions that were
         looked at before mean nothing then. Raises KeyError."""
-        known = self._consumers[consumer]
-        return known.space.snapshot, known.generation
+        course = self._courses[consumer]
+        return course.space.snapshot, course.generation
 
-    def _read_on(self, consumer: _Consumer, position: int) -> None:
-        before = consumer.now.position
-        position = min(position, consumer.now.length)
-        if position > before:
-            self._done(consumer, slice(before, position))
-            consumer.now = replace(consumer.now, position=position)
-
-    def _done(self, consumer: _Consumer, reads: "slice | npt.NDArray[np.integer]") -> None:
-        """These reads of the current epoch are done: their blocks are read again later, or nobody knows."""
-        epoch = consumer.epochs[consumer.current]
-        blocks = epoch.blocks[reads]
-        next_read = np.full(len(blocks), UNKNOWN, np.int32) if epoch.later is None else epoch.later[reads]
-        for start, following in consumer.starts():
-            if following is not epoch:
-                first = following.first[blocks]
-                next_read = np.where((next_read == UNKNOWN) & (first != UNKNOWN), start + first, next_read)
-        # Of a block that is read twice here the last read counts, which is the one that numpy assigns.
-        consumer.now.next_read[blocks] = next_read
-        self._consumed.append((self._progresses, consumer.space.snapshot, blocks.copy()))
-        self._progresses += 1
-
-    def _next_epoch(self, consumer: _Consumer) -> None:
-        """From the end of the current epoch to the start of the next, which is known."""
-        length = len(consumer.epochs[consumer.current].blocks)
-        next_read = consumer.now.next_read
-        shifted = np.where(next_read == UNKNOWN, next_read, next_read - np.int32(length))
-        consumer.current += 1
-        consumer.origin += length
-        consumer.epochs = {number: one for number, one in consumer.epochs.items() if number >= consumer.current}
-        length = len(consumer.epochs[consumer.current].blocks)
-        consumer.now = Future(shifted, 0, length, _beyond(consumer), consumer.now.rate)
-        self.version += 1
-
-    def _extend(self, consumer: _Consumer) -> None:
-        """An epoch was published that follows all the others: it decides what they leave open."""
-        start, epoch = list(consumer.starts())[-1]
-        _fill(consumer.now.next_read, start, epoch)
-        consumer.now = replace(consumer.now, beyond=_beyond(consumer))
-        self._changed()
-
-    def _replan(self, consumer: _Consumer, current: int, position: int) -> None:
-        """The consumer is at *position* of epoch *current*, whatever was thought before."""
-        consumer.epochs = {number: one for number, one in consumer.epochs.items() if number >= current}
-        if (current, position) != (consumer.current, consumer.now.position):
-            consumer.generation += 1
-            consumer.origin = 0
-        consumer.current = current
-        here = consumer.epochs.get(current)
-        if here is None:
-            next_read, length = np.full(consumer.space.count, UNKNOWN, np.int32), 0
-            position = min([position, *(start for start, _ in consumer.starts())])
-        else:
-            length = len(here.blocks)
-            position = min(position, length)
-            next_read = here.first.copy() if position == 0 else _ahead(here, position)
-        for start, epoch in consumer.starts():
-            if epoch is not here:
-                _fill(next_read, start, epoch)
-        consumer.now = Future(next_read, position, length, _beyond(consumer), consumer.now.rate)
-        self._changed()
+    def _consume(self, course: Course, blocks: Ids) -> None:
+        """*blocks* were read."""
+        if len(blocks):
+            self._consumed.append((self._progresses, course.space.snapshot, blocks.copy()))
+            self._progresses += 1
 
     def _changed(self) -> None:
-        active: dict[str, tuple[_Consumer, ...]] = {}
-        for consumer in self._consumers.values():
-            if not consumer.suspended and consumer.epochs:
-                snapshot = consumer.space.snapshot
-                active[snapshot] = (*active.get(snapshot, ()), consumer)
+        active: dict[str, tuple[Course, ...]] = {}
+        for course in self._courses.values():
+            if not course.suspended and course.epochs:
+                snapshot = course.space.snapshot
+                active[snapshot] = (*active.get(snapshot, ()), course)
         self._active = active
         self.version += 1
-
-
-def _ahead(epoch: Epoch, position: int) -> Ids:
-    """Next read of each block from *position* on."""
-    next_read = np.full(len(epoch.first), UNKNOWN, np.int32)
-    reads = np.arange(position, len(epoch.blocks), dtype=np.int32)
-    # Of several reads of a block numpy assigns the last, which is the first.
-    next_read[epoch.blocks[position:][::-1]] = reads[::-1]
-    return next_read
-
-
-def _fill(next_read: Ids, start: int, epoch: Epoch) -> None:
-    """Where nothing is known yet, say what this epoch, which starts at read *start*, reads."""
-    if 2 * len(epoch.blocks) < len(next_read):
-        blocks = epoch.blocks[next_read[epoch.blocks] == UNKNOWN]
-    else:  # In order of memory, a look at all blocks is quicker.
-        blocks = np.flatnonzero((next_read == UNKNOWN) & (epoch.first != UNKNOWN)).astype(np.int32)
-    next_read[blocks] = epoch.first[blocks] + np.int32(start)
-
-
-def _beyond(consumer: _Consumer) -> float:
-    """Expected next read of a block that no known epoch reads any more.
-
-    Were each later epoch of n reads to read it with probability q, the first that does would be the (1/q)-th on
-    average, half-way through; so (1/q - 1/2) n reads after the end of what is known.
-    """
-    known = list(consumer.starts())
-    if not known or known[-1][1].last or not known[-1][1].distinct:
-        return np.inf
-    start, epoch = known[-1]
-    length = len(epoch.blocks)
-    return math.ceil(start + length + (consumer.space.count / epoch.distinct - 0.5) * length)

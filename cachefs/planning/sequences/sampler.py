@@ -1,35 +1,51 @@
 """Orders that a sampler spec determines, computed without torch.
 
-`torch.randperm` on a CPU is a Fisher-Yates shuffle over the 32-bit outputs of a Mersenne Twister; numpy's `RandomState`
-gives the same outputs for the same seed, and the swaps are done by `_shuffle.c`, or where that was not built in Python:
+`torch.randperm` on a CPU is a Fisher-Yates shuffle over the 32-bit outputs of a Mersenne Twister. numpy's `RandomState`
+gives the same outputs for the same seed. The swaps are done by `_shuffle.c`, or in Python where that was not built:
 1.28 M samples take 8 ms, or 0.7 s. Equal to torch 2.13 (tests/unit/planning/sequences/test_sampler.py compares).
 """
 
-import ctypes
 import functools
-import threading
 from collections.abc import Callable
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
 from cachefs.errors import ConfigError
-from cachefs.job_messages import SamplerSpec
 
 Order = NDArray[numpy.uint32]
 
 # From here on torch draws 64 bits per swap (UINT32_MAX / 20, as in randperm_cpu).
-TORCH_LIMIT = (2**32 - 1) // 20
+TORCH_LIMIT: Final = (2**32 - 1) // 20
 
 # Outputs a DataLoader takes from its generator (for the workers' base seed) before epoch 0 and before each later one.
-LOADER_DRAWS = {"torch-random": (0, 0), "torch-loader": (2, 2), "torch-loader-persistent": (2, 0)}
+LOADER_DRAWS: Final = {"torch-random": (0, 0), "torch-loader": (2, 2), "torch-loader-persistent": (2, 0)}
+
+# Twenty epochs of 1.28 M samples cost 0.2 s to skip, so states of generators are kept: so many of all together, of
+# 2.5 KB each.
+_STATES_KEPT: Final = 1 << 13
+# A state is computed from that of the epoch before. So many states deep at most, which Python's stack bears.
+_DEEPEST: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerSpec:
+    """An order of samples that can be computed. `epoch_order` says what each kind means."""
+
+    kind: str  # `sequential`, `torch-random` and others of `epoch_order`, or `explicit`: the orders are told one by one
+    size: int  # samples of the dataset
+    seed: int = 0
+    epochs: int = 1  # how many the sampler will give
+    shuffle: bool = True
+    drop_last: bool = False  # as torch's DistributedSampler takes it
+    replicas: int = 1  # ranks that share the samples
+    rank: int = 0  # which of them this is
 
 
 def epoch_order(spec: SamplerSpec, epoch: int) -> Order:
-    """The samples that one consumer reads in *epoch* (counted from 0), in order, as uint32.
+    """The samples that one consumer reads in *epoch* (counted from 0), in order: their numbers, shape (reads,), uint32.
 
     Kinds, with n = spec.size; where spec.shuffle is false each is in order of sample numbers:
 
@@ -109,7 +125,12 @@ def _torch_distributed(spec: SamplerSpec, epoch: int) -> Order:
 def _torch_random(spec: SamplerSpec, epoch: int) -> Order:
     if not spec.shuffle:
         return _sequential(spec, epoch)
-    return _torch_permutation(_epochs_of(spec.kind, spec.seed, spec.size).generator(epoch), spec.size)
+    # From the start on, so that no state is far from one that is known.
+    for earlier in range(_DEEPEST, epoch, _DEEPEST):
+        _state_at(spec.kind, spec.seed, spec.size, earlier)
+    generator = numpy.random.RandomState(0)
+    generator.set_state(_state_at(spec.kind, spec.seed, spec.size, epoch))
+    return _torch_permutation(generator, spec.size)
 
 
 _ORDERS: dict[str, Callable[[SamplerSpec, int], Order]] = {
@@ -120,29 +141,19 @@ _ORDERS: dict[str, Callable[[SamplerSpec, int], Order]] = {
 }
 
 
-class _Epochs:
-    """One torch generator that goes on from epoch to epoch. starts: its state as each epoch's permutation begins."""
-
-    def __init__(self, kind: str, seed: int, size: int) -> None:
-        first, later = LOADER_DRAWS[kind]
-        self._per_epoch = 2 * max(size - 1, 0) + later
-        self._lock = threading.Lock()
+@functools.lru_cache(maxsize=_STATES_KEPT)
+def _state_at(kind: str, seed: int, size: int, epoch: int) -> Any:
+    """State of the one generator that goes on from epoch to epoch, as the permutation of *epoch* begins: what numpy's
+    `RandomState.set_state` takes. Not to be changed."""
+    first, later = LOADER_DRAWS[kind]
+    if epoch == 0:
         generator = _torch_generator(seed)
         _skip(generator, first)
-        self._starts: list[Any] = [generator.get_state()]
-
-    def generator(self, epoch: int) -> numpy.random.RandomState:
-        generator = numpy.random.RandomState()
-        with self._lock:
-            generator.set_state(self._starts[min(epoch, len(self._starts) - 1)])
-            while len(self._starts) <= epoch:
-                _skip(generator, self._per_epoch)
-                self._starts.append(generator.get_state())
-        return generator
-
-
-# Twenty epochs of 1.28 M samples cost 0.2 s to skip, so the states (2.5 KB each) are kept.
-_epochs_of = functools.lru_cache(maxsize=16)(_Epochs)
+    else:
+        generator = numpy.random.RandomState(0)
+        generator.set_state(_state_at(kind, seed, size, epoch - 1))
+        _skip(generator, 2 * max(size - 1, 0) + later)
+    return generator.get_state()
 
 
 def _torch_generator(seed: int) -> numpy.random.RandomState:
@@ -173,18 +184,13 @@ def _shuffle_in_python(order: Order, draws: Order) -> None:
     order[:] = chosen
 
 
-def _load_shuffle() -> Callable[[Order, Order], None]:
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_shuffle{suffix}")
-        if path.exists():
-            try:
-                compiled = ctypes.CDLL(str(path)).cachefs_shuffle
-            except OSError:  # built for another machine
-                break
-            compiled.restype = None
-            compiled.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-            return lambda order, draws: compiled(order.ctypes.data, draws.ctypes.data, len(order))
-    return _shuffle_in_python
+def _fastest_shuffle() -> Callable[[Order, Order], None]:
+    """Shuffles the numbers of the first array in place, by the generator's outputs in the second, one fewer."""
+    try:
+        from cachefs.planning.sequences import _shuffle as compiled
+    except ImportError:  # not built here, or for another machine
+        return _shuffle_in_python
+    return compiled.shuffle
 
 
-_shuffle = _load_shuffle()
+_shuffle = _fastest_shuffle()

@@ -1,8 +1,8 @@
 """Tripwires: reads that are kept out of the kernel's page cache, so that they arrive and tell how far a consumer is.
 
-Reads of pages that were pushed never show. Of a consumer that does not say where it is, every so many reads of its
-order are therefore not pushed. Intervals are powers of two, so that those of a longer one are tripwires of a shorter
-one too, and a change of rate leaves what is pushed already as it is.
+Reads of pages that were pushed never show. Where a consumer does not say how far it is, one read out of every so many
+of its order is therefore not pushed. Intervals are powers of two, so that tripwires of a longer interval are tripwires
+of a shorter one too, and a change of rate leaves what is pushed already as it is.
 """
 
 from typing import Final
@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-# A few tens a second are enough: 14 to 25 by which a plan is as exact as one of heartbeats.
+# Tripwires per second. A few tens are enough: with 14 to 25 a plan is as exact as with heartbeats.
 PER_SECOND: Final = 25.0
+# Reads from one tripwire to the next, at least and at most.
 SHORTEST: Final = 8
 LONGEST: Final = 1024
 # While nobody knows the rate.
@@ -26,11 +27,12 @@ MISSING: Final = 4
 IN_A_ROW: Final = 4
 _DENSE: Final = 0.6
 
-# An interval is kept while the wanted one is within these parts of it, or a rate near a limit would have pages come and
-# go; and what was left out before is looked for so many seconds more, until its pages have come.
+# An interval is kept while the wanted one is within these parts of it: otherwise a rate near a limit would have pages
+# come and go. What was left out before is looked for so many seconds more, until its pages have come.
 _KEPT: Final = (0.375, 1.0)
 _COMING_SECONDS: Final = 2.0
 
+# Reads, counted from the start of an epoch.
 Reads = npt.NDArray[np.int64]
 
 
@@ -48,14 +50,16 @@ def longest_in(epoch: int) -> int:
 
 
 class Interval:
-    """Of one consumer. now: reads from one tripwire to the next; left_out: the same for what may not be pushed yet."""
+    """How far apart one consumer's tripwires are."""
 
     def __init__(self) -> None:
-        self.now = self.left_out = FIRST
-        self._changed = -_COMING_SECONDS
+        self.now = FIRST  # reads from one tripwire to the next
+        self.left_out = FIRST  # the same for what may not have been pushed yet, from when they were closer
+        self._changed = -_COMING_SECONDS  # when, in seconds
 
     def follow(self, rate: float, epoch: int, time: float) -> None:
-        """*rate*: reads per second (0: unknown); epoch: reads of the shortest one that is near (0: unknown)."""
+        """rate: reads per second (0: unknown); epoch: reads of the shortest epoch that is near (0: unknown); time:
+        seconds, of the same clock in each call."""
         low, high = (part * self.now * PER_SECOND for part in _KEPT)
         wanted = min(self.now if low <= rate <= high else interval(rate), longest_in(epoch))
         if wanted != self.now:
@@ -65,7 +69,8 @@ class Interval:
 
 
 def are_tripwires(reads: Reads, every: int) -> npt.NDArray[np.bool_]:
-    """Which of these reads, counted from the start of their epoch; none where *every* is 0."""
+    """Which of *reads* (counted from the start of their epoch, shape (n,), int64) are tripwires, where one of *every*
+    reads is: shape (n,), bool. None is where *every* is 0."""
     if not every:
         return np.zeros(len(reads), np.bool_)
     are: npt.NDArray[np.bool_] = reads & (every - 1) == every - 1
@@ -73,27 +78,31 @@ def are_tripwires(reads: Reads, every: int) -> npt.NDArray[np.bool_]:
 
 
 class FarOnes:
-    """Tripwires that were read far ahead of a consumer. One proves nothing; nearly all of a stretch, one after another,
-    are its own: it was not seen for a while, as when the daemon was away."""
+    """Tripwires that were read far ahead of a consumer. A single one proves nothing. Where nearly all tripwires of a
+    stretch were read, one after another, the consumer is there: it was not seen for a while, as when the daemon was
+    away."""
 
     def __init__(self) -> None:
-        self._reads: list[int] = []
+        self._reads: list[int] = []  # the latest, in the order in which they were read
 
-    def add(self, read: int, every: int, tolerance: int) -> bool:
-        """*read* was, later than those before. Do the last ones say together that the consumer is there?"""
-        needed = IN_A_ROW + tolerance // every
+    def add(self, read: int, every: int, reorder_window: int) -> bool:
+        """The tripwire *read* was read, later than those before. Do the last ones say together that the consumer is
+        there? every: reads from one tripwire to the next; reorder_window: reads by which its loader's workers may
+        differ from the order."""
+        needed = IN_A_ROW + reorder_window // every
         self._reads = [*self._reads, read][-needed:]
         span = max(self._reads) - min(self._reads)
         together = len(set(self._reads)) == needed and span <= every * needed / _DENSE
-        return together and (tolerance > 0 or self._reads == sorted(self._reads))
+        return together and (reorder_window > 0 or self._reads == sorted(self._reads))
 
     def clear(self) -> None:
         self._reads = []
 
 
 def next_ones(reads: Reads, front: int, reach: float) -> Reads:
-    """Those tripwires among *reads* (sorted) that a consumer which was at *front* comes to next, one after the other,
-    none further than *reach* ahead: that would be somebody else's, or prove nothing by itself."""
+    """Those of the tripwires *reads* (shape (n,), int64, in ascending order) that a consumer which was at read *front*
+    comes to next, one after the other: shape (up to n,), int64. None is further than *reach* ahead of the one before,
+    where it would be somebody else's, or prove nothing by itself."""
     passed: list[int] = []
     for read in reads.tolist():
         if read >= front + reach:

@@ -3,20 +3,19 @@
 import asyncio
 import weakref
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from typing import Final
-
-import numpy as np
-import numpy.typing as npt
 
 from cachefs.block import block_key
 from cachefs.errors import CachefsError, OriginUnavailable
-from cachefs.job_messages import SampleMap, SamplerSpec
+from cachefs.job_messages import SampleMap
 from cachefs.messages import BlockRef
 from cachefs.planning.blocks.samples import Reads, Samples
 from cachefs.planning.blocks.space import BlockSpace, Ids
-from cachefs.planning.sequences.follower import Cluster, densest
-from cachefs.planning.sequences.plan import Epoch, Plan
-from cachefs.planning.sequences.sampler import epoch_order
+from cachefs.planning.sequences.epoch import Epoch
+from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.sampler import Order, SamplerSpec, epoch_order
+from cachefs.planning.sequences.search import Cluster, densest
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs import sample_maps
@@ -24,14 +23,22 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.presence_watch import PresenceWatch
 
-Order = npt.NDArray[np.uint32]
-
 # A block that an indexer needs is fetched like one somebody waits for.
 INDEX_PATIENCE: Final = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class Located:
+    """An epoch in which reads lie close together."""
+
+    epoch: int
+    reads: Reads  # of the epoch
+    cluster: Cluster  # where in it
+
+
 class EpochLoader:
-    """Block spaces and `tree` maps are shared by those who use them at the same time, and go with the last of them."""
+    """Consumers that read the same snapshot at the same time share its block space and its `tree` map. Both are
+    forgotten with the last of these consumers."""
 
     def __init__(
         self, plan: Plan, presence: PresenceWatch, blocks: BlockStore, fetcher: Fetcher, threads: Threads
@@ -46,7 +53,8 @@ class EpochLoader:
         self._making: dict[str, asyncio.Lock] = {}
 
     async def samples(self, snapshot: Snapshot, sample_map: SampleMap) -> Samples:
-        """Raises ConfigError, NotFound, SnapshotDamaged, and what reading indexed files raises."""
+        """Which blocks each sample is. Raises ConfigError, NotFound, SnapshotDamaged, and what reading indexed files
+        raises."""
         async with self._making.setdefault(snapshot.id, asyncio.Lock()):
             space = self._spaces.get(snapshot.id)
             if space is None:
@@ -62,7 +70,7 @@ class EpochLoader:
         return await self._resolve(sample_map, snapshot, space)
 
     async def close_unused(self, used: Container[str]) -> None:
-        """Let go of the snapshots that are not among *used*."""
+        """Forget the snapshots whose ids are not among *used*."""
         for snapshot in {*self._plan.spaces, *self._presence.watched}:
             lock = self._making.setdefault(snapshot, asyncio.Lock())
             if snapshot not in used and not lock.locked():
@@ -71,26 +79,30 @@ class EpochLoader:
                     await self._threads.background(self._presence.unwatch, snapshot)
 
     async def reads(self, samples: Samples, order: Order) -> Reads:
+        """The reads of an epoch whose samples come in this *order*: sample numbers, shape (n,), uint32."""
         return await self._threads.background(samples.reads, order)
 
-    async def locate(
-        self, samples: Samples, spec: SamplerSpec, epochs: Sequence[int], judged: Ids, tolerance: int
-    ) -> tuple[int, Reads, Cluster] | None:
-        """The first of these epochs in which the reads *judged* lie close together."""
+    async def computed(self, samples: Samples, spec: SamplerSpec, epoch: int) -> Reads:
+        """The reads of an epoch that the sampler determines. Raises ConfigError."""
+        return await self._threads.background(lambda: samples.reads(epoch_order(spec, epoch)))
 
-        def search() -> tuple[int, Reads, Cluster] | None:
+    async def locate(
+        self, samples: Samples, spec: SamplerSpec, epochs: Sequence[int], judged: Ids, reorder_window: int
+    ) -> Located | None:
+        """The first of these epochs in which the reads of the blocks *judged* (shape (n,), int32) lie close together.
+
+        reorder_window: reads by which the loader's workers may differ from the order.
+        """
+
+        def search() -> Located | None:
             for number in epochs:
                 reads = samples.reads(epoch_order(spec, number))
-                cluster = densest(Epoch.of(reads.blocks, samples.space, last=False), judged, tolerance)
+                cluster = densest(Epoch.of(reads.blocks, samples.space, last=False), judged, reorder_window)
                 if cluster.share:
-                    return number, reads, cluster
+                    return Located(number, reads, cluster)
             return None
 
         return await self._threads.background(search)
-
-    async def computed(self, samples: Samples, spec: SamplerSpec, epoch: int) -> Reads:
-        """Raises ConfigError."""
-        return await self._threads.background(lambda: samples.reads(epoch_order(spec, epoch)))
 
     async def _resolve(self, sample_map: SampleMap, snapshot: Snapshot, space: BlockSpace) -> Samples:
         read = self._reader(snapshot)

@@ -1,38 +1,31 @@
 """How long somebody who published something is taken to be there."""
 
-import time
-from dataclasses import dataclass, field
-
 import psutil
 
 
-@dataclass(slots=True)
 class Liveness:
-    """Of a process of this node for as long as it lives; without one (pid 0, or that of another pid namespace), until
-    *seconds* have passed without a sign of life. born: see `birth_of`."""
+    """A process of this node counts as there for as long as it lives. Somebody without one (pid 0, or that of another
+    pid namespace) does until *seconds* have passed without a sign of life. *now* is seconds of a monotonic clock."""
 
-    pid: int
-    seconds: float
-    born: float = field(init=False)
-    _renewed: float = field(init=False)
+    def __init__(self, pid: int, seconds: float, now: float) -> None:
+        self.pid = pid
+        self.seconds = seconds
+        self.born = birth_of(pid)  # see there
+        self._renewed = now  # when there was a sign of life
 
-    def __post_init__(self) -> None:
-        self.born = birth_of(self.pid)
-        self.renew()
+    def renew(self, now: float) -> None:
+        """There is a sign of life."""
+        self._renewed = now
 
-    def renew(self) -> None:
-        self._renewed = time.monotonic()
-
-    @property
-    def silence(self) -> float:
+    def silence(self, now: float) -> float:
         """Seconds since the last sign of life."""
-        return time.monotonic() - self._renewed
+        return now - self._renewed
 
-    def lapsed(self) -> str:
-        """Why it is over; nothing while it is not."""
+    def lapsed(self, now: float) -> str:
+        """Why it is over; an empty text while it is not."""
         if self.born:
             return "" if birth_of(self.pid) == self.born else f"its process {self.pid} is gone"
-        return f"no sign of life for {self.seconds:.0f} s" if self.silence > self.seconds else ""
+        return f"no sign of life for {self.seconds:.0f} s" if self.silence(now) > self.seconds else ""
 
 
 def birth_of(pid: int) -> float:

@@ -7,8 +7,9 @@ import msgspec
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import SampleMap
-from cachefs_daemon.jobs.records import ConsumerRecord, JobRecord, JobRecords, Places
-from cachefs_daemon.jobs.registry import RUNNING, Job, JobRegistry
+from cachefs_daemon.jobs.records import ConsumerRecord, JobFiles, JobRecord, Places
+from cachefs_daemon.jobs.registry import Job, JobRegistry
+from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.runtime.autosave import autosave
 from cachefs_daemon.runtime.threads import Threads
 
@@ -16,14 +17,17 @@ log = logging.getLogger(__name__)
 
 
 class JobPersistence:
+    """Saves what changes of the jobs, and restores the jobs when the daemon starts."""
+
     def __init__(self, jobs: JobRegistry, state_dir: Path, threads: Threads) -> None:
         self._jobs = jobs
-        self._store = JobRecords(state_dir)
+        self._files = JobFiles(state_dir)
         self._threads = threads
-        self._saved: dict[str, Places] = {}
+        self._saved: dict[str, Places] = {}  # by job: the places on disk
 
     async def restore(self) -> None:
-        for record, places in await self._threads.background(self._store.load):
+        """Take up the jobs that the daemon before has left."""
+        for record, places in await self._threads.background(self._files.load):
             self._saved[record.job] = places
             try:
                 self._jobs.restore(record, places)
@@ -36,11 +40,11 @@ class JobPersistence:
                 self._jobs.unsaved.add(record.job)
 
     async def run(self) -> None:
-        """As long as the daemon."""
+        """Save every now and then, as long as the daemon runs."""
         await autosave(self.save, "jobs are where they were last saved")
 
     async def save(self) -> None:
-        """What has changed since the last time. Raises CachefsError, OSError once all that can be written is."""
+        """Write what has changed since the last time. Raises CachefsError, OSError once all is written that can be."""
         failures = []
         for name in list(self._jobs.unsaved):
             self._jobs.unsaved.discard(name)
@@ -54,9 +58,9 @@ class JobPersistence:
                 raise
         for job in self._jobs:
             places = {one.name: one.place for one in job.consumers.values() if one.place is not None}
-            if job.state == RUNNING and self._saved.get(job.name, {}) != places:
+            if job.state == JobState.RUNNING and self._saved.get(job.name, {}) != places:
                 try:
-                    await self._threads.background(self._store.save_places, job.name, places)
+                    await self._threads.background(self._files.save_places, job.name, places)
                     self._saved[job.name] = places
                 except (CachefsError, OSError) as error:
                     failures.append(error)
@@ -64,16 +68,17 @@ class JobPersistence:
             raise failures[0]
 
     async def _save(self, name: str) -> None:
-        """As it is now: jobs begin and end while others are written."""
-        job = next((job for job in self._jobs if job.name == name and job.state == RUNNING), None)
+        """Write the job as it is now: jobs begin and end while others are written."""
+        job = next((job for job in self._jobs if job.name == name and job.state == JobState.RUNNING), None)
         if job is None:
             self._saved.pop(name, None)
-            await self._threads.background(self._store.remove, name)
+            await self._threads.background(self._files.remove, name)
         else:
-            await self._threads.background(self._store.save, record_of(job))
+            await self._threads.background(self._files.save, record_of(job))
 
 
 def record_of(job: Job) -> JobRecord:
+    """What is to be kept of a job."""
     maps: list[SampleMap] = []
 
     def number_of(sample_map: SampleMap) -> int:
@@ -87,7 +92,7 @@ def record_of(job: Job) -> JobRecord:
             map=number_of(one.request.map) if one.request.map is not None else -1,
             snapshot=one.snapshot.id,
             born=one.lease.born,
-            orders={epoch: order.astype("<u4", copy=False).tobytes() for epoch, order in one.published.items()},
+            orders={epoch: order.astype("<u4", copy=False).tobytes() for epoch, order in one.told_orders.items()},
         )
         for one in job.consumers.values()
     ]

@@ -1,8 +1,8 @@
 """Jobs as they outlive the daemon: what each has published, and how far its consumers are.
 
-Two files per job in `<state_dir>/jobs`, as the one is megabytes and the other changes all the time: `<job>.job`, what
-was published, and `<job>.place`. Each is replaced as a whole and begins with a checksum. One that cannot be read costs
-the job its plan until it publishes again, so it is removed and the daemon starts without.
+There are two files per job in `<state_dir>/jobs`: `<job>.job` says what was published, and is megabytes; `<job>.place`
+says how far the consumers are, and changes all the time. Each file is replaced as a whole and begins with a checksum. A
+file that cannot be read costs the job its plan until it publishes again: the daemon removes it and starts without.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 PUBLISHED: Final = ".job"
 PLACES: Final = ".place"
 FRESH: Final = ".new"
-# Of one job: maps and orders of 10 million samples, and the next epoch.
+# What is kept of one job: enough for maps and orders of 10 million samples, and the next epoch.
 MAX_BYTES: Final = 256 << 20
 
 # (epoch, samples of it that are read) by consumer.
@@ -30,32 +30,31 @@ Places = dict[str, tuple[int, int]]
 
 
 class ConsumerRecord(msgspec.Struct, frozen=True):
-    """request: without its map; map: which of the job's, -1 for none; snapshot: id; born: when its process started, as
-    cachefs_daemon.jobs.liveness says, 0 for none; orders: by epoch, u32 little-endian."""
+    """One consumer of a job."""
 
-    request: JobPublish
-    map: int
-    snapshot: str
-    born: float
-    orders: dict[int, bytes]
+    request: JobPublish  # without its map
+    map: int  # which of the job's maps is its own, -1 for none
+    snapshot: str  # id
+    born: float  # when its process started, as cachefs_daemon.jobs.liveness says; 0: it has none
+    orders: dict[int, bytes]  # by epoch, u32 little-endian
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """maps: the different ones; latest: snapshot -> which of them was published for it last."""
+    """What a job has published."""
 
     job: str
     source: str
-    started: float
+    started: float  # unix seconds
     consumers: list[ConsumerRecord]
-    maps: list[SampleMap]
-    latest: dict[str, int]
+    maps: list[SampleMap]  # the different ones
+    latest: dict[str, int]  # by snapshot: which of the maps was published for it last
 
 
 Content = TypeVar("Content")
 
 
-class JobRecords:
-    """Blocking; of each job's files only one call at a time."""
+class JobFiles:
+    """The files of all jobs. Every call blocks; for each job there may be only one call at a time."""
 
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "jobs"
@@ -70,10 +69,11 @@ class JobRecords:
             self._write(self._path(record.job, PUBLISHED), msgspec.msgpack.encode(bounded))
 
     def save_places(self, job: str, places: Places) -> None:
-        """Raises CachefsError."""
+        """How far the consumers of *job* are. Raises CachefsError."""
         self._write(self._path(job, PLACES), msgspec.msgpack.encode(places))
 
     def remove(self, job: str) -> None:
+        """Nothing is kept of *job* any more."""
         for suffix in (PUBLISHED, PLACES):
             self._path(job, suffix).unlink(missing_ok=True)
 
@@ -109,7 +109,7 @@ class JobRecords:
 
 
 def _read(path: Path, kind: type[Content]) -> Content | None:
-    """None where there is nothing, or nothing of use."""
+    """What is in the file; None where there is nothing, or nothing of use."""
     try:
         if path.stat().st_size > 2 * MAX_BYTES:
             raise ValueError("it is too large")
@@ -126,7 +126,8 @@ def _read(path: Path, kind: type[Content]) -> Content | None:
 
 
 def _bounded(record: JobRecord) -> JobRecord | None:
-    """Without the epochs furthest ahead, as far as they are too much; nothing where the maps alone are."""
+    """The record without the epochs furthest ahead, as far as it would be too large with them; None where its maps
+    alone are too large."""
     room = MAX_BYTES - sum(len(one.entries) + len(one.offsets) + len(one.lengths) for one in record.maps)
     room -= sum(len(path) for one in record.maps for path in one.paths)
     if room < 0:
@@ -145,5 +146,5 @@ def _bounded(record: JobRecord) -> JobRecord | None:
 
 
 def _soonest(consumers: Iterable[ConsumerRecord]) -> list[tuple[int, int]]:
-    """(epoch, which consumer)."""
+    """(epoch, number of the consumer) of all orders, the nearest epochs first."""
     return sorted((epoch, number) for number, one in enumerate(consumers) for epoch in one.orders)

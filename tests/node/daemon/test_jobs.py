@@ -14,19 +14,9 @@ import pytest
 from cachefs.block import block_key
 from cachefs.errors import ConfigError, NotFound
 from cachefs.index import IndexReader
-from cachefs.job_messages import (
-    ConsumerView,
-    JobEpoch,
-    JobName,
-    JobProgress,
-    JobPublish,
-    JobView,
-    SampleMap,
-    SamplerSpec,
-    StallRow,
-)
+from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobProgress, JobPublish, JobView, SampleMap, StallRow
 from cachefs.messages import BlockRef, DatasetView, Empty, Stall
-from cachefs.planning.sequences.sampler import epoch_order
+from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STALL_LIST
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from cachefs.errors import ConfigError, NotFound
-from cachefs.job_messages import JobProgress, JobPublish, SamplerSpec
+from cachefs.job_messages import JobProgress, JobPublish
 from cachefs.messages import DatasetDetail, DatasetLimit, DatasetName, DatasetView, Warmup
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import DATASET_LIMIT, DATASET_REMOVE, DATASET_SHOW, JOB_PROGRESS, JOB_PUBLISH, WARMUP
 from tests.daemon import Daemon
 

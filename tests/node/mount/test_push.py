@@ -1,20 +1,20 @@
 """Pushing as the daemon plans it, on real mounts."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import psutil
 import pytest
 from cachefs_tools.bench.resident_pages import resident_bytes
 
 from cachefs.block import MEMORY
-from cachefs.job_messages import ConsumerView, JobName, JobProgress, JobPublish, SamplerSpec
+from cachefs.job_messages import ConsumerView, JobName, JobProgress, JobPublish
 from cachefs.messages import Empty, MountView, Selection, Warmup
-from cachefs.planning.sequences.sampler import epoch_order
+from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import CACHED, EVICT, JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, WARMUP
 from tests.daemon import Daemon
 from tests.mounting import mounted
@@ -168,7 +168,7 @@ def test_what_fits_is_pushed_once(training: Training) -> None:
 
 
 def test_two_consumers_of_one_mount_have_their_own_tripwires(training: Training, daemon: Daemon) -> None:
-    other = msgspec.structs.replace(SPEC, seed=4)
+    other = dataclasses.replace(SPEC, seed=4)
     publish = JobPublish(job=training.job, consumer="1", dataset="images", spec=other, pid=os.getpid())
     daemon.client.call(JOB_PUBLISH, publish)
     settled(training)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from cachefs_tools.cachectl.stats import HEADER
 
-from cachefs.job_messages import JobProgress, JobPublish, SamplerSpec
+from cachefs.job_messages import JobProgress, JobPublish
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
 from tests.daemon import Daemon
 from tests.node.daemon.test_jobs import write_files

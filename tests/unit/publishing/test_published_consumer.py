@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from cachefs.job_messages import SamplerSpec
 from cachefs.mount_table import MountPoint
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.publishing import published_consumer as module
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 from cachefs.publishing.shares import Order, Share

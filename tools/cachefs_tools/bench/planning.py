@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.job_messages import SamplerSpec
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace, Ids
@@ -24,7 +23,7 @@ from cachefs.planning.eviction.simulated_tiers import SimulatedTier
 from cachefs.planning.prefetch.lookahead import Lookahead
 from cachefs.planning.sequences.follower import Follower, observe
 from cachefs.planning.sequences.plan import Plan
-from cachefs.planning.sequences.sampler import epoch_order
+from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 
 SAMPLE_BYTES: Final = 110_000
 BATCH: Final = 64

@@ -18,7 +18,8 @@ from typing import Any, Final
 import numpy
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobPublish, SampleMap, SamplerSpec
+from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.bench.processor_time import accounted
 from cachefs_tools.bench.push_node import TIERS, Way, cold_mount, mount_options, published, push_node, pushed, room_for

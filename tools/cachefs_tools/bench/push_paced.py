@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachefs.errors import CachefsError, NotFound
-from cachefs.job_messages import JobProgress, JobPublish, SampleMap, SamplerSpec
+from cachefs.job_messages import JobProgress, JobPublish, SampleMap
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS
 from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.bench.processor_time import accounted

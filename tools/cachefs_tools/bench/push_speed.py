@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.job_messages import JobEpoch, JobPublish, SampleMap, SamplerSpec
+from cachefs.job_messages import JobEpoch, JobPublish, SampleMap
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_EPOCH
 from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.bench.hotread import HotRead, compile_hotread, first_round

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from cachefs.job_messages import SamplerSpec
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs_tools.bench.slow_link import Limits
 
 POLICIES: Final = ("clairvoyant", "alsd", "minio", "lru", "lfu", "fifo", "refcount")

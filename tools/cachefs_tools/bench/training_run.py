@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,11 +117,11 @@ def _publication(scenario: Scenario, job: TrainingJob, name: str, pid: int) -> J
     shape = scenario.shape
     spec = scenario.sampler_spec(job)
     if job.lie == Lie.SEED:
-        spec = msgspec.structs.replace(spec, seed=job.seed + 1000)
+        spec = replace(spec, seed=job.seed + 1000)
     elif job.lie == Lie.HALF:
-        spec = msgspec.structs.replace(spec, size=shape.files // 2)
+        spec = replace(spec, size=shape.files // 2)
     elif job.lie == Lie.RANGE:
-        spec = msgspec.structs.replace(spec, size=2 * shape.files)
+        spec = replace(spec, size=2 * shape.files)
     return JobPublish(
         job=name, dataset=DATASET, spec=spec, map=SampleMap(kind="tree"), workers=shape.workers,
         batch_size=shape.batch_size, prefetch=shape.prefetch, pid=pid, source="cachefs-bench",

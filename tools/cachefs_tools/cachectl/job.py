@@ -1,5 +1,6 @@
 """cachectl job and stalls: what jobs will read, how far they are, and what they waited for."""
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,18 +11,9 @@ import numpy as np
 from rich.table import Table
 
 from cachefs.errors import ConfigError
-from cachefs.job_messages import (
-    ConsumerView,
-    JobEpoch,
-    JobName,
-    JobPublish,
-    JobView,
-    SampleMap,
-    SamplerSpec,
-    StallRow,
-)
+from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobPublish, JobView, SampleMap, StallRow
 from cachefs.messages import DatasetName, Empty
-from cachefs.planning.sequences.sampler import LOADER_DRAWS
+from cachefs.planning.sequences.sampler import LOADER_DRAWS, SamplerSpec
 from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import dataset_path
@@ -134,8 +126,7 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
 
 def spec_of_rank(spec: SamplerSpec, rank: int) -> SamplerSpec:
     """The part of the sampler that one rank reads."""
-    values = {field: getattr(spec, field) for field in spec.__struct_fields__}
-    return SamplerSpec(**{**values, "rank": rank if spec.replicas > 1 else 0})
+    return dataclasses.replace(spec, rank=rank if spec.replicas > 1 else 0)
 
 
 def map_of(files: BinaryIO | None, records: str | None, paths: tuple[str, ...]) -> SampleMap | None:

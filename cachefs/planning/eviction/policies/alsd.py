@@ -19,7 +19,9 @@ import numpy as np
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.eviction.policies.ranked import Ranked
 from cachefs.planning.pagecache.coverage import Coverage
-from cachefs.planning.sequences.plan import UNKNOWN, Future, Plan, Seconds
+from cachefs.planning.sequences.course import Future, Seconds
+from cachefs.planning.sequences.epoch import UNKNOWN
+from cachefs.planning.sequences.plan import Plan
 
 # What loaders have drawn ahead: 8 workers with 2 batches of 64 each.
 CERTAIN_READS: Final = 1024

@@ -6,7 +6,7 @@ sooner than what is evicted for it, so no block is taken that would be evicted a
 
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.eviction.policies.ranked import Ranked
-from cachefs.planning.sequences.plan import Seconds
+from cachefs.planning.sequences.course import Seconds
 
 
 class Clairvoyant(Ranked):

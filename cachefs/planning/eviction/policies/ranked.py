@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, Ids
 from cachefs.planning.pagecache.coverage import Coverage
-from cachefs.planning.sequences.plan import Plan, Seconds
+from cachefs.planning.sequences.course import Seconds
+from cachefs.planning.sequences.plan import Plan
 
 # Candidates after a look at all blocks: one in _PART of them, within these limits.
 _PART: Final = 32

@@ -5,7 +5,7 @@ import numpy as np
 
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.eviction.policies.ranked import Ranked
-from cachefs.planning.sequences.plan import Seconds
+from cachefs.planning.sequences.course import Seconds
 
 
 class Refcount(Ranked):

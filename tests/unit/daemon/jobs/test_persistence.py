@@ -1,4 +1,4 @@
-"""JobRegistry on disk follow those in memory, whatever happens while one is being written."""
+"""Jobs on disk follow those in memory, whatever happens while one is being written."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -10,15 +10,16 @@ from typing import Any, cast
 import pytest
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.persistence import JobPersistence
-from cachefs_daemon.jobs.records import PLACES, PUBLISHED, JobRecord, JobRecords
-from cachefs_daemon.jobs.registry import ENDED, RUNNING, Job, JobRegistry
+from cachefs_daemon.jobs.records import PLACES, PUBLISHED, JobFiles, JobRecord
+from cachefs_daemon.jobs.registry import Job, JobRegistry
+from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.errors import CachefsError
 
 
 class Running(JobRegistry):
-    """Only what a keeper sees of them."""
+    """Only what their persistence sees of them."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
@@ -27,7 +28,7 @@ class Running(JobRegistry):
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
 
-    def set(self, name: str, source: str, state: str = RUNNING) -> None:
+    def set(self, name: str, source: str, state: JobState = JobState.RUNNING) -> None:
         self._jobs[name] = Job(name, source, state=state)
         self.unsaved.add(name)
 
@@ -46,8 +47,8 @@ class Interrupted(Threads):
         return await super().background(work, *args, **kwargs)
 
 
-@pytest.mark.parametrize("state", [RUNNING, ENDED])
-def test_a_job_that_changes_while_another_is_written_is_kept_as_it_is_then(tmp_path: Path, state: str) -> None:
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.ENDED])
+def test_a_job_that_changes_while_another_is_written_is_kept_as_it_is_then(tmp_path: Path, state: JobState) -> None:
     jobs = Running()
     jobs.set("one", "before")
     jobs.set("two", "before")
@@ -61,15 +62,15 @@ def test_a_job_that_changes_while_another_is_written_is_kept_as_it_is_then(tmp_p
     async def save() -> None:
         threads = Interrupted(change_the_other)
         try:
-            keeper = JobPersistence(jobs, tmp_path, threads)
-            await keeper.save()
-            await keeper.save()
+            persistence = JobPersistence(jobs, tmp_path, threads)
+            await persistence.save()
+            await persistence.save()
         finally:
             threads.close()
 
     asyncio.run(save())
-    kept = {record.job: record.source for record, _ in JobRecords(tmp_path).load()}
-    assert kept.pop(changed, None) == ("after" if state == RUNNING else None)
+    kept = {record.job: record.source for record, _ in JobFiles(tmp_path).load()}
+    assert kept.pop(changed, None) == ("after" if state == JobState.RUNNING else None)
     assert list(kept.values()) == ["before"]
 
 
@@ -80,27 +81,27 @@ def test_one_that_cannot_be_written_does_not_keep_the_others_waiting(tmp_path: P
         jobs.set(name, "")
     first = next(iter(jobs.unsaved))
     with closing(Threads()) as threads:
-        keeper = JobPersistence(jobs, tmp_path, threads)
-        asyncio.run(keeper.save())
+        persistence = JobPersistence(jobs, tmp_path, threads)
+        asyncio.run(persistence.save())
         (tmp_path / "jobs" / f"{first}{PUBLISHED}").unlink()
         (tmp_path / "jobs" / f"{first}{PUBLISHED}").mkdir()
         for name in names:
             jobs.set(name, "again")
         with pytest.raises(CachefsError):
-            asyncio.run(keeper.save())
+            asyncio.run(persistence.save())
         assert jobs.unsaved == {first}
-    assert {record.job for record, _ in JobRecords(tmp_path).load() if record.source == "again"} == names - {first}
+    assert {record.job for record, _ in JobFiles(tmp_path).load() if record.source == "again"} == names - {first}
 
 
 def test_a_record_that_makes_no_sense_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     jobs = Running()
-    JobRecords(tmp_path).save(JobRecord("odd", "", 0.0, [], [], {"a snapshot": 3}))
+    JobFiles(tmp_path).save(JobRecord("odd", "", 0.0, [], [], {"a snapshot": 3}))
     with closing(Threads()) as threads:
-        keeper = JobPersistence(jobs, tmp_path, threads)
-        asyncio.run(keeper.restore())
-        asyncio.run(keeper.save())
+        persistence = JobPersistence(jobs, tmp_path, threads)
+        asyncio.run(persistence.restore())
+        asyncio.run(persistence.save())
     assert "what is kept of job odd makes no sense" in caplog.text
-    assert JobRecords(tmp_path).load() == []
+    assert JobFiles(tmp_path).load() == []
 
 
 def test_places_are_saved_though_a_job_cannot_be(tmp_path: Path) -> None:
@@ -108,8 +109,8 @@ def test_places_are_saved_though_a_job_cannot_be(tmp_path: Path) -> None:
     for name in ("one", "two"):
         jobs.set(name, "")
     with closing(Threads()) as threads:
-        keeper = JobPersistence(jobs, tmp_path, threads)
-        asyncio.run(keeper.save())
+        persistence = JobPersistence(jobs, tmp_path, threads)
+        asyncio.run(persistence.save())
         for suffix in (PUBLISHED, PLACES):
             (tmp_path / "jobs" / f"one{suffix}").unlink(missing_ok=True)
             (tmp_path / "jobs" / f"one{suffix}").mkdir()
@@ -117,5 +118,5 @@ def test_places_are_saved_though_a_job_cannot_be(tmp_path: Path) -> None:
         [job] = [job for job in jobs if job.name == "two"]
         job.consumers["0"] = cast(Consumer, SimpleNamespace(name="0", place=(1, 7)))
         with pytest.raises(CachefsError):
-            asyncio.run(keeper.save())
-    assert {record.job: places for record, places in JobRecords(tmp_path).load()} == {"two": {"0": (1, 7)}}
+            asyncio.run(persistence.save())
+    assert {record.job: places for record, places in JobFiles(tmp_path).load()} == {"two": {"0": (1, 7)}}

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.jobs import records as job_store
-from cachefs_daemon.jobs.records import ConsumerRecord, JobRecord, JobRecords
+from cachefs_daemon.jobs.records import ConsumerRecord, JobFiles, JobRecord
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobPublish, SampleMap, SamplerSpec
+from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.planning.sequences.sampler import SamplerSpec
 
 
 def record(job: str = "train", orders: dict[int, bytes] | None = None, paths: int = 2) -> JobRecord:
@@ -21,13 +22,13 @@ def record(job: str = "train", orders: dict[int, bytes] | None = None, paths: in
 
 
 def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
-    store = JobRecords(tmp_path)
+    store = JobFiles(tmp_path)
     assert store.load() == []
     records = [record(job, {3: b"1234", 4: b"5678"}) for job in ("a.job", "a", "b:+@-_")]
     for one in records:
         store.save(one)
     store.save_places("a", {"0": (3, 70), "a strange/name": (4, 0)})
-    loaded = {one.job: (one, places) for one, places in JobRecords(tmp_path).load()}
+    loaded = {one.job: (one, places) for one, places in JobFiles(tmp_path).load()}
     assert loaded == {
         one.job: (one, {"0": (3, 70), "a strange/name": (4, 0)} if one.job == "a" else {}) for one in records
     }
@@ -36,7 +37,7 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
 
 
 def test_every_damaged_byte_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = JobRecords(tmp_path)
+    store = JobFiles(tmp_path)
     store.save(record(orders={0: bytes(40)}))
     path = tmp_path / "jobs/train.job"
     whole = path.read_bytes()
@@ -53,7 +54,7 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_a_file_under_another_name_is_nobodys(tmp_path: Path) -> None:
-    store = JobRecords(tmp_path)
+    store = JobFiles(tmp_path)
     store.save(record())
     (tmp_path / "jobs/train.job").rename(tmp_path / "jobs/other.job")
     assert store.load() == []
@@ -63,7 +64,7 @@ def test_what_is_too_much_is_left_out_furthest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(job_store, "MAX_BYTES", 1000)
-    store = JobRecords(tmp_path)
+    store = JobFiles(tmp_path)
     store.save(record(orders={epoch: bytes(150) for epoch in range(10)}))
     [(loaded, _)] = store.load()
     assert [sorted(one.orders) for one in loaded.consumers] == [[0, 1, 2], [0, 1, 2]]
@@ -75,4 +76,4 @@ def test_what_is_too_much_is_left_out_furthest_first(
 def test_a_directory_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "jobs").write_bytes(b"in the way")
     with pytest.raises(CachefsError, match=r"train\.job cannot be written: .*; a restart of the daemon would forget"):
-        JobRecords(tmp_path).save(record())
+        JobFiles(tmp_path).save(record())

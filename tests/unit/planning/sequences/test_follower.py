@@ -28,13 +28,15 @@ def shuffled(seed: int, count: int = COUNT) -> Order:
     return np.random.default_rng(seed).permutation(count)
 
 
-def followed(*epochs: Order, tolerance: int = 0, batch: int = 1, name: str = "c", plan: Plan | None = None) -> Follower:
+def followed(
+    *epochs: Order, reorder_window: int = 0, batch: int = 1, name: str = "c", plan: Plan | None = None
+) -> Follower:
     plan = plan or Plan()
     if "s" not in plan.spaces:
         plan.add_space(space_of())
     for number, order in enumerate(epochs):
         plan.set_epoch(name, "s", number, order)
-    return Follower(plan, name, tolerance, batch)
+    return Follower(plan, name, reorder_window, batch)
 
 
 def read(blocks: Order, *followers: Follower) -> None:
@@ -63,12 +65,12 @@ def test_every_read_moves_the_position_through_all_epochs() -> None:
     read(epochs[0][1000:], follower)
     read(epochs[1][:10], follower)
     assert follower.place == (1, 10)
-    assert (follower.matched, follower.mismatched, follower.following) == (COUNT + 10, 0, True)
+    assert (follower.evidence.matched, follower.evidence.mismatched, follower.following) == (COUNT + 10, 0, True)
 
 
 def test_workers_that_read_out_of_order_do_not_lose_it() -> None:
     order = shuffled(1)
-    follower = followed(order, shuffled(2), tolerance=4 * 16 * 2, batch=16)
+    follower = followed(order, shuffled(2), reorder_window=4 * 16 * 2, batch=16)
     loaded = as_loaded(order, 4, 16)
     read(loaded[:1500], follower)
     epoch, position = follower.place
@@ -76,21 +78,21 @@ def test_workers_that_read_out_of_order_do_not_lose_it() -> None:
     assert epoch == 0
     assert 1500 - 128 <= position <= 1500
     assert done.issuperset(order[:position].tolist())
-    assert follower.mismatched == 0
+    assert follower.evidence.mismatched == 0
     read(loaded[1500:], follower)
     assert follower.place in ((0, COUNT), (1, 0))
 
 
 def test_what_was_read_early_is_not_expected_again_in_this_epoch() -> None:
     order = shuffled(1)
-    follower = followed(order, shuffled(2), tolerance=64)
+    follower = followed(order, shuffled(2), reorder_window=64)
     read(order[[0, 1, 2, 30, 31]], follower)
     assert follower.place == (0, 3)
     claim = follower.claim(order[[3, 30]].astype(np.int32))
     assert claim.reads[0] == 3
     assert claim.reads[1] >= COUNT
     assert claim.mine.tolist() == [True, False]
-    assert follower.knows(order[[3, 30]].astype(np.int32)).tolist() == [False, True]
+    assert follower.evidence.knows(order[[3, 30]].astype(np.int32)).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("seen", [0.5, 0.1])
@@ -109,12 +111,12 @@ def test_a_wrong_sequence_is_noticed_and_given_up() -> None:
     read(shuffled(9)[:300], follower)
     assert not follower.following
     assert follower._plan.is_empty
-    assert follower.mismatched > 200
+    assert follower.evidence.mismatched > 200
 
 
-@pytest.mark.parametrize("tolerance", [0, 192, 384])
-def test_a_wrong_sequence_is_not_found_by_chance(tolerance: int) -> None:
-    follower = followed(shuffled(1), shuffled(2), tolerance=tolerance)
+@pytest.mark.parametrize("reorder_window", [0, 192, 384])
+def test_a_wrong_sequence_is_not_found_by_chance(reorder_window: int) -> None:
+    follower = followed(shuffled(1), shuffled(2), reorder_window=reorder_window)
     followed_for = 0
     for epoch in range(10):
         order = as_loaded(shuffled(100 + epoch), 4, 32)
@@ -166,7 +168,8 @@ def test_two_loaders_with_many_workers_are_told_apart() -> None:
     plan = Plan()
     orders = [[shuffled(10 * job + epoch) for epoch in range(3)] for job in range(2)]
     jobs = [
-        followed(*epochs[:2], tolerance=256, batch=32, plan=plan, name=str(job)) for job, epochs in enumerate(orders)
+        followed(*epochs[:2], reorder_window=256, batch=32, plan=plan, name=str(job))
+        for job, epochs in enumerate(orders)
     ]
     loaded = [np.concatenate([as_loaded(order, 4, 32, seed) for order in orders[seed]]) for seed in range(2)]
     mixed = np.stack((loaded[0][700:2000], loaded[1][:1300]), axis=1).ravel()
@@ -177,7 +180,7 @@ def test_two_loaders_with_many_workers_are_told_apart() -> None:
         epoch, position = follower.place
         assert epoch == 0
         assert done - 256 <= position <= done
-    assert sum(follower.mismatched for follower in jobs) < 100
+    assert sum(follower.evidence.mismatched for follower in jobs) < 100
 
 
 def test_samples_that_are_parts_of_one_block_are_one_read() -> None:
@@ -186,16 +189,16 @@ def test_samples_that_are_parts_of_one_block_are_one_read() -> None:
     read(np.arange(1000), follower)
     assert follower.following
     assert follower.place[1] > 40 * 999
-    assert follower.mismatched == 0
+    assert follower.evidence.mismatched == 0
 
 
 def test_heartbeats_move_it_where_nothing_is_seen() -> None:
     follower = followed(shuffled(1), shuffled(2))
-    follower.told(0, 700)
+    follower.on_heartbeat(0, 700)
     assert follower.place == (0, 700)
-    follower.told(1, 5)
+    follower.on_heartbeat(1, 5)
     assert follower.place == (1, 5)
-    follower.told(1, 0)
+    follower.on_heartbeat(1, 0)
     assert follower.place == (1, 0)
 
 
@@ -204,9 +207,9 @@ def test_the_rate_a_reader_could_have_leaves_its_waiting_out() -> None:
     follower = followed(order, shuffled(2))
     for second in range(10):
         read(order[100 * second : 100 * second + 100], follower)
-        follower.measure(float(second), 0.5, 1)
-    assert follower.rate == pytest.approx(100, rel=0.05)
-    assert follower.demand == pytest.approx(200, rel=0.2)
+        follower.rate.measure(float(second), 0.5, 1)
+    assert follower.rate.value == pytest.approx(100, rel=0.05)
+    assert follower.rate.demand == pytest.approx(200, rel=0.2)
 
 
 def seen_with_wires(follower: Follower, blocks: Order, every: int) -> None:
@@ -219,13 +222,13 @@ def seen_with_wires(follower: Follower, blocks: Order, every: int) -> None:
 def test_a_late_read_is_its_own_where_few_reads_show() -> None:
     order, following = shuffled(1, 600), shuffled(2, 600)
     follower = followed(order, following)
-    follower.hidden = 64.0
+    follower.visibility.hidden = 64.0
     seen_with_wires(follower, order[31:288:32], 32)
     assert follower.place == (0, 288)
     for late in range(200, 280, 3):
         if late % 32 != 31:
             seen_with_wires(follower, order[[late]], 32)
-    assert (follower.place, follower.mismatched) == ((0, 288), 0)
+    assert (follower.place, follower.evidence.mismatched) == ((0, 288), 0)
 
 
 @given(
@@ -235,12 +238,12 @@ def test_a_late_read_is_its_own_where_few_reads_show() -> None:
     st.lists(st.integers(1, 4), min_size=1, max_size=40),
 )
 def test_tripwires_alone_follow_a_reader_through_two_epochs(
-    every: int, tolerance: int, done: int, steps: list[int]
+    every: int, reorder_window: int, done: int, steps: list[int]
 ) -> None:
     """However many come in one report. Of one over the end of an epoch, a read may be taken for that of the same block
     before: the next tripwire tells."""
     epochs = [shuffled(1), shuffled(2), shuffled(3)]
-    follower = followed(*epochs, tolerance=tolerance)
+    follower = followed(*epochs, reorder_window=reorder_window)
     shown = [read for read in range(done) if read % COUNT & (every - 1) == every - 1]
     reads = np.concatenate(epochs)
     start = 0
@@ -248,8 +251,8 @@ def test_tripwires_alone_follow_a_reader_through_two_epochs(
         follower.tripped(reads[shown[start : start + step]].astype(np.int32), every)
         start += step
     epoch, position = follower.place
-    assert 0 <= done - (epoch * COUNT + position) < 3 * every + tolerance
-    assert len(shown) - 2 <= follower.matched <= len(shown)
+    assert 0 <= done - (epoch * COUNT + position) < 3 * every + reorder_window
+    assert len(shown) - 2 <= follower.evidence.matched <= len(shown)
 
 
 @given(st.integers(200, COUNT - 1), st.sampled_from([8, 32]))
@@ -262,17 +265,17 @@ def test_a_tripwire_far_ahead_proves_nothing(read: int, every: int) -> None:
     assert follower.tripped(blocks, 0).wires.tolist() == []
 
 
-@pytest.mark.parametrize("tolerance", [0, 64])
-def test_who_was_not_seen_for_a_while_is_where_all_tripwires_are_read(tolerance: int) -> None:
+@pytest.mark.parametrize("reorder_window", [0, 64])
+def test_who_was_not_seen_for_a_while_is_where_all_tripwires_are_read(reorder_window: int) -> None:
     order = shuffled(1)
-    follower = followed(order, shuffled(2), tolerance=tolerance)
+    follower = followed(order, shuffled(2), reorder_window=reorder_window)
     strangers = np.random.default_rng(5).permutation(np.arange(400, COUNT) | 15)[:40]
     for read in strangers[strangers < COUNT].tolist():
         follower.tripped(order[[read]].astype(np.int32), 16)
     assert follower.place == (0, 0)
     for read in range(407 | 15, 560, 16):
         follower.tripped(order[[read]].astype(np.int32), 16)
-    assert 0 <= 560 - follower.place[1] <= 16 + tolerance
+    assert 0 <= 560 - follower.place[1] <= 16 + reorder_window
 
 
 def test_of_two_readers_each_is_moved_by_its_own_tripwires() -> None:
@@ -291,7 +294,7 @@ def test_a_jump_back_is_noticed_though_few_reads_show() -> None:
     plan = Plan()
     plan.add_space(space_of(20_000))
     follower = followed(order, shuffled(2, 20_000), plan=plan)
-    follower.hidden = 16.0
+    follower.visibility.hidden = 16.0
     for read in range(15, 10_000, 16):
         seen_with_wires(follower, order[[read]], 16)
     assert follower.place == (0, 10_000)
@@ -307,8 +310,8 @@ def test_a_jump_back_is_noticed_though_few_reads_show() -> None:
 def test_a_wrong_place_in_short_epochs_does_not_run_away(count: int, batch: int, seen: float) -> None:
     """From there everything that is read lies ahead, and some of it is tripwires."""
     follower = followed(shuffled(0, count), shuffled(1, count))
-    follower.told(0, 2 * count // 3)
-    follower.hidden = 8.0
+    follower.on_heartbeat(0, 2 * count // 3)
+    follower.visibility.hidden = 8.0
     random = np.random.default_rng(1)
     for number in range(10):
         for start in range(0, count, batch):
@@ -330,7 +333,7 @@ def test_records_of_large_blocks_read_here_and_there_do_not_carry_it_away(hidden
     order = np.random.default_rng(1).permutation(16 * count) // 16
     pushed = np.random.default_rng(2).random(count) < hidden
     follower = followed(order)
-    follower.hidden = 1 / (1 - hidden)
+    follower.visibility.hidden = 1 / (1 - hidden)
     for start in range(0, 4096, 64):
         read = order[start : start + 64]
         reported = np.array(list(dict.fromkeys(read[~pushed[read]].tolist())), np.int32)
@@ -340,7 +343,7 @@ def test_records_of_large_blocks_read_here_and_there_do_not_carry_it_away(hidden
         epoch, position = follower.place
         assert epoch == 0
         assert start + 64 - 3 * every <= position <= start + 64 + every
-    assert follower.mismatched == 0
+    assert follower.evidence.mismatched == 0
 
 
 @pytest.mark.parametrize(
@@ -352,7 +355,7 @@ def test_tripwires_alone_follow_who_reads_a_short_epoch_over_and_over(count: int
     plan = Plan()
     plan.add_space(space_of(count))
     follower = followed(shuffled(0, count), shuffled(1, count), plan=plan)
-    follower.hidden = float(every)
+    follower.visibility.hidden = float(every)
     reader = Reader("c", "s", 0, 0, every)
     absent, seen = all_tripwires(plan, [reader])["s"], list[int]()
     for number in range(epochs):

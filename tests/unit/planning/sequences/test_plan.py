@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cachefs.planning.sequences.plan import FIRST_RATE, UNKNOWN, Plan
+from cachefs.planning.sequences.course import FIRST_RATE
+from cachefs.planning.sequences.epoch import UNKNOWN
+from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
 
 BLOCKS = 12

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy
 import pytest
@@ -12,9 +13,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from cachefs.errors import ConfigError
-from cachefs.job_messages import SamplerSpec
 from cachefs.planning.sequences import sampler
-from cachefs.planning.sequences.sampler import epoch_order
+from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 
 SEEDS = st.integers(-(2**63), 2**64 - 1001) | st.integers(0, 100)
 
@@ -24,7 +24,7 @@ def torch_permutation(size: int, seed: int) -> numpy.ndarray:
 
 
 def permutation(size: int, seed: int) -> sampler.Order:
-    return epoch_order(SamplerSpec("torch-distributed", size, seed), 0)
+    return epoch_order(SamplerSpec(kind="torch-distributed", size=size, seed=seed), 0)
 
 
 def test_every_small_size() -> None:
@@ -52,6 +52,56 @@ def test_shuffle_is_compiled_here() -> None:
     assert sampler._shuffle is not sampler._shuffle_in_python, "install the package again: pip install -e ."
 
 
+def test_without_the_compiled_module_python_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cachefs.planning.sequences._shuffle", None)
+    monkeypatch.delattr("cachefs.planning.sequences._shuffle")
+    assert sampler._fastest_shuffle() is sampler._shuffle_in_python
+
+
+@pytest.mark.parametrize(
+    ("order", "draws", "error"),
+    [
+        (numpy.zeros(3, numpy.uint32), numpy.zeros(1, numpy.uint32), ValueError),
+        (numpy.zeros(3, numpy.uint64), numpy.zeros(2, numpy.uint32), TypeError),
+        (numpy.zeros(3, numpy.uint32), numpy.zeros(2, numpy.int32), TypeError),
+        (numpy.zeros((2, 2), numpy.uint32), numpy.zeros(3, numpy.uint32), TypeError),
+        (numpy.zeros(6, numpy.uint32)[::2], numpy.zeros(2, numpy.uint32), ValueError),
+        (numpy.zeros(3, numpy.uint32).tobytes(), numpy.zeros(2, numpy.uint32), BufferError),
+        ([0, 1, 2], numpy.zeros(2, numpy.uint32), TypeError),
+        (numpy.zeros(3, numpy.uint32), numpy.zeros(2, ">u4"), TypeError),
+    ],
+)
+def test_compiled_shuffle_refuses_what_it_would_read_wrongly(order: Any, draws: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        sampler._shuffle(order, draws)
+
+
+def test_hundreds_of_epochs_cost_no_more_than_their_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each asked for once, in order: the generator is moved on by one epoch each time."""
+    sampler._state_at.cache_clear()
+    skipped = 0
+    skip = sampler._skip
+
+    def count(generator: numpy.random.RandomState, draws: int) -> None:
+        nonlocal skipped
+        skipped += 1
+        skip(generator, draws)
+
+    monkeypatch.setattr(sampler, "_skip", count)
+    spec = SamplerSpec(kind="torch-random", size=10, seed=5, epochs=600)
+    for epoch in range(600):
+        epoch_order(spec, epoch)
+    assert skipped == 600
+
+
+def test_a_late_epoch_can_be_asked_for_first() -> None:
+    spec = SamplerSpec(kind="torch-random", size=3, seed=6, epochs=3000)
+    generator = torch.Generator().manual_seed(6)
+    for _ in range(2 * 2500):
+        torch.randperm(3, generator=generator)
+    assert epoch_order(spec, 2500).tolist() == torch.randperm(3, generator=generator).tolist()
+
+
 @given(
     st.integers(1, 2000),
     SEEDS,
@@ -67,7 +117,16 @@ def test_distributed(
     rank = data.draw(st.integers(0, replicas - 1))
     theirs = DistributedSampler(range(size), replicas, rank, shuffle, seed, drop_last)
     theirs.set_epoch(epoch)
-    spec = SamplerSpec("torch-distributed", size, seed, 1001, shuffle, drop_last, replicas, rank)
+    spec = SamplerSpec(
+        kind="torch-distributed",
+        size=size,
+        seed=seed,
+        epochs=1001,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        replicas=replicas,
+        rank=rank,
+    )
     assert epoch_order(spec, epoch).tolist() == list(theirs)
 
 
@@ -75,7 +134,7 @@ def test_distributed(
 def test_one_generator_goes_on_from_epoch_to_epoch(size: int, seed: int, asked: list[int]) -> None:
     theirs = RandomSampler(range(size), generator=torch.Generator().manual_seed(seed))
     epochs = [list(theirs) for _ in range(7)]
-    spec = SamplerSpec("torch-random", size, seed, epochs=7)
+    spec = SamplerSpec(kind="torch-random", size=size, seed=seed, epochs=7)
     assert [epoch_order(spec, epoch).tolist() for epoch in asked] == [epochs[epoch] for epoch in asked]
 
 
@@ -94,7 +153,7 @@ def test_generator_of_a_loader(kind: str, workers: int, persistent: bool, size: 
         persistent_workers=persistent,
         generator=torch.Generator().manual_seed(17),
     )
-    spec = SamplerSpec(kind, size, 17, epochs=3)
+    spec = SamplerSpec(kind=kind, size=size, seed=17, epochs=3)
     for epoch in range(3):
         read = torch.cat(list(loader)).tolist()
         assert epoch_order(spec, epoch).tolist()[: len(read)] == read
@@ -103,19 +162,21 @@ def test_generator_of_a_loader(kind: str, workers: int, persistent: bool, size: 
 @given(st.integers(0, 3000), st.integers(0, 2**32 - 1001), st.integers(0, 1000))
 def test_numpy(size: int, seed: int, epoch: int) -> None:
     expected = numpy.random.RandomState(seed + epoch).permutation(size)
-    assert numpy.array_equal(epoch_order(SamplerSpec("numpy", size, seed, 1001), epoch), expected)
+    assert numpy.array_equal(epoch_order(SamplerSpec(kind="numpy", size=size, seed=seed, epochs=1001), epoch), expected)
 
 
 @pytest.mark.parametrize("kind", ["sequential", "torch-random", "torch-distributed", "numpy", "torch-loader"])
 def test_without_shuffle_samples_come_by_number(kind: str) -> None:
-    assert epoch_order(SamplerSpec(kind, 5, 3, shuffle=False), 2).tolist() == [0, 1, 2, 3, 4]
-    assert epoch_order(SamplerSpec(kind, 0), 0).tolist() == []
+    assert epoch_order(SamplerSpec(kind=kind, size=5, seed=3, shuffle=False), 2).tolist() == [0, 1, 2, 3, 4]
+    assert epoch_order(SamplerSpec(kind=kind, size=0), 0).tolist() == []
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.booleans())
 def test_shares_of_all_ranks_cover_the_dataset(size: int, replicas: int, drop_last: bool) -> None:
     shares = [
-        epoch_order(SamplerSpec("torch-distributed", size, drop_last=drop_last, replicas=replicas, rank=rank), 0)
+        epoch_order(
+            SamplerSpec(kind="torch-distributed", size=size, drop_last=drop_last, replicas=replicas, rank=rank), 0
+        )
         for rank in range(replicas)
     ]
     assert len({len(share) for share in shares}) == 1
@@ -125,37 +186,37 @@ def test_shares_of_all_ranks_cover_the_dataset(size: int, replicas: int, drop_la
 
 def test_epochs_are_independent_of_the_thread_that_asks() -> None:
     def ask(epoch: int) -> list[int]:
-        return epoch_order(SamplerSpec("torch-random", 5000, 99, epochs=24), epoch).tolist()
+        return epoch_order(SamplerSpec(kind="torch-random", size=5000, seed=99, epochs=24), epoch).tolist()
 
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(ask, reversed(range(24))))
-    sampler._epochs_of.cache_clear()
+    sampler._state_at.cache_clear()
     assert together == [ask(epoch) for epoch in reversed(range(24))]
 
 
 @pytest.mark.parametrize("kind", ["sequential", "torch-random", "torch-distributed", "numpy"])
 def test_caller_may_change_the_order_it_got(kind: str) -> None:
-    first = epoch_order(SamplerSpec(kind, 20, 4), 2)
+    first = epoch_order(SamplerSpec(kind=kind, size=20, seed=4), 2)
     kept = first.copy()
     first[:] = 0
-    assert numpy.array_equal(epoch_order(SamplerSpec(kind, 20, 4), 2), kept)
+    assert numpy.array_equal(epoch_order(SamplerSpec(kind=kind, size=20, seed=4), 2), kept)
 
 
 @pytest.mark.parametrize(
     ("spec", "epoch", "complaint"),
     [
-        (SamplerSpec("explicit", 5), 0, "does not determine an order"),
-        (SamplerSpec("torch-shuffled", 5), 0, "known: sequential, torch-random"),
-        (SamplerSpec("sequential", -1), 0, "not between"),
-        (SamplerSpec("sequential", 2**32), 0, "not between"),
-        (SamplerSpec("torch-random", 5), -1, "negative"),
-        (SamplerSpec("torch-distributed", 5, replicas=2, rank=2), 0, "rank 2"),
-        (SamplerSpec("torch-distributed", 5, replicas=0), 0, "rank 0"),
-        (SamplerSpec("torch-random", 5, replicas=2), 0, "torch-distributed"),
-        (SamplerSpec("torch-random", 5, seed=2**64), 0, "seed"),
-        (SamplerSpec("torch-distributed", 5, seed=2**64 - 1), 1, "seed"),
-        (SamplerSpec("torch-distributed", sampler.TORCH_LIMIT), 0, "explicitly"),
-        (SamplerSpec("numpy", 5, seed=2**32 - 1), 1, "numpy wants"),
+        (SamplerSpec(kind="explicit", size=5), 0, "does not determine an order"),
+        (SamplerSpec(kind="torch-shuffled", size=5), 0, "known: sequential, torch-random"),
+        (SamplerSpec(kind="sequential", size=-1), 0, "not between"),
+        (SamplerSpec(kind="sequential", size=2**32), 0, "not between"),
+        (SamplerSpec(kind="torch-random", size=5), -1, "negative"),
+        (SamplerSpec(kind="torch-distributed", size=5, replicas=2, rank=2), 0, "rank 2"),
+        (SamplerSpec(kind="torch-distributed", size=5, replicas=0), 0, "rank 0"),
+        (SamplerSpec(kind="torch-random", size=5, replicas=2), 0, "torch-distributed"),
+        (SamplerSpec(kind="torch-random", size=5, seed=2**64), 0, "seed"),
+        (SamplerSpec(kind="torch-distributed", size=5, seed=2**64 - 1), 1, "seed"),
+        (SamplerSpec(kind="torch-distributed", size=sampler.TORCH_LIMIT), 0, "explicitly"),
+        (SamplerSpec(kind="numpy", size=5, seed=2**32 - 1), 1, "numpy wants"),
     ],
 )
 def test_senseless_specs_are_refused(spec: SamplerSpec, epoch: int, complaint: str) -> None:
@@ -167,9 +228,9 @@ def test_torch_is_not_needed() -> None:
     code = """
 import sys
 sys.modules["torch"] = None
-from cachefs.job_messages import SamplerSpec
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.planning.sequences.sampler import epoch_order
-print(epoch_order(SamplerSpec("torch-distributed", 6, 1), 0))
+print(epoch_order(SamplerSpec(kind="torch-distributed", size=6, seed=1), 0))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{torch_permutation(6, 1)}\n", done.stderr

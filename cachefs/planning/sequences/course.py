@@ -1,0 +1,204 @@
+"""The course of one consumer: its place in its epochs, and what they say of when it comes to each block next.
+
+Changed only by the plan it belongs to (see cachefs.planning.sequences.plan), on the event loop.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.sequences.epoch import UNKNOWN, Epoch
+
+# Reads per second of a consumer nobody has measured yet.
+FIRST_RATE: Final = 1000.0
+
+# Per block or read: seconds, inf where never or unknown.
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Future:
+    """What is known of a consumer's future. Reads are counted from the start of its current epoch."""
+
+    # Per block of the space: its next read, or UNKNOWN. Shape (blocks of the space,), int32.
+    next_read: Ids
+    # Reads of the current epoch that are done.
+    position: int
+    # Reads of the current epoch; 0: nobody knows.
+    length: int
+    # Expected next read of an UNKNOWN block.
+    beyond: float
+    # Reads per second.
+    rate: float
+
+    def seconds(self, ids: Ids) -> Seconds:
+        """Seconds until each of the blocks *ids* (shape (n,), int32) is read next: shape (n,), float64."""
+        reads = self.next_read[ids]
+        if self.beyond < UNKNOWN:
+            # What is known comes before.
+            np.minimum(reads, np.int32(self.beyond), out=reads)
+        seconds: Seconds = np.subtract(reads, self.position, dtype=np.float64)
+        seconds /= self.rate
+        if self.beyond >= UNKNOWN:
+            seconds[reads == UNKNOWN] = np.inf
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive reads of a consumer."""
+
+    # The first of them, counting all reads since the consumer was first seen.
+    start: int
+    # The block of each read: shape (reads,), int32.
+    blocks: Ids
+    # Seconds until the first read.
+    seconds: float
+    # Seconds per read.
+    period: float
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """One consumer of a plan."""
+
+    space: BlockSpace
+    # Number of its epoch.
+    current: int
+    # Replaced as a whole, since other threads read it.
+    now: Future
+    # Whether it has no part in the plan.
+    suspended: bool = False
+    # Reads before the current epoch, since it was first seen.
+    origin: int = 0
+    # Changes whenever it does not simply read on.
+    generation: int = 0
+    # What was published, by number, from the current epoch on.
+    epochs: dict[int, Epoch] = field(default_factory=dict)
+
+    @classmethod
+    def starting(cls, space: BlockSpace, epoch: int) -> "Course":
+        """A consumer of which nothing is known but the epoch that it begins with."""
+        return cls(space, epoch, Future(np.zeros(0, np.int32), 0, 0, np.inf, FIRST_RATE))
+
+    @property
+    def here(self) -> Epoch | None:
+        """The current epoch, where it was published."""
+        return self.epochs.get(self.current)
+
+    def starts(self) -> Iterator[tuple[int, Epoch]]:
+        """The known epochs from the current one on, and the read at which each starts. One that nobody published
+        counts as long as the one before it, or else the first that is known."""
+        known = sorted(self.epochs)
+        start, number = 0, self.current
+        length = len(self.epochs[known[0]].blocks) if known else 0
+        for following in known:
+            epoch = self.epochs[following]
+            start += length * (following - number)
+            yield start, epoch
+            number, length = following, len(epoch.blocks)
+
+    def window(self, start: int, count: int) -> Window | None:
+        """See `Plan.window`."""
+        position = self.now.position
+        index = max(start - self.origin, position)
+        for first, epoch in self.starts():
+            if index < first + len(epoch.blocks):
+                index = max(index, first)
+                blocks = epoch.blocks[index - first : index - first + count]
+                period = 1.0 / self.now.rate
+                return Window(self.origin + index, blocks, (index - position) * period, period)
+        return None
+
+    def set_rate(self, rate: float) -> None:
+        """*rate*: reads per second; 0: as before."""
+        if rate > 0 and rate != self.now.rate:
+            self.now = replace(self.now, rate=rate)
+
+    def read_on(self, position: int) -> Ids:
+        """The first *position* reads of the current epoch, which is known, are done: the blocks of those that were not
+        done before."""
+        before = self.now.position
+        position = min(position, self.now.length)
+        if position <= before:
+            return self.now.next_read[:0]
+        blocks = self.done(slice(before, position))
+        self.now = replace(self.now, position=position)
+        return blocks
+
+    def done(self, reads: "slice | npt.NDArray[np.integer]") -> Ids:
+        """These reads of the current epoch, which is known, are done: their blocks, which are read again later, or
+        nobody knows."""
+        epoch = self.epochs[self.current]
+        blocks = epoch.blocks[reads]
+        next_read = np.full(len(blocks), UNKNOWN, np.int32) if epoch.later is None else epoch.later[reads]
+        for start, following in self.starts():
+            if following is not epoch:
+                first = following.first[blocks]
+                next_read = np.where((next_read == UNKNOWN) & (first != UNKNOWN), start + first, next_read)
+        # Of a block that is read twice here the last read counts, which is the one that numpy assigns.
+        self.now.next_read[blocks] = next_read
+        return blocks
+
+    def begin_next_epoch(self) -> None:
+        """From the end of the current epoch to the start of the next, which is known."""
+        length = len(self.epochs[self.current].blocks)
+        next_read = self.now.next_read
+        shifted = np.where(next_read == UNKNOWN, next_read, next_read - np.int32(length))
+        self.current += 1
+        self.origin += length
+        self.epochs = {number: one for number, one in self.epochs.items() if number >= self.current}
+        self.now = Future(shifted, 0, len(self.epochs[self.current].blocks), self._beyond(), self.now.rate)
+
+    def extend(self) -> None:
+        """An epoch was published that follows all the others: it decides what they leave open."""
+        start, epoch = list(self.starts())[-1]
+        _fill(self.now.next_read, start, epoch)
+        self.now = replace(self.now, beyond=self._beyond())
+
+    def replan(self, current: int, position: int) -> None:
+        """The consumer is at *position* of epoch *current*, whatever was thought before."""
+        self.epochs = {number: one for number, one in self.epochs.items() if number >= current}
+        if (current, position) != (self.current, self.now.position):
+            self.generation += 1
+            self.origin = 0
+        self.current = current
+        here = self.here
+        if here is None:
+            next_read, length = np.full(self.space.count, UNKNOWN, np.int32), 0
+            position = min([position, *(start for start, _ in self.starts())])
+        else:
+            length = len(here.blocks)
+            position = min(position, length)
+            next_read = here.next_reads_from(position)
+        for start, epoch in self.starts():
+            if epoch is not here:
+                _fill(next_read, start, epoch)
+        self.now = Future(next_read, position, length, self._beyond(), self.now.rate)
+
+    def _beyond(self) -> float:
+        """Expected next read of a block that no known epoch reads any more.
+
+        Were each later epoch of n reads to read it with probability q, the first that does would be the (1/q)-th on
+        average, half-way through; so (1/q - 1/2) n reads after the end of what is known.
+        """
+        known = list(self.starts())
+        if not known or known[-1][1].last or not known[-1][1].distinct:
+            return np.inf
+        start, epoch = known[-1]
+        length = len(epoch.blocks)
+        return math.ceil(start + length + (self.space.count / epoch.distinct - 0.5) * length)
+
+
+def _fill(next_read: Ids, start: int, epoch: Epoch) -> None:
+    """Where nothing is known yet, say what this epoch, which starts at read *start*, reads."""
+    if 2 * len(epoch.blocks) < len(next_read):
+        blocks = epoch.blocks[next_read[epoch.blocks] == UNKNOWN]
+    else:  # In order of memory, a look at all blocks is quicker.
+        blocks = np.flatnonzero((next_read == UNKNOWN) & (epoch.first != UNKNOWN)).astype(np.int32)
+    next_read[blocks] = epoch.first[blocks] + np.int32(start)

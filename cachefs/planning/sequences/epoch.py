@@ -1,0 +1,65 @@
+"""The reads of one epoch of one consumer, arranged for the questions that a plan asks."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.space import BlockSpace, Ids
+
+# Stands for a read that nobody knows of.
+UNKNOWN: Final = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """Reads are counted from the start of the epoch."""
+
+    # The block of each read, in order of the reads: shape (reads,), int32.
+    blocks: Ids
+    # Its first read per block of the space, or UNKNOWN: shape (blocks of the space,), int32.
+    first: Ids
+    # The next read of the same block in this epoch per read, or UNKNOWN: shape (reads,), int32. None where no block is
+    # read twice.
+    later: Ids | None
+    # Different blocks among those that are read.
+    distinct: int
+    # Whether no epoch follows.
+    last: bool
+
+    @classmethod
+    def of(cls, blocks: npt.NDArray[np.integer], space: BlockSpace, last: bool) -> "Epoch":
+        """*blocks*: numbers in *space* in order of the reads, shape (reads,), any integer type.
+
+        Raises ValueError for a block that is not of *space*.
+        """
+        order = np.ascontiguousarray(blocks, np.int32)
+        if len(order) and (int(order.min()) < 0 or int(order.max()) >= space.count):
+            raise ValueError(f"a sequence names blocks beyond the {space.count} of snapshot {space.snapshot}")
+        reads = np.arange(len(order), dtype=np.int32)
+        first = np.full(space.count, UNKNOWN, np.int32)
+        first[order[::-1]] = reads[::-1]
+        distinct = int(np.count_nonzero(first != UNKNOWN))
+        later = None
+        if distinct < len(order):
+            by_block = np.argsort(order, kind="stable")
+            again = order[by_block[1:]] == order[by_block[:-1]]
+            later = np.full(len(order), UNKNOWN, np.int32)
+            later[by_block[:-1][again]] = by_block[1:][again]
+        return cls(order, first, later, distinct, last)
+
+    @property
+    def repetition(self) -> float:
+        """Reads per block that is read at all. Of several reads of one block in a row, only the first one shows."""
+        return len(self.blocks) / self.distinct if self.distinct else 1.0
+
+    def next_reads_from(self, position: int) -> Ids:
+        """The next read of each block from read *position* on, or UNKNOWN: shape (blocks of the space,), int32."""
+        if position == 0:
+            return self.first.copy()
+        next_read = np.full(len(self.first), UNKNOWN, np.int32)
+        reads = np.arange(position, len(self.blocks), dtype=np.int32)
+        # Of several reads of a block numpy assigns the last, which is the first.
+        next_read[self.blocks[position:][::-1]] = reads[::-1]
+        return next_read

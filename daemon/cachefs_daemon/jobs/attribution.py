@@ -1,0 +1,130 @@
+"""Whose the reads and the stalls are that a mount reports."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.messages import Stall
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.pagecache.states import NOTHING, WANTED, States
+from cachefs.planning.sequences.follower import Follower, Passed, observe
+from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.position import Position
+from cachefs_daemon.jobs.consumer import Consumer
+from cachefs_daemon.jobs.registry import JobRegistry
+
+# Reads ahead of a consumer by which it is judged how many of them will show, and by how much at most.
+VISIBLE: Final = 4096
+MOST_HIDDEN: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a mount's reads have told of the jobs."""
+
+    # By snapshot: blocks that were left out of the mount's page cache to see them read. One dimension, int32.
+    tripped: Mapping[str, Ids]
+    # By key of the consumer: how many reads were its own.
+    own_reads: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """A consumer whose place is known."""
+
+    consumer: Consumer
+    position: Position
+
+    @property
+    def follower(self) -> Follower:
+        return self.position.follower
+
+
+class Attribution:
+    """Moves the consumers of running jobs on with what mounts report. Used from the event loop only."""
+
+    def __init__(self, plan: Plan, jobs: JobRegistry) -> None:
+        self._plan = plan
+        self._jobs = jobs
+
+    def on_reads(
+        self, accessed: Sequence[bytes], stalls: Sequence[Stall], now: float, pages: States = NOTHING
+    ) -> Observed:
+        """A mount reports keys of blocks that were read, in order, and reads that waited. now: seconds of a monotonic
+        clock; pages: what is in the mount's page cache."""
+        waited = self._attribute(stalls)
+        tripped: dict[str, Ids] = {}
+        own_reads: dict[str, int] = {}
+        for snapshot, followed in self._by_snapshot().items():
+            ids = self._plan.spaces[snapshot].ids(accessed)
+            ids = ids[ids >= 0]
+            before = [one.follower.evidence.matched for one in followed]
+            if snapshot in pages:
+                passed = self._trip(followed, ids, pages[snapshot], now)
+                tripped[snapshot] = passed.wires
+                if len(passed.reads):
+                    ids = ids[~np.isin(ids, passed.reads)]
+            observe([one.follower for one in followed], ids)
+            for one, matched in zip(followed, before, strict=True):
+                consumer, follower = one.consumer, one.follower
+                if follower.evidence.matched > matched:
+                    consumer.lease.renew(now)
+                    own_reads[consumer.key] = follower.evidence.matched - matched
+                follower.rate.measure(now, waited.get(consumer.key, 0.0), consumer.request.workers)
+                consumer.moved()
+        return Observed(tripped, own_reads)
+
+    def _trip(self, followed: Sequence[_Followed], ids: Ids, states: npt.NDArray[np.uint8], now: float) -> Passed:
+        """Move those consumers on whose tripwires these are. states: of the pages of each block of the space."""
+        found = [Passed(ids[:0], ids[:0])]
+        for one in followed:
+            window = self._plan.window(one.consumer.key, 0, VISIBLE)
+            if window is not None:
+                shown = float(np.mean(WANTED[states[window.blocks]]))
+                one.follower.visibility.hidden = 1 / max(shown, 1 / MOST_HIDDEN)
+                # Of several, one's tripwires are read by the others too: far ahead they prove nothing.
+                unseen = one.position.unseen(now) if len(followed) == 1 else 0
+                found.append(one.follower.tripped(ids, one.position.left_out(now), unseen))
+        return Passed(np.concatenate([one.wires for one in found]), np.concatenate([one.reads for one in found]))
+
+    def _attribute(self, stalls: Sequence[Stall]) -> dict[str, float]:
+        """Count the stalls, each for whom it was. Seconds that each consumer has waited, by its key."""
+        waited: dict[str, float] = {}
+        for stall, owner in zip(stalls, self._owners(stalls), strict=True):
+            if owner is None:
+                self._jobs.stalls.add("", "", 0, stall.source, stall.seconds)
+            else:
+                self._jobs.stalls.add(owner.request.job, owner.name, owner.epoch, stall.source, stall.seconds)
+                waited[owner.key] = waited.get(owner.key, 0.0) + stall.seconds
+        return waited
+
+    def _owners(self, stalls: Sequence[Stall]) -> list[Consumer | None]:
+        """Who has waited in each of the stalls: the first consumer that the block may be for."""
+        owners: list[Consumer | None] = [None] * len(stalls)
+        for snapshot, followed in self._by_snapshot().items() if stalls else ():
+            space = self._plan.spaces[snapshot]
+            ids = space.ids([stall.key for stall in stalls])
+            here = np.flatnonzero(ids >= 0)
+            for one in followed:
+                # A sequence that is wrong claims nothing; if there is only one, it is still its job that waits.
+                theirs = np.ones(len(here), np.bool_) if len(followed) == 1 else _claims(one.follower, ids[here])
+                for place in here[theirs].tolist():
+                    if owners[place] is None:
+                        owners[place] = one.consumer
+                        if stalls[place].source == "origin":
+                            self._jobs.fetched(one.consumer.key, int(space.sizes[ids[place]]))
+        return owners
+
+    def _by_snapshot(self) -> dict[str, list[_Followed]]:
+        found: dict[str, list[_Followed]] = {}
+        for consumer in self._jobs.consumers:
+            if consumer.position is not None:
+                found.setdefault(consumer.snapshot.id, []).append(_Followed(consumer, consumer.position))
+        return found
+
+
+def _claims(follower: Follower, ids: Ids) -> npt.NDArray[np.bool_]:
+    return follower.claim(ids).mine | follower.evidence.knows(ids)

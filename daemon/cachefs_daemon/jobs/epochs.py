@@ -1,0 +1,77 @@
+"""The epochs of one consumer: those whose orders it has told, those its sampler determines, and those in the plan."""
+
+from typing import Final
+
+from cachefs.planning.blocks.samples import Reads, Samples
+from cachefs.planning.sequences.sampler import Order, SamplerSpec
+
+# Epochs that were published far ahead wait as they came, and no more than this of them (in bytes).
+MAX_WAITING: Final = 64 << 20
+
+
+class Epochs:
+    def __init__(self, spec: SamplerSpec | None) -> None:
+        # Numbers of those that the sampler determines.
+        self.computable = range(spec.epochs) if spec is not None and spec.kind != "explicit" else range(0)
+        self.samples: Samples | None = None  # what its samples are; None while that is found out
+        self.reads: dict[int, Reads] = {}  # in the plan: the current epoch and the next
+        self._waiting: dict[int, Order] = {}  # orders that were told and are not in the plan yet
+        self._told: dict[int, Order] = {}  # all orders that were told, of the current epoch and later ones
+
+    def add(self, epoch: int, order: Order, current: int) -> None:
+        """*order*, the sample numbers of an epoch (shape (n,), uint32), was told. What is too far ahead to be kept is
+        forgotten: the nearest epochs matter."""
+        self._waiting[epoch] = order
+        self._told = {**self.told(current), epoch: order}
+        for orders in (self._waiting, self._told):
+            while sum(one.nbytes for one in orders.values()) > MAX_WAITING and len(orders) > 2:
+                del orders[max(orders)]
+
+    def told(self, current: int) -> dict[int, Order]:
+        """The orders that were told of epoch *current* and later ones."""
+        return {number: order for number, order in self._told.items() if number >= current}
+
+    def may_be_read(self, epoch: int) -> bool:
+        """What was published does not say that there is no such epoch."""
+        return not self.computable or epoch in self.computable or epoch in self._waiting
+
+    def is_last(self, epoch: int) -> bool:
+        """What was published says that no epoch follows."""
+        return bool(self.computable) and epoch == self.computable[-1]
+
+    @property
+    def first(self) -> int:
+        """The epoch that a consumer which has not begun will begin with."""
+        return 0 if self.computable else min(self._waiting, default=0)
+
+    @property
+    def shortest(self) -> int:
+        """Reads of the shortest epoch in the plan; 0 while there is none."""
+        return min((len(reads.blocks) for reads in self.reads.values()), default=0)
+
+    def missing(self, current: int) -> int | None:
+        """An epoch that the plan should know and does not: *current* or the next."""
+        if self.samples is None:
+            return None
+        for number in (current, current + 1):
+            if number in self._waiting or (number in self.computable and number not in self.reads):
+                return number
+        return None
+
+    def take(self, epoch: int) -> Order | None:
+        """The order that was told of an epoch which is brought into the plan now."""
+        return self._waiting.pop(epoch, None)
+
+    def keep_from(self, current: int) -> None:
+        """The epochs before *current* are over."""
+        self.reads = {number: one for number, one in self.reads.items() if number >= current}
+
+    def known(self, current: int) -> list[int]:
+        """Numbers of the epochs from *current* on whose orders are known, or can be computed."""
+        return sorted({*self.computable[current:], *self._waiting, *self.reads})
+
+    def in_samples(self, reads: float) -> float:
+        """A number of reads in samples, as far as epochs are in the plan."""
+        for known in self.reads.values():
+            return reads * known.samples / max(1, len(known.blocks))
+        return reads

@@ -1,0 +1,88 @@
+"""Whose reads and stalls a report holds, with followers of a real plan and no daemon."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from cachefs_daemon.jobs.attribution import MOST_HIDDEN, Attribution
+from cachefs_daemon.jobs.liveness import Liveness
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.stalls import Stalls
+
+from cachefs.messages import Stall
+from cachefs.planning.pagecache.model import HELD
+from cachefs.planning.sequences.follower import Follower
+from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.position import Position
+from tests.simulated import space_of
+
+COUNT = 1000
+NOW = 500.0
+
+
+class Node:
+    """A plan, and one job per consumer that reads all of its space."""
+
+    def __init__(self, *orders: npt.NDArray[np.int64]) -> None:
+        self.space = space_of([1000] * COUNT, "s")
+        self.plan = Plan()
+        self.plan.add_space(self.space)
+        self.jobs: Any = SimpleNamespace(consumers=[], stalls=Stalls(), fetched=self._fetched)
+        self.fetched: dict[str, int] = {}
+        self.attribution = Attribution(self.plan, cast(JobRegistry, self.jobs))
+        for number, order in enumerate(orders):
+            key = f"job{number}"
+            self.plan.set_epoch(key, "s", 0, order)
+            request = SimpleNamespace(job=key, workers=0)
+            self.jobs.consumers.append(
+                SimpleNamespace(
+                    key=key, name="0", request=request, epoch=0, snapshot=SimpleNamespace(id="s"),
+                    position=Position(Follower(self.plan, key, 0), 1), lease=Liveness(0, 60, 0.0), moved=lambda: None,
+                )
+            )  # fmt: skip
+
+    def keys(self, blocks: Any) -> list[bytes]:
+        return self.space.keys(np.asarray(blocks))
+
+    def _fetched(self, key: str, size: int) -> None:
+        self.fetched[key] = self.fetched.get(key, 0) + size
+
+
+def test_reads_are_those_of_the_consumer_whose_sequence_has_them_next() -> None:
+    one, two = np.random.default_rng(1).permutation(COUNT), np.random.default_rng(2).permutation(COUNT)
+    node = Node(one, two)
+    observed = node.attribution.on_reads([*node.keys(one[:20]), b"\xff" * 20], [], NOW)
+    assert observed.own_reads == {"job0": 20}
+    assert observed.tripped == {}
+    assert [node.plan.place(f"job{number}") for number in (0, 1)] == [(0, 20), (0, 0)]
+    assert [consumer.lease.silence(NOW) for consumer in node.jobs.consumers] == [0.0, NOW]
+
+
+def test_a_stall_is_that_of_the_consumer_that_reads_the_block_next() -> None:
+    one, two = np.random.default_rng(1).permutation(COUNT), np.random.default_rng(2).permutation(COUNT)
+    node = Node(one, two)
+    [key] = node.keys(two[:1])
+    stalls = [Stall(key=key, seconds=0.5, source="origin"), Stall(key=b"\xff" * 20, seconds=2.0, source="ssd")]
+    node.attribution.on_reads([], stalls, NOW)
+    rows = {(row.job, row.consumer, row.source): row.seconds for row in node.jobs.stalls.rows()}
+    assert rows == {("job1", "0", "origin"): 0.5, ("", "", "ssd"): 2.0}
+    assert node.fetched == {"job1": 1000}
+
+
+def test_of_a_single_consumer_every_stall_on_its_snapshot_is_its_own() -> None:
+    node = Node(np.arange(COUNT))
+    [key] = node.keys([COUNT - 1])
+    node.attribution.on_reads([], [Stall(key=key, seconds=0.5, source="ssd")], NOW)
+    assert node.jobs.stalls.of("job0") == (1, 0.5)
+    assert node.fetched == {}
+
+
+def test_tripwires_say_where_a_consumer_is_whose_other_pages_are_in_the_page_cache() -> None:
+    node = Node(np.arange(COUNT))
+    pages = {"s": np.full(COUNT, HELD, np.uint8)}
+    observed = node.attribution.on_reads(node.keys([31]), [], NOW, pages)
+    assert observed.tripped["s"].tolist() == [31]
+    assert observed.own_reads == {"job0": 1}
+    assert node.plan.place("job0") == (0, 32)
+    assert node.jobs.consumers[0].position.follower.visibility.hidden == MOST_HIDDEN

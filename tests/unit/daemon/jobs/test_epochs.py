@@ -1,0 +1,59 @@
+"""Which epochs of a consumer are known, and which its plan still lacks."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+from cachefs_daemon.jobs import epochs as module
+from cachefs_daemon.jobs.epochs import Epochs
+
+from cachefs.planning.blocks.samples import Reads, Samples
+from cachefs.planning.sequences.sampler import SamplerSpec
+
+SPEC = SamplerSpec(kind="numpy", size=10, epochs=3)
+EXPLICIT = SamplerSpec(kind="explicit", size=10)
+ORDER = np.arange(10, dtype=np.uint32)
+READS = Reads(np.arange(20, dtype=np.int32), None, 10, 0)
+SAMPLES = cast(Samples, SimpleNamespace())
+
+
+def test_the_current_epoch_and_the_next_are_missing_until_the_plan_has_them() -> None:
+    epochs = Epochs(SPEC)
+    assert epochs.missing(0) is None  # nobody knows yet what the samples are
+    epochs.samples = SAMPLES
+    assert epochs.missing(0) == 0
+    epochs.reads[0] = READS
+    assert epochs.missing(0) == 1
+    epochs.reads[1] = READS
+    assert epochs.missing(0) is None
+    assert epochs.missing(1) == 2
+    epochs.keep_from(1)
+    assert list(epochs.reads) == [1]
+    assert (epochs.shortest, epochs.in_samples(8.0)) == (20, 4.0)
+    assert [epochs.is_last(number) for number in range(3)] == [False, False, True]
+    assert [epochs.may_be_read(number) for number in (2, 3)] == [True, False]
+    assert epochs.known(1) == [1, 2]
+
+
+def test_orders_that_are_told_wait_to_be_taken_and_are_kept_while_they_matter() -> None:
+    epochs = Epochs(EXPLICIT)
+    epochs.samples = SAMPLES
+    assert (epochs.first, epochs.missing(0)) == (0, None)
+    for number in (3, 4, 5):
+        epochs.add(number, ORDER, 0)
+    assert (epochs.first, epochs.missing(3), epochs.known(3)) == (3, 3, [3, 4, 5])
+    assert epochs.take(3) is ORDER
+    assert epochs.take(3) is None
+    assert epochs.missing(3) == 4
+    assert list(epochs.told(4)) == [4, 5]
+    assert epochs.may_be_read(77)
+
+
+def test_what_is_told_too_far_ahead_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 3 * ORDER.nbytes)
+    epochs = Epochs(EXPLICIT)
+    for number in (9, 1, 5, 3):
+        epochs.add(number, ORDER, 0)
+    assert sorted(epochs.told(0)) == [1, 3, 5]
+    assert epochs.take(9) is None

@@ -1,0 +1,99 @@
+"""Where a consumer may be between its reports, at times that the test makes up."""
+
+import numpy as np
+import pytest
+
+from cachefs.planning.sequences.follower import Follower, observe
+from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.position import (
+    HEARTBEAT_SECONDS,
+    LONGEST_SEARCH,
+    REPORT_READS,
+    REPORT_SECONDS,
+    UNSEEN_SECONDS,
+    Position,
+)
+from tests.simulated import space_of
+
+NOW = 50_000.0
+
+
+def position_in(reads: int, reorder_window: int = 0, batch_size: int = 1) -> Position:
+    plan = Plan()
+    plan.add_space(space_of([1000] * reads, "s"))
+    plan.set_epoch("c", "s", 0, np.arange(reads))
+    position = Position(Follower(plan, "c", reorder_window), batch_size)
+    position.shortest_epoch = reads
+    return position
+
+
+def test_who_has_not_moved_since_his_rate_is_known_was_not_away_before() -> None:
+    """Workers of a loader read on while the first batch is missing: a rate, and no other place."""
+    position = position_in(200)
+    follower = position.follower
+    follower.begun, follower.rate.value = True, 1000.0
+    assert (position.unseen(NOW), position.searched(NOW)) == (0, 0)
+    assert (position.unseen(NOW + 1), position.searched(NOW + 1)) == (1000, 2000)
+    follower.on_heartbeat(0, 100)
+    assert (position.unseen(NOW + 2), position.searched(NOW + 2)) == (0, 0)
+
+
+def test_who_is_silent_is_taken_to_have_stopped_and_is_searched_ever_further() -> None:
+    position = position_in(200)
+    follower = position.follower
+    follower.begun, follower.rate.value = True, 10.0
+    assert position.unseen(NOW) == 0
+    assert position.unseen(NOW + 3 * UNSEEN_SECONDS) == 10 * UNSEEN_SECONDS
+    assert position.searched(NOW + 3 * LONGEST_SEARCH) == 10 * UNSEEN_SECONDS * 2**LONGEST_SEARCH
+
+
+def test_who_has_not_begun_or_has_no_rate_has_passed_nothing() -> None:
+    position = position_in(200)
+    position.follower.rate.value = 1000.0
+    assert position.unseen(NOW) == position.unseen(NOW + 5) == 0
+    position.follower.begun, position.follower.rate.value = True, 0.0
+    assert position.unseen(NOW + 5) == position.passed_by(NOW + 5, 1.0) == 0
+
+
+def test_it_has_passed_no_more_than_a_report_or_a_tripwire_shows() -> None:
+    position = position_in(100_000)
+    position.follower.begun, position.follower.rate.value = True, 1000.0
+    assert position.passed_by(NOW, 0.1) == 100
+    assert position.passed_by(NOW + 9, 0.0) == position.tripwires(NOW + 9)
+    position.on_heartbeat(NOW + 9)
+    assert position.passed_by(NOW + 9, 0.0) == REPORT_READS
+
+
+def test_tripwires_are_there_while_it_does_not_say_itself_where_it_is() -> None:
+    position = position_in(100_000)
+    assert position.tripwires(NOW) == position.left_out(NOW) == 32
+    position.on_heartbeat(NOW)
+    assert position.tripwires(NOW) == position.left_out(NOW) == 0
+    assert position.tripwires(NOW + HEARTBEAT_SECONDS) == 32
+
+
+def test_an_interval_leaves_tripwires_in_a_short_epoch() -> None:
+    position = position_in(10)
+    assert (position.tripwires(NOW), position.left_out(NOW)) == (8, 8)
+
+
+def test_closer_tripwires_of_before_are_left_out_for_a_while() -> None:
+    position = position_in(100_000)
+    position.follower.rate.value = 10_000.0
+    assert (position.tripwires(NOW), position.left_out(NOW)) == (512, 32)
+    assert (position.tripwires(NOW + 3), position.left_out(NOW + 3)) == (512, 512)
+
+
+def test_the_margin_is_what_was_read_since_the_last_report() -> None:
+    position = position_in(1000, reorder_window=50, batch_size=4)
+    assert position.margin == REPORT_SECONDS
+    follower = position.follower
+    follower.rate.demand = 100.0
+    assert position.margin == pytest.approx((REPORT_SECONDS * 100 + 4) / 100)
+    observe([follower], np.array([0, 1, 5], np.int32))
+    assert follower.span == 4
+    assert position.margin == pytest.approx((REPORT_SECONDS * 100 + 4 + 4) / 100)
+    follower.rate.demand = 1e6
+    assert position.margin == pytest.approx((REPORT_READS + 4 + 4) / 1e6)
+    follower.following = False
+    assert position.margin == REPORT_SECONDS
