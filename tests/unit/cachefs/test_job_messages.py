@@ -1,11 +1,11 @@
 """What jobs say on the wire: a sampler spec is a map of its fields, and unknown fields are ignored."""
 
 import msgspec
-from cachefs.publishing.consumer import spec_of
 
 import cachefs
 from cachefs.job_messages import JobPublish
 from cachefs.planning.sequences.sampler import SamplerSpec
+from cachefs.publishing.published_consumer import spec_of
 
 SPEC = SamplerSpec(kind="numpy", size=9, seed=2)
 FIELDS = {
