@@ -7,60 +7,59 @@ from cachefs.planning.sequences.sampler import SamplerSpec
 
 
 class SampleMap(Message, frozen=True):
-    """Which bytes of which files each sample is.
+    """Which bytes of which files each sample is."""
 
-    kind: `tree`, all files in order of their path bytes; `files`, one file per sample; `records`, a part of a file per
-    sample. entries: u32 little-endian snapshot entry number per sample; offsets, lengths: u64 little-endian per sample.
-    indexer: `npy`, `tar`, `tfrecord` or `fixed:<bytes>`, with which the daemon finds the records of the files in
-    *entries* or *paths*. paths: relative to the dataset; with kind `files` they may stand for entries.
-    """
-
+    # `tree`: all files, in order of their path bytes; `files`: one file per sample; `records`: a part of a file per
+    # sample.
     kind: str
+    # Snapshot entry number per sample, u32 little-endian.
     entries: bytes = b""
+    # First byte and number of bytes per sample, u64 little-endian.
     offsets: bytes = b""
     lengths: bytes = b""
+    # `npy`, `tar`, `tfrecord` or `fixed:<bytes>`: the daemon finds the records of the files in *entries* or *paths*.
     indexer: str = ""
+    # Relative to the dataset. With kind `files` they may stand for *entries*.
     paths: list[bytes] = msgspec.field(default_factory=list)
 
 
 class JobPublish(Message, frozen=True):
-    """One consumer of a job says how it will read. consumer: unique within the job; map: None means as this job said
-    before, else `tree`; workers, batch_size, prefetch: of the loader, which reads that much out of order; pid: the job
-    ends with it (0: none); lease: seconds without any sign of life after which it ends."""
+    """One consumer of a job says how it will read."""
 
     job: str
     dataset: str
-    snapshot: str = ""
-    consumer: str = "0"
+    snapshot: str = ""  # the first digits of its id; none: the dataset's current one
+    consumer: str = "0"  # unique within the job
     spec: SamplerSpec | None = None
-    map: SampleMap | None = None
+    map: SampleMap | None = None  # None: as this job said before, else `tree`
     rank: int = 0
     world_size: int = 1
+    # Of the loader, which reads so much out of order.
     workers: int = 0
     batch_size: int = 1
     prefetch: int = 2
-    pid: int = 0
-    lease: float = 60.0
-    source: str = ""
+    pid: int = 0  # the job ends with this process (0: none)
+    lease: float = 60.0  # seconds without any sign of life after which it ends
+    source: str = ""  # who publishes it
 
 
 class JobEpoch(Message, frozen=True):
-    """The order of one epoch. order: u32 little-endian sample numbers."""
+    """The order of one epoch."""
 
     job: str
     consumer: str
     epoch: int
-    order: bytes
+    order: bytes  # sample numbers, u32 little-endian
 
 
 class JobProgress(Message, frozen=True):
-    """A heartbeat. position: samples of the epoch that are delivered; ended: the consumer is through."""
+    """A heartbeat."""
 
     job: str
     consumer: str
     epoch: int
-    position: int
-    ended: bool = False
+    position: int  # samples of the epoch that are delivered
+    ended: bool = False  # the consumer is through
 
 
 class JobName(Message, frozen=True):
@@ -68,32 +67,30 @@ class JobName(Message, frozen=True):
 
 
 class ConsumerView(Message, frozen=True):
-    """position of epoch_length samples of an epoch; rate: samples/s; matched, mismatched: reads that were, and were
-    not, where the sequence had them; ahead_bytes: on the node and not read yet; pushed_bytes: of these, what is in the
-    page cache of some mount."""
+    """How a consumer gets on."""
 
     consumer: str
     epoch: int
-    position: int
-    epoch_length: int
+    position: int  # samples of the epoch that are read
+    epoch_length: int  # samples; 0 while nobody knows
     known_epochs: list[int]
-    rate: float
-    matched: int
-    mismatched: int
+    rate: float  # samples per second
+    matched: int  # reads that were where the sequence has them
+    mismatched: int  # reads that no sequence explains
     state: str
     problem: str = ""
-    ahead_bytes: int = 0
-    pushed_bytes: int = 0
+    ahead_bytes: int = 0  # what it will read that is on the node
+    pushed_bytes: int = 0  # of these, what is in the page cache of some mount
 
 
 class JobView(Message, frozen=True):
-    """started: unix seconds; source: who published it."""
+    """How a job gets on."""
 
     job: str
     dataset: str
     snapshot: str
-    source: str
-    started: float
+    source: str  # who published it
+    started: float  # unix seconds
     state: str
     consumers: list[ConsumerView]
     stalls: int = 0
@@ -107,15 +104,15 @@ class JobList(Message, frozen=True):
 
 
 class StallRow(Message, frozen=True):
-    """Stalls of one consumer in one epoch from one source; longest in seconds. job is empty where nobody published."""
+    """Stalls of one consumer in one epoch from one source."""
 
-    job: str
+    job: str  # empty where nobody has published what was read
     consumer: str
     epoch: int
-    source: str
+    source: str  # as in cachefs.messages.Stall
     count: int
     seconds: float
-    longest: float
+    longest: float  # seconds
 
 
 class StallRows(Message, frozen=True):
