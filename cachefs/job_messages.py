@@ -1,4 +1,4 @@
-"""Messages about sequences between jobs, cachectl and the daemon (see cachefs.messages for the rules)."""
+"""What jobs, cachectl and the daemon say to each other about sequences (see cachefs.messages for the rules)."""
 
 import msgspec
 
@@ -9,17 +9,17 @@ from cachefs.planning.sequences.sampler import SamplerSpec
 class SampleMap(Message, frozen=True):
     """Which bytes of which files each sample is."""
 
-    # `tree`: all files in the order of their path bytes; `files`: one file per sample; `records`: a part of a file per
+    # `tree`: all files, in order of their path bytes; `files`: one file per sample; `records`: a part of a file per
     # sample.
     kind: str
-    # For each sample the number of its file in the snapshot: u32, little-endian.
+    # Snapshot entry number per sample, u32 little-endian.
     entries: bytes = b""
-    # For each sample where it is in its file, in bytes: u64, little-endian.
+    # First byte and number of bytes per sample, u64 little-endian.
     offsets: bytes = b""
     lengths: bytes = b""
-    # `npy`, `tar`, `tfrecord` or `fixed:<bytes>`: how the daemon finds the records of the files.
+    # `npy`, `tar`, `tfrecord` or `fixed:<bytes>`: the daemon finds the records of the files in *entries* or *paths*.
     indexer: str = ""
-    # Relative to the dataset; with the kind `files` they may stand for entries.
+    # Relative to the dataset. With kind `files` they may stand for *entries*.
     paths: list[bytes] = msgspec.field(default_factory=list)
 
 
@@ -28,27 +28,19 @@ class JobPublish(Message, frozen=True):
 
     job: str
     dataset: str
-    # Id; empty for the current one.
-    snapshot: str = ""
-    # Name of the consumer, unique within the job.
-    consumer: str = "0"
-    # From which all epochs follow; None where each is sent (JobEpoch).
+    snapshot: str = ""  # the first digits of its id; none: the dataset's current one
+    consumer: str = "0"  # unique within the job
     spec: SamplerSpec | None = None
-    # None: as this job has said before, else `tree`.
-    map: SampleMap | None = None
-    # Of the process, among the job's processes.
+    map: SampleMap | None = None  # None: as this job said before, else `tree`
     rank: int = 0
     world_size: int = 1
-    # Of the loader, which reads that much out of order.
+    # Of the loader, which reads so much out of order.
     workers: int = 0
     batch_size: int = 1
     prefetch: int = 2
-    # The job ends with this process; 0 for none.
-    pid: int = 0
-    # The job ends after so many seconds without a sign of life.
-    lease: float = 60.0
-    # Who publishes, as shown to users.
-    source: str = ""
+    pid: int = 0  # the job ends with this process (0: none)
+    lease: float = 60.0  # seconds without any sign of life after which it ends
+    source: str = ""  # who publishes it
 
 
 class JobEpoch(Message, frozen=True):
@@ -57,8 +49,7 @@ class JobEpoch(Message, frozen=True):
     job: str
     consumer: str
     epoch: int
-    # Sample numbers: u32, little-endian.
-    order: bytes
+    order: bytes  # sample numbers, u32 little-endian
 
 
 class JobProgress(Message, frozen=True):
@@ -67,50 +58,39 @@ class JobProgress(Message, frozen=True):
     job: str
     consumer: str
     epoch: int
-    # Samples of the epoch that were delivered.
-    position: int
-    # The consumer ends.
-    ended: bool = False
+    position: int  # samples of the epoch that are delivered
+    ended: bool = False  # the consumer is through
 
 
 class JobName(Message, frozen=True):
-    """A job."""
-
     job: str
 
 
 class ConsumerView(Message, frozen=True):
-    """A consumer of a job."""
+    """How a consumer gets on."""
 
     consumer: str
-    # Where it is: *position* of *epoch_length* samples of an epoch.
     epoch: int
-    position: int
-    epoch_length: int
-    # Epochs whose order is known.
+    position: int  # samples of the epoch that are read
+    epoch_length: int  # samples; 0 while nobody knows
     known_epochs: list[int]
-    # Samples per second.
-    rate: float
-    # Reads that came where the sequence has them, and reads that did not.
-    matched: int
-    mismatched: int
+    rate: float  # samples per second
+    matched: int  # reads that were where the sequence has them
+    mismatched: int  # reads that no sequence explains
     state: str
     problem: str = ""
-    # Bytes that it has not read yet and that are on the node; and of these, what is in the page cache of some mount.
-    ahead_bytes: int = 0
-    pushed_bytes: int = 0
+    ahead_bytes: int = 0  # what it will read that is on the node
+    pushed_bytes: int = 0  # of these, what is in the page cache of some mount
 
 
 class JobView(Message, frozen=True):
-    """A job."""
+    """How a job gets on."""
 
     job: str
     dataset: str
     snapshot: str
-    # Who has published it.
-    source: str
-    # Unix time in seconds.
-    started: float
+    source: str  # who published it
+    started: float  # unix seconds
     state: str
     consumers: list[ConsumerView]
     stalls: int = 0
@@ -120,27 +100,20 @@ class JobView(Message, frozen=True):
 
 
 class JobList(Message, frozen=True):
-    """All jobs of the node."""
-
     jobs: list[JobView]
 
 
 class StallRow(Message, frozen=True):
-    """The stalls of one consumer in one epoch, from one source."""
+    """Stalls of one consumer in one epoch from one source."""
 
-    # Empty where nobody has published what was read.
-    job: str
+    job: str  # empty where nobody has published what was read
     consumer: str
     epoch: int
-    # As in Stall.
-    source: str
+    source: str  # as in cachefs.messages.Stall
     count: int
-    # All stalls together, and the longest one.
     seconds: float
-    longest: float
+    longest: float  # seconds
 
 
 class StallRows(Message, frozen=True):
-    """Stalls of one job, or of all."""
-
     rows: list[StallRow]

@@ -1,4 +1,5 @@
 """Who reads which block when: orders that samplers determine, the plan made of them, and where each consumer is in it.
 
-May import cachefs.planning.blocks.
+`plan` is the door to what is known of the future, `follower` and `position` to where a consumer is. May import
+cachefs.planning.blocks.
 """

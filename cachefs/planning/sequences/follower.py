@@ -1,4 +1,4 @@
-"""Where a consumer is in its sequence, told from the blocks that are read.
+"""Where a consumer is in its sequence, as the blocks say that are read.
 
 Nobody says which read was whose, reads of pages the kernel has never show, and a loader's workers read out of order.
 So a read is taken for a consumer's if its sequence has that block a little ahead of where the consumer was last. How
@@ -62,7 +62,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What tripwires have told of a consumer."""
+    """What tripwires say of a consumer."""
 
     # The tripwires that it has read, as blocks: one dimension, int32.
     wires: Ids

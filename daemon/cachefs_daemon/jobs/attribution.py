@@ -23,7 +23,7 @@ MOST_HIDDEN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a mount's reads have told of the jobs."""
+    """What a mount's reads say of the jobs."""
 
     # By snapshot: blocks that were left out of the mount's page cache to see them read. One dimension, int32.
     tripped: Mapping[str, Ids]

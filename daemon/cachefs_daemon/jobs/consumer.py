@@ -81,7 +81,7 @@ class Consumer:
     # --- what it says ---------------------------------------------------------------------------------------------
 
     def add_order(self, epoch: int, order: Order, now: float) -> None:
-        """It has told the *order* of an epoch: sample numbers, shape (n,), uint32."""
+        """It has published the *order* of an epoch: sample numbers, shape (n,), uint32."""
         self.lease.renew(now)
         self._epochs.add(epoch, order, self._oldest)
         self._news.set()
@@ -127,9 +127,9 @@ class Consumer:
         return (epoch, reads.samples_after(position)) if reads is not None else None
 
     @property
-    def told_orders(self) -> dict[int, Order]:
-        """The orders it was told, of its epoch and later ones."""
-        return self._epochs.told(self._oldest)
+    def published_orders(self) -> dict[int, Order]:
+        """The orders that it has published of its epoch and later ones."""
+        return self._epochs.published(self._oldest)
 
     @property
     def _oldest(self) -> int:

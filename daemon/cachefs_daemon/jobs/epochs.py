@@ -1,4 +1,5 @@
-"""The epochs of one consumer: those whose orders it has told, those its sampler determines, and those in the plan."""
+"""The epochs of one consumer: those whose orders it has published, those its sampler determines, and
+those in the plan."""
 
 from typing import Final
 
@@ -10,26 +11,28 @@ MAX_WAITING: Final = 64 << 20
 
 
 class Epochs:
+    """What one consumer has published of its epochs, and how much of it the plan knows by now."""
+
     def __init__(self, spec: SamplerSpec | None) -> None:
         # Numbers of those that the sampler determines.
         self.computable = range(spec.epochs) if spec is not None and spec.kind != "explicit" else range(0)
         self.samples: Samples | None = None  # what its samples are; None while that is found out
         self.reads: dict[int, Reads] = {}  # in the plan: the current epoch and the next
-        self._waiting: dict[int, Order] = {}  # orders that were told and are not in the plan yet
-        self._told: dict[int, Order] = {}  # all orders that were told, of the current epoch and later ones
+        self._waiting: dict[int, Order] = {}  # orders that were published and are not in the plan yet
+        self._published: dict[int, Order] = {}  # all orders that were published, of the current epoch and later ones
 
     def add(self, epoch: int, order: Order, current: int) -> None:
-        """*order*, the sample numbers of an epoch (shape (n,), uint32), was told. What is too far ahead to be kept is
-        forgotten: the nearest epochs matter."""
+        """*order*, the sample numbers of an epoch (shape (n,), uint32), was published. What is too far ahead to be
+        kept is forgotten: the nearest epochs matter."""
         self._waiting[epoch] = order
-        self._told = {**self.told(current), epoch: order}
-        for orders in (self._waiting, self._told):
+        self._published = {**self.published(current), epoch: order}
+        for orders in (self._waiting, self._published):
             while sum(one.nbytes for one in orders.values()) > MAX_WAITING and len(orders) > 2:
                 del orders[max(orders)]
 
-    def told(self, current: int) -> dict[int, Order]:
-        """The orders that were told of epoch *current* and later ones."""
-        return {number: order for number, order in self._told.items() if number >= current}
+    def published(self, current: int) -> dict[int, Order]:
+        """The orders that were published of epoch *current* and later ones."""
+        return {number: order for number, order in self._published.items() if number >= current}
 
     def may_be_read(self, epoch: int) -> bool:
         """What was published does not say that there is no such epoch."""
@@ -59,7 +62,7 @@ class Epochs:
         return None
 
     def take(self, epoch: int) -> Order | None:
-        """The order that was told of an epoch which is brought into the plan now."""
+        """The published order of an epoch which is brought into the plan now."""
         return self._waiting.pop(epoch, None)
 
     def keep_from(self, current: int) -> None:

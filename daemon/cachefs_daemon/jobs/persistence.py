@@ -92,7 +92,7 @@ def record_of(job: Job) -> JobRecord:
             map=number_of(one.request.map) if one.request.map is not None else -1,
             snapshot=one.snapshot.id,
             born=one.lease.born,
-            orders={epoch: order.astype("<u4", copy=False).tobytes() for epoch, order in one.told_orders.items()},
+            orders={epoch: order.astype("<u4", copy=False).tobytes() for epoch, order in one.published_orders.items()},
         )
         for one in job.consumers.values()
     ]

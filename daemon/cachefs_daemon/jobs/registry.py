@@ -39,7 +39,7 @@ MAX_LEASE: Final = 7 * 86400.0
 # Jobs that have ended are shown for a while: what stalled, and why they ended.
 ENDED_KEPT: Final = 64
 
-# When a process started is told from the time of boot, which moves with the clock.
+# Seconds. When a process started is computed from the time of boot, which moves with the clock.
 CLOCK_STEP: Final = 5.0
 
 # How many bytes of blocks of a snapshot are in a page cache.
@@ -124,7 +124,7 @@ class JobRegistry:
     # --- what jobs say ----------------------------------------------------------------------------------------------
 
     def publish(self, request: JobPublish) -> JobView:
-        """Raises ConfigError, NotFound."""
+        """A consumer says how it will read. Raises ConfigError, NotFound."""
         _check(request)
         snapshot = self._snapshot(request)
         job = self._jobs.get(request.job)
@@ -154,7 +154,7 @@ class JobRegistry:
         return consumer
 
     def epoch(self, request: JobEpoch) -> None:
-        """Raises NotFound, ConfigError."""
+        """A consumer publishes the order of an epoch. Raises NotFound, ConfigError."""
         consumer = self._consumer(request.job, request.consumer)
         if request.epoch < 0 or len(request.order) % 4:
             raise ConfigError(
@@ -164,7 +164,7 @@ class JobRegistry:
         self.unsaved.add(request.job)
 
     def progress(self, request: JobProgress) -> None:
-        """Raises NotFound, ConfigError."""
+        """A consumer says where it is, or that it is through. Raises NotFound, ConfigError."""
         if request.epoch < 0 or request.position < 0:
             raise ConfigError(f"job {request.job}: epochs and positions count from 0")
         consumer = self._consumer(request.job, request.consumer)
@@ -173,14 +173,17 @@ class JobRegistry:
             self._end_consumer(self.get(request.job), consumer, "it said so")
 
     def cancel(self, name: str) -> None:
-        """Raises NotFound."""
+        """Nothing is read ahead for the job any more. Raises NotFound."""
         self._end(self.get(name), JobState.CANCELLED, "cancelled")
 
     # --- over a restart ---------------------------------------------------------------------------------------------
 
     def restore(self, record: JobRecord, places: Places) -> None:
-        """Take up a job where an earlier daemon left it. Raises CachefsError where nobody is there to read on, and
-        IndexError or ValueError for a record that makes no sense; nothing has begun then."""
+        """Take up a job where an earlier daemon left it.
+
+        Raises CachefsError where nobody is there to read on, and IndexError or ValueError for a record that makes no
+        sense. Nothing has begun then.
+        """
         now = time.monotonic()
         job = Job(record.job, record.source, record.started)
         maps = {snapshot: record.maps[number] for snapshot, number in record.latest.items()}
@@ -212,7 +215,7 @@ class JobRegistry:
     # --- what others ask --------------------------------------------------------------------------------------------
 
     def readers(self, latency: float) -> list[Reader]:
-        """Those whose pages are pushed, by orders that take *latency* seconds."""
+        """The consumers whose pages are pushed, by orders that take *latency* seconds."""
         now = time.monotonic()
         return [
             Reader(
@@ -233,8 +236,7 @@ class JobRegistry:
         return self._consumers.keys()
 
     def margin(self) -> float:
-        """Seconds by which some reader may be ahead of its place in the plan: that of its last report, and of the
-        slowest of its loader's workers."""
+        """Seconds by which some reader may be ahead of its place in the plan, see `Position.margin`."""
         positions = (consumer.position for consumer in self._consumers.values())
         return max((one.margin if one is not None else REPORT_SECONDS for one in positions), default=0.0)
 
@@ -247,7 +249,7 @@ class JobRegistry:
     # --- their ends ---------------------------------------------------------------------------------------------------
 
     async def end_lapsed(self) -> None:
-        """End what is there no longer; to be called every few seconds."""
+        """End the consumers that are there no longer, and the jobs that have no others. To be called every few seconds."""
         now = time.monotonic()
         for job in self:
             for consumer in list(job.consumers.values()):
@@ -301,7 +303,7 @@ class JobRegistry:
         self.stalls.forget(job.name)
 
     def _snapshot(self, request: JobPublish) -> Snapshot:
-        """The one it names by its first digits, else the dataset's current one."""
+        """The snapshot that the request names by its first digits, else the dataset's current one."""
         if not request.snapshot:
             return self._datasets.snapshot(request.dataset)
         for snapshot in self._datasets.generations(self._datasets.get(request.dataset)):

@@ -1,4 +1,4 @@
-"""From a published sample map to blocks. What indexes record files reads them, so it runs in a thread of its own."""
+"""From a published sample map to blocks. Indexing record files reads them, so it runs in a thread of its own."""
 
 import functools
 from collections.abc import Callable
@@ -21,7 +21,10 @@ TREE: Final = SampleMap(kind="tree")
 
 
 def resolve(sample_map: SampleMap, snapshot: Snapshot, space: BlockSpace, read: ReadFile) -> Samples:
-    """Raises ConfigError for a map that makes no sense, NotFound for a path, and what *read* raises."""
+    """Which blocks of *space* each sample is, where *read* reads files of the snapshot.
+
+    Raises ConfigError for a map that makes no sense, NotFound for a path that does not exist, and what *read* raises.
+    """
     if sample_map.kind == "tree":
         return Samples(space, *space.blocks_of(_in_path_order(snapshot)))
     if sample_map.kind == "files":
@@ -40,6 +43,7 @@ def resolve(sample_map: SampleMap, snapshot: Snapshot, space: BlockSpace, read: 
 
 
 def _entries(sample_map: SampleMap, snapshot: Snapshot) -> npt.NDArray[np.integer]:
+    """The entry number of the file of each sample: shape (samples,)."""
     if sample_map.entries or not sample_map.paths:
         return np.frombuffer(sample_map.entries, "<u4")
     return np.array([_file(snapshot, path).number for path in sample_map.paths], np.int64)
@@ -48,7 +52,8 @@ def _entries(sample_map: SampleMap, snapshot: Snapshot) -> npt.NDArray[np.intege
 def _indexed(
     sample_map: SampleMap, snapshot: Snapshot, read: ReadFile
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """The records of its files, one file after the other."""
+    """The records of the map's files, one file after the other: entry number, first byte and bytes of each record, three
+    arrays of shape (samples,)."""
     entries, offsets, lengths = [], [], []
     files = [snapshot.entry(int(number)) for number in np.frombuffer(sample_map.entries, "<u4")]
     for entry in files or [_file(snapshot, path) for path in sample_map.paths]:
@@ -73,7 +78,7 @@ def _file(snapshot: Snapshot, path: bytes) -> Entry:
 
 
 def _in_path_order(snapshot: Snapshot) -> npt.NDArray[np.int64]:
-    """All files by the bytes of their whole path. 2.5 us per file."""
+    """The entry numbers of all files in order of the bytes of their whole paths: shape (files,). 2.5 us per file."""
     numbers: list[int] = []
     pending = [snapshot.entry(ROOT)]
     while pending:

@@ -8,24 +8,26 @@ from cachefs.job_messages import StallRow
 @dataclass(slots=True)
 class _Total:
     count: int = 0
-    seconds: float = 0.0
-    longest: float = 0.0
+    seconds: float = 0.0  # of all
+    longest: float = 0.0  # seconds
 
 
 class Stalls:
-    """Kept by job (empty: nobody published what was read), consumer, epoch and source."""
+    """All stalls since the daemon started."""
 
     def __init__(self) -> None:
+        # By job (empty: nobody published what was read), consumer, epoch and source.
         self._totals: dict[tuple[str, str, int, str], _Total] = {}
 
     def add(self, job: str, consumer: str, epoch: int, source: str, seconds: float) -> None:
+        """A read waited for so many seconds."""
         total = self._totals.setdefault((job, consumer, epoch, source), _Total())
         total.count += 1
         total.seconds += seconds
         total.longest = max(total.longest, seconds)
 
     def rows(self, job: str = "") -> list[StallRow]:
-        """Of one job, or of all and of nobody, in order."""
+        """The stalls of one job; without one those of all jobs, and of readers that have published nothing."""
         return [
             StallRow(
                 job=name[0], consumer=name[1], epoch=name[2], source=name[3],
@@ -36,10 +38,11 @@ class Stalls:
         ]  # fmt: skip
 
     def of(self, job: str) -> tuple[int, float]:
-        """Reads of a job that waited, and seconds they waited."""
+        """How many reads of a job waited, and for how many seconds altogether."""
         rows = self.rows(job)
         return sum(row.count for row in rows), sum(row.seconds for row in rows)
 
     def forget(self, job: str) -> None:
+        """The job is not shown any more."""
         for name in [name for name in self._totals if name[0] == job]:
             del self._totals[name]

@@ -11,7 +11,7 @@ class JobState(StrEnum):
 
 class ConsumerState(StrEnum):
     PREPARING = "preparing"  # what its samples are is being found out
-    WAITING = "waiting"  # it has not begun to read, or has not told any order
+    WAITING = "waiting"  # it has not begun to read, or has not published any order
     FOLLOWING = "following"  # it reads what it has published
     STANDING_STILL = "standing still"  # nothing is seen of it, though it has begun
     NOT_FOLLOWED = "not followed"  # it reads something else, or what it published makes no sense

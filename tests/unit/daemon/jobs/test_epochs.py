@@ -36,7 +36,7 @@ def test_the_current_epoch_and_the_next_are_missing_until_the_plan_has_them() ->
     assert epochs.known(1) == [1, 2]
 
 
-def test_orders_that_are_told_wait_to_be_taken_and_are_kept_while_they_matter() -> None:
+def test_orders_that_are_published_wait_to_be_taken_and_are_kept_while_they_matter() -> None:
     epochs = Epochs(EXPLICIT)
     epochs.samples = SAMPLES
     assert (epochs.first, epochs.missing(0)) == (0, None)
@@ -46,14 +46,14 @@ def test_orders_that_are_told_wait_to_be_taken_and_are_kept_while_they_matter() 
     assert epochs.take(3) is ORDER
     assert epochs.take(3) is None
     assert epochs.missing(3) == 4
-    assert list(epochs.told(4)) == [4, 5]
+    assert list(epochs.published(4)) == [4, 5]
     assert epochs.may_be_read(77)
 
 
-def test_what_is_told_too_far_ahead_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_published_too_far_ahead_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 3 * ORDER.nbytes)
     epochs = Epochs(EXPLICIT)
     for number in (9, 1, 5, 3):
         epochs.add(number, ORDER, 0)
-    assert sorted(epochs.told(0)) == [1, 3, 5]
+    assert sorted(epochs.published(0)) == [1, 3, 5]
     assert epochs.take(9) is None
