@@ -1,6 +1,7 @@
-"""What the daemon and a mount's pusher say to each other: which blocks' pages to store and to drop.
+"""Messages between the daemon and a mount's pusher: which blocks to store in the page cache and which to drop.
 
-Blocks are arrays: entries (u64) and block numbers within the file (u32), little-endian, of equal count.
+Blocks are two arrays of equal length, little-endian: *entries*, u64, the numbers of their files in the snapshot; and
+*numbers*, u32, the numbers of the blocks in their files.
 """
 
 import msgspec
@@ -9,7 +10,7 @@ from cachefs.messages import Message
 
 
 class HeldPages(Message, frozen=True):
-    """Blocks of one snapshot whose pages were stored and not dropped since."""
+    """Blocks of one snapshot that were stored, and not dropped since then."""
 
     snapshot: str
     entries: bytes
@@ -17,44 +18,47 @@ class HeldPages(Message, frozen=True):
 
 
 class PushSubscribe(Message, frozen=True):
-    """Opens the stream of orders; a mount has one, and a newer one replaces it.
+    """Opens the stream of orders. A mount has one stream; a later one takes the place of an earlier one."""
 
-    mount: id in its MountReports; budget: bytes of page cache that may be filled now; held: what there is of orders of
-    an earlier stream.
-    """
-
+    # The mount's id in its MountReports.
     mount: str
+    # Bytes of the page cache that may be filled now.
     budget: int
+    # What is stored by orders of earlier streams.
     held: list[HeldPages] = msgspec.field(default_factory=list)
 
 
 class PushOrder(Message, frozen=True):
-    """Store these blocks' pages, or drop them, in this order. One without blocks shows that the daemon is there. check:
-    they were stored before; store those of which the kernel has taken pages back."""
+    """Store blocks, or drop them, in this order. An order without blocks only shows that the daemon is there."""
 
+    # Number of the order in its stream.
     serial: int
     snapshot: str
     entries: bytes
     numbers: bytes
     drop: bool = False
+    # The blocks were stored before. Store those of which the kernel has taken pages back.
     check: bool = False
 
 
 class OrderDone(Message, frozen=True, array_like=True):
-    """failed: indices (u32) of the order's blocks that could not be stored or dropped."""
+    """The result of one order."""
 
     serial: int
+    # Indices, in the order, of the blocks that could not be stored or dropped: u32, little-endian.
     failed: bytes = b""
 
 
 class PushDone(Message, frozen=True):
-    """What came of orders. budget: as in PushSubscribe, as of now; counters: cumulative (cachefs.mount.push.blocks)."""
+    """The results of orders."""
 
     mount: str
     done: list[OrderDone]
+    # As in PushSubscribe, at this moment.
     budget: int
+    # Cumulative (cachefs.mount.push.blocks).
     counters: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class PushReply(Message, frozen=True):
-    pass
+    """The daemon has the report."""
