@@ -16,7 +16,7 @@ from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.exchange import Exchange, JobAudiences, Parties
+from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.prefetcher import Prefetcher, PrefetchSettings
 from cachefs_daemon.fetch.slots import FetchSlots
@@ -93,8 +93,8 @@ class Node:
             self.jobs.fetched,
             self.pushers.is_active,
         )
-        parties = Parties(self.mounts, self.jobs, audiences, self.pushers, prefetcher)
-        self.exchange = Exchange(parties, storage.tiering, threads)
+        listeners = Listeners(self.jobs, audiences, self.pushers, prefetcher)
+        self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._endless = (prefetcher, self._job_persistence, self._mount_persistence)
