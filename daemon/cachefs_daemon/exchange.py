@@ -6,7 +6,7 @@ they push: for the jobs' consumers that read what their mount shows.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cachefs.job_messages import JobProgress
@@ -16,7 +16,7 @@ from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.pagecache.push_plan import Audience
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.fetch.pace import Pace
-from cachefs_daemon.jobs.attribution import Attribution, Observed
+from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.mounts.mount_affinity import MountAffinity
 from cachefs_daemon.mounts.pushers import Pushers
@@ -47,9 +47,9 @@ class JobAudiences:
         """Are files of *snapshot* among those that the mount with that id shows?"""
         return self._mounts.shows(mount, snapshot, [dataset.record for dataset in self._catalog])
 
-    def note(self, mount: str, observed: Observed) -> None:
-        """Reads that came through *mount* have told whose they are."""
-        self._affinity.note(mount, observed.own_reads)
+    def note(self, mount: str, own_reads: Mapping[str, int]) -> None:
+        """own_reads: by key of the consumer, how many of its own reads came through *mount*."""
+        self._affinity.note(mount, own_reads)
 
     def forget_ended(self) -> None:
         """Forget consumers that have ended."""
@@ -57,10 +57,9 @@ class JobAudiences:
 
 
 @dataclass(frozen=True, slots=True)
-class Parties:
-    """The parts of the node between which an exchange carries reports."""
+class Listeners:
+    """Who learns from reports where consumers are."""
 
-    mounts: MountRegistry
     jobs: JobRegistry
     attribution: Attribution
     audiences: JobAudiences
@@ -71,38 +70,41 @@ class Parties:
 class Exchange:
     """Used from the event loop only."""
 
-    def __init__(self, parties: Parties, tiering: Locked[Tiering], threads: Threads) -> None:
+    def __init__(self, mounts: MountRegistry, listeners: Listeners, tiering: Locked[Tiering], threads: Threads) -> None:
         """tiering: is told which blocks were used."""
-        self._parties = parties
+        self._mounts = mounts
+        self._jobs = listeners.jobs
+        self._audiences = listeners.audiences
+        self._pushers = listeners.pushers
+        self._attribution = listeners.attribution
+        self._pace = listeners.pace
         self._tiering = tiering
         self._threads = threads
 
     async def on_mount_report(self, report: MountReport) -> None:
         """A mount says what it has read, and that it is there."""
-        parties = self._parties
-        parties.mounts.report(report)
+        self._mounts.report(report)
         if report.accessed or report.stalls:
-            pages = parties.pushers.pages_of(report.id)
-            observed = parties.attribution.on_reads(report.accessed, report.stalls, time.monotonic(), pages)
-            parties.audiences.note(report.id, observed)
-            parties.pushers.on_reads(report.id, report.accessed, observed.tripped)
-            parties.pace.wake()
+            pages = self._pushers.pages_of(report.id)
+            observed = self._attribution.on_reads(report.accessed, report.stalls, time.monotonic(), pages)
+            self._audiences.note(report.id, observed.own_reads)
+            self._pushers.on_reads(report.id, report.accessed, observed.tripped)
+            self._pace.wake()
         if report.accessed:
             await self._threads.run(self._count_uses, report.accessed)
 
     def on_job_progress(self, progress: JobProgress) -> None:
         """A consumer says how far it is. Raises NotFound, ConfigError."""
-        self._parties.jobs.progress(progress)
-        self._parties.pushers.wake()
+        self._jobs.progress(progress)
+        self._pushers.wake()
 
     def refresh(self) -> None:
         """Forget mounts and consumers that have ended, and say anew what page caches cover. To be called every few
         seconds."""
-        parties = self._parties
-        parties.mounts.forget_gone()
-        parties.audiences.forget_ended()
-        parties.pushers.forget_gone(parties.mounts.lives)
-        parties.pushers.show_cached()
+        self._mounts.forget_gone()
+        self._audiences.forget_ended()
+        self._pushers.forget_gone(self._mounts.lives)
+        self._pushers.show_cached()
 
     def _count_uses(self, accessed: list[bytes]) -> None:
         with self._tiering as tiering:

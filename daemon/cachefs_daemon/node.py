@@ -20,7 +20,7 @@ from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
-from cachefs_daemon.exchange import Exchange, JobAudiences, Parties
+from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.pace import Pace
 from cachefs_daemon.fetch.prefetcher import Prefetcher
@@ -92,8 +92,9 @@ class Node:
         audiences = JobAudiences(self.mounts, self.jobs, self.catalog)
         self.pushers = Pushers(self.plan, self.presence, coverage, audiences)
         pace = Pace(self.plan)
-        parties = Parties(self.mounts, self.jobs, Attribution(self.plan, self.jobs), audiences, self.pushers, pace)
-        self.exchange = Exchange(parties, storage.tiering, threads)
+        attribution = Attribution(self.plan, self.jobs)
+        listeners = Listeners(self.jobs, attribution, audiences, self.pushers, pace)
+        self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._endless: list[Endless] = [self._job_persistence.run, self._mount_persistence.run]

@@ -1,4 +1,5 @@
 """What is in the kernel's page cache in front of the tiers, and which pages to push into it or to drop.
 
-May import cachefs.planning.sequences and .blocks.
+The doors are `push_plan` for whoever pushes, and `coverage` for whoever evicts. May import cachefs.planning.sequences
+and .blocks.
 """

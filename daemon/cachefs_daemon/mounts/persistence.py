@@ -1,7 +1,7 @@
-"""Keeps the list of mounts on disk, so that a daemon that starts knows those that are there before they report.
+"""Keeps the list of mounts on disk, so that a daemon that starts knows which mounts are there before they report.
 
-One JSON file in the state directory, replaced as a whole. One that cannot be read is ignored: each mount reports within
-10 s.
+It is one JSON file in the state directory, replaced as a whole. A file that cannot be read is ignored: each mount
+reports within 10 s.
 """
 
 import logging
@@ -20,20 +20,23 @@ FILE_NAME: Final = "mounts.json"
 
 
 class MountPersistence:
+    """Saves what a registry of mounts knows, and restores it when the daemon starts."""
+
     def __init__(self, mounts: MountRegistry, state_dir: Path, threads: Threads) -> None:
         self._mounts = mounts
         self._path = state_dir / FILE_NAME
         self._threads = threads
 
     async def restore(self) -> None:
+        """Tell the registry which mounts an earlier daemon knew."""
         self._mounts.restore(await self._threads.background(_load, self._path))
 
     async def run(self) -> None:
-        """As long as the daemon."""
+        """Saves changes for as long as the daemon runs."""
         await autosave(self.save, "mounts are unknown until they report")
 
     async def save(self) -> None:
-        """If anything has changed. Raises OSError; the old file then stays."""
+        """Write the file if anything has changed. Raises OSError; the old file then stays."""
         if self._mounts.unsaved:
             self._mounts.unsaved = False
             try:
@@ -54,7 +57,7 @@ def _load(path: Path) -> list[MountRecord]:
 
 
 def _save(path: Path, records: list[MountRecord]) -> None:
-    """Not synced: no mount outlives the machine."""
+    """Without fsync: no mount outlives the machine."""
     fresh = path.with_suffix(".new")
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(records), indent=1))
     fresh.replace(path)

@@ -21,27 +21,26 @@ STARTING: Final = 5.0
 
 
 class MountRecord(msgspec.Struct, frozen=True):
-    """What outlives the daemon. born: when the process started (unix seconds)."""
+    """What is kept of a mount when the daemon ends."""
 
     id: str
     mountpoint: str
     spec: str
     pid: int
-    born: float
+    born: float  # when its process started, in unix seconds
 
 
 @dataclass(slots=True)
 class _Mount:
-    """report: the last, of whichever worker; workers: the last of each; past: counters of workers that have ended.
+    """One mount, as its reports tell."""
 
-    seen: monotonic time of the last report; born: start time of its process, which tells it from a reused pid; 0 where
-    we cannot see the process, as in a container of its own.
-    """
-
-    report: MountReport
-    seen: float
+    report: MountReport  # the last one of any worker
+    seen: float  # monotonic seconds of that report
+    # Unix seconds at which its process started, which tells it from another process with the same pid; 0 where the
+    # daemon cannot see the process, as in a container of its own.
     born: float
-    workers: dict[int, MountReport] = field(default_factory=dict)
+    workers: dict[int, MountReport] = field(default_factory=dict)  # the last report of each worker that is there
+    # Counters of workers that have ended.
     past: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -49,6 +48,7 @@ class _Mount:
         return MountSpec.parse(self.report.spec)
 
     def take(self, report: MountReport) -> None:
+        """A worker of the mount reports."""
         before = self.workers.pop(report.worker, None)
         if before is not None and before.worker_pid != report.worker_pid:
             self.past.update(before.counters)
@@ -60,6 +60,7 @@ class _Mount:
         self.seen = time.monotonic()
 
     def counters(self) -> Counter[str]:
+        """Sums over all workers, those that have ended included."""
         total = Counter(self.past)
         for report in self.workers.values():
             total.update(report.counters)
@@ -67,20 +68,20 @@ class _Mount:
 
 
 class MountRegistry:
-    """Used from the event loop only. unsaved: has `records` changed? For who saves them to reset."""
+    """Used from the event loop only."""
 
     def __init__(self) -> None:
-        self.unsaved = False
-        self._mounts: dict[str, _Mount] = {}
-        self._past: Counter[str] = Counter()
+        self.unsaved = False  # has `records` changed since it was saved? Whoever saves it resets this
+        self._mounts: dict[str, _Mount] = {}  # by id
+        self._past: Counter[str] = Counter()  # counters of mounts that have ended
 
     def records(self) -> list[MountRecord]:
-        """Those whose process we see: of others nobody could tell later whether they are still there."""
+        """Of the mounts whose process the daemon sees. Of others nobody could tell later whether they are there."""
         known = ((mount.report, mount.born) for mount in self._mounts.values() if mount.born)
         return [MountRecord(one.id, one.mountpoint, one.spec, one.pid, born) for one, born in known]
 
     def restore(self, records: Iterable[MountRecord]) -> None:
-        """Those of an earlier daemon that still live count as having reported now."""
+        """Mounts that an earlier daemon knew, and that still live, count as having reported now."""
         for one in records:
             report = MountReport(id=one.id, mountpoint=one.mountpoint, spec=one.spec, pid=one.pid)
             mount = _Mount(report, time.monotonic(), one.born)
@@ -90,6 +91,7 @@ class MountRegistry:
                 self.unsaved = True
 
     def report(self, report: MountReport) -> None:
+        """A mount says that it is there, what it has read, or that it closes."""
         for other in [other for other in self._mounts.values() if other.report.mountpoint == report.mountpoint]:
             if other.report.id != report.id and not _lives(other):
                 self._forget(other)
@@ -102,6 +104,7 @@ class MountRegistry:
             self._forget(mount)
 
     def views(self) -> list[MountView]:
+        """All mounts, as users see them."""
         now = time.monotonic()
         return [
             MountView(
@@ -129,15 +132,15 @@ class MountRegistry:
         return known is not None and _lives(known)
 
     def using(self, dataset: str) -> MountReport | None:
-        """A living mount that was made for *dataset* by name. (One of `all` follows what comes and goes.)"""
+        """A living mount whose spec names *dataset*. (A mount of `all` follows datasets as they come and go.)"""
         for mount in self._mounts.values():
             if mount.spec.names(dataset) and _lives(mount):
                 return mount.report
         return None
 
     def shows(self, mount: str, snapshot: str, datasets: Iterable[DatasetRecord]) -> bool:
-        """Are files of *snapshot* among those that the mount with this id shows now? One that has not reported yet may
-        show anything."""
+        """Are files of *snapshot* among those that the mount with this id shows now? A mount that has not reported yet
+        may show anything."""
         known = self._mounts.get(mount)
         if known is None:
             return True
@@ -151,7 +154,7 @@ class MountRegistry:
     def may_use(self, snapshot: str, replaced: float) -> bool:
         """May a living mount still read *snapshot*, which is not current since the unix time *replaced*?
 
-        A mount stays at what it found when it started, or at what its spec names.
+        A mount stays at the snapshots that it found when it started, or that its spec names.
         """
         return any(
             mount.born <= replaced or mount.spec.pins(snapshot) for mount in self._mounts.values() if _lives(mount)
@@ -171,8 +174,8 @@ class MountRegistry:
 
 
 def _generations(dataset: DatasetRecord, digits: str, born: float) -> list[str]:
-    """Snapshots at which a mount of one dataset may be that was started at the unix time *born* (0: unknown): those
-    that begin with *digits*, or else the one that was current then, or became so while it started."""
+    """Ids of the snapshots that a mount of one dataset may show, started at the unix time *born* (0: unknown): those
+    that begin with *digits*, or else the one that was current then, or became current while the mount started."""
     if digits or not born:
         return [known.id for known in dataset.snapshots if known.id.startswith(digits)]
     later = [known for known in dataset.snapshots if not known.replaced or known.replaced >= born]

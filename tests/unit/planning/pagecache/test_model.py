@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cachefs.planning.blocks.presence import ABSENT, IN_SSD
+from cachefs.planning.blocks.presence import IN_SSD
 from cachefs.planning.pagecache.lookahead import PushLookahead, Reader
 from cachefs.planning.pagecache.model import STALE_SECONDS, PageCacheModel
 from cachefs.planning.pagecache.states import GOING, HELD, OUT, PART, PART_REFUSED, REFUSED, Blocks
@@ -78,46 +78,6 @@ def test_only_what_nobody_has_read_is_wasted(plan: Plan, pages: PageCacheModel) 
     pages.read(blocks(1), tripped=np.zeros(0, np.int32))
     pages.going_now(blocks(0, 1, 2))
     assert pages.wasted == 1
-
-
-def test_the_soonest_that_are_on_the_node_are_pushed_and_tripwires_are_not(plan: Plan, pages: PageCacheModel) -> None:
-    lookahead = PushLookahead(plan)
-    residents = {"s": np.full(COUNT, IN_SSD, np.uint8)}
-    residents["s"][3] = ABSENT
-    hold(pages, 1)
-    due = lookahead.take([Reader("c", "s", 0, 0, 8)], pages.states, residents, 6, 100 * SIZE)
-    assert due is not None
-    assert due.ids.tolist() == [0, 2, 4, 5, 6, 8]
-    plan.set_progress("c", 0, 10)
-    due = lookahead.take([Reader("c", "s", 5, 0, 0)], pages.states, residents, 4, 2 * SIZE)
-    assert due is not None
-    assert due.ids.tolist() == [15, 16]
-
-
-def test_tripwires_lie_ahead_also_in_the_next_epoch(plan: Plan) -> None:
-    lookahead = PushLookahead(plan)
-    assert lookahead.tripwires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(7, COUNT, 8))
-    plan.set_progress("c", 1, 0)
-    assert lookahead.tripwires([Reader("c", "s", 0, 0, 8)])["s"].tolist() == list(range(4, COUNT, 8))
-    assert lookahead.tripwires([Reader("c", "s", 0, 0, 0)]) == {}
-
-
-def test_of_who_is_silent_no_more_tripwires_are_looked_for_than_a_call_has_time_for() -> None:
-    count = 200_000
-    plan = Plan()
-    plan.add_space(space_of([SIZE] * count, "s"))
-    order = np.random.default_rng(1).permutation(count)
-    plan.set_epoch("c", "s", 0, order)
-    plan.set_epoch("c", "s", 1, order[::-1].copy())
-    plan.set_progress("c", 0, 100)
-    [wires] = PushLookahead(plan).tripwires([Reader("c", "s", 5, 1 << 30, 8)]).values()
-    nearest = np.arange(111, count, 8)[: len(wires)]
-    assert np.array_equal(wires, np.sort(order[nearest]))
-    assert 1 << 12 <= len(wires) < 1 << 13
-    # At a higher rate they are further apart: all there are.
-    [wires] = PushLookahead(plan).tripwires([Reader("c", "s", 5, 1 << 30, 128)]).values()
-    everywhere = np.union1d(order[127::128], order[::-1][127::128])
-    assert np.array_equal(wires, everywhere)
 
 
 def test_what_came_long_ago_is_looked_for_and_may_be_lost(pages: PageCacheModel) -> None:
