@@ -34,9 +34,7 @@ _DEEPEST: Final = 256
 class SamplerSpec:
     """An order of samples that can be computed. `epoch_order` says what each kind means."""
 
-    kind: (
-        str  # `sequential`, `torch-random` and others of `epoch_order`, or `explicit`: orders are published one by one
-    )
+    kind: str  # one of those that `epoch_order` names, or `explicit` where orders are published one by one
     size: int  # samples of the dataset
     seed: int = 0
     epochs: int = 1  # how many the sampler will give

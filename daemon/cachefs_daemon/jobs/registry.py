@@ -249,8 +249,7 @@ class JobRegistry:
     # --- their ends ---------------------------------------------------------------------------------------------------
 
     async def end_lapsed(self) -> None:
-        """End the consumers that are there no longer, and the jobs that have no others. To be called every few
-        seconds."""
+        """End the consumers that are there no longer, and jobs without any other. To be called every few seconds."""
         now = time.monotonic()
         for job in self:
             for consumer in list(job.consumers.values()):

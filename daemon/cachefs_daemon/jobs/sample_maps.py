@@ -52,8 +52,8 @@ def _entries(sample_map: SampleMap, snapshot: Snapshot) -> npt.NDArray[np.intege
 def _indexed(
     sample_map: SampleMap, snapshot: Snapshot, read: ReadFile
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """The records of the map's files, one file after the other: entry number, first byte and bytes of each record,
-    three arrays of shape (samples,)."""
+    """The records of the map's files, one file after the other: entry number, first byte and size of each record, three
+    arrays of shape (samples,)."""
     entries, offsets, lengths = [], [], []
     files = [snapshot.entry(int(number)) for number in np.frombuffer(sample_map.entries, "<u4")]
     for entry in files or [_file(snapshot, path) for path in sample_map.paths]:
