@@ -46,8 +46,8 @@ def test_full_speed_with_and_without_pushing(tmp_path: Path) -> None:
         for way in ("pushing", "not pushing"):
             (turn,) = run["turns"][way]
             assert run["first_epoch_files_per_s"][way] == turn["mount_files_per_s"][0] > 0
-            # At most one read in eight is a tripwire. An epoch of 60 files takes milliseconds, so those of the epoch after
-            # it are out of the page cache by then as well.
+            # At most one read in eight is a tripwire. An epoch of 60 files takes milliseconds, so the tripwires of the
+            # epoch after it are out of the page cache by then as well.
             assert all(requests <= 2 / 8 for requests in turn["fuse_requests_per_file"][1:])
         (alone,) = run["turns"]["not pushing"]
         assert 1 <= alone["fuse_requests_per_file"][0] < 1.2
