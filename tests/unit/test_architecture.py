@@ -58,9 +58,15 @@ def test_every_module_named_exists(module: str) -> None:
     )
 
 
-@pytest.mark.parametrize("package", packages())
+@pytest.mark.parametrize("package", list(packages()))
 def test_every_package_is_named(package: str) -> None:
     assert package in names(), f"docs/architecture.md has no room for the package {package}; add it to the table Rooms"
+
+
+def test_every_module_has_its_place_in_the_table() -> None:
+    modules = [path for wing in PACKAGE_LAYOUT[:2] for path in sorted(wing.rglob("*.py"))]
+    paths = [str(path.relative_to(REPOSITORY)) for path in modules if not path.name.startswith("__")]
+    assert [path for path in paths if path not in names()] == []
 
 
 @pytest.mark.parametrize("target", links())
