@@ -3,59 +3,50 @@
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any
 
 from cachefs.publishing.publication import Publication
 from cachefs.publishing.sample_files import listed_files
 
 Path = str | os.PathLike[str]
-# Options that are fields of the same name of cachefs.publishing.published_consumer.Opening.
-_OF_LOADER: Final = ("world_size", "workers", "batch_size", "prefetch")
 
 
-class ReaderOptions(TypedDict, total=False):
-    """What `publish` and PublishedSampler may be told of the reader. Every option may be left out."""
-
-    # The samples are the records of the files, in order; of this kind: `npy`, `tar`, `tfrecord` or `fixed:<bytes>`.
-    records: str
-    # Name of the consumer, unique within the job; else it is made of the rank or the process number.
-    consumer: str | None
-    # Of this process; else as the environment says (RANK, SLURM_PROCID, ...).
-    rank: int | None
-    # Processes of the job; 1 unless given.
-    world_size: int
-    # As the DataLoader's, which reads that much out of order: by default 0 workers, batches of 1, prefetch 2.
-    workers: int
-    batch_size: int
-    prefetch: int
-
-
-class PublishOptions(ReaderOptions, total=False):
-    """What `publish` may be told besides the files. Every option may be left out."""
-
-    # A cachefs.SamplerSpec, from which the daemon computes every epoch.
-    sampler: Any
-
-
-def publish(files: Path | Sequence[Path] | Any, **options: Unpack[PublishOptions]) -> Publication:
+def publish(  # noqa: PLR0913  # a call in somebody's script: one keyword for each thing it may say
+    files: Path | Sequence[Path] | Any,
+    *,
+    sampler: Any = None,
+    records: str = "",
+    consumer: str | None = None,
+    rank: int | None = None,
+    world_size: int = 1,
+    workers: int = 0,
+    batch_size: int = 1,
+    prefetch: int = 2,
+) -> Publication:
     """Begin to publish what this process will read. The orders are given to the result's `order`, or by a *sampler*.
 
     files: the path of each sample; or a directory under a mount, whose files, in order of their paths, are the samples;
-    or a dataset that lists its files as torchvision's and Hugging Face's do. options: see PublishOptions.
+    or a dataset that lists its files as torchvision's and Hugging Face's do. sampler: a cachefs.SamplerSpec, from which
+    the daemon computes every epoch. records: the samples are records of the files, in order, of this kind (`npy`,
+    `tar`, `tfrecord`, `fixed:<bytes>`). consumer: its name, unique within the job, else made of the rank or the process
+    number. rank, world_size: of this process among the job's; a rank that is not given is the environment's (RANK,
+    SLURM_PROCID, ...). workers, batch_size, prefetch: as the DataLoader's, which reads that much out of order.
 
     Never raises for a daemon or a mount that is not there. Raises TypeError for files that are none.
     """
-    if unknown := options.keys() - PublishOptions.__annotations__.keys():
-        raise TypeError(f"publish() has no option {', '.join(sorted(unknown))}")
-    opening: dict[str, Any] = {name: value for name, value in options.items() if name in _OF_LOADER}
-    opening["indexer"] = options.get("records", "")
+    opening: dict[str, Any] = {
+        "world_size": world_size,
+        "workers": workers,
+        "batch_size": batch_size,
+        "prefetch": prefetch,
+        "indexer": records,
+    }
     paths: Sequence[str] = ()
     if isinstance(files, (str, os.PathLike)):
         opening["tree"] = os.fspath(files)
     else:
         paths = _paths(files)
-    publication = Publication(paths, opening, rank=options.get("rank"), name=options.get("consumer"))
-    sampler = options.get("sampler")
+    publication = Publication(paths, opening, rank=rank, name=consumer)
     if sampler is not None:
         publication.sampler(_fields(sampler))
     return publication
@@ -71,7 +62,7 @@ class PublishedSampler:
     given, it is known how far the loader runs ahead, and progress is published too; else progress is seen at the mount.
     """
 
-    def __init__(self, sampler: Any, files: Path | Sequence[Path] | Any, **options: Unpack[ReaderOptions]) -> None:
+    def __init__(self, sampler: Any, files: Path | Sequence[Path] | Any, **options: Any) -> None:
         self.sampler = sampler
         self._options = options
         self._files = files
