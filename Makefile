@@ -24,7 +24,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/lint-imports --no-logo
 
 clean:
-	rm -rf $(VENV) build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/planning/sequences/*.so cachefs/mount/*.so
+	rm -rf $(VENV) build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/*.so cachefs/planning/sequences/*.so cachefs/mount/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-%: $(BUILD_INPUTS)

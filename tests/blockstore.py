@@ -15,10 +15,7 @@ from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
 from cachefs.block import block_key, content_id
-from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.eviction.quotas import Quota
-from cachefs.planning.pagecache.coverage import Coverage
-from cachefs.planning.sequences.plan import Plan
 
 BLOCK_SIZE = 256 << 10
 # A reply that takes longer is a hang.
@@ -58,10 +55,9 @@ class OpenStore:
     """A store with all that a node gives it, and in one place what the parts of a node do to it."""
 
     def __init__(self, config: StoreConfig) -> None:
-        self.plan = Plan()
-        self.presence = Presence()
-        self.coverage = Coverage(self.plan)
-        self.storage = Storage(config, Foresight(self.plan, self.coverage, self.presence))
+        foresight = Foresight.empty()
+        self.plan, self.coverage, self.presence = foresight.plan, foresight.coverage, foresight.presence
+        self.storage = Storage(config, foresight)
         self.blocks, self.tiering, self.index = self.storage.blocks, self.storage.tiering, self.storage.index
         self.get, self.put, self.read, self.repair = (
             self.blocks.get, self.blocks.put, self.blocks.read, self.blocks.repair,

@@ -36,8 +36,13 @@ class ControlFiles:
         self._abort: int | None = None  # descriptor to which to write to end the connection, if it can be had
         for connections in (_mounted, _detached):
             with contextlib.suppress(OSError), connections() as every:
-                self._directory = os.open(str(number), _DIRECTORY, dir_fd=every)
-                self._abort = os.open("abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._directory)
+                directory = os.open(str(number), _DIRECTORY, dir_fd=every)
+                try:
+                    self._abort = os.open("abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+                except OSError:
+                    os.close(directory)
+                    raise
+                self._directory = directory
                 return
 
     @property

@@ -151,7 +151,9 @@ class WorkerPool:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while packet := worker.channel.recv(_MESSAGE, socket.MSG_DONTWAIT):
-                self._handle(worker, *unpack(packet))
+                with contextlib.suppress(ValueError):  # no message that we know
+                    message, text = unpack(packet)
+                    self._handle(worker, message, text)
             self._ignore(worker.channel)  # it has closed its end, and is about to die
 
     def _handle(self, worker: _Worker, message: WorkerMessage, text: str) -> None:

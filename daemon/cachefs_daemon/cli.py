@@ -18,8 +18,10 @@ from cachefs_daemon import config as configuration
 from cachefs_daemon.api.server import Server
 from cachefs_daemon.api.service import Service
 from cachefs_daemon.config import Config, InvalidConfig
-from cachefs_daemon.node import Node
+from cachefs_daemon.node import Node, store_config
 from cachefs_daemon.runtime.systemd import feed_watchdog, notify
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.storage import Foresight, Storage
 
 log = logging.getLogger("cachefs_daemon")
 
@@ -70,11 +72,13 @@ def run(config: Config) -> None:
     log.info("cachefsd %s (pid %d): %s", __version__, os.getpid(), config.summary())
     if config.daemon.socket_group:
         _share_with(config.daemon.socket_group)
-    node = Node(config)
+    storage = Storage(store_config(config), Foresight.empty())
+    threads = Threads()
     try:
-        asyncio.run(_serve(node))
+        asyncio.run(_serve(config, storage, threads))
     finally:
-        node.close()
+        threads.close()
+        storage.close()
     log.info("stopped")
 
 
@@ -86,9 +90,10 @@ def _share_with(group: str) -> None:
         raise CachefsError(f"daemon.socket_group = {group!r}: {error.strerror}; the daemon must be a member") from None
 
 
-async def _serve(node: Node) -> None:
+async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
     stopped = _stop_signal()
-    settings = node.config.daemon
+    node = Node(config, storage, threads)
+    settings = config.daemon
     server = Server(Service(node), settings.socket, settings.socket_group)
     background: list[asyncio.Task[None]] = []
     try:

@@ -1,19 +1,14 @@
 """The node: every part of the daemon is made and connected here, started, kept in order, and stopped."""
 
 import asyncio
-import contextlib
-import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from cachefs.errors import CachefsError
-from cachefs.planning.blocks.presence import Presence
-from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
-from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.config import Config
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
@@ -37,10 +32,8 @@ from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
+from cachefs_daemon.store.storage import Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
-
-log = logging.getLogger(__name__)
 
 Endless = Callable[[], Coroutine[Any, Any, None]]  # runs as long as the daemon
 
@@ -50,32 +43,21 @@ PRUNE_AFTER: Final = 30.0
 
 
 class Node:
-    """Make it before the event loop starts, since the store checks its index in a forked child, and use it on the loop.
+    """Used on the event loop.
 
     Its attributes are the parts of the node, which is why there are so many: they are for the service, which answers
     calls with them, and for nobody else. A part is given the others that it needs when it is made.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, storage: Storage, threads: Threads) -> None:
         """Raises CachefsError."""
         self.config = config
+        self.storage = storage
+        self.threads = threads
         self.instance = uuid.uuid4().hex  # changes with every start of the daemon
         self.started = time.monotonic()
         self.errors = ErrorLog()
-        self.plan = Plan()
-        self.presence = Presence()
-        coverage = Coverage(self.plan)
-        with contextlib.ExitStack() as undo:
-            self.storage = Storage(store_config(config), Foresight(self.plan, coverage, self.presence))
-            undo.callback(self.storage.close)
-            self.threads = Threads()
-            undo.callback(self.threads.close)
-            self._compose(coverage)
-            self._undo = undo.pop_all()
-        self._background: list[asyncio.Task[None]] = []
-
-    def _compose(self, coverage: Coverage) -> None:
-        config, storage, threads = self.config, self.storage, self.threads
+        plan, presence = storage.foresight.plan, storage.foresight.presence
         state_dir, origin = config.daemon.state_dir, config.origin
         snapshots = HeldSnapshots(state_dir / "snapshots", config.daemon.block_size)
         self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads)
@@ -87,27 +69,28 @@ class Node:
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
         self.mounts = MountRegistry()
-        loader = EpochLoader(self.plan, storage.watch, storage.blocks, self.fetcher, threads)
-        self.jobs = JobRegistry(self.catalog, self.plan, self.presence, loader)
+        loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads)
+        self.jobs = JobRegistry(self.catalog, plan, presence, loader)
         audiences = JobAudiences(self.mounts, self.jobs, self.catalog)
-        self.pushers = Pushers(self.plan, self.presence, coverage, audiences)
-        pace = Pace(self.plan)
-        attribution = Attribution(self.plan, self.jobs)
-        listeners = Listeners(self.jobs, attribution, audiences, self.pushers, pace)
+        self.pushers = Pushers(plan, presence, storage.foresight.coverage, audiences)
+        pace = Pace(plan)
+        listeners = Listeners(self.jobs, Attribution(plan, self.jobs), audiences, self.pushers, pace)
         self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._endless: list[Endless] = [self._job_persistence.run, self._mount_persistence.run]
         if config.prefetch.enabled:
             self._endless += self._fetching_ahead(pace, slots.ahead_slots)
+        self._background: list[asyncio.Task[None]] = []
 
     def _fetching_ahead(self, pace: Pace, max_blocks: int) -> list[Endless]:
         """What runs as long as the daemon, to bring blocks before they are read."""
         config, storage, threads = self.config, self.storage, self.threads
+        plan, presence = storage.foresight.plan, storage.foresight.presence
         readers = Readers(self.jobs.margin, self.jobs.fetched, self.pushers.is_active)
         limits = FetchLimits(config.prefetch.safety, config.origin.max_bytes_in_flight, max_blocks)
-        fetches = FetchPlan(self.plan, self.presence, limits, time.monotonic())
-        promotions = PromotionPlan(self.plan, self.presence, config.prefetch.memory_ahead)
+        fetches = FetchPlan(plan, presence, limits, time.monotonic())
+        promotions = PromotionPlan(plan, presence, config.prefetch.memory_ahead)
         return [
             Prefetcher(fetches, pace, self.fetcher, storage.tiering, threads, readers).run,
             Promoter(promotions, pace, storage.blocks, storage.tiering, threads, readers).run,
@@ -148,10 +131,6 @@ class Node:
         """No call may be under way any more."""
         await self.fetcher.close()
         await self.catalog.close()
-
-    def close(self) -> None:
-        """After the event loop has ended."""
-        self._undo.close()
 
 
 def store_config(config: Config) -> StoreConfig:

@@ -23,11 +23,10 @@ TORCH_LIMIT: Final = (2**32 - 1) // 20
 # Outputs a DataLoader takes from its generator (for the workers' base seed) before epoch 0 and before each later one.
 LOADER_DRAWS: Final = {"torch-random": (0, 0), "torch-loader": (2, 2), "torch-loader-persistent": (2, 0)}
 
-# Twenty epochs of 1.28 M samples cost 0.2 s to skip, so states of generators are kept: so many of all together, of
-# 2.5 KB each.
-_STATES_KEPT: Final = 1 << 13
-# A state is computed from that of the epoch before. So many states deep at most, which Python's stack bears.
-_DEEPEST: Final = 256
+# Twenty epochs of 1.28 M samples cost 0.2 s to skip, so the generators' states (2.5 KB each) are kept: of so many
+# samplers, those of the epochs that were asked for, and of the others every n-th.
+_SAMPLERS_KEPT: Final = 16
+_STATE_EVERY: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +124,7 @@ def _torch_distributed(spec: SamplerSpec, epoch: int) -> Order:
 def _torch_random(spec: SamplerSpec, epoch: int) -> Order:
     if not spec.shuffle:
         return _sequential(spec, epoch)
-    # From the start on, so that no state is far from one that is known.
-    for earlier in range(_DEEPEST, epoch, _DEEPEST):
-        _state_at(spec.kind, spec.seed, spec.size, earlier)
-    generator = numpy.random.RandomState(0)
-    generator.set_state(_state_at(spec.kind, spec.seed, spec.size, epoch))
+    generator = _generator_at(spec.kind, spec.seed, spec.size, epoch)
     return _torch_permutation(generator, spec.size)
 
 
@@ -141,19 +136,28 @@ _ORDERS: dict[str, Callable[[SamplerSpec, int], Order]] = {
 }
 
 
-@functools.lru_cache(maxsize=_STATES_KEPT)
-def _state_at(kind: str, seed: int, size: int, epoch: int) -> Any:
-    """State of the one generator that goes on from epoch to epoch, as the permutation of *epoch* begins: what numpy's
-    `RandomState.set_state` takes. Not to be changed."""
-    first, later = LOADER_DRAWS[kind]
-    if epoch == 0:
-        generator = _torch_generator(seed)
-        _skip(generator, first)
-    else:
-        generator = numpy.random.RandomState(0)
-        generator.set_state(_state_at(kind, seed, size, epoch - 1))
-        _skip(generator, 2 * max(size - 1, 0) + later)
-    return generator.get_state()
+@functools.lru_cache(maxsize=_SAMPLERS_KEPT)
+def _states(kind: str, seed: int, size: int) -> dict[int, Any]:
+    """Epoch -> state, as its permutation begins, of the one generator that goes on from epoch to epoch: what numpy's
+    `RandomState.set_state` takes. Epoch 0 is there, and whatever was computed since. Threads need no lock for it, since
+    each of them computes the same state for an epoch."""
+    generator = _torch_generator(seed)
+    _skip(generator, LOADER_DRAWS[kind][0])
+    return {0: generator.get_state()}
+
+
+def _generator_at(kind: str, seed: int, size: int, epoch: int) -> numpy.random.RandomState:
+    """The generator as the permutation of *epoch* begins."""
+    states, known = _states(kind, seed, size), epoch
+    while known not in states:
+        known -= 1
+    generator = numpy.random.RandomState(0)
+    generator.set_state(states[known])
+    for reached in range(known + 1, epoch + 1):
+        _skip(generator, 2 * max(size - 1, 0) + LOADER_DRAWS[kind][1])
+        if reached == epoch or reached % _STATE_EVERY == 0:
+            states[reached] = generator.get_state()
+    return generator
 
 
 def _torch_generator(seed: int) -> numpy.random.RandomState:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -14,8 +13,6 @@ from cachefs_daemon.datasets import selection
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
-
-log = logging.getLogger(__name__)
 
 # Keys that are pinned at once, under the lock.
 BATCH: Final = 4096

@@ -243,8 +243,9 @@ class JobRegistry:
     def fetched(self, key: str, size: int) -> None:
         """*size* bytes were fetched ahead for the consumer *key*."""
         consumer = self._consumers.get(key)
-        if consumer is not None:
-            self._jobs[consumer.request.job].fetched_bytes += size
+        job = self._jobs.get(consumer.request.job) if consumer is not None else None
+        if job is not None:
+            job.fetched_bytes += size
 
     # --- their ends ---------------------------------------------------------------------------------------------------
 

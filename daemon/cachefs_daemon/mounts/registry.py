@@ -144,11 +144,12 @@ class MountRegistry:
         known = self._mounts.get(mount)
         if known is None:
             return True
-        if known.spec.is_single:
-            (part,) = known.spec.parts
+        spec = known.spec  # taken apart once: this is asked for every reader in every step of every pusher
+        if spec.is_single:
+            (part,) = spec.parts
             shown = (_generations(one, part.digits or "", known.born) for one in datasets if one.name == part.name)
             return any(snapshot in generations for generations in shown)
-        wanted = (one.snapshots[:1] for one in datasets if known.spec.shows(one.name))
+        wanted = (one.snapshots[:1] for one in datasets if spec.shows(one.name))
         return any(current.id == snapshot for newest in wanted for current in newest)
 
     def may_use(self, snapshot: str, replaced: float) -> bool:

@@ -41,6 +41,12 @@ class Foresight:
     coverage: Coverage
     presence: Presence
 
+    @classmethod
+    def empty(cls) -> "Foresight":
+        """Nothing is published, and nothing is pushed."""
+        plan = Plan()
+        return cls(plan, Coverage(plan), Presence())
+
 
 @dataclass(frozen=True, slots=True)
 class TierUsage:
@@ -59,10 +65,14 @@ class TierUsage:
 
 
 class Storage:
-    """The parts of an open store, for whoever composes a node. Thread-safe."""
+    """The parts of an open store, for whoever composes a node. Thread-safe.
+
+    Open it before the event loop starts: the index is checked in a child process.
+    """
 
     def __init__(self, config: StoreConfig, foresight: Foresight) -> None:
         """Open and recover. Raises ConfigError, Busy, or another CachefsError."""
+        self.foresight = foresight
         with ExitStack() as undo:
             self._state = StateDirectory(config.state_dir)
             undo.callback(self._state.close)

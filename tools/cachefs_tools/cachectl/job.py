@@ -50,7 +50,12 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
 @click.option(
     "--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How many epochs the job reads."
 )
-@click.option("--size", "samples", type=click.IntRange(min=0), help="Number of samples.  [default: number of files]")
+@click.option(
+    "--size",
+    "samples",
+    type=click.IntRange(min=0),
+    help="Number of samples.  [default: of files, or records, there are]",
+)
 @click.option("--no-shuffle", is_flag=True, help="The sampler was made with shuffle=False.")
 @click.option("--drop-last", is_flag=True, help="The sampler (torch-distributed) was made with drop_last=True.")
 @click.option(

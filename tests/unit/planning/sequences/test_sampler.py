@@ -234,3 +234,25 @@ print(epoch_order(SamplerSpec(kind="torch-distributed", size=6, seed=1), 0))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{torch_permutation(6, 1)}\n", done.stderr
+
+
+def test_a_late_epoch_costs_its_epochs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped: list[int] = []
+    really_skip = sampler._skip
+
+    def skip(generator: numpy.random.RandomState, draws: int) -> None:
+        skipped.append(draws)
+        really_skip(generator, draws)
+
+    monkeypatch.setattr(sampler, "_skip", skip)
+    spec = SamplerSpec(kind="torch-random", size=5, seed=977, epochs=40_000)
+    late = epoch_order(spec, 20_000)
+    assert len(skipped) == 20_001
+    following = epoch_order(spec, 20_001)
+    assert len(skipped) == 20_002
+    # From one of the states that were kept on the way.
+    epoch_order(spec, 19_990)
+    assert len(skipped) <= 20_002 + sampler._STATE_EVERY
+    assert (late.tolist(), following.tolist()) == (
+        epoch_order(spec, 20_000).tolist(), epoch_order(spec, 20_001).tolist()
+    )  # fmt: skip
