@@ -78,7 +78,7 @@ def test_compiled_shuffle_refuses_what_it_would_read_wrongly(order: Any, draws: 
 
 def test_hundreds_of_epochs_cost_no_more_than_their_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each asked for once, in order: the generator is moved on by one epoch each time."""
-    sampler._state_at.cache_clear()
+    sampler._states.cache_clear()
     skipped = 0
     skip = sampler._skip
 
@@ -190,7 +190,7 @@ def test_epochs_are_independent_of_the_thread_that_asks() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(ask, reversed(range(24))))
-    sampler._state_at.cache_clear()
+    sampler._states.cache_clear()
     assert together == [ask(epoch) for epoch in reversed(range(24))]
 
 
