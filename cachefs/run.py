@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-# For what loading it leaves in the environment, which the command inherits (GRPC_ENABLE_FORK_SUPPORT).
+# Imported for what this leaves in the environment, which the command inherits: GRPC_ENABLE_FORK_SUPPORT.
 import cachefs.rpc  # noqa: F401
 from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
 from cachefs.socket_path import SOCKET_VARIABLE
