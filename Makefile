@@ -9,13 +9,15 @@ BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/s
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
 
-# Two test files at a time: tests mostly wait. In a short directory, since the path of a socket has at most 107 bytes.
+# Tests run in a directory with a short name, since the path of a socket has at most 107 bytes.
+IN_SHORT_DIRECTORY := directory=$$(mktemp -d /tmp/t.XXXX) && trap "rm -rf $$directory" EXIT &&
+
+# Two test files at a time: tests mostly wait.
 test: lint
-	directory=$$(mktemp -d /tmp/t.XXXX) && trap "rm -rf $$directory" EXIT && \
-	$(BIN)/pytest -n 2 --dist loadfile --basetemp=$$directory/t $(PYTEST_OPTIONS)
+	$(IN_SHORT_DIRECTORY) $(BIN)/pytest -n 2 --dist loadfile --basetemp=$$directory/t $(PYTEST_OPTIONS)
 
 soak: $(VENV)/.ready-test
-	$(BIN)/pytest -m soak --timeout=0 $(PYTEST_OPTIONS)
+	$(IN_SHORT_DIRECTORY) $(BIN)/pytest -m soak --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check

@@ -38,11 +38,11 @@ class Location:
     tier: int
     # Number of the segment file in the tier.
     segment: int
-    # Of the block's first byte in the segment file.
+    # Where the block's first byte is in the segment file, in bytes from its start.
     offset: int
-    # Of the block, in bytes.
+    # Bytes of the block.
     length: int
-    # 8 bytes, little-endian, for each piece.
+    # The checksums of its pieces, one after the other: 8 bytes each, little-endian.
     checksums: bytes
 
     def pack(self) -> bytes:

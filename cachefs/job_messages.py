@@ -19,7 +19,7 @@ class SampleMap(Message, frozen=True):
     lengths: bytes = b""
     # `npy`, `tar`, `tfrecord` or `fixed:<bytes>`: the daemon finds the records of the files in *entries* or *paths*.
     indexer: str = ""
-    # Relative to the dataset. With kind `files` they may stand for *entries*.
+    # Paths of files, relative to the dataset. With kind `files` they may stand for *entries*.
     paths: list[bytes] = msgspec.field(default_factory=list)
 
 
@@ -34,10 +34,10 @@ class JobPublish(Message, frozen=True):
     map: SampleMap | None = None  # None: as this job said before, else `tree`
     rank: int = 0
     world_size: int = 1
-    # Of the loader, which reads so much out of order.
-    workers: int = 0
-    batch_size: int = 1
-    prefetch: int = 2
+    # The next three say how far out of order the consumer's loader reads.
+    workers: int = 0  # of the loader
+    batch_size: int = 1  # samples
+    prefetch: int = 2  # batches that each worker reads ahead
     pid: int = 0  # the job ends with this process (0: none)
     lease: float = 60.0  # seconds without any sign of life after which it ends
     source: str = ""  # who publishes it
@@ -79,8 +79,8 @@ class ConsumerView(Message, frozen=True):
     mismatched: int  # reads that no sequence explains
     state: str
     problem: str = ""
-    ahead_bytes: int = 0  # what it will read that is on the node
-    pushed_bytes: int = 0  # of these, what is in the page cache of some mount
+    ahead_bytes: int = 0  # bytes on the node that it will read
+    pushed_bytes: int = 0  # bytes that it will read and that are in the page cache of some mount
 
 
 class JobView(Message, frozen=True):

@@ -21,9 +21,9 @@ class DatasetView(Message, frozen=True):
     url: str
     # Id of the snapshot: 32 hex digits.
     snapshot: str
-    # Of the snapshot file on this node.
+    # Path of the snapshot file on this node.
     path: str
-    # What is in the snapshot; *directories* without the root, *bytes* of all files.
+    # How many files and directories (without the root) are in the snapshot, and the bytes of all files.
     files: int
     directories: int
     bytes: int
@@ -40,7 +40,7 @@ class DatasetView(Message, frozen=True):
 class Stall(Message, frozen=True, array_like=True):
     """One read that waited."""
 
-    # Of the block.
+    # Key of the block.
     key: bytes
     seconds: float
     # What it waited for: `origin`, `ssd` or `daemon`.
@@ -51,14 +51,14 @@ class MountReport(Message, frozen=True):
     """What a worker of a mount reports: at the start, ten times a second while anything changes, at least every 10 s,
     and at the end."""
 
-    # Of the mount, and different for each time that something is mounted.
+    # Id of the mount, a different one each time that something is mounted.
     id: str
     mountpoint: str
     # What is mounted (cachefs.mount_spec).
     spec: str
-    # Of the process that lives as long as the mount.
+    # Number of the process that lives as long as the mount.
     pid: int
-    # Cumulative since the worker's process started (see cachefs.mount.counters).
+    # What the worker has counted since its process started, by name (see cachefs.mount.counters).
     counters: dict[str, int] = {}
     # Keys of the blocks that were read from a tier since the last report, oldest first.
     accessed: list[bytes] = []
@@ -75,7 +75,7 @@ class MountReport(Message, frozen=True):
 class NodeView(Message, frozen=True):
     """What a mount must know of its node."""
 
-    # Another one for each start of the daemon.
+    # Names this run of the daemon: another text for each start.
     instance: str
     # Path of the LMDB index.
     index: str
@@ -83,7 +83,7 @@ class NodeView(Message, frozen=True):
     tiers: dict[str, str]
     # All datasets.
     datasets: list[DatasetView]
-    # Bytes, over all tiers.
+    # Bytes of all tiers together: what they may take, and what they take.
     capacity: int
     used: int
     # Seconds that a read may wait in all.
@@ -104,12 +104,12 @@ class BlockRef(Message, frozen=True, array_like=True):
 
 
 class Fetch(Message, frozen=True):
-    """Make blocks resident."""
+    """Bring blocks to the node."""
 
     blocks: list[BlockRef]
     # Nobody waits for these blocks. They come after blocks that a reader waits for, and the reply comes at once, empty.
     ahead: bool = False
-    # Seconds from now.
+    # Seconds from now within which the reply is needed.
     deadline: float = 60.0
 
 
@@ -145,14 +145,14 @@ class TierStatus(Message, frozen=True):
     # Bytes that it may take; *limit* is the part of it that control groups and free space allow now.
     budget: int
     limit: int
-    # Bytes.
+    # Bytes that it takes.
     used: int
     blocks: int
     segments: int
     # Reads that were answered from it, and their bytes.
     hits: int
     hit_bytes: int
-    # Blocks, since the daemon started.
+    # Blocks that were evicted from it since the daemon started.
     evicted: int
     policy: str
     # Why it cannot be used, or not fully; empty where nothing is wrong.
@@ -174,11 +174,11 @@ class MountView(Message, frozen=True):
 class ErrorView(Message, frozen=True):
     """A failure that somebody should know of."""
 
-    # Unix time in seconds.
+    # When it happened last: unix time in seconds.
     when: float
-    # How often it has happened.
+    # How often the failure has happened.
     count: int
-    # Where, and what.
+    # To what it happened, such as an object, and what went wrong.
     subject: str
     message: str
 
@@ -189,7 +189,7 @@ class Status(Message, frozen=True):
     instance: str
     version: str
     pid: int
-    # Seconds.
+    # Seconds since the daemon started.
     uptime: float
     state_dir: str
     tiers: list[TierStatus]
@@ -274,7 +274,7 @@ class DatasetDetail(Message, frozen=True):
     options: OriginOptions
     # Name of a tier -> bytes of the current snapshot in it.
     cached: dict[str, int]
-    # Paths.
+    # Paths that are pinned, relative to the dataset.
     pinned: list[bytes]
     problems: list[Problem]
     # Ids of the snapshots that are still on disk, newest first.
@@ -288,7 +288,7 @@ class ListingProgress(Message, frozen=True):
     phase: str
     objects: int
     bytes: int
-    # In the last message of the stream; *diff* only after a refresh.
+    # The dataset as it is now, and what has changed: both only in the last message, *diff* only after a refresh.
     dataset: DatasetView | None = None
     diff: SnapshotDiff | None = None
 
@@ -305,7 +305,7 @@ class Warmup(Message, frozen=True):
 
     dataset: str
     paths: list[bytes] = []
-    # Of the selected files, in the order of their paths.
+    # The part of the selected files to fetch: the first ones, in the order of their paths.
     fraction: float = 1.0
     # Stream progress until all is done.
     wait: bool = True

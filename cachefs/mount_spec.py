@@ -32,7 +32,7 @@ class Part:
 class MountSpec:
     """A SPEC, taken apart."""
 
-    # What the SPEC names, in its order; nothing where it is `all`.
+    # The parts that the SPEC names, in its order; none where it is `all`.
     parts: tuple[Part, ...]
 
     @classmethod

@@ -24,7 +24,7 @@ class PushSubscribe(Message, frozen=True):
     mount: str
     # Bytes of the page cache that may be filled now.
     budget: int
-    # What is stored by orders of earlier streams.
+    # The blocks that were stored by orders of earlier streams, and are still there.
     held: list[HeldPages] = msgspec.field(default_factory=list)
 
 
@@ -54,9 +54,9 @@ class PushDone(Message, frozen=True):
 
     mount: str
     done: list[OrderDone]
-    # As in PushSubscribe, at this moment.
+    # Bytes of the page cache that may be filled now.
     budget: int
-    # Cumulative (cachefs.mount.push.blocks).
+    # What the pusher has counted since it started, by name (see cachefs.mount.push.blocks).
     counters: dict[str, int] = msgspec.field(default_factory=dict)
 
 

@@ -40,8 +40,8 @@ from cachefs.messages import (
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs.socket_path import MAX_SOCKET_PATH
 
-# To be set before gRPC is loaded. No process of ours uses gRPC on both sides of a fork, and gRPC's fork handlers have
-# made children die of "Bad file descriptor".
+# This variable must be set before gRPC is loaded. No process of ours uses gRPC on both sides of a fork, and gRPC's fork
+# handlers have made children die of "Bad file descriptor".
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 import grpc
 
@@ -60,7 +60,7 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 15_000),
     ("grpc.keepalive_timeout_ms", 15_000),
     ("grpc.http2.ping_timeout_ms", 15_000),
-    # For the daemon's side, which by default takes pings that are 15 s apart for abuse and hangs up.
+    # This one is for the daemon's side, which by default takes pings that are 15 s apart for abuse and hangs up.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
 
@@ -76,7 +76,8 @@ class Method(Generic[Request, Reply]):
     reply: type[Reply]
     # Is the reply a stream of *reply* messages?
     streams: bool = False
-    # Its name on the wire, as in `DatasetAdd`, and of the daemon's function for it, as in `dataset_add`; see `_named`.
+    # The name of the call on the wire, such as `DatasetAdd`, and that of the daemon's function for it, such as
+    # `dataset_add`; see `_named`.
     name: str = field(default="", init=False)
     function: str = field(default="", init=False)
 

@@ -59,19 +59,19 @@ class Entry:
     """A file or directory."""
 
     number: int
-    # Number of its directory; the root's is its own.
+    # Number of the directory that it is in; for the root, its own number.
     parent: int
     name: bytes
     is_dir: bool
-    # In bytes; 0 for a directory.
+    # Bytes of the file; 0 for a directory.
     size: int
-    # Unix time in nanoseconds; of a directory, the newest one below it.
+    # When it was changed last, unix time in nanoseconds; for a directory, the newest time below it.
     mtime_ns: int
     # The ETag, or what stands in for one; empty for a directory.
     version: bytes
     # The content id (cachefs.block.content_id); empty for a directory.
     content: bytes
-    # Of a directory; both are 0 for a file.
+    # The children of a directory: the number of the first one, and how many there are. Both are 0 for a file.
     first_child: int
     child_count: int
 
@@ -79,16 +79,16 @@ class Entry:
 class Meta(msgspec.Struct, frozen=True):
     """Facts about the whole."""
 
-    # 32 hex digits, a function of everything in the snapshot but *created_ns*.
+    # Name of the snapshot: 32 hex digits, a function of everything in it but *created_ns*.
     id: str
     url: str
     block_size: int
     files: int
-    # Without the root.
+    # Directories, without the root.
     directories: int
     # Sum of the sizes of all files.
     bytes: int
-    # Unix time in nanoseconds.
+    # When the snapshot was made: unix time in nanoseconds.
     created_ns: int
     # Keys of the origin that are not in the tree.
     problem_count: int

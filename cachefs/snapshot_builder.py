@@ -60,11 +60,11 @@ _MAP_SIZE: Final = 64 << 30
 class ListedObject:
     """An object as the origin lists it."""
 
-    # Relative to the dataset's URL. A key that ends in a slash stands for a directory.
+    # Key of the object, relative to the dataset's URL. A key that ends in a slash stands for a directory.
     key: bytes
-    # In bytes.
+    # Bytes of the object.
     size: int
-    # Unix time in nanoseconds.
+    # When the object was changed last: unix time in nanoseconds.
     mtime_ns: int
     # Its ETag, or what stands in for one.
     version: bytes

@@ -15,7 +15,7 @@ from cachefs.publishing.places import Places
 
 # Tells a worker for which consumer it loads: the consumer's slot, and how many samples the dataset has.
 CONSUMER_VARIABLE: Final = "CACHEFS_CONSUMER"
-# Of a packet, in characters of paths. JSON may make six of one.
+# Characters of paths that one packet has, at most. JSON may make six characters of one.
 MAX_CHARACTERS: Final = 9_000
 
 _is_auditing = False

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 AnyOrder = NDArray[numpy.int64]
 
-# Taken of a sampler that neither says its length nor ends.
+# Samples that are taken, at most, of a sampler that neither says its length nor ends.
 MAX_SAMPLES: Final = 1 << 27
 CHILD_SECONDS: Final = 120
 

@@ -6,6 +6,6 @@ It may import the modules of `cachefs` itself; nothing outside of it may import 
 
 import os
 
-# To be set before numpy is imported, which would start a thread per processor. Each spins for 50 ms and has nothing to
-# do here.
+# This must be set before numpy is imported, which would start a thread per processor. Each thread spins for 50 ms and
+# has nothing to do here.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

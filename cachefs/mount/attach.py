@@ -15,7 +15,7 @@ from cachefs.mount.process import fork
 from cachefs.rpc import REPORT, DaemonClient, decoder, encode
 
 _TIMEOUT: Final = 5.0
-# What the child's answer begins with; then comes the daemon's reply, or the text of the error.
+# The first byte of the child's answer. After it comes the daemon's reply, or the text of the error.
 _OK: Final = b"+"
 _ERROR: Final = b"-"
 

@@ -31,14 +31,17 @@ BLOCKS_AHEAD: Final = 4
 COLD_READS: Final = 32
 # Seconds between tries to reach a daemon that is not there.
 DAEMON_RETRY: Final = 0.1
-# The kernel follows a failed readahead with a read of the same page, which must not wait for a whole deadline again.
+# Seconds for which the failure of a block is remembered. The kernel follows a failed readahead with a read of the same
+# page, which must not wait for a whole deadline again.
 FAILURE_SECONDS: Final = 1.0
 # Seconds between tries of a block that the daemon says is there and that we cannot read, as in a tier that we may not
 # open.
 UNREADABLE_PAUSE: Final = 0.01
-# Of keys and stalls, between two reports.
+# Between two reports at most so many keys of blocks that were read are kept; a report is due at once when there are
+# MUCH_ACCESSED of them.
 MAX_ACCESSED: Final = 1_000_000
 MUCH_ACCESSED: Final = 32
+# Stalls that are kept between two reports, at most.
 MAX_STALLS: Final = 100_000
 
 
@@ -50,7 +53,7 @@ class _Flight:
     # Once it has landed, one of these two is set.
     location: Location | None = None
     error: CachefsError | None = None
-    # From then on (trio's clock) the block is asked for again, and not answered with the error.
+    # The time of trio's clock from which on the block is asked for again, and not answered with the error.
     forget_at: float = math.inf
     # Was a part of the wait for a daemon that was not there?
     daemon_away: bool = False
@@ -68,9 +71,9 @@ class BlockReader:
         self.stalls: list[Stall] = []  # reads that have waited since the last report
         self._link = link
         self._marks = marks
-        # Of the whole pieces around a read, which are read to be verified.
+        # Room for the whole pieces around a read, since only whole pieces can be verified.
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
-        self._flights: dict[bytes, _Flight] = {}  # block key -> the fetch under way, or its recent failure
+        self._flights: dict[bytes, _Flight] = {}  # by block key: the fetch under way, or its recent failure
         self._cold_limiter = trio.CapacityLimiter(COLD_READS)
         self._tiers = TierView(view)
         self._segments = SegmentReader(self._tiers.directories)

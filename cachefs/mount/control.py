@@ -35,13 +35,13 @@ PUBLISH: Final = 3
 DIRECTORY_NAME: Final = b".cachefs"
 PUBLISH_NAME: Final = b"publish"
 
-# A writer that has looked the name up opens it within that time.
+# Seconds within which a writer that has looked the name up opens it.
 IDLE_SECONDS: Final = 2.0
 CALL_SECONDS: Final = 30.0
 MAX_LINE: Final = 64 << 20
 _PIPE: Final = 1 << 16
-# What decoding raises for what anybody may write: besides its own errors, msgspec passes on those of text that is not
-# UTF-8, of numbers that are too large, and of values nested too deep.
+# Errors that decoding may raise, as anybody may write anything: besides its own errors, msgspec passes on those of text
+# that is not UTF-8, of numbers that are too large, and of values nested too deep.
 _NO_SENSE: Final = (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError)
 
 

@@ -28,7 +28,7 @@ from cachefs.snapshot import Entry, Snapshot
 
 log = logging.getLogger(__name__)
 
-# Seconds. Snapshots never change, so the kernel may keep what it knows; only a root that lists datasets changes.
+# Seconds for which the kernel may keep what it knows. Snapshots never change; only a root that lists datasets does.
 FOR_EVER: Final = 1e9
 ROOT_SECONDS: Final = 1.0
 MAX_NAME: Final = 255
@@ -72,7 +72,7 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = True
     enable_writeback_cache = False
 
-    # Set by `attach`.
+    # These three are set by `attach`.
     namespace: Namespace
     control: Control
     reader: BlockReader

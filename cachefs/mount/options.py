@@ -16,6 +16,7 @@ _TIMES = {"atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime"
 IGNORED: Final = frozenset(_GENERIC | _TIMES)
 # Options that are passed on to the kernel.
 KERNEL_FLAGS: Final = frozenset(["dev", "nodev", "suid", "nosuid", "exec", "noexec"])
+# Workers that a mount may have, at most.
 MOST_WORKERS: Final = 64
 # The largest 32-bit number would mean "none" to chown(2).
 _MOST_ID: Final = (1 << 32) - 2
@@ -25,30 +26,30 @@ _MOST_ID: Final = (1 << 32) - 2
 class MountOptions:
     """How to mount."""
 
-    # Of the daemon.
+    # Path of the daemon's socket.
     socket: Path
     # The owner of everything in the mount.
     uid: int
     gid: int
-    # Taken from the modes 0444 and 0555.
+    # Bits that are taken from the modes 0444 and 0555.
     umask: int = 0
-    # Let other users in; the default is yes where root mounts.
+    # True to let other users in; the default is True where root mounts.
     allow_other: bool = False
-    # Let the kernel open files by itself.
+    # True to let the kernel open files by itself.
     zero_open: bool = True
-    # In KiB; 0 leaves the kernel's own.
+    # The kernel's readahead for the mount, in KiB; 0 leaves the kernel's default.
     readahead: int = 1024
     # Seconds to wait for a daemon that is not up yet.
     daemon_wait: float = 10.0
-    # For messages; else they go to syslog.
+    # A file for messages; None: they go to syslog.
     log: Path | None = None
     # Processes that serve requests; 0 leaves the choice to the number of processors.
     workers: int = 0
-    # Fill the page cache ahead of readers whose order is known.
+    # True to fill the page cache ahead of readers whose order is known.
     push: bool = True
     # What pushed pages may take at most: a size, or a share of the memory that is available at the start.
     page_cache_budget: str = "25%"
-    # Flags that are passed on.
+    # Flags that are passed on to the kernel.
     kernel: tuple[str, ...] = ()
 
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 # the worker.
 REPORT_SECONDS: Final = 0.1
 SHORTEST_REPORT_SECONDS: Final = 0.05
-# A mount that has nothing to report still shows that it is there.
+# Seconds after which a mount that has nothing to report shows that it is there.
 IDLE_REPORT_SECONDS: Final = 10.0
 REPORT_TIMEOUT: Final = 5.0
 READY_SECONDS: Final = 20.0
@@ -51,9 +51,9 @@ BEAT_SECONDS: Final = 1.0
 class Mount:
     """What the processes of one mount share."""
 
-    # In reports to the daemon.
+    # Names the mount in reports to the daemon.
     id: str
-    # Of the supervisor.
+    # Process number of the supervisor.
     pid: int
     spec: MountSpec
     directory: Path

@@ -27,14 +27,14 @@ from cachefs.mount.worker_messages import WorkerMessage, unpack
 
 log = logging.getLogger(__name__)
 
-# A worker that says nothing for so long, while readers wait, is replaced.
+# A worker that says nothing for so many seconds, while readers wait, is replaced.
 SILENT_SECONDS: Final = 10
 # So many crashes of workers, one soon after the other, end the mount. A worker that is killed does not count, since
 # that says nothing about the next one.
 MOST_CRASHES: Final = 8
-# A worker that has lived so long has not crashed soon after another.
+# A worker that has lived for so many seconds has not crashed soon after another.
 STEADY_SECONDS: Final = 10.0
-# Between a crash and the next start; doubled with every crash.
+# Seconds between a first crash and the next start; doubled with every crash.
 FIRST_PAUSE: Final = 0.05
 _MESSAGE: Final = 1 << 16
 
@@ -47,7 +47,7 @@ class _Worker:
     pid: int
     # Descriptor that can be read when the process has ended.
     pidfd: int
-    # What the worker says (cachefs.mount.worker_messages).
+    # The socket on which the worker's messages come (cachefs.mount.worker_messages).
     channel: socket.socket
     # The supervisor's descriptor of the worker's clone of the device.
     clone: int

@@ -32,11 +32,12 @@ from cachefs.socket_path import socket_path
 
 # Seconds between two reports of how far a consumer is.
 TICK: Final = 0.25
-# A loader that is made anew for every epoch is the same consumer, so its end waits for the next one's beginning.
+# Seconds after which a consumer ends whose loader has ended. A loader that is made anew for every epoch is the same
+# consumer.
 REOPEN_SECONDS: Final = 10.0
-# To tell the daemon that it is over, once the training process has ended.
+# Seconds in which the daemon is told that it is over, once the training process has ended.
 FAREWELL_SECONDS: Final = 3.0
-# Between the making of a helper's socket and the moment when the helper listens.
+# Seconds, at most, between the making of a helper's socket and the moment when the helper listens.
 STARTING_SECONDS: Final = 60.0
 _ONE_FD: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 

@@ -19,7 +19,7 @@ class Opening(msgspec.Struct, frozen=True):
 
     # Number of the consumer on the page that the training process and the helper share.
     slot: int
-    # Of the consumer.
+    # Name of the consumer.
     name: str
     source: str
     # Samples of the dataset; 0 where only the files tell.
@@ -35,7 +35,7 @@ class Opening(msgspec.Struct, frozen=True):
     tree: str = ""
     # The samples are the records of the files (JobPublish.map.indexer).
     indexer: str = ""
-    # What relative paths start from.
+    # The directory that relative paths start from.
     cwd: str = "/"
 
 
@@ -47,13 +47,13 @@ class PublishedConsumer:
     """
 
     opening: Opening
-    # Its files, by snapshot, once they are known.
+    # One share per snapshot, with the consumer's files in it, once they are known.
     shares: list[Share] = field(default_factory=list)
     # The order of all epochs, where it can be computed.
     spec: SamplerSpec | None = None
     # The orders of single epochs, of the current one and of later ones.
     orders: dict[int, Order] = field(default_factory=dict)
-    # Where it is: the epoch, and how many of the epoch's samples were delivered.
+    # Where the consumer is: the epoch, and how many of the epoch's samples were delivered.
     epoch: int = 0
     position: int = 0
     # Does the daemon know the files?
@@ -62,11 +62,11 @@ class PublishedConsumer:
     failed: bool = False
     # (index of the share, epoch) of the orders that the daemon knows.
     reported: set[tuple[int, int]] = field(default_factory=set)
-    # When it ends (monotonic seconds), unless it opens again before.
+    # When the consumer ends (monotonic seconds), unless it opens again before; None where it is open.
     closing: float | None = None
     # When the daemon was last told its position (monotonic seconds).
     reported_at: float = 0.0
-    # Sample -> the paths that were opened for it.
+    # The paths that were opened for each sample, by its number.
     _learned: dict[int, list[str]] = field(default_factory=dict)
     # How many samples were learned when `shares` was made of them.
     _resolved: int = 0

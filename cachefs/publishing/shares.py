@@ -25,7 +25,7 @@ class Share:
 
     # A mount below which the files were found.
     mount: MountPoint
-    # Of the snapshot (cachefs.inodes).
+    # Slot of the snapshot's inodes (cachefs.inodes).
     slot: int
     # Shape (files,), uint32: the number of each file in the snapshot.
     entries: Order

@@ -50,10 +50,14 @@ Count = Annotated[int, Field(ge=1, le=1024)]
 
 
 class _Section(BaseModel):
+    """A table of the file. Keys that it does not have are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class DaemonSection(_Section):
+    """[daemon]: the daemon as a whole."""
+
     socket: Directory = DEFAULT_SOCKET
     socket_group: str = ""
     state_dir: Directory = Path("/var/lib/cachefs")
@@ -64,13 +68,15 @@ class DaemonSection(_Section):
 
 
 class MemorySection(_Section):
+    """[memory]: the memory tier."""
+
     dir: Directory = Path("/dev/shm/cachefs")
     budget: Amount = Share(percent=25)
     segment_size: Size = 64 << 20
 
 
 class SsdSection(_Section):
-    """There is an SSD tier where the file has an [ssd] table with a budget above 0."""
+    """[ssd]: the SSD tier. There is one where the file has this table, with a budget above 0."""
 
     dir: Directory = Path("/var/lib/cachefs/ssd")
     budget: Amount = Share(percent=50)
@@ -79,6 +85,8 @@ class SsdSection(_Section):
 
 
 class OriginSection(_Section):
+    """[origin]: limits for reading from origins."""
+
     max_connections: Count = 64
     max_bytes_in_flight: Size = 512 << 20
     connect_timeout: Seconds = 5.0
@@ -87,12 +95,16 @@ class OriginSection(_Section):
 
 
 class PrefetchSection(_Section):
+    """[prefetch]: what is brought nearer before it is read."""
+
     enabled: bool = True
     safety: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 2.0
     memory_ahead: Size = 256 << 20
 
 
 class Config(_Section):
+    """The whole file. docs/configuration.md says what each key means."""
+
     daemon: DaemonSection = DaemonSection()
     memory: MemorySection = MemorySection()
     ssd: SsdSection | None = None
@@ -101,10 +113,12 @@ class Config(_Section):
 
     @property
     def memory_budget(self) -> int:
+        """Bytes that the memory tier may take."""
         return self.memory.budget.of(psutil.virtual_memory().total)
 
     @property
     def ssd_budget(self) -> int:
+        """Bytes that the SSD tier may take; 0 where there is none."""
         return self.ssd.budget.of(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
 
     @property
@@ -113,6 +127,7 @@ class Config(_Section):
         return self.ssd.min_free.of(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
 
     def summary(self) -> str:
+        """What it says, in one line for people."""
         ssd = f"{format_size(self.ssd_budget)} in {self.ssd.dir}" if self.ssd and self.ssd_budget else "none"
         return (
             f"policy {self.daemon.policy}, blocks of {format_size(self.daemon.block_size)}, "

@@ -35,11 +35,12 @@ class JobAudiences:
         self._affinity = MountAffinity()  # through which mounts each consumer reads
 
     def readers(self) -> Sequence[Reader]:
-        """Of all mounts."""
+        """All consumers of running jobs whose place is known."""
         return self._jobs.readers(0.0)
 
     def of(self, mount: str, latency: float) -> Audience:
-        """Of the mount with that id, where an order takes *latency* seconds."""
+        """The consumers that read what the mount with that id shows. latency: seconds that an order to the mount's
+        pusher takes; blocks that a consumer reads within them come too late."""
         readers = [one for one in self._jobs.readers(latency) if self.shows(mount, one.snapshot)]
         return self._affinity.audience(mount, readers)
 
@@ -64,7 +65,7 @@ class Listeners:
     attribution: Attribution
     audiences: JobAudiences
     pushers: Pushers
-    pace: Pace  # of what is fetched ahead
+    pace: Pace  # is woken, as there may be something to fetch ahead
 
 
 class Exchange:

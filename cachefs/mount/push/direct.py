@@ -14,7 +14,7 @@ from typing import Final
 from cachefs.block import PIECE_SIZE, Location, pieces_match
 from cachefs.segment import SegmentReader
 
-# Of file offsets and of memory, in bytes; no device asks for more.
+# Alignment of file offsets and of memory, in bytes; no device asks for more.
 _ALIGNMENT: Final = 4096
 
 

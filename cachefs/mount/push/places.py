@@ -25,7 +25,7 @@ class Place:
     """A snapshot as the mount shows it."""
 
     snapshot: Snapshot
-    # Of its inodes (cachefs.inodes).
+    # Slot of the snapshot's inodes (cachefs.inodes).
     slot: int
     # Path of its root directory in the mount, with a slash at the end.
     root: bytes

@@ -45,16 +45,17 @@ class PusherSettings:
     device: int
     # Descriptor of the marks of what workers have read (cachefs.mount.read_marks).
     marks: int
-    # What is mounted, and where.
+    # What is mounted.
     spec: MountSpec
+    # Where it is mounted.
     directory: Path
     # The mount's id in its reports.
     mount: str
-    # The daemon's.
+    # Path of the daemon's socket.
     socket: Path
-    # Of the memory, that pushed pages may take.
+    # What pushed pages may take at most: bytes, or a share of the memory.
     share: Share
-    # That store and drop pages.
+    # How many threads store and drop pages.
     threads: int
 
 

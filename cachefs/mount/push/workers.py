@@ -18,7 +18,7 @@ from cachefs.mount.push.blocks import BlockMover, Source
 from cachefs.mount.push.pages import NotPossible
 from cachefs.mount.push.places import Place
 
-# How often segments that the daemon has deleted are closed; until then they take space.
+# Seconds after which segments that the daemon has deleted are closed; until then they take space.
 _FORGET_SECONDS: Final = 5.0
 
 
@@ -26,18 +26,18 @@ _FORGET_SECONDS: Final = 5.0
 class Task:
     """An order, or a part of one: blocks of one snapshot, in the order in which they are to be worked on."""
 
-    # Of the order.
+    # Serial number of the order.
     serial: int
     place: Place
-    # Drop the blocks' pages, and do not store them.
+    # True to drop the blocks' pages, and not to store them.
     drop: bool
-    # Shape (n,): where in the order each block is.
+    # Where in the order each block is: shape (n,).
     indices: NDArray[np.intp]
-    # Shape (n,): the entry number of each block's file.
+    # The entry number of each block's file: shape (n,).
     entries: NDArray[np.uint64]
-    # Shape (n,): the number of each block in its file.
+    # The number of each block in its file: shape (n,).
     numbers: NDArray[np.uint32]
-    # Store only blocks of which the kernel lacks pages.
+    # True to store only blocks of which the kernel lacks pages.
     check: bool = False
 
 

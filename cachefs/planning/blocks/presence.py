@@ -1,4 +1,4 @@
-"""Which blocks of a snapshot are on this node, as one byte each, kept up to date by the store for whoever plans."""
+"""Which blocks of a snapshot are on this node, one byte per block. The store keeps it up to date; planning reads it."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -13,8 +13,8 @@ ABSENT: Final = 0
 IN_MEMORY: Final = 1
 IN_SSD: Final = 2
 
-# By snapshot, the state of each block of its space: shape (blocks of the space,), uint8.
-States = Mapping[str, npt.NDArray[np.uint8]]
+# By snapshot, the state of each block of its space, one of the three above: shape (blocks of the space,), uint8.
+TierStates = Mapping[str, npt.NDArray[np.uint8]]
 
 
 def state_in(tier: int | None) -> int:
@@ -26,8 +26,8 @@ class Presence:
     """States of the blocks of all snapshots that are watched. The store changes them, under its lock."""
 
     def __init__(self) -> None:
-        # By snapshot id, see States. Anyone may read it at any time, and only the methods here write to it: the mapping
-        # is replaced, not changed, and each entry of an array is right by itself.
+        # By snapshot id, see TierStates. Anyone may read it at any time, and only the methods here write to it: the
+        # mapping is replaced, not changed, and each entry of an array is right by itself.
         self.states: dict[str, npt.NDArray[np.uint8]] = {}
         self._spaces: dict[str, BlockSpace] = {}
 

@@ -135,7 +135,7 @@ class BlockSpace:
 
     def key(self, number: int) -> bytes:
         """The key of one block."""
-        # Of the array's own type: for any other, numpy first converts the array.
+        # The number has the array's own type: for any other type, numpy first converts the whole array.
         entry = int(self.first_block.searchsorted(np.int32(number), side="right")) - 1
         content = int(self._high[entry]).to_bytes(8, "little") + int(self._low[entry]).to_bytes(8, "little")
         return block_key(content, number - int(self.first_block[entry]))

@@ -20,15 +20,17 @@ from cachefs.planning.sequences.plan import Plan
 
 # Blocks whose future is looked up in one call, under the store's lock: 1 ms.
 _EXPIRED_AT_ONCE: Final = 1024
-# In steps of 1/256 of what the dataset may have, as in a tier: each step costs a commit.
+# Where room is made, at least 1/256 of what the dataset may have, as a tier does it too: each step costs a commit.
 _AHEAD_SHIFT: Final = 8
-# So that less than 1/64 is no room for what nobody asked for.
+# A dataset of whose quota less than 1/64 is free has no room for what nobody has asked for.
 _FREE_SHIFT: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    dataset: str
+    """What one dataset may take of the tiers, and for how long."""
+
+    dataset: str  # its name
     snapshots: frozenset[str]  # ids of the snapshots that the dataset has
     share: float = 1.0  # of each tier's bytes
     ttl: float = math.inf  # seconds that a block stays after its last read
@@ -47,6 +49,7 @@ class _Limited:
     coming: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # the same of blocks that are being written
 
     def renew(self, key: bytes, now: float) -> None:
+        """The block was read at *now*."""
         self.read[key] = now
         self.read.move_to_end(key)
 
@@ -60,9 +63,9 @@ class Quotas:
         self._capacities = capacities
         self._open = policies
         self._plan = plan
-        self._limited: dict[str, _Limited] = {}
-        self._of_snapshot: dict[str, _Limited] = {}
-        self._owners: dict[bytes, _Limited] = {}
+        self._limited: dict[str, _Limited] = {}  # by name of the dataset
+        self._of_snapshot: dict[str, _Limited] = {}  # by id: the limited dataset that has the snapshot
+        self._owners: dict[bytes, _Limited] = {}  # by block key: the dataset for which the block counts
 
     # --- what is allowed ----------------------------------------------------------------------------------------------
 
@@ -76,6 +79,7 @@ class Quotas:
         self._name_snapshots()
 
     def remove(self, dataset: str) -> None:
+        """Take the quota of a dataset away, where it has one: its blocks stay, and count for nobody."""
         gone = self._limited.pop(dataset, None)
         if gone is not None:
             for key in gone.read:
@@ -145,6 +149,8 @@ class Quotas:
             del one.read[key]
 
     def accessed(self, keys: Iterable[bytes], now: float) -> None:
+        """Readers used these blocks, oldest use first. Blocks of no limited dataset are ignored. now: monotonic
+        seconds."""
         if not self._owners:
             return
         for key in keys:

@@ -17,8 +17,8 @@ from cachefs.planning.eviction.policies.lru import Lru
 from cachefs.planning.eviction.policies.uses import Uses
 from cachefs.planning.eviction.quotas import Quotas
 
-# Each time room is made, at least 1/1024 of the tier: with 110 KB blocks a commit for each halves the rate of puts. But
-# what is made too early is a smaller cache.
+# Where room is made, at least 1/1024 of the tier: with blocks of 110 KB, a commit for each block would halve the rate
+# of puts. More is not made, since room that is made too early makes the cache smaller.
 _AHEAD_SHIFT: Final = 10
 # A tier of which less than 1/64 is free is full.
 _FREE_SHIFT: Final = 6
@@ -52,10 +52,10 @@ class TierRoom(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a block is. tier: its number; size: bytes as the tier accounts for them."""
+    """Where a block is."""
 
-    tier: int
-    size: int
+    tier: int  # number of the tier: MEMORY or SSD (cachefs.block)
+    size: int  # bytes of the block, as the tier accounts for them
 
 
 def transient_room(budget: int, largest: int, capacity: int) -> int:
@@ -97,7 +97,7 @@ class Tiering:
     ) -> None:
         """place_of: where a block is, as of the index; transient: bytes that transient blocks may take (see
         `transient_room`)."""
-        self.quotas = quotas  # who knows whose blocks count for which dataset
+        self.quotas = quotas  # knows which blocks count for which dataset
         self.counts = [TierCounts() for _ in tiers]  # by tier number
         self._presence = presence
         self._tiers = tiers
@@ -145,7 +145,7 @@ class Tiering:
         """A block has left tier *old* for another one."""
         self._forget(key, old)
         if new.tier < old:
-            self._uses.forget(key)  # who has it copied up is about to use it
+            self._uses.forget(key)  # it was copied up since it is about to be used: that is a new use
         self._keep(key, new)
         self._uses.forget(key)
         self.counts[new.tier].blocks += 1
@@ -170,6 +170,7 @@ class Tiering:
         self._pinned.update(keys)
 
     def unpin(self, keys: Iterable[bytes]) -> None:
+        """These blocks may be evicted again."""
         self._pinned.difference_update(keys)
 
     # --- which block may come -----------------------------------------------------------------------------------------
@@ -219,7 +220,8 @@ class Tiering:
         """Blocks that free *size* bytes or more for a block, or none. No other call returns them again."""
         incoming = b"" if transient else key
         ahead = max(size, tier.capacity >> _AHEAD_SHIFT)
-        # Its dataset's own blocks first, where that is at its quota: that makes room in the tier as well.
+        # Where the block's dataset is at its quota, blocks of the dataset are evicted: that makes room in the tier as
+        # well.
         if not transient and self.quotas.room(tier.number, key) - (tier.free - self._held_back(tier)) < size:
             return self._part_with(tier, self.quotas.victims(tier.number, size, self._pinned, key))
         if self._keeps_transient(tier):

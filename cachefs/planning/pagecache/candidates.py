@@ -15,7 +15,8 @@ from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.pagecache.states import DROPPABLE, Blocks
 from cachefs.planning.sequences.plan import Plan
 
-# Of the blocks that may be dropped, this share stays candidates after a look at all of them: those read last.
+# After a look at all blocks that may be dropped, one in _SHARE of them stays a candidate, and _FEWEST at least: those
+# that are read last.
 _SHARE: Final = 16
 _FEWEST: Final = 1024
 # A look at all blocks that brings nothing is not repeated at once: 12 ms with 300,000 held ones.
@@ -79,11 +80,12 @@ class Candidates:
         self._looked = -LOOK_SECONDS  # when that was, in seconds
 
     def add(self, space: BlockSpace, states: npt.NDArray[np.uint8]) -> None:
-        """Blocks of *space* may be in the page cache from now on. states: the PageState of each block, which the caller
-        keeps up to date; shape (space.count,), dtype uint8."""
+        """Blocks of *space* may be in the page cache from now on. states: the PageState of each block, shape
+        (space.count,), uint8, which the caller keeps up to date."""
         self._by_snapshot[space.snapshot] = _OfSnapshot(space, states, np.zeros(0, np.int32))
 
     def remove(self, snapshot: str) -> None:
+        """Forget the blocks of a snapshot. Raises KeyError for one that was not added."""
         del self._by_snapshot[snapshot]
 
     def consider(self, blocks: Blocks) -> None:
@@ -96,8 +98,11 @@ class Candidates:
         return {snapshot: len(one.ids) + one.fresh_count for snapshot, one in self._by_snapshot.items()}
 
     def victims(self, size: int, later_than: float, count: int, now: float) -> list[Blocks]:
-        """At most *count* blocks that may be dropped and are read later than in *later_than* seconds, the last of all
-        first, until they make *size* bytes. now: seconds of any clock."""
+        """At most *count* blocks that may be dropped and are read later than in *later_than* seconds, as few as make
+        *size* bytes: those that are read last of all. now: seconds of any clock.
+
+        Returns one `Blocks` per snapshot that has any; within it, what is read last comes first.
+        """
         if self._version == self._plan.version:
             found, total = self._furthest(size, later_than, count)
             if total >= size or now - self._looked < LOOK_SECONDS:

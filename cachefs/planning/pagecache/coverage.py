@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import NO_BLOCK, Ids
-from cachefs.planning.pagecache.states import HELD, States
+from cachefs.planning.pagecache.states import HELD, PageStates
 from cachefs.planning.sequences.plan import Plan
 
-# By snapshot: one bool per block of its space.
+# By snapshot, whether each block of its space is meant: shape (blocks of the space,), bool.
 Marks = Mapping[str, npt.NDArray[np.bool_]]
 
 # Added to a score in seconds: 30 years. What is never read again, at infinity, is still evicted first.
@@ -21,7 +21,7 @@ class Mount(Protocol):
     """A mount as far as this module needs to know it."""
 
     @property
-    def states(self) -> States:
+    def states(self) -> PageStates:
         """In its page cache (see cachefs.planning.pagecache.model.PageCacheModel.states)."""
 
 

@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.presence import ABSENT
+from cachefs.planning.blocks.presence import ABSENT, TierStates
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.pagecache.states import WANTED, States
+from cachefs.planning.pagecache.states import WANTED, PageStates
 from cachefs.planning.sequences.course import Window
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.tripwires import are_tripwires
@@ -45,7 +45,7 @@ class Due:
 
     snapshot: str
     ids: Ids  # shape (n,), dtype int32
-    seconds: npt.NDArray[np.float64]  # until each is read, shape (n,)
+    seconds: npt.NDArray[np.float64]  # seconds until each is read, shape (n,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class _Stretch:
     start: int  # number of the first one, counted over all epochs of the consumer
     reads: npt.NDArray[np.int64]  # their numbers, counted from the start of the epoch
     blocks: Ids  # what is read
-    seconds: npt.NDArray[np.float64]  # until it is read
+    seconds: npt.NDArray[np.float64]  # seconds until it is read
 
 
 def all_tripwires(plan: Plan, readers: Sequence[Reader]) -> dict[str, npt.NDArray[np.bool_]]:
-    """By snapshot, whether each block is a tripwire of some reader in its epoch or the next: one bool per block of the
-    space. 1 ms per million reads."""
+    """By snapshot, whether each block is a tripwire of some reader in its epoch or the next: shape (blocks of the
+    space,), bool. 1 ms per million reads."""
     found: dict[str, npt.NDArray[np.bool_]] = {}
     for reader in readers:
         tripwires = found.setdefault(reader.snapshot, np.zeros(plan.spaces[reader.snapshot].count, np.bool_))
@@ -77,7 +77,8 @@ class PushLookahead:
     read is looked at once."""
 
     def __init__(self, plan: Plan) -> None:
-        self.barred: dict[str, Ids] = {}  # by snapshot, blocks that are not to be pushed, in ascending order
+        # By snapshot, blocks that are not to be pushed: shape (n,), int32, in ascending order.
+        self.barred: dict[str, Ids] = {}
         self._plan = plan
         # By consumer: its generation in the plan, and the read up to which it was looked.
         self._looked: dict[str, tuple[tuple[str, int], int]] = {}
@@ -86,12 +87,13 @@ class PushLookahead:
         """Look at all again: blocks have come to the node, or their pages have gone."""
         self._looked.clear()
 
-    def take(self, readers: Sequence[Reader], pages: States, presence: States, count: int, size: int) -> Due | None:
+    def take(
+        self, readers: Sequence[Reader], pages: PageStates, presence: TierStates, count: int, size: int
+    ) -> Due | None:
         """At most *count* blocks of one snapshot, of at most *size* bytes together, that are on the node and not in the
-        page cache. It takes for granted that the caller has all of them pushed.
+        page cache, soonest read first. It takes for granted that the caller has all of them pushed.
 
-        pages: states of blocks in the page cache (PageState); presence: states of blocks on the node
-        (cachefs.planning.blocks.presence).
+        pages: states of blocks in the page cache; presence: states of blocks on the node.
         """
         before = dict(self._looked)
         found = self._find(readers, pages, presence, count)
@@ -104,7 +106,7 @@ class PushLookahead:
             self._looked = before  # some are to be given again
         return Due(due.snapshot, due.ids[:fitting], due.seconds[:fitting]) if fitting else None
 
-    def peek(self, readers: Sequence[Reader], pages: States, presence: States, count: int) -> Due | None:
+    def peek(self, readers: Sequence[Reader], pages: PageStates, presence: TierStates, count: int) -> Due | None:
         """What `take` would give if there were room."""
         before = dict(self._looked)
         due = self._merge(self._find(readers, pages, presence, count), count)
@@ -112,15 +114,16 @@ class PushLookahead:
         return due
 
     def soon(self, reader: Reader, seconds: float) -> Ids:
-        """Blocks that *reader* reads within so many seconds, but for its tripwires: int32, in order."""
+        """Blocks that *reader* reads within so many seconds, without its tripwires, in the order in which it reads
+        them: shape (n,), int32."""
         stretch = next(self._stretches(reader, 0, _LOOK), None)
         if stretch is None:
             return np.zeros(0, np.int32)
         return stretch.blocks[(stretch.seconds < seconds) & ~are_tripwires(stretch.reads, reader.every)]
 
     def tripwires(self, readers: Sequence[Reader]) -> dict[str, Ids]:
-        """By snapshot, the next few tripwires of each reader, in ascending order (int32): their pages are not to be in
-        the page cache, whoever else reads them."""
+        """By snapshot, the blocks of the next few tripwires of its readers: shape (n,), int32, in ascending order.
+        Their pages are not to be in the page cache, whoever else reads them."""
         found: dict[str, list[Ids]] = {}
         for reader in readers:
             found.setdefault(reader.snapshot, []).extend(self._tripwires_of(reader))
@@ -138,7 +141,7 @@ class PushLookahead:
                 break
             now = 0
 
-    def _find(self, readers: Sequence[Reader], pages: States, presence: States, count: int) -> list[Due]:
+    def _find(self, readers: Sequence[Reader], pages: PageStates, presence: TierStates, count: int) -> list[Due]:
         found = (self._look(reader, pages, presence, count) for reader in readers)
         return [due for due in found if due is not None]
 
@@ -155,7 +158,7 @@ class PushLookahead:
         order = order[np.sort(first)][:count]
         return Due(snapshot, ids[order], seconds[order])
 
-    def _look(self, reader: Reader, pages: States, presence: States, count: int) -> Due | None:
+    def _look(self, reader: Reader, pages: PageStates, presence: TierStates, count: int) -> Due | None:
         snapshot, generation = reader.snapshot, self._plan.generation(reader.key)
         states, here = pages.get(snapshot), presence.get(snapshot)
         if states is None or here is None:

@@ -20,17 +20,18 @@ from cachefs.planning.pagecache.leftovers import Leftovers
 from cachefs.planning.pagecache.lookahead import Due, PushLookahead, Reader
 from cachefs.planning.pagecache.model import PageCacheModel
 from cachefs.planning.pagecache.orders import Action, FileBlocks, Order
-from cachefs.planning.pagecache.states import Blocks, States, bytes_of
+from cachefs.planning.pagecache.states import Blocks, PageStates, bytes_of
 from cachefs.planning.sequences.plan import Plan
 
-# What a pusher is given at once: enough to be busy while a report travels, little enough to change one's mind. Twice
-# as much as on an idle machine, where 4 do: beside two readers at full speed a report and its answer take 30 ms.
+# Orders and bytes that a pusher is given at once: enough to be busy while a report travels, little enough to change
+# one's mind. On an idle machine 4 orders are enough. It is twice as many, since beside two readers at full speed a
+# report and its answer take 30 ms.
 MAX_ORDERS: Final = 8
 MAX_BYTES: Final = 96 << 20
-# Of one order: the pusher works on the next while the last is reported.
+# Blocks and bytes of one order, at most: the pusher works on the next order while the last one is reported.
 BLOCKS: Final = 96
 ORDER_BYTES: Final = MAX_BYTES // 4
-# Of the budget, this share is kept free: 1/16.
+# The share of the budget that is kept free: 1/16.
 _FREE_SHIFT: Final = 4
 # Blocks that have come to the node, and pages that have gone, are found after so many seconds.
 LOOK_AGAIN: Final = 0.2
@@ -38,7 +39,8 @@ LOOK_AGAIN: Final = 0.2
 REFUSED_SECONDS: Final = 2.0
 # What an earlier daemon has had pushed is dropped after so many seconds, unless a job of this one is going to read it.
 UNPLANNED_SECONDS: Final = 10.0
-# So often pages are checked that were pushed long ago and are read within AHEAD_SECONDS; at most so many blocks.
+# Pages that were pushed long ago, and are read within AHEAD_SECONDS, are checked once in CHECK_SECONDS: those of at
+# most MOST_CHECKED blocks of each reader.
 CHECK_SECONDS: Final = 0.2
 AHEAD_SECONDS: Final = 1.0
 MOST_CHECKED: Final = 1024
@@ -77,8 +79,8 @@ class PushPlan:
         self._checked = -math.inf  # looking for pages that the kernel has taken back
 
     @property
-    def states(self) -> States:
-        """Those of `pages`, but for snapshots that are read through other mounts only."""
+    def states(self) -> PageStates:
+        """The states of `pages`, without those of snapshots that are read through other mounts only."""
         elsewhere = self._elsewhere
         return {snapshot: states for snapshot, states in self.pages.states.items() if snapshot not in elsewhere}
 
@@ -90,7 +92,8 @@ class PushPlan:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def begin(self, budget: int, held: Iterable[FileBlocks], now: float) -> None:
-        """A pusher begins to take orders. What was there stays; what of the last orders was carried out nobody knows.
+        """A pusher begins to take orders. What was there stays. Nobody knows which of the last orders were carried
+        out, so all that they were about counts as there.
 
         budget: bytes of pages; held: those that it knows to be there; now: seconds, as elsewhere.
         """
@@ -158,7 +161,7 @@ class PushPlan:
             self._lookahead.rewind()
 
     def _due(self, readers: Sequence[Reader], room: int) -> Due | None:
-        """For one order, of at most *room* bytes: one block at least, if that has room."""
+        """The blocks of one order to store, of at most *room* bytes: one block at least, if that has room."""
         take = functools.partial(self._lookahead.take, readers, self.pages.states, self._presence.states)
         return (take(BLOCKS, min(room, ORDER_BYTES)) or take(1, room)) if room > 0 else None
 

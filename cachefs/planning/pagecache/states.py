@@ -35,6 +35,7 @@ PART_REFUSED: Final = int(PageState.PART_REFUSED)
 
 
 def _table(*states: int) -> npt.NDArray[np.bool_]:
+    """Which states are among *states*: shape (number of states,), bool."""
     return np.isin(np.arange(len(PageState)), states)
 
 
@@ -48,9 +49,9 @@ UNCOUNTED: Final = _table(OUT, REFUSED)
 # May its pages be dropped?
 DROPPABLE: Final = _table(HELD, PART, PART_REFUSED)
 
-# By snapshot: the state of each block of its space. Shape (blocks of the space,), dtype uint8.
-States = Mapping[str, npt.NDArray[np.uint8]]
-NOTHING: Final[States] = {}
+# By snapshot: the PageState of each block of its space. Shape (blocks of the space,), dtype uint8.
+PageStates = Mapping[str, npt.NDArray[np.uint8]]
+NOTHING: Final[PageStates] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,5 +63,6 @@ class Blocks:
 
 
 def bytes_of(sizes: npt.NDArray[np.uint32], ids: Ids) -> int:
-    """Bytes of the blocks *ids* (int32), where *sizes* (uint32) are those of all blocks of their space."""
+    """Bytes of the blocks *ids* together: shape (n,), int32. sizes: bytes of each block of their space, shape (blocks
+    of the space,), uint32."""
     return int(sizes[ids].sum(dtype=np.int64))

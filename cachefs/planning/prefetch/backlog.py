@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.presence import ABSENT, States
+from cachefs.planning.blocks.presence import ABSENT, TierStates
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
@@ -32,16 +32,16 @@ _RELIABLE: Final = 0.9
 class Backlog:
     """Blocks that must be fetched without a pause from now on: all that are missing and due within *seconds*."""
 
-    # From now until the last of them is due.
+    # Seconds from now until the last of them is due.
     seconds: float
-    # Snapshot of that block.
+    # Snapshot of the block that is due last.
     snapshot: str
     # Number of that block. Only what is read after it may be evicted for these blocks: if a block that is read before
     # were evicted, that block would be missing instead.
     last: int
 
 
-def find(plan: Plan, states: States, bandwidth: float) -> Backlog | None:
+def find(plan: Plan, states: TierStates, bandwidth: float) -> Backlog | None:
     """What must be fetched from now on, or None where waiting does no harm yet.
 
     With 8 consumers it takes 15 ms, however much they read. states: by snapshot, the state of each of its blocks
@@ -75,7 +75,7 @@ class _Part:
     sizes: npt.NDArray[np.float64]
 
 
-def _missing(plan: Plan, states: States) -> Iterator[_Part]:
+def _missing(plan: Plan, states: TierStates) -> Iterator[_Part]:
     for consumer in plan.consumers():
         snapshot, _ = plan.generation(consumer)
         state = states.get(snapshot)

@@ -24,6 +24,8 @@ from cachefs.planning.prefetch.lookahead import Lookahead, Name, Upcoming
 from cachefs.planning.prefetch.pauses import Pauses
 from cachefs.planning.sequences.plan import Plan
 
+# Seconds ahead of the readers within which, at most, other blocks are evicted for what is fetched. Only a backlog may
+# ask for more.
 LONGEST_WINDOW: Final = 60.0
 # Seconds after which blocks that were evicted, refused or failed are looked at again.
 LOOK_AGAIN: Final = 1.0

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.presence import States
+from cachefs.planning.blocks.presence import TierStates
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.sequences.plan import Plan
 
@@ -34,9 +34,9 @@ class Upcoming:
     snapshot: str
     # The block's number in the snapshot's block space.
     number: int
-    # Bytes.
+    # Bytes of the block.
     size: int
-    # Until it is read.
+    # Seconds until it is read.
     seconds: float
     # Who reads it first, as the plan knows the consumer.
     consumer: str
@@ -72,7 +72,7 @@ class Lookahead:
         self._looked: dict[str, tuple[tuple[str, int], int]] = {}
 
     def take(
-        self, states: States, seconds: float, blocks: int, size: int, known: Set[Name] = frozenset()
+        self, states: TierStates, seconds: float, blocks: int, size: int, known: Set[Name] = frozenset()
     ) -> list[Upcoming]:
         """The next wanted blocks, soonest first, that are read within *seconds*: at most *blocks* blocks of at most
         *size* bytes together. The first of them may be larger than *size*.
@@ -91,7 +91,7 @@ class Lookahead:
         """Look again from where consumers are: blocks that were given or skipped may be wanted now."""
         self._looked.clear()
 
-    def _look(self, consumer: str, states: States, seconds: float, blocks: int) -> _Found | None:
+    def _look(self, consumer: str, states: TierStates, seconds: float, blocks: int) -> _Found | None:
         generation = self._plan.generation(consumer)
         state = states.get(generation[0])
         if state is None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.sequences.epoch import UNKNOWN, Epoch
 
-# Reads per second of a consumer nobody has measured yet.
+# Reads per second of a consumer whose rate nobody has measured yet.
 FIRST_RATE: Final = 1000.0
 
 # Per block or read: seconds, inf where never or unknown.
@@ -40,7 +40,7 @@ class Future:
         """Seconds until each of the blocks *ids* (shape (n,), int32) is read next: shape (n,), float64."""
         reads = self.next_read[ids]
         if self.beyond < UNKNOWN:
-            # What is known comes before.
+            # A read that is known comes before every read that is only expected.
             np.minimum(reads, np.int32(self.beyond), out=reads)
         seconds: Seconds = np.subtract(reads, self.position, dtype=np.float64)
         seconds /= self.rate
@@ -68,17 +68,17 @@ class Course:
     """One consumer of a plan."""
 
     space: BlockSpace
-    # Number of its epoch.
+    # Number of the epoch that the consumer is in.
     current: int
-    # Replaced as a whole, since other threads read it.
+    # What is known of its future. Replaced as a whole, since other threads read it.
     now: Future
-    # Whether it has no part in the plan.
+    # True while the consumer has no part in the plan.
     suspended: bool = False
-    # Reads before the current epoch, since it was first seen.
+    # Reads before the current epoch, since the consumer was first seen.
     origin: int = 0
-    # Changes whenever it does not simply read on.
+    # A number that changes whenever the consumer does not simply read on.
     generation: int = 0
-    # What was published, by number, from the current epoch on.
+    # The epochs that were published, by number, from the current one on.
     epochs: dict[int, Epoch] = field(default_factory=dict)
 
     @classmethod
@@ -104,7 +104,8 @@ class Course:
             number, length = following, len(epoch.blocks)
 
     def window(self, start: int, count: int) -> Window | None:
-        """See `Plan.window`."""
+        """Reads of the consumer, as `Plan.window` says. start: the first one, counting all reads since the consumer was
+        first seen; count: how many at most."""
         position = self.now.position
         index = max(start - self.origin, position)
         for first, epoch in self.starts():
@@ -121,8 +122,8 @@ class Course:
             self.now = replace(self.now, rate=rate)
 
     def read_on(self, position: int) -> Ids:
-        """The first *position* reads of the current epoch, which is known, are done: the blocks of those that were not
-        done before."""
+        """Mark the first *position* reads of the current epoch, which must be known, as done. Returns the blocks of
+        those that were not done before, in order of the reads: shape (n,), int32."""
         before = self.now.position
         position = min(position, self.now.length)
         if position <= before:
@@ -132,8 +133,11 @@ class Course:
         return blocks
 
     def done(self, reads: "slice | npt.NDArray[np.integer]") -> Ids:
-        """These reads of the current epoch, which is known, are done: their blocks, which are read again later, or
-        nobody knows."""
+        """Mark some reads of the current epoch, which must be known, as done.
+
+        reads: their numbers, counted from the start of the epoch: a slice, or shape (n,) of any integer type. Returns
+        the block of each of them, shape (n,), int32. The next read of these blocks is now a later one, or UNKNOWN.
+        """
         epoch = self.epochs[self.current]
         blocks = epoch.blocks[reads]
         next_read = np.full(len(blocks), UNKNOWN, np.int32) if epoch.later is None else epoch.later[reads]
@@ -141,7 +145,7 @@ class Course:
             if following is not epoch:
                 first = following.first[blocks]
                 next_read = np.where((next_read == UNKNOWN) & (first != UNKNOWN), start + first, next_read)
-        # Of a block that is read twice here the last read counts, which is the one that numpy assigns.
+        # Where a block is read twice here its last read counts, and that is the one that numpy assigns.
         self.now.next_read[blocks] = next_read
         return blocks
 
@@ -199,6 +203,6 @@ def _fill(next_read: Ids, start: int, epoch: Epoch) -> None:
     """Where nothing is known yet, say what this epoch, which starts at read *start*, reads."""
     if 2 * len(epoch.blocks) < len(next_read):
         blocks = epoch.blocks[next_read[epoch.blocks] == UNKNOWN]
-    else:  # In order of memory, a look at all blocks is quicker.
+    else:  # to look at all blocks, in the order in which they lie in memory, is quicker
         blocks = np.flatnonzero((next_read == UNKNOWN) & (epoch.first != UNKNOWN)).astype(np.int32)
     next_read[blocks] = epoch.first[blocks] + np.int32(start)

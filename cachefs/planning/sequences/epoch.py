@@ -18,14 +18,14 @@ class Epoch:
 
     # The block of each read, in order of the reads: shape (reads,), int32.
     blocks: Ids
-    # Its first read per block of the space, or UNKNOWN: shape (blocks of the space,), int32.
+    # The first read of each block of the space, or UNKNOWN: shape (blocks of the space,), int32.
     first: Ids
-    # The next read of the same block in this epoch per read, or UNKNOWN: shape (reads,), int32. None where no block is
-    # read twice.
+    # For each read, the next read of the same block in this epoch, or UNKNOWN: shape (reads,), int32. None where no
+    # block is read twice.
     later: Ids | None
     # Different blocks among those that are read.
     distinct: int
-    # Whether no epoch follows.
+    # True where no epoch follows.
     last: bool
 
     @classmethod
@@ -60,6 +60,7 @@ class Epoch:
             return self.first.copy()
         next_read = np.full(len(self.first), UNKNOWN, np.int32)
         reads = np.arange(position, len(self.blocks), dtype=np.int32)
-        # Of several reads of a block numpy assigns the last, which is the first.
+        # Where several reads are of one block, numpy keeps the last one that it assigns. The reads are assigned
+        # backwards, so that is the first read of the block.
         next_read[self.blocks[position:][::-1]] = reads[::-1]
         return next_read

@@ -31,13 +31,17 @@ CHUNK: Final = 32
 MAX_CHUNKS: Final = 16
 # How far back a read may be that is late, in reads of different blocks.
 BEHIND: Final = 64
-# In a short epoch reads of anywhere lie ahead by chance. So many reads in a row that show explain no more than this
-# part of the epoch, or so many reads each. And tripwires prove nothing where so many of all that was read would lie
-# there anyway: only nearer ones do, and where they are at least that part of what shows, as pages of most of the others
-# are there.
+# In a short epoch a read from anywhere may lie a little ahead of the consumer by chance. So the next four limit what
+# reads and tripwires prove.
+# Reads that show, however many, explain that the consumer has moved on by no more than this part of the epoch.
 PART: Final = 1 / 8
+# But that limit is never below so many reads, in reads of different blocks, for each read that shows.
 FEW: Final = 3
+# Tripwires prove nothing beyond the distance within which, by chance, so many of the blocks that were read would be
+# tripwires, on average.
 BY_CHANCE: Final = 1 / 4
+# Where the consumer's next tripwires may lie beyond that distance, the nearer ones prove something only if tripwires
+# are at least this part of the reads that show: pages of most other blocks are in the page cache then.
 MOSTLY: Final = 1 / 3
 
 # Reads, counted from the start of an epoch.
@@ -66,8 +70,8 @@ class Passed:
 
     # The tripwires that it has read, as blocks: one dimension, int32.
     wires: Ids
-    # These blocks, and those that it has read before them. Of a block that it reads again later, one of those reads
-    # would seem to lie ahead by now.
+    # The same blocks, and those that it has read before them: one dimension, int32. Nobody should look for these reads
+    # a second time: where the consumer reads such a block again later, this read would be taken for the later one.
     reads: Ids
 
 
@@ -85,7 +89,8 @@ class _Front:
         self.early = np.zeros(0, np.int64)  # reads beyond the position that are done, in ascending order
 
     def add(self, reads: Places, floor: int) -> int:
-        """*reads* are done, and so are all before read *floor*: the position that follows from it."""
+        """*reads* (shape (n,), int64, in any order) are done, and so are all reads before read *floor*. Returns the
+        position that follows from that: all reads before it are done."""
         early = np.union1d(self.early, reads) if len(self.early) else np.unique(reads)
         early = early[early >= floor]
         run = int(np.count_nonzero(early == floor + np.arange(len(early))))
@@ -142,7 +147,7 @@ class Follower:
             length = len(here.blocks) if here is not None else 0
             begins = np.where(ahead >= length, ahead - length, ahead) % self.batch < step
             gap[(gap > step) & ~(begins & (ahead < front + self.reorder_window))] = np.inf
-            # Beyond the front by as much as so many reads explain.
+            # Reads may lie beyond the front by as much as so many reads explain.
             beyond = np.sort(ahead[np.isfinite(gap) & (ahead >= front)])
             within = np.flatnonzero(beyond < front + reach[: len(beyond)])
             gap[ahead > (beyond[within[-1]] if len(within) else front)] = np.inf
@@ -353,7 +358,7 @@ def observe(followers: Sequence[Follower], ids: Ids) -> None:
             if follower.following:
                 unattributed[unattributed] = ~follower.evidence.knows(chunk[unattributed])
         for follower, claim in zip(followers, claims, strict=True):
-            # What several claim is the one's whom it fits best.
+            # A read that several consumers claim belongs to the one that it fits best.
             claim.gaps[claim.gaps > closest] = np.inf
             follower.on_reads(chunk, claim, unattributed)
 

@@ -43,12 +43,13 @@ class Plan:
     def __init__(self) -> None:
         # Counts changes other than a consumer reading on in its epoch: what one knew before is void then.
         self.version = 0
-        # By snapshot. This and the next three are replaced, never changed: other threads iterate over them.
+        # The spaces by snapshot. This and the next three are replaced, never changed: other threads iterate over them.
         self._spaces: dict[str, BlockSpace] = {}
         # (snapshot, other snapshot): what the blocks of the one are called in the other.
         self._counterparts: dict[tuple[str, str], Ids] = {}
         self._courses: dict[str, Course] = {}  # by consumer
-        self._active: dict[str, tuple[Course, ...]] = {}  # by snapshot: of whom something is known, not suspended
+        # By snapshot: the consumers of which something is known and that are not suspended.
+        self._active: dict[str, tuple[Course, ...]] = {}
         # (number, snapshot, blocks): what was read of late.
         self._consumed: deque[tuple[int, str, Ids]] = deque(maxlen=_REMEMBERED)
         self._progresses = 0  # the next number in `_consumed`
@@ -136,6 +137,7 @@ class Plan:
             self._changed()
 
     def remove(self, consumer: str) -> None:
+        """Forget *consumer* and its future. Unknown consumers are ignored."""
         if consumer in self._courses:
             self._courses = {name: one for name, one in self._courses.items() if name != consumer}
             self._changed()
@@ -175,8 +177,11 @@ class Plan:
         return soonest
 
     def futures(self, snapshot: str, ids: Ids) -> Iterator[tuple[Future, "slice | npt.NDArray[np.int64]", Ids]]:
-        """Everybody who may read some of *ids* (shape (n,), int32): their future, which of *ids* they may read (indices
-        or a slice), and the numbers of those blocks in that future (int32)."""
+        """All consumers that may read some of the blocks *ids* (shape (n,), int32).
+
+        For each of them: its future; which of *ids* it may read, as a slice or as indices into *ids* (shape (m,),
+        int64); and the numbers of those blocks in its own snapshot, as the future names them (shape (m,), int32).
+        """
         for other, courses in self._active.items():
             where: slice | npt.NDArray[np.int64] = slice(None)
             theirs = ids
@@ -191,8 +196,8 @@ class Plan:
                 yield course.now, where, theirs
 
     def consumed_since(self, mark: int) -> tuple[int, list[tuple[str, Ids]] | None]:
-        """The next mark, and what was read since *mark*: (snapshot, blocks as int32 numbers) per progress. None in its
-        place where *mark* is too long ago to say."""
+        """The next mark, and what was read since *mark*: a pair (snapshot, blocks) per progress, where the blocks are
+        numbers of shape (n,), int32. None in the place of the list where *mark* is too long ago to say."""
         remembered = list(self._consumed)
         end = remembered[-1][0] + 1 if remembered else mark
         if remembered and remembered[0][0] > mark:

@@ -17,7 +17,7 @@ from cachefs.errors import ConfigError
 
 Order = NDArray[numpy.uint32]
 
-# From here on torch draws 64 bits per swap (UINT32_MAX / 20, as in randperm_cpu).
+# With so many samples or more, torch draws 64 bits per swap (UINT32_MAX / 20, as in randperm_cpu).
 TORCH_LIMIT: Final = (2**32 - 1) // 20
 
 # Outputs a DataLoader takes from its generator (for the workers' base seed) before epoch 0 and before each later one.
@@ -31,9 +31,9 @@ _STATE_EVERY: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerSpec:
-    """An order of samples that can be computed. `epoch_order` says what each kind means."""
+    """An order of samples that can be computed, unless its kind is `explicit`."""
 
-    kind: str  # one of those that `epoch_order` names, or `explicit` where orders are published one by one
+    kind: str  # one of KINDS; `epoch_order` says what each means
     size: int  # samples of the dataset
     seed: int = 0
     epochs: int = 1  # how many the sampler will give
@@ -134,6 +134,10 @@ _ORDERS: dict[str, Callable[[SamplerSpec, int], Order]] = {
     "torch-distributed": _torch_distributed,
     "numpy": _numpy,
 }
+
+
+# All kinds of samplers: those that determine an order, and `explicit`, where orders are published one by one.
+KINDS: Final = (*_ORDERS, "explicit")
 
 
 @functools.lru_cache(maxsize=_SAMPLERS_KEPT)

@@ -19,7 +19,7 @@ AGREEMENT: Final = 0.35
 DEVIATIONS: Final = 8
 FEWEST: Final = 8
 WIDEST: Final = 1 / 8
-# Of a long list no more of the latest reads are looked for than this part of the epoch.
+# At most so many of the latest reads are looked for, as a part of the reads of the epoch.
 LOOKED_FOR: Final = 1 / 16
 # Reads of different blocks that are done per read that shows: each is tried in turn.
 SPACINGS: Final = (2, 4, 8, 16, 32)
@@ -32,7 +32,7 @@ MOST_DISTRUST: Final = 0.5
 class Cluster:
     """Where the latest reads lie close together in an epoch."""
 
-    # Of the latest reads, those that lie in it; 0: there is no such place.
+    # The part of the latest reads that lies in it; 0: there is no such place.
     share: float
     # The read after its last one, counted from the start of the epoch.
     end: int

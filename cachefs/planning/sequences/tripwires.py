@@ -15,7 +15,7 @@ PER_SECOND: Final = 25.0
 # Reads from one tripwire to the next, at least and at most.
 SHORTEST: Final = 8
 LONGEST: Final = 1024
-# While nobody knows the rate.
+# Reads from one tripwire to the next while nobody knows the rate.
 FIRST: Final = 32
 # At least so many in a short epoch, as far as SHORTEST allows: few files are all in the page cache before long, and
 # that they stay there matters more than where their reader is.

@@ -4,9 +4,9 @@ from typing import Final
 
 # How far ahead reads may be beyond what the loader's workers and the number of reads explain.
 SLACK: Final = 4
-# Of the reads that are done, at least this share is taken to show.
+# At least this share of the reads that are done is taken to show.
 LOWEST_DENSITY: Final = 0.05
-# With each report, what was seen before counts for so much less.
+# With each report, all that was seen before counts only this much of what it counted.
 FADING: Final = 0.9
 # Reads from which the density starts.
 _FIRST: Final = 32
@@ -16,7 +16,8 @@ class Visibility:
     """The visibility of one consumer's reads."""
 
     def __init__(self) -> None:
-        self.hidden = 1.0  # reads ahead of it per read that will show, as the pages of the others were pushed
+        # Reads that lie ahead of the consumer, per read among them that will show: pages of the others were pushed.
+        self.hidden = 1.0
         self._density = 1.0  # reads that showed of late, per read that was done
         self._seen = self._gained = float(_FIRST)  # the two numbers of which this is the quotient
 

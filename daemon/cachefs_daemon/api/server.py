@@ -35,6 +35,8 @@ _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
 
 
 class Server:
+    """Listens on the daemon's socket, and has a `Service` answer the calls that cachefs.rpc lists."""
+
     def __init__(self, service: Service, path: Path, group: str) -> None:
         self._path = path
         self._group = group

@@ -1,5 +1,8 @@
-"""What the daemon answers to mounts, jobs and cachectl: one coroutine, or async generator where it streams, per
-call."""
+"""What the daemon answers to mounts, jobs and cachectl.
+
+cachefs.rpc lists the calls, each with the messages that it takes and gives. For each there is a method here of the same
+name: a coroutine, or an async generator where the reply is a stream.
+"""
 
 import contextlib
 import os
@@ -44,14 +47,14 @@ from cachefs_daemon.store.storage import TierUsage
 
 
 class Service:
-    """Answers calls, and does nothing else. Used on the event loop.
+    """Answers the calls of cachefs.rpc, and does nothing else. Used on the event loop.
 
-    It has as many methods as there are calls (see cachefs.rpc).
+    It has as many methods as there are calls, which cachefs.rpc and the docstrings of their messages explain.
     """
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # They do not change while the daemon runs.
+        # Directories of the tiers, by name: they do not change while the daemon runs.
         self._tiers = {tier.name: str(tier.directory) for tier in node.storage.usage()}
 
     # --- mounts -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ REPORT_SECONDS: Final = 0.2
 class _Sweep:
     """One walk over all blocks, and how far it is."""
 
-    # Of blocks still to be read.
+    # Keys of the blocks that are still to be read.
     keys: Iterator[bytes]
     # Blocks that were read, or that were gone.
     blocks: int = 0

@@ -44,9 +44,9 @@ class WarmupState(StrEnum):
 class _Plan:
     """What a warmup is to bring."""
 
-    # Entry numbers, in the snapshot's order.
+    # Entry numbers of the files, in the snapshot's order.
     files: "array[int]"
-    # Of all these files.
+    # Blocks of all these files, and their bytes.
     blocks: int
     bytes: int
 
@@ -60,15 +60,15 @@ class _Run:
     request: Warmup
     state: WarmupState = WarmupState.RUNNING
     plan: _Plan = field(default_factory=lambda: _Plan(array("Q"), 0, 0))
-    # That are on the node now.
+    # Blocks that are on the node now, of those that were asked for.
     blocks: int = 0
-    # Of these blocks.
+    # Bytes of the blocks that are on the node now.
     bytes: int = 0
     # Blocks that the policy did not admit.
     skipped: int = 0
     # Blocks that could not be fetched.
     failed: int = 0
-    # Why the last of them could not.
+    # Why the last one that failed could not be fetched.
     message: str = ""
     task: "asyncio.Task[None]" = field(init=False)
 

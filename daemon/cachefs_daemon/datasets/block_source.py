@@ -9,12 +9,12 @@ from cachefs_daemon.origin.base import ObjectRange, Origin
 class BlockSource:
     """The origin of one block, and its bytes there."""
 
-    # Of the block.
+    # Key of the block.
     key: bytes
     origin: Origin
-    # The bytes of the block, in an object of the origin.
+    # Which bytes of which object of the origin the block is.
     range: ObjectRange
-    # Id of the snapshot for which the block is asked for.
+    # Id of the snapshot for whose sake the block is fetched.
     snapshot: str = ""
 
     @property

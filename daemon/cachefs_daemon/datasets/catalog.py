@@ -41,11 +41,11 @@ KEPT_GENERATIONS: Final = 2
 class Dataset:
     """A dataset of this node."""
 
-    # What is on disk about it.
+    # What is kept on disk of the dataset.
     record: DatasetRecord
-    # Open, for this dataset.
+    # The origin of the dataset, which is open.
     origin: Origin
-    # Its current snapshot; None where that is damaged.
+    # The dataset's current snapshot; None where that is damaged.
     current: Snapshot | None
 
 
@@ -53,7 +53,7 @@ class Catalog:
     """All datasets of the node. Used on the event loop; their snapshots may be used in any thread."""
 
     def __init__(self, state_dir: Path, held: HeldSnapshots, settings: OriginSettings, threads: Threads) -> None:
-        """held: gets the snapshots of all datasets. Raises CachefsError where the registry cannot be read."""
+        """held: gets the snapshots of all datasets. Raises CachefsError where the list of datasets cannot be read."""
         self._state_dir = state_dir
         self._held = held
         self._settings = settings

@@ -25,7 +25,7 @@ class _Held:
     """
 
     snapshot: Snapshot
-    # Of the datasets that have the snapshot.
+    # The origins of the datasets that have the snapshot.
     origins: list[Origin] = field(default_factory=list)
 
 
@@ -88,7 +88,8 @@ class HeldSnapshots:
         return BlockSource(block_key(entry.content, ref.number), held.origins[0], wanted, ref.snapshot)
 
     def keep(self, wanted: Mapping[str, list[Origin]]) -> None:
-        """Let go of all snapshots but the *wanted* ones. By id: the origins that have its files."""
+        """Let go of all snapshots but the *wanted* ones. wanted: by id of a snapshot, the origins that have its
+        files."""
         self._held = {held: _Held(one.snapshot, wanted[held]) for held, one in self._held.items() if held in wanted}
 
     def remove_files(self, wanted: Mapping[str, list[Origin]]) -> None:

@@ -45,7 +45,7 @@ class ListingRequest(Message, frozen=True):
     url: str
     # Bytes of the snapshot's blocks.
     block_size: int
-    # Where the snapshot file is written.
+    # Directory into which the snapshot file is written.
     directory: str
     options: OriginOptions = OriginOptions()
     settings: OriginSettings = OriginSettings()
@@ -54,7 +54,7 @@ class ListingRequest(Message, frozen=True):
 class _Built(Message, frozen=True, tag=True):
     """The end of a listing."""
 
-    # Of the snapshot file.
+    # Path of the snapshot file.
     path: str
 
 

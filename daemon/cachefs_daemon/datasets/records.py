@@ -15,9 +15,9 @@ FILE_NAME: Final = "datasets.json"
 class SnapshotRecord(msgspec.Struct, frozen=True):
     """A snapshot of a dataset."""
 
-    # Of the snapshot.
+    # Id of the snapshot.
     id: str
-    # Unix time since when it is not the current one any more; 0 while it is.
+    # The unix time since which the snapshot is not the current one any more; 0 while it is.
     replaced: float = 0.0
 
 
@@ -27,9 +27,9 @@ class DatasetRecord(msgspec.Struct, frozen=True):
     name: str
     url: str
     options: OriginOptions
-    # Newest first; the first is the current one.
+    # The snapshots of the dataset, newest first; the first is the current one.
     snapshots: list[SnapshotRecord]
-    # Paths relative to the dataset's root.
+    # Paths that are pinned, relative to the dataset's root.
     pins: list[bytes] = []
     # The part of each tier that its blocks may take.
     share: float = 1.0

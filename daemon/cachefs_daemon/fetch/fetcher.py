@@ -37,8 +37,8 @@ FIRST_LATENCY: Final = 0.05
 # thrown away, so after a refusal nothing as large is fetched ahead for a moment.
 REFUSAL_MEMORY: Final = 1.0
 
-# Where the block is now, why it could not be brought, or None where no tier's policy wants it (only what nobody waits
-# for is refused).
+# What came of a fetch: where the block is now, why it could not be brought, or None where no tier's policy wants it
+# (only blocks that nobody waits for are refused).
 Outcome = Location | CachefsError | None
 
 
@@ -47,7 +47,7 @@ class _Flight:
     """A fetch in flight."""
 
     source: BlockSource
-    # Somebody waits for it.
+    # True where somebody waits for the block.
     demanded: bool
     # Loop time at which reading must have ended, counted from the first demand.
     deadline: float
@@ -60,7 +60,7 @@ class _Flight:
 class _Landing:
     """How a flight has ended."""
 
-    # Loop time.
+    # When it ended, in loop time.
     when: float
     outcome: Outcome
 

@@ -1,4 +1,5 @@
-"""Moving blocks from the SSD tier to memory before they are read (cachefs.planning.prefetch.promotion_plan)."""
+"""Moving blocks from the SSD tier nearer to their readers, before they are read
+(cachefs.planning.prefetch.promotion_plan)."""
 
 import asyncio
 
@@ -12,7 +13,8 @@ from cachefs_daemon.store.block_store import BlockStore
 
 
 class Promoter:
-    """Copies into the memory tier and reads ahead into the page cache what the plan names."""
+    """Moves blocks from the SSD tier into the memory tier (it promotes them), or reads them ahead into the kernel's
+    page cache, as the plan says."""
 
     def __init__(
         self,

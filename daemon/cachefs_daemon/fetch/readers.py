@@ -10,7 +10,7 @@ class Readers:
 
     # Seconds by which some reader may be ahead of where the plan has it.
     margin: Callable[[], float]
-    # To be told of (consumer, bytes) that were fetched for its sake.
+    # Is told of a consumer (its key in the plan) and of bytes that were fetched for its sake.
     fetched: Callable[[str, int], None]
-    # Whether pages are pushed to mounts straight from the SSD tier, so that a copy in memory would be one too many.
+    # True while pages are pushed to mounts straight from the SSD tier, so that a copy in memory would be one too many.
     pushing: Callable[[], bool]

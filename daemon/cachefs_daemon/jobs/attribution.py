@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from cachefs.messages import Stall
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.pagecache.states import NOTHING, WANTED, States
+from cachefs.planning.pagecache.states import NOTHING, WANTED, PageStates
 from cachefs.planning.sequences.follower import Follower, Passed, observe
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import Position
@@ -25,9 +25,10 @@ MOST_HIDDEN: Final = 64
 class Observed:
     """What a mount's reads say of the jobs."""
 
-    # By snapshot: blocks that were left out of the mount's page cache to see them read. One dimension, int32.
+    # By snapshot: numbers of the blocks that were left out of the mount's page cache to see them read, and were read.
+    # One dimension, int32.
     tripped: Mapping[str, Ids]
-    # By key of the consumer: how many reads were its own.
+    # By key of a consumer: how many of the reads were its own.
     own_reads: Mapping[str, int]
 
 
@@ -51,7 +52,7 @@ class Attribution:
         self._jobs = jobs
 
     def on_reads(
-        self, accessed: Sequence[bytes], stalls: Sequence[Stall], now: float, pages: States = NOTHING
+        self, accessed: Sequence[bytes], stalls: Sequence[Stall], now: float, pages: PageStates = NOTHING
     ) -> Observed:
         """A mount reports keys of blocks that were read, in order, and reads that waited. now: seconds of a monotonic
         clock; pages: what is in the mount's page cache."""
@@ -71,21 +72,23 @@ class Attribution:
             for one, matched in zip(followed, before, strict=True):
                 consumer, follower = one.consumer, one.follower
                 if follower.evidence.matched > matched:
-                    consumer.lease.renew(now)
+                    consumer.liveness.renew(now)
                     own_reads[consumer.key] = follower.evidence.matched - matched
                 follower.rate.measure(now, waited.get(consumer.key, 0.0), consumer.request.workers)
                 consumer.moved()
         return Observed(tripped, own_reads)
 
     def _trip(self, followed: Sequence[_Followed], ids: Ids, states: npt.NDArray[np.uint8], now: float) -> Passed:
-        """Move those consumers on whose tripwires these are. states: of the pages of each block of the space."""
+        """Move those consumers on whose tripwires are among the blocks *ids*: shape (n,), int32. states: the PageState
+        of each block of the space, shape (blocks of the space,), uint8."""
         found = [Passed(ids[:0], ids[:0])]
         for one in followed:
             window = self._plan.window(one.consumer.key, 0, VISIBLE)
             if window is not None:
                 shown = float(np.mean(WANTED[states[window.blocks]]))
                 one.follower.visibility.hidden = 1 / max(shown, 1 / MOST_HIDDEN)
-                # Of several, one's tripwires are read by the others too: far ahead they prove nothing.
+                # Where several consumers read, the tripwires of one are read by the others too: far ahead they prove
+                # nothing.
                 unseen = one.position.unseen(now) if len(followed) == 1 else 0
                 found.append(one.follower.tripped(ids, one.position.left_out(now), unseen))
         return Passed(np.concatenate([one.wires for one in found]), np.concatenate([one.reads for one in found]))
@@ -127,4 +130,5 @@ class Attribution:
 
 
 def _claims(follower: Follower, ids: Ids) -> npt.NDArray[np.bool_]:
+    """Which of the blocks *ids* (shape (n,), int32) the consumer may have read just now: shape (n,), bool."""
     return follower.claim(ids).mine | follower.evidence.knows(ids)

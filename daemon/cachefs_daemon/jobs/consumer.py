@@ -34,7 +34,7 @@ _serial = itertools.count(1)
 
 class _Heartbeat(NamedTuple):
     epoch: int
-    samples: int  # of the epoch, that are delivered
+    samples: int  # how many samples of the epoch are delivered
     when: float  # seconds
 
 
@@ -54,8 +54,8 @@ class Consumer:
         self.request = request
         self.key = f"{request.job}/{request.consumer}#{next(_serial)}"  # its name in the plan
         self.snapshot = snapshot
-        self.lease = Liveness(request.pid, request.lease, now)
-        self.position: Position | None = None  # once the plan knows an epoch
+        self.liveness = Liveness(request.pid, request.lease, now)
+        self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
         self._plan = plan
         self._loader = loader
         self._epochs = Epochs(request.spec)
@@ -75,20 +75,20 @@ class Consumer:
 
     @property
     def follower(self) -> Follower | None:
-        """Once the plan knows an epoch."""
+        """What follows its reads; None until the plan knows an epoch of it."""
         return self.position.follower if self.position is not None else None
 
     # --- what it says ---------------------------------------------------------------------------------------------
 
     def add_order(self, epoch: int, order: Order, now: float) -> None:
-        """It has published the *order* of an epoch: sample numbers, shape (n,), uint32."""
-        self.lease.renew(now)
+        """It has published the *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32."""
+        self.liveness.renew(now)
         self._epochs.add(epoch, order, self._oldest)
         self._news.set()
 
     def on_heartbeat(self, epoch: int, samples: int, now: float) -> None:
         """It says that so many samples of the epoch are delivered."""
-        self.lease.renew(now)
+        self.liveness.renew(now)
         if not self._epochs.may_be_read(epoch):
             self._problems[f"it reads epoch {epoch}, and has published {len(self._epochs.computable)}"] = None
             return
@@ -110,7 +110,7 @@ class Consumer:
 
     @property
     def epoch(self) -> int:
-        """The one it is in, or will begin with."""
+        """The number of the epoch that it is in, or will begin with."""
         if self._said is not None:
             return self._said.epoch
         return self.follower.place[0] if self.follower is not None else self._epochs.first
@@ -128,7 +128,8 @@ class Consumer:
 
     @property
     def published_orders(self) -> dict[int, Order]:
-        """The orders that it has published of its epoch and later ones."""
+        """The orders that it has published, by epoch, of its current epoch and later ones: sample numbers, shape
+        (samples of the epoch,), uint32."""
         return self._epochs.published(self._oldest)
 
     @property
@@ -225,8 +226,8 @@ class Consumer:
 
     # --- what is shown --------------------------------------------------------------------------------------------
 
-    def view(self, resident_bytes: int, now: float) -> ConsumerView:
-        """resident_bytes: what is on the node, and ahead of it."""
+    def view(self, ahead_bytes: int, now: float) -> ConsumerView:
+        """The consumer as users see it. ahead_bytes: bytes on the node that it is still going to read."""
         follower, epoch = self.follower, self.epoch
         reads = self._epochs.reads.get(epoch)
         position = follower.place[1] if follower is not None and follower.place[0] == epoch else 0
@@ -242,7 +243,7 @@ class Consumer:
             mismatched=follower.evidence.mismatched if follower is not None else 0,
             state=state,
             problem=problem,
-            ahead_bytes=resident_bytes,
+            ahead_bytes=ahead_bytes,
         )
 
     def _state(self, now: float) -> tuple[ConsumerState, str]:
@@ -259,7 +260,7 @@ class Consumer:
             return ConsumerState.NOT_FOLLOWED, "; ".join([elsewhere, *problems])
         if not follower.begun:
             return ConsumerState.WAITING, "; ".join(problems)
-        silence = self.lease.silence(now)
+        silence = self.liveness.silence(now)
         if silence > STILL_SECONDS:
             return ConsumerState.STANDING_STILL, "; ".join([f"no read of it seen for {silence:.0f} s", *problems])
         return ConsumerState.FOLLOWING, "; ".join(problems)
@@ -267,8 +268,8 @@ class Consumer:
 
 def _out_of_order(request: JobPublish, reads: Reads) -> tuple[int, int]:
     """The reorder window of its loader, and the reads that one of its workers does in order (1 where that varies)."""
-    # From the first sample that may not have been read to the last one that may have been, which is more than a
-    # sample's displacement: some of those between have not been read either.
+    # The distance from the first sample that may not have been read to the last one that may have been. That is more
+    # than the displacement of a sample, since some of the samples between have not been read either.
     samples = request.workers * request.prefetch * request.batch_size
     per_sample = len(reads.blocks) / max(1, reads.samples)
     batch = request.batch_size if reads.ends is None and samples else 1
@@ -276,5 +277,6 @@ def _out_of_order(request: JobPublish, reads: Reads) -> tuple[int, int]:
 
 
 def order_of(raw: bytes) -> Order:
-    """The order of an epoch as it travels (u32 little-endian) as sample numbers: shape (n,), uint32."""
+    """The order of an epoch as sample numbers: shape (samples of the epoch,), uint32. raw: the same as it travels, u32
+    little-endian."""
     return np.frombuffer(raw, "<u4").astype(np.uint32, copy=False)

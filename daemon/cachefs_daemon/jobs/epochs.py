@@ -14,16 +14,16 @@ class Epochs:
     """What one consumer has published of its epochs, and how much of it the plan knows by now."""
 
     def __init__(self, spec: SamplerSpec | None) -> None:
-        # Numbers of those that the sampler determines.
+        # Numbers of the epochs whose orders the sampler determines.
         self.computable = range(spec.epochs) if spec is not None and spec.kind != "explicit" else range(0)
         self.samples: Samples | None = None  # what its samples are; None while that is found out
-        self.reads: dict[int, Reads] = {}  # in the plan: the current epoch and the next
-        self._waiting: dict[int, Order] = {}  # orders that were published and are not in the plan yet
-        self._published: dict[int, Order] = {}  # all orders that were published, of the current epoch and later ones
+        self.reads: dict[int, Reads] = {}  # by number: the epochs in the plan, which are the current one and the next
+        self._waiting: dict[int, Order] = {}  # by epoch: orders that were published and are not in the plan yet
+        self._published: dict[int, Order] = {}  # by epoch, from the current one on: all orders that were published
 
     def add(self, epoch: int, order: Order, current: int) -> None:
-        """*order*, the sample numbers of an epoch (shape (n,), uint32), was published. What is too far ahead to be
-        kept is forgotten: the nearest epochs matter."""
+        """The *order* of an epoch was published: sample numbers, shape (samples of the epoch,), uint32. current: the
+        consumer's epoch. What is too far ahead to be kept is forgotten: the nearest epochs matter."""
         self._waiting[epoch] = order
         self._published = {**self.published(current), epoch: order}
         for orders in (self._waiting, self._published):
@@ -31,7 +31,8 @@ class Epochs:
                 del orders[max(orders)]
 
     def published(self, current: int) -> dict[int, Order]:
-        """The orders that were published of epoch *current* and later ones."""
+        """The orders that were published, by epoch, of epoch *current* and later ones: sample numbers, shape (samples
+        of the epoch,), uint32."""
         return {number: order for number, order in self._published.items() if number >= current}
 
     def may_be_read(self, epoch: int) -> bool:
@@ -62,7 +63,8 @@ class Epochs:
         return None
 
     def take(self, epoch: int) -> Order | None:
-        """The published order of an epoch which is brought into the plan now."""
+        """The published order of an epoch which is brought into the plan now: sample numbers, shape (samples of the
+        epoch,), uint32. None where it was not published."""
         return self._waiting.pop(epoch, None)
 
     def keep_from(self, current: int) -> None:

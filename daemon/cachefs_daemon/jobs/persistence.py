@@ -91,7 +91,7 @@ def record_of(job: Job) -> JobRecord:
             request=msgspec.structs.replace(one.request, map=None),
             map=number_of(one.request.map) if one.request.map is not None else -1,
             snapshot=one.snapshot.id,
-            born=one.lease.born,
+            born=one.liveness.born,
             orders={epoch: order.astype("<u4", copy=False).tobytes() for epoch, order in one.published_orders.items()},
         )
         for one in job.consumers.values()

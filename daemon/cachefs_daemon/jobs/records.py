@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 PUBLISHED: Final = ".job"
 PLACES: Final = ".place"
 FRESH: Final = ".new"
-# What is kept of one job: enough for maps and orders of 10 million samples, and the next epoch.
+# Bytes that are kept of one job: enough for maps and orders of 10 million samples, and the next epoch.
 MAX_BYTES: Final = 256 << 20
 
 # (epoch, samples of it that are read) by consumer.

@@ -17,7 +17,7 @@ from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import REPORT_SECONDS
-from cachefs.planning.sequences.sampler import LOADER_DRAWS, SamplerSpec
+from cachefs.planning.sequences.sampler import KINDS, SamplerSpec
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer, order_of
@@ -31,7 +31,6 @@ from cachefs_daemon.jobs.states import ConsumerState, JobState
 log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,127}")
-SAMPLERS: Final = ("sequential", *LOADER_DRAWS, "torch-distributed", "numpy", "explicit")
 MAPS: Final = ("tree", "files", "records")
 MAX_EPOCHS: Final = 1_000_000
 MAX_SAMPLES: Final = 2**32 - 1
@@ -42,7 +41,7 @@ ENDED_KEPT: Final = 64
 # Seconds. When a process started is computed from the time of boot, which moves with the clock.
 CLOCK_STEP: Final = 5.0
 
-# How many bytes of blocks of a snapshot are in a page cache.
+# Says how many bytes of some blocks (numbers, shape (n,), int32) of a snapshot are in a page cache.
 Pushed = Callable[[str, Ids], int]
 
 
@@ -51,22 +50,22 @@ class Job:
     """What is known of one job."""
 
     name: str
-    # Who has published it.
+    # Who has published the job.
     source: str
-    # Unix seconds.
+    # When the job began, in unix seconds.
     started: float = field(default_factory=time.time)
     state: JobState = JobState.RUNNING
-    # Why it ended.
+    # Why the job ended.
     reason: str = ""
-    # By name.
+    # The consumers that are there, by name.
     consumers: dict[str, Consumer] = field(default_factory=dict)
     # The sample map last published for each snapshot.
     maps: dict[str, SampleMap] = field(default_factory=dict)
     # The name of the dataset of each snapshot.
     datasets: dict[str, str] = field(default_factory=dict)
-    # How its consumers were that have ended.
+    # How those of its consumers were that have ended.
     last: list[ConsumerView] = field(default_factory=list)
-    # Bytes that were fetched for its sake.
+    # Bytes that were fetched for the sake of the job.
     fetched_bytes: int = 0
 
 
@@ -136,7 +135,7 @@ class JobRegistry:
         known = job.consumers.get(request.consumer)
         if known is not None:
             if known.request == request:
-                known.lease.renew(time.monotonic())
+                known.liveness.renew(time.monotonic())
                 return self.view(job)
             self._close(job, known)
         self._begin(job, request, snapshot)
@@ -254,7 +253,7 @@ class JobRegistry:
         now = time.monotonic()
         for job in self:
             for consumer in list(job.consumers.values()):
-                reason = consumer.lease.lapsed(now)
+                reason = consumer.liveness.lapsed(now)
                 if reason:
                     self._end_consumer(job, consumer, reason)
         await self._loader.close_unused({consumer.snapshot.id for consumer in self._consumers.values()})
@@ -330,8 +329,8 @@ def _check(request: JobPublish) -> None:
 
 
 def _check_spec(job: str, spec: SamplerSpec) -> None:
-    if spec.kind not in SAMPLERS:
-        raise ConfigError(f"job {job}: sampler {spec.kind!r}: expected one of {', '.join(SAMPLERS)}")
+    if spec.kind not in KINDS:
+        raise ConfigError(f"job {job}: sampler {spec.kind!r}: expected one of {', '.join(KINDS)}")
     if not 0 <= spec.size <= MAX_SAMPLES or not 1 <= spec.epochs <= MAX_EPOCHS:
         raise ConfigError(f"job {job}: {spec.size} samples in {spec.epochs} epochs are not possible")
     if not 0 <= spec.rank < spec.replicas:

@@ -8,7 +8,7 @@ from cachefs.job_messages import StallRow
 @dataclass(slots=True)
 class _Total:
     count: int = 0
-    seconds: float = 0.0  # of all
+    seconds: float = 0.0  # that all of them waited together
     longest: float = 0.0  # seconds
 
 
@@ -16,7 +16,7 @@ class Stalls:
     """All stalls since the daemon started."""
 
     def __init__(self) -> None:
-        # By job (empty: nobody published what was read), consumer, epoch and source.
+        # The totals by job (empty: nobody published what was read), consumer, epoch and source.
         self._totals: dict[tuple[str, str, int, str], _Total] = {}
 
     def add(self, job: str, consumer: str, epoch: int, source: str, seconds: float) -> None:

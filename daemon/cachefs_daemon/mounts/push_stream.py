@@ -10,7 +10,7 @@ import numpy as np
 
 from cachefs.planning.pagecache.orders import Action, FileBlocks, Order
 from cachefs.planning.pagecache.push_plan import NOBODY, Audience, PushPlan
-from cachefs.planning.pagecache.states import States
+from cachefs.planning.pagecache.states import PageStates
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 
 # The plan is asked at least so often for what to do next.
@@ -20,7 +20,7 @@ ALIVE_SECONDS: Final = 10.0
 
 
 class PushStream:
-    """Of one mount, whichever process pushes for it: its pages outlive that process."""
+    """The stream of one mount, whichever process pushes for it: the mount's pages outlive that process."""
 
     def __init__(self, plan: PushPlan, audience: Callable[[float], Audience]) -> None:
         """plan: decides what is ordered; audience: who reads what the mount shows, where an order takes so many
@@ -35,8 +35,8 @@ class PushStream:
         self._news = asyncio.Event()
 
     @property
-    def states(self) -> States:
-        """Of `pages`, but for snapshots that are read through other mounts only."""
+    def states(self) -> PageStates:
+        """The states of `pages`, without those of snapshots that are read through other mounts only."""
         return self._plan.states
 
     @property
@@ -45,7 +45,8 @@ class PushStream:
         return {name: self._past[name] + value for name, value in self._counters.items()}
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
-        """As long as the pusher listens, and no other takes its place."""
+        """Orders for the pusher that sends *request*, as they are decided. They end when the pusher listens no longer,
+        or when another pusher of the mount subscribes."""
         held = [_file_blocks(one) for one in request.held]
         self._plan.begin(request.budget, held, asyncio.get_running_loop().time())
         self.listening = True

@@ -16,7 +16,7 @@ from cachefs.planning.blocks.space import NO_BLOCK, Ids
 from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.pagecache.lookahead import Reader, all_tripwires
 from cachefs.planning.pagecache.push_plan import Audience, PushPlan
-from cachefs.planning.pagecache.states import HELD, NOTHING, Blocks, States, bytes_of
+from cachefs.planning.pagecache.states import HELD, NOTHING, Blocks, PageStates, bytes_of
 from cachefs.planning.sequences.plan import Plan
 from cachefs.push_messages import PushDone, PushOrder, PushSubscribe
 from cachefs.sizes import format_size
@@ -26,13 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class Audiences(Protocol):
-    """Who knows for whom pages are pushed."""
+    """Knows for which consumers pages are pushed."""
 
     def readers(self) -> Sequence[Reader]:
-        """Of all mounts."""
+        """All consumers for which pages are pushed into any mount."""
 
     def of(self, mount: str, latency: float) -> Audience:
-        """Of the mount with that id, where an order takes *latency* seconds."""
+        """The consumers that read what the mount with that id shows. latency: seconds that an order to the mount's
+        pusher takes; blocks that a consumer reads within them come too late."""
 
     def shows(self, mount: str, snapshot: str) -> bool:
         """Are files of *snapshot* among those that the mount with that id shows?"""
@@ -65,7 +66,7 @@ class Pushers:
 
     def _open(self, mount: str) -> PushStream:
         shows = functools.partial(self._audiences.shows, mount)
-        # Of an earlier daemon's orders none has a serial number that is later than now.
+        # Serial numbers begin with the time of now, so no order of an earlier daemon has one of them.
         plan = PushPlan(self._plan, self._presence, shows, first_serial=time.time_ns())
         return PushStream(plan, functools.partial(self._audiences.of, mount))
 
@@ -91,14 +92,15 @@ class Pushers:
         streams = list(self._streams.values())
         self._coverage.show(streams, all_tripwires(self._plan, self._audiences.readers()) if streams else {})
 
-    def pages_of(self, mount: str) -> States:
-        """What is in the page cache of *mount*, as far as its pusher knows."""
+    def pages_of(self, mount: str) -> PageStates:
+        """What is in the page cache of *mount*: by snapshot, the PageState of each block. Empty where the mount has no
+        pusher."""
         stream = self._streams.get(mount)
         return stream.pages.states if stream is not None else NOTHING
 
     def on_reads(self, mount: str, accessed: Sequence[bytes], tripped: Mapping[str, Ids]) -> None:
-        """*mount* has read these blocks. accessed: their keys; tripped: by snapshot, the blocks that were left out of
-        its page cache on purpose (int32)."""
+        """*mount* has read these blocks. accessed: their keys; tripped: by snapshot, the numbers of those that were
+        left out of the mount's page cache on purpose, shape (n,), int32."""
         stream = self._streams.get(mount)
         if stream is None:
             return
@@ -110,8 +112,8 @@ class Pushers:
         stream.wake()
 
     def ahead(self, snapshot: str, blocks: Ids) -> int:
-        """Bytes of these blocks (int32, any number of times each) that are in the page cache of the mount that has most
-        of them."""
+        """How many bytes of these blocks of *snapshot* are in the page cache of the mount that has most of them.
+        blocks: numbers, shape (n,), int32; a block that is there several times counts once."""
         most = 0
         for stream in self._streams.values():
             states = stream.pages.states.get(snapshot)

@@ -76,7 +76,8 @@ class MountRegistry:
         self._past: Counter[str] = Counter()  # counters of mounts that have ended
 
     def records(self) -> list[MountRecord]:
-        """Of the mounts whose process the daemon sees. Of others nobody could tell later whether they are there."""
+        """What is to be kept of the mounts whose process the daemon sees. The other mounts are left out: nobody could
+        tell later whether they still live."""
         known = ((mount.report, mount.born) for mount in self._mounts.values() if mount.born)
         return [MountRecord(one.id, one.mountpoint, one.spec, one.pid, born) for one, born in known]
 

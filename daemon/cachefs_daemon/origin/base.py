@@ -1,4 +1,9 @@
-"""Origins: where datasets live. A new kind of origin is one class that follows `Origin`, and one line in _KINDS."""
+"""Origins: where datasets live.
+
+A new kind of origin is a class that follows `Origin`, in a module of its own; a function here that opens one; and that
+function's entry in _KINDS, by the scheme of its URLs. Where the kind has settings of its own, they are fields of
+cachefs.messages.OriginOptions and options of `cachectl dataset add`.
+"""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -15,11 +20,11 @@ Report = Callable[[bytes, str], None]  # told of (key, reason) for what cannot b
 class OriginSettings:
     """Limits of one origin."""
 
-    # Requests at once.
+    # Requests that are under way at once, at most.
     max_connections: int = 64
-    # Seconds, per attempt.
+    # Seconds that connecting may take, per attempt.
     connect_timeout: float = 5
-    # Seconds without a byte, per attempt.
+    # Seconds that may pass without a byte, per attempt.
     read_timeout: float = 20
     # Tries per request, the first included.
     attempts: int = 8
@@ -29,9 +34,9 @@ class OriginSettings:
 class ObjectRange:
     """Bytes [offset, offset + length) of one version of one object."""
 
-    # Of the object, relative to the origin's URL.
+    # Key of the object, relative to the origin's URL.
     key: bytes
-    # As it was listed.
+    # Version of the object as it was listed.
     version: bytes
     # Bytes of the whole object, as it was listed.
     size: int

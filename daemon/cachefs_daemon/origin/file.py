@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 class _Scan(NamedTuple):
     """A directory that is being read."""
 
-    # Its key with a slash at the end; empty for the root.
+    # Key of the directory, with a slash at the end; empty for the root.
     prefix: bytes
     # Entries still to come.
     entries: Iterator[os.DirEntry[bytes]]
@@ -50,7 +50,7 @@ class _Portion(NamedTuple):
     problems: list[tuple[bytes, str]]
     # Prefixes of the directories in it, which are still to be read.
     directories: list[bytes]
-    # What is left of the directory; None at its end.
+    # The entries that are left of the directory; None at its end.
     rest: _Scan | None
 
 

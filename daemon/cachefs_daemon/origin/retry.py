@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from cachefs.errors import CachefsError, OriginUnavailable
 
-# Bounds of the waits, in seconds: of the first one, and of all.
+# The longest a wait may be, in seconds: the first one, and any.
 _FIRST: Final = 0.1
 _LONGEST: Final = 5.0
 
@@ -22,7 +22,7 @@ class Failure(NamedTuple):
     """What a failed attempt means."""
 
     error: CachefsError
-    # Another try may succeed.
+    # True where another try may succeed.
     transient: bool
 
 

@@ -38,7 +38,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class Page(NamedTuple):
     """One answer."""
 
-    # With keys relative to the dataset's prefix.
+    # Objects, with keys relative to the dataset's prefix.
     objects: list[ListedObject]
     # Names of directories, relative to the dataset's prefix.
     directories: list[bytes]

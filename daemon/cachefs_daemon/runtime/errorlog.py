@@ -23,7 +23,7 @@ LINES_PER_MINUTE: Final = 60
 class _Failure:
     """What is known of one subject."""
 
-    # Of the last failure.
+    # Text of the last failure.
     message: str
     # Unix time of the last failure.
     when: float

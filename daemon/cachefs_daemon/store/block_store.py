@@ -4,8 +4,8 @@ A block enters the memory tier if that tier's policy admits it, else the SSD tie
 tier if the policy there admits it. A block that no policy admits still goes to memory, as a *transient* block: first
 in, first out, evicted before everything else, so that a reader always gets its bytes through a segment. A hit in the
 SSD tier is not copied up by itself: the kernel's page cache in front of the segment is memory already, and a copy would
-evict what is hot. Who knows what is read next can have it copied (`promote`). With `lru`, tiers are one list of both
-their sizes.
+evict what is hot. Blocks that are known to be read soon can be moved up all the same (`promote`). With `lru`, tiers are
+one list of both their sizes.
 """
 
 import logging

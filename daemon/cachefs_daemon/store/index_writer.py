@@ -20,7 +20,7 @@ from cachefs.index import BLOCKS_DB, MAP_SIZE, MAX_DBS, MAX_READERS
 
 _log = logging.getLogger(__name__)
 
-# How long a change waits for others to share its commit: other processes see new blocks this much later.
+# Seconds for which a change waits for others to share its commit: other processes see new blocks this much later.
 _GATHER_SECONDS: Final = 0.002
 _RETRY_SECONDS: Final = 2.0
 _MODE: Final = 0o660

@@ -108,7 +108,8 @@ class Maintenance:
         return True
 
     def _live_blocks(self, tier: Tier, number: int) -> Iterator[tuple[bytes, Location]]:
-        """None where somebody has deleted the segment. Raises OSError."""
+        """The blocks in a segment that the index still has there, with their places. Yields nothing where somebody has
+        deleted the segment. Raises OSError."""
         try:
             _, ranges = tier.survey(number)
         except FileNotFoundError:

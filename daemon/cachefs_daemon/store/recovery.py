@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 _PAGES_BITS: Final = 32
 _PAGES_MASK: Final = (1 << _PAGES_BITS) - 1
 
-# Told of each block in each tier, oldest first: number of the tier, key, bytes of its span.
+# Is called for each block in each tier, oldest first, with the number of the tier, the block's key, and the bytes of
+# its span.
 Remember = Callable[[int, bytes, int], None]
 Range = tuple[int, int]
 
@@ -33,10 +34,14 @@ Range = tuple[int, int]
 class _Segment:
     """What the directory says of one segment, and what the index says of it."""
 
-    end: int  # in the directory: where it ends
-    data: list[Range]  # in the directory: ranges that hold data
-    keys: list[bytes] = field(default_factory=list)  # in the index
-    spans: "array[int]" = field(default_factory=lambda: array("Q"))  # of these keys: first page and number of pages
+    # Where its file ends, in bytes.
+    end: int
+    # The ranges of its file that hold data.
+    data: list[Range]
+    # Keys of the blocks that the index has in it.
+    keys: list[bytes] = field(default_factory=list)
+    # For each of these keys two numbers, one after the other: the first page of its record, and how many pages it has.
+    spans: "array[int]" = field(default_factory=lambda: array("Q"))
 
 
 def open_index(state: StateDirectory) -> IndexWriter:
@@ -64,7 +69,7 @@ def reconcile(index: IndexWriter, tiers: Sequence[Tier], remember: Remember) -> 
     if dropped:
         _log.warning("dropped %d index entries that are damaged or whose bytes are gone", dropped)
     adopted = 0
-    # What a tier evicts moves down. So where tiers are one list of uses, the uses in the lower tier are older.
+    # Blocks that a tier evicts move down. So where tiers are one list of uses, the uses in the lower tier are older.
     for tier in reversed(tiers):
         for number, segment in found[tier.number].items():
             adopted += _settle(index, tier, number, segment, remember)

@@ -42,9 +42,9 @@ class Record:
     """One block in a segment."""
 
     key: bytes
-    start: int  # of its header, in bytes from the segment's begin
-    length: int  # of the block, in bytes
-    checksums: bytes  # 8 bytes per piece
+    start: int  # where its header begins, in bytes from the start of the segment
+    length: int  # bytes of the block
+    checksums: bytes  # of the block's pieces, 8 bytes each
 
     def location(self, tier: int, segment: int) -> Location:
         return Location(tier, segment, self.start + header_size(self.length), self.length, self.checksums)

@@ -21,6 +21,8 @@ _INDEX_NAME: Final = re.compile(r"index-(\d+)\.lmdb")
 
 
 class StateDirectory:
+    """The state directory of a running daemon, which owns it until `close`."""
+
     def __init__(self, directory: Path) -> None:
         """Raises Busy where another daemon owns it, ConfigError where it cannot be used."""
         self.directory = directory
@@ -47,11 +49,13 @@ class StateDirectory:
         return [path for _, path in sorted(found)]
 
     def new_index_path(self) -> Path:
+        """Path for the next index, with a number higher than that of any index here."""
         paths = self.index_paths()
         number = int(paths[-1].stem.partition("-")[2]) + 1 if paths else 1
         return self.directory / f"index-{number}.lmdb"
 
     def remove_index(self, path: Path) -> None:
+        """Remove an index and its lock file. Who has it open keeps it."""
         for file in (path, path.with_name(path.name + "-lock")):
             file.unlink(missing_ok=True)
 
@@ -63,7 +67,8 @@ class StateDirectory:
             return False
 
     def mark_running(self) -> None:
-        """Raises ConfigError where the directory cannot be written."""
+        """From now on the index may differ from what is on disk. Raises ConfigError where the directory cannot be
+        written."""
         try:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
@@ -76,10 +81,12 @@ class StateDirectory:
             raise ConfigError(f"state_dir {self.directory} cannot be written: {error.strerror}") from None
 
     def mark_clean(self) -> None:
+        """From now on the index is what is on disk."""
         self._running.unlink(missing_ok=True)
         self._sync()
 
     def close(self) -> None:
+        """Let another daemon have the directory."""
         os.close(self._lock)
 
     def _sync(self) -> None:

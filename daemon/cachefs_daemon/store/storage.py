@@ -27,15 +27,17 @@ from cachefs_daemon.store.transfers import Transfers
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    state_dir: Path  # of the index and the lock
-    block_size: int  # of the largest block, in bytes
+    """What a store is made of."""
+
+    state_dir: Path  # directory of the index and the lock
+    block_size: int  # bytes of the largest block
     memory: TierConfig
-    ssd: TierConfig | None  # None for a node without
+    ssd: TierConfig | None  # None for a node without an SSD tier
 
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """What the store's decisions know of the future, and who plans knows of the store."""
+    """What the store's decisions know of the future, and what planning knows of the store."""
 
     plan: Plan
     coverage: Coverage
@@ -94,6 +96,7 @@ class Storage:
             undo.pop_all()
 
     def usage(self) -> list[TierUsage]:
+        """What each tier takes now, the memory tier first."""
         counts = self.tiering.unlocked.counts
         return [
             TierUsage(
@@ -116,7 +119,7 @@ def _tiering(tiers: Sequence[Tier], index: IndexWriter, foresight: Foresight, bl
     uses = Uses()
 
     def policies() -> list[Policy]:
-        # What the page cache holds need not be in memory twice; the SSD tier keeps it.
+        # Blocks in the page cache need not be in memory twice; the SSD tier keeps them.
         covered = [foresight.coverage if tier.number == MEMORY else None for tier in tiers]
         return [
             open_policy(tier.config.policy, foresight.plan, one, uses)

@@ -35,11 +35,13 @@ _TEMPORARY: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 @dataclass(frozen=True, slots=True)
 class TierConfig:
-    directory: Path  # of the segments
+    """Where one tier is, what it may take, and how it chooses."""
+
+    directory: Path  # where its segments are
     budget: int  # bytes
     segment_size: int  # bytes
     policy: str  # a name in cachefs.planning.eviction.policies.POLICIES
-    min_free: int = 0  # bytes of the file system that stay free whatever the budget says
+    min_free: int = 0  # bytes of the file system that stay free, whatever the budget says
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class _Segment:
     end: int = 0  # where the next record goes
     live: int = 0  # bytes of spans in it
     writers: int = 0  # writes under way
-    exists: bool = False  # as a file
+    exists: bool = False  # True once there is a file of it
 
 
 class Tier:
@@ -96,9 +98,12 @@ class Tier:
 
     @property
     def segments(self) -> int:
+        """How many segments it has."""
         return len(self._segments)
 
     def reserve(self, size: int) -> bool:
+        """Set *size* bytes of free room aside for a block to be written. False, with nothing reserved, where there are
+        fewer."""
         with self._lock:
             if size > self.free:
                 return False

@@ -19,7 +19,8 @@ from cachefs_daemon.store.tier import Tier
 
 # Room made by one thread may be taken by another before it is reserved.
 _ATTEMPTS: Final = 16
-# How long a block somebody waits for waits for room. A block is written in well under a millisecond per megabyte.
+# Seconds for which a block that somebody waits for may wait for room. A block is written in well under a millisecond
+# per megabyte.
 _PATIENCE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.002
 # Blocks that share a commit when many leave: a commit costs 40 us, and holes wait for it.

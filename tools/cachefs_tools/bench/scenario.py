@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from cachefs.planning.eviction.policies import PolicyName
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs_tools.bench.slow_link import Limits
 
-POLICIES: Final = ("clairvoyant", "alsd", "minio", "lru", "lfu", "fifo", "refcount")
+POLICIES: Final = tuple(policy.value for policy in PolicyName)
 # Seconds between the starts of two jobs on one dataset.
 STAGGER: Final = 30.0
 

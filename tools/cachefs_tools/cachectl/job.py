@@ -13,14 +13,13 @@ from rich.table import Table
 from cachefs.errors import ConfigError
 from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobPublish, JobView, SampleMap, StallRow
 from cachefs.messages import DatasetName, Empty
-from cachefs.planning.sequences.sampler import LOADER_DRAWS, SamplerSpec
+from cachefs.planning.sequences.sampler import KINDS, SamplerSpec
 from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import dataset_path
 from cachefs_tools.cachectl.display import duration, size, table
 from cachefs_tools.cachectl.display import name as shown
 
-SAMPLERS = ("sequential", *LOADER_DRAWS, "torch-distributed", "numpy", "explicit")
 SOURCE = "cachectl"
 # Seconds. People publish by hand before the training starts, and nobody sends heartbeats.
 LEASE = 3600.0
@@ -44,7 +43,7 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
 @click.argument("name", metavar="JOB")
 @click.argument("dataset")
 @click.option(
-    "--sampler", type=click.Choice(SAMPLERS), required=True, help="The sampler that gives the order of each epoch."
+    "--sampler", type=click.Choice(KINDS), required=True, help="The sampler that gives the order of each epoch."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampler.")
 @click.option(

@@ -1,6 +1,6 @@
 """Policies: which blocks a tier takes, and which it evicts.
 
-The store calls a policy under its lock, and a simulator calls the very same object in a loop. Sizes are bytes as the
+The store calls a policy under its lock, and a simulator can call the very same object in a loop. Sizes are bytes as the
 tier accounts for them. May import cachefs.planning.pagecache, .sequences and .blocks.
 """
 

@@ -23,7 +23,7 @@ from cachefs.planning.sequences.course import Future, Seconds
 from cachefs.planning.sequences.epoch import UNKNOWN
 from cachefs.planning.sequences.plan import Plan
 
-# What loaders have drawn ahead: 8 workers with 2 batches of 64 each.
+# Reads whose order is certain, as loaders have drawn them ahead: 8 workers with 2 batches of 64 each.
 CERTAIN_READS: Final = 1024
 
 

@@ -10,6 +10,8 @@ from typing import Final
 
 
 class Minio:
+    """Takes blocks while there is room for them, and never evicts one."""
+
     evicts: Final = False
 
     def admits(self, key: bytes, size: int, free: int) -> bool:

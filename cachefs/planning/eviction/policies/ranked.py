@@ -76,6 +76,7 @@ class Ranked:
         return not self._plan.is_empty
 
     def _scores(self, snapshot: str, ids: Ids) -> Seconds:
+        """The score of each of the blocks *ids* (shape (n,), int32) of *snapshot*: shape (n,), float64."""
         raise NotImplementedError
 
     def _ranks(self, snapshot: str, ids: Ids) -> Seconds:
@@ -137,7 +138,8 @@ class Ranked:
         return ()
 
     def replaceable(self, incoming: bytes) -> int:
-        """As far as candidates tell."""
+        """About how many bytes would be evicted for this block: those of unplanned blocks, and of candidates with a
+        higher score. Blocks that are no candidates are not counted."""
         score = self.score(incoming)
         if not self.evicts or score == float("inf"):
             return 0

@@ -4,6 +4,8 @@ from itertools import count
 
 
 class Uses:
+    """Numbers the uses of blocks. All policies of a node's tiers that go by the last use share one."""
+
     def __init__(self) -> None:
         # Number of the last use of each block that has left one tier and is in no other yet. A policy that such a block
         # is added to takes the number from here.
@@ -11,6 +13,7 @@ class Uses:
         self._numbers = count(1)
 
     def next(self) -> int:
+        """The number of a use that happens now, which is higher than those of all uses before."""
         return next(self._numbers)
 
     def forget(self, key: bytes) -> None:

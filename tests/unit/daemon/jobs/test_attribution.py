@@ -38,7 +38,8 @@ class Node:
             self.jobs.consumers.append(
                 SimpleNamespace(
                     key=key, name="0", request=request, epoch=0, snapshot=SimpleNamespace(id="s"),
-                    position=Position(Follower(self.plan, key, 0), 1), lease=Liveness(0, 60, 0.0), moved=lambda: None,
+                    position=Position(Follower(self.plan, key, 0), 1), liveness=Liveness(0, 60, 0.0),
+                    moved=lambda: None,
                 )
             )  # fmt: skip
 
@@ -56,7 +57,7 @@ def test_reads_are_those_of_the_consumer_whose_sequence_has_them_next() -> None:
     assert observed.own_reads == {"job0": 20}
     assert observed.tripped == {}
     assert [node.plan.place(f"job{number}") for number in (0, 1)] == [(0, 20), (0, 0)]
-    assert [consumer.lease.silence(NOW) for consumer in node.jobs.consumers] == [0.0, NOW]
+    assert [consumer.liveness.silence(NOW) for consumer in node.jobs.consumers] == [0.0, NOW]
 
 
 def test_a_stall_is_that_of_the_consumer_that_reads_the_block_next() -> None:
