@@ -7,9 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import page_cache_lock
 from tests.servers import radosgw as radosgw_server
 from tests.servers import rclone as rclone_server
 from tests.servers.s3 import S3Server
+
+
+@pytest.fixture
+def steady_page_cache() -> Iterator[None]:
+    """For tests that count pages: no other test empties the page cache of the machine meanwhile."""
+    with page_cache_lock.steady_page_cache():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
 from tests.daemon import Daemon
 from tests.faults.tortured_reader import HEARTBEAT
 from tests.mounting import drop_pages, mount_pid, run_mount
+from tests.page_cache_lock import try_to_empty_page_cache
 
 # A read that takes longer hangs: everything that was killed is back by then.
 LONGEST_READ: Final = 5.0
@@ -172,10 +173,8 @@ class Torture:
 
     def forget_pages(self) -> None:
         """What memory pressure does: clean pages, names and inodes the kernel has cached are gone."""
-        if self._rng.random() < 0.5:
+        if self._rng.random() < 0.5 or not try_to_empty_page_cache():
             drop_pages(self.mount)
-        else:
-            Path("/proc/sys/vm/drop_caches").write_text("3")
 
     def squeeze(self) -> None:
         """Memory pressure on the processes of the mount alone, in a control group of theirs."""

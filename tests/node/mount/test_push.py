@@ -19,6 +19,8 @@ from cachefs.rpc import CACHED, EVICT, JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JO
 from tests.daemon import Daemon
 from tests.mounting import mounted
 
+pytestmark = pytest.mark.usefixtures("steady_page_cache")
+
 FILES = 600
 SIZE = 50_000
 PAGES = -(-SIZE // 4096) * 4096

@@ -80,7 +80,7 @@ def process(daemon: Daemon, mount: Path, spec: str, daemon_side: Orders, tmp_pat
         yield running
 
 
-pytestmark = pytest.mark.usefixtures("process")
+pytestmark = pytest.mark.usefixtures("steady_page_cache", "process")
 
 
 def whole_pages(size: int) -> int:

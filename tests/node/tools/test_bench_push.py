@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("steady_page_cache")
+
 BENCH = Path(sys.executable).with_name("cachefs-bench")
 FILES, SIZE = 60, 20_000
 

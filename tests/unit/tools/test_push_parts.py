@@ -13,6 +13,8 @@ from cachefs_tools.bench.push_reader import PROGRESS
 from cachefs_tools.bench.sample_data import sample_name, write_samples
 from cachefs_tools.kernel_pages import forget_pages
 
+pytestmark = pytest.mark.usefixtures("steady_page_cache")
+
 FILES, SIZE, EPOCHS = 150, 5000, 2
 
 
