@@ -107,7 +107,7 @@ class Daemon:
         """Start the daemon (again) and wait until it answers. *overrides* replace those it was made with."""
         self.spawn(overrides)
         assert self.process is not None
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         self.client = DaemonClient(self.socket)
         while True:
             try:
