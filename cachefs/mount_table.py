@@ -60,9 +60,10 @@ class _Row:
 
 
 def _rows() -> Iterator[_Row]:
-    for line in _TABLE.read_bytes().splitlines():
+    # The kernel escapes space, tab, newline and backslash; a name may have any other white space in it.
+    for line in _TABLE.read_bytes().rstrip(b"\n").split(b"\n"):
         left, _, right = line.partition(b" - ")
-        fields, (kind, source, *_) = left.split(), right.split(b" ")
+        fields, (kind, source, *_) = left.split(b" "), right.split(b" ")
         yield _Row(_text(fields[4]), fields[2].decode(), kind, source)
 
 

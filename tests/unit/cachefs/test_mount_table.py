@@ -28,5 +28,10 @@ def test_mounts_of_ours_are_found_with_what_they_show() -> None:
     assert source_of(found.spec) == found.source
 
 
+def test_names_may_have_white_space_that_the_kernel_does_not_escape(tmp_path: Path) -> None:
+    (tmp_path / "mountinfo").write_bytes(b"31 22 0:57 / /mnt/a\rb\x0cc ro - fuse.cachefs cachefs:one ro\n")
+    assert mount_points() == [MountPoint(Path("/mnt/a\rb\x0cc"), "0:57", "cachefs:one")]
+
+
 def test_whatever_is_mounted_has_a_path() -> None:
     assert mounted_paths() == {"/", "/mnt/with space\\", "/mnt/other", "/mnt/\u00fc"}
