@@ -84,6 +84,15 @@ class Namespace:
         if not self.single:
             self._show(self._pinned + [dataset for dataset in datasets if self.spec.follows(dataset.name)])
 
+    def catch_up(self) -> None:
+        """Show what any worker of the mount has heard of. To be called before a mount of several datasets lists them.
+
+        The kernel keeps a listing for as long as the directory's time stays the same. If one worker answered with the
+        new time and another one with the old listing, the kernel would keep that, and hide a dataset until the next
+        change.
+        """
+        self._catch_up()
+
     def resolve(self, inode: int) -> tuple[Snapshot, int]:
         """Snapshot and entry number. Raises NotFound, also for the root of a mount of several datasets."""
         # `slot_and_entry` written out: every read passes here.

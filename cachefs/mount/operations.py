@@ -229,6 +229,7 @@ class Operations(pyfuse3.Operations):
 
     def _listing(self, inode: int, start: int) -> Iterator[tuple[bytes, pyfuse3.EntryAttributes]]:
         if inode == ROOT and not self.namespace.single:
+            self.namespace.catch_up()
             for name, root, snapshot in itertools.islice(self.namespace.datasets(), start, None):
                 yield name, self._dataset_attributes(root, snapshot)
             return
@@ -244,6 +245,7 @@ class Operations(pyfuse3.Operations):
     def _lookup_dataset(self, name: bytes) -> pyfuse3.EntryAttributes:
         if name in (b".", b".."):
             return self._root_attributes()
+        self.namespace.catch_up()
         for known, root, snapshot in self.namespace.datasets():
             if known == name:
                 return self._dataset_attributes(root, snapshot)
@@ -255,6 +257,7 @@ class Operations(pyfuse3.Operations):
         return attributes
 
     def _root_attributes(self) -> pyfuse3.EntryAttributes:
+        self.namespace.catch_up()
         attributes = self._new_attributes(ROOT, self._dir_mode, 0, self.namespace.root_changed_ns)
         attributes.entry_timeout = attributes.attr_timeout = ROOT_SECONDS
         return attributes
