@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# One for all processes of all runs on the machine.
-_LOCK = Path(tempfile.gettempdir()) / "cachefs-tests-page-cache.lock"
+# One for all processes of all runs of a user: nobody may open what another user has made in a sticky directory.
+_LOCK = Path(tempfile.gettempdir()) / f"cachefs-tests-page-cache-{os.getuid()}.lock"
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
