@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from xxhash import xxh3_64_intdigest, xxh3_128_digest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest, xxh3_128_digest
 
 MEMORY: Final = 0
 SSD: Final = 1
@@ -27,6 +27,7 @@ CONTENT_ID_SIZE: Final = 16
 _MASK = (1 << 64) - 1
 _BLOCK_NUMBER = struct.Struct(">I")
 _LOCATION = struct.Struct("<BxxxIQI")  # tier, segment, offset, length; the checksums follow
+_SEAL = slice(1, 4)  # the padding after the tier
 _CHECKSUM = struct.Struct("<Q")
 
 
@@ -59,6 +60,23 @@ class Location:
         if tier >= len(TIER_NAMES) or len(checksums) != 8 * piece_count(length):
             raise ValueError("location record is damaged")
         return cls(tier, segment, offset, length, checksums)
+
+
+def sealed(key: bytes, location: Location) -> bytes:
+    """*location* as the index stores it: packed, with 24 bits in it that prove that key and record belong together."""
+    record = bytearray(location.pack())
+    record[_SEAL] = _seal(key, record)
+    return bytes(record)
+
+
+def is_sealed(key: bytes, record: bytes) -> bool:
+    """Is *record* what was stored for *key*? False where a bit of either has changed, but for 1 in 16 million."""
+    return record[_SEAL] == _seal(key, bytearray(record))
+
+
+def _seal(key: bytes, record: bytearray) -> bytes:
+    record[_SEAL] = bytes(3)
+    return xxh3_64_digest(key + record)[:3]
 
 
 def content_id(identity: bytes, version: bytes, size: int, block_size: int) -> bytes:

@@ -14,7 +14,7 @@ from typing import Final
 
 import lmdb
 
-from cachefs.block import Location
+from cachefs.block import Location, sealed
 from cachefs.errors import CachefsError
 from cachefs.index import BLOCKS_DB, MAP_SIZE, MAX_DBS, MAX_READERS
 
@@ -108,7 +108,7 @@ class IndexWriter:
                         if location is None:
                             txn.delete(key)
                         else:
-                            txn.put(key, location.pack())
+                            txn.put(key, sealed(key, location))
             except (lmdb.Error, OSError) as error:
                 with self._lock:
                     self._pending = {**changes, **self._pending}

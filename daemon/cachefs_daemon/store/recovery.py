@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachefs.block import Location
+from cachefs.block import Location, is_sealed
 from cachefs_daemon.store.index_copy import copy_entries
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import PAGE, covers, header_size, page_ceil, span
@@ -93,6 +93,10 @@ def _sort_entries(index: IndexWriter, found: Mapping[int, Mapping[int, _Segment]
     """Attach each index entry to its segment; delete and count those that have none."""
     gone = []
     for key, record in index.committed():
+        # A flipped bit in the key, the place or a checksum would else hide a good block until it is evicted.
+        if not is_sealed(key, record):
+            gone.append(key)
+            continue
         try:
             location = Location.unpack(record)
         except ValueError:

@@ -13,8 +13,10 @@ from cachefs.block import (
     block_length,
     block_number,
     content_id,
+    is_sealed,
     piece_checksums,
     pieces_match,
+    sealed,
 )
 
 CONTENT = content_id(b"s3:aws:bucket/key", b"etag", 10, 4 << 20)
@@ -65,6 +67,22 @@ def test_garbage_is_no_location(record: bytes) -> None:
         return
     assert location.pack()[:1] == record[:1]
     assert len(location.checksums) == 8 * -(-location.length // PIECE_SIZE)
+
+
+@given(st.binary(min_size=1, max_size=300), st.data())
+def test_a_flipped_bit_of_an_index_entry_breaks_its_seal(content: bytes, data: st.DataObject) -> None:
+    key = block_key(CONTENT, 3)
+    record = sealed(key, Location(1, 2, 4096, len(content), piece_checksums(key, content)))
+    assert is_sealed(key, record)
+    assert Location.unpack(record) == Location(1, 2, 4096, len(content), piece_checksums(key, content))
+    entry = bytearray(key + record)
+    entry[data.draw(st.integers(0, len(entry) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert not is_sealed(bytes(entry[: len(key)]), bytes(entry[len(key) :]))
+
+
+@given(st.binary(max_size=4))
+def test_a_record_cut_short_is_not_sealed(record: bytes) -> None:
+    assert not is_sealed(block_key(CONTENT, 0), record)
 
 
 @given(st.integers(1, 3 * PIECE_SIZE), st.data())
