@@ -43,6 +43,10 @@ class AccessDenied(CachefsError):
     errno = errno.EACCES
 
 
+class Unidentified(AccessDenied):
+    """The daemon does not know who calls; see cachefs.identity."""
+
+
 class DaemonUnavailable(CachefsError):
     """No daemon answers on the socket within the deadline."""
 

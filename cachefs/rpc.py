@@ -7,12 +7,14 @@ the wire, and the daemon serves it with its coroutine (or async generator, where
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
 from cachefs import errors
+from cachefs.identity import ANONYMOUS, IDENTITY_KEY, ask_identity
 from cachefs.job_messages import JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, StallRows
 from cachefs.messages import (
     CachedFiles,
@@ -68,12 +70,22 @@ Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 
+class Right(StrEnum):
+    """Who may make a call."""
+
+    LOOK = "look"  # every local user
+    JOB = "job"  # every local user, for jobs of their own
+    MOUNT = "mount"  # root, the user that the daemon runs as, members of its group
+    ADMINISTER = "administer"  # root, the user that the daemon runs as, members of the admin group
+
+
 @dataclass(eq=False)
 class Method(Generic[Request, Reply]):
     """One call of the interface."""
 
     request: type[Request]
     reply: type[Reply]
+    right: Right
     # Is the reply a stream of *reply* messages?
     streams: bool = False
     # The name of the call on the wire, such as `DatasetAdd`, and that of the daemon's function for it, such as
@@ -86,31 +98,31 @@ class Method(Generic[Request, Reply]):
         return f"/{SERVICE}/{self.name}"
 
 
-REPORT: Final = Method(MountReport, NodeView)
-NODE: Final = Method(Empty, NodeView)
-FETCH: Final = Method(Fetch, Fetched)
-STATUS: Final = Method(Empty, Status)
-DATASET_ADD: Final = Method(DatasetAdd, ListingProgress, streams=True)
-DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, streams=True)
-DATASET_LIST: Final = Method(Empty, DatasetList)
-DATASET_SHOW: Final = Method(DatasetName, DatasetDetail)
-DATASET_REMOVE: Final = Method(DatasetName, Freed)
-DATASET_LIMIT: Final = Method(DatasetLimit, DatasetView)
-WARMUP: Final = Method(Warmup, WarmupProgress, streams=True)
-EVICT: Final = Method(Selection, Freed)
-PIN: Final = Method(Selection, Pinned)
-UNPIN: Final = Method(Selection, Pinned)
-CACHED: Final = Method(Selection, CachedFiles, streams=True)
-VERIFY: Final = Method(Empty, VerifyProgress, streams=True)
-JOB_PUBLISH: Final = Method(JobPublish, JobView)
-JOB_EPOCH: Final = Method(JobEpoch, Empty)
-JOB_PROGRESS: Final = Method(JobProgress, Empty)
-JOB_LIST: Final = Method(Empty, JobList)
-JOB_SHOW: Final = Method(JobName, JobView)
-JOB_CANCEL: Final = Method(JobName, Empty)
-PUSH: Final = Method(PushSubscribe, PushOrder, streams=True)
-PUSH_REPORT: Final = Method(PushDone, PushReply)
-STALL_LIST: Final = Method(JobName, StallRows)  # an empty name: of all jobs
+REPORT: Final = Method(MountReport, NodeView, Right.MOUNT)
+NODE: Final = Method(Empty, NodeView, Right.LOOK)
+FETCH: Final = Method(Fetch, Fetched, Right.MOUNT)
+STATUS: Final = Method(Empty, Status, Right.LOOK)
+DATASET_ADD: Final = Method(DatasetAdd, ListingProgress, Right.ADMINISTER, streams=True)
+DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, Right.ADMINISTER, streams=True)
+DATASET_LIST: Final = Method(Empty, DatasetList, Right.LOOK)
+DATASET_SHOW: Final = Method(DatasetName, DatasetDetail, Right.LOOK)
+DATASET_REMOVE: Final = Method(DatasetName, Freed, Right.ADMINISTER)
+DATASET_LIMIT: Final = Method(DatasetLimit, DatasetView, Right.ADMINISTER)
+WARMUP: Final = Method(Warmup, WarmupProgress, Right.ADMINISTER, streams=True)
+EVICT: Final = Method(Selection, Freed, Right.ADMINISTER)
+PIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
+UNPIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
+CACHED: Final = Method(Selection, CachedFiles, Right.LOOK, streams=True)
+VERIFY: Final = Method(Empty, VerifyProgress, Right.ADMINISTER, streams=True)
+JOB_PUBLISH: Final = Method(JobPublish, JobView, Right.JOB)
+JOB_EPOCH: Final = Method(JobEpoch, Empty, Right.JOB)
+JOB_PROGRESS: Final = Method(JobProgress, Empty, Right.JOB)
+JOB_LIST: Final = Method(Empty, JobList, Right.LOOK)
+JOB_SHOW: Final = Method(JobName, JobView, Right.JOB)
+JOB_CANCEL: Final = Method(JobName, Empty, Right.JOB)
+PUSH: Final = Method(PushSubscribe, PushOrder, Right.MOUNT, streams=True)
+PUSH_REPORT: Final = Method(PushDone, PushReply, Right.MOUNT)
+STALL_LIST: Final = Method(JobName, StallRows, Right.JOB)  # an empty name: of all jobs
 
 
 def _named(namespace: Mapping[str, object]) -> tuple[Method[Any, Any], ...]:
@@ -155,34 +167,64 @@ def _target(socket: Path) -> str:
 class DaemonClient:
     """Blocking client of the node's daemon. It is to be made after the last fork."""
 
-    def __init__(self, socket: Path) -> None:
-        """Raises ConfigError where no socket can have such a path."""
+    def __init__(self, socket: Path, identity: str = "") -> None:
+        """identity: ANONYMOUS for a client that calls for somebody it does not know.
+
+        Raises ConfigError where no socket can have such a path.
+        """
         self.socket = socket
         self._channel = grpc.insecure_channel(_target(socket), options=CHANNEL_OPTIONS)
+        self.identity = identity  # goes along with each call; empty: not asked for yet
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
         """Raises the CachefsError the daemon raised, or DaemonUnavailable."""
         # Encoded here, since gRPC would hide what is wrong with a request.
         encoded = encode(request)
         stub = self._channel.unary_unary(method.path, None, decoder(method.reply))
-        try:
-            return cast(Reply, stub(encoded, timeout=timeout))
-        except grpc.RpcError as error:
-            raise self.error(error) from None
+        while True:
+            used = self.identity
+            try:
+                return cast(Reply, stub(encoded, timeout=timeout, metadata=self._metadata))
+            except grpc.RpcError as error:
+                if not self.identified(error, used):
+                    raise self.error(error) from None
 
     def begin(self, method: Method[Request, Reply], request: Request, timeout: float) -> Any:
-        """Start a call. Returns its gRPC future: result() gives the reply or raises grpc.RpcError (see `error`)."""
+        """Start a call. Returns its gRPC future: result() gives the reply or raises grpc.RpcError (see `error`).
+
+        Whoever waits for it tries again where `identified` says so.
+        """
         stub = self._channel.unary_unary(method.path, encode, decoder(method.reply))
-        return stub.future(request, timeout=timeout, wait_for_ready=True)
+        return stub.future(request, timeout=timeout, wait_for_ready=True, metadata=self._metadata)
 
     def stream(self, method: Method[Request, Reply], request: Request, timeout: float | None = None) -> Iterator[Reply]:
         """The replies. Raises as `call` does, also where the daemon stops answering before the last reply."""
         encoded = encode(request)
         stub = self._channel.unary_stream(method.path, None, decoder(method.reply))
-        try:
-            yield from stub(encoded, timeout=timeout)
-        except grpc.RpcError as error:
-            raise self.error(error) from None
+        while True:
+            used = self.identity
+            try:
+                yield from stub(encoded, timeout=timeout, metadata=self._metadata)
+                return
+            except grpc.RpcError as error:
+                if not self.identified(error, used):
+                    raise self.error(error) from None
+
+    def identified(self, error: grpc.RpcError, used: str) -> bool:
+        """Has a call failed since the daemon did not know who we are, and does it now? Then it is to be made again.
+
+        used: `identity` when the call was made. A daemon that has just started knows nobody. Blocks for as long as
+        connecting to the daemon takes.
+        """
+        if error.code() != grpc.StatusCode.UNAUTHENTICATED or self.identity == ANONYMOUS:
+            return False
+        if self.identity == used:
+            self.identity = ask_identity(self.socket)
+        return self.identity != used
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((IDENTITY_KEY, self.identity),) if self.identity else ()
 
     def error(self, error: grpc.RpcError) -> errors.CachefsError:
         """The error that a failed call stands for."""

@@ -7,8 +7,8 @@ from typing import Final
 DEFAULT_SOCKET: Final = Path("/run/cachefs/cachefsd.sock")
 # Names the socket where no other way does.
 SOCKET_VARIABLE: Final = "CACHEFS_SOCKET"
-# Bytes that the path of a unix socket may have: the size of sun_path, less its final NUL.
-MAX_SOCKET_PATH: Final = 107
+# Bytes that the socket's path may have: the size of sun_path, less its final NUL and the suffix of cachefs.identity.
+MAX_SOCKET_PATH: Final = 104
 
 
 def socket_path(given: str | os.PathLike[str] | None = None) -> Path:

@@ -31,6 +31,16 @@ class DaemonLink:
 
         Raises as DaemonClient.call does.
         """
+        while True:
+            used = self.client.identity
+            try:
+                return await self._call(method, request, seconds)
+            except grpc.RpcError as error:
+                if not await trio.to_thread.run_sync(self.client.identified, error, used):
+                    raise self.client.error(error) from None
+
+    async def _call(self, method: Method[Request, Reply], request: Request, seconds: float) -> Reply:
+        """Raises grpc.RpcError."""
         token = trio.lowlevel.current_trio_token()
         answered = trio.Event()
 
@@ -44,8 +54,6 @@ class DaemonLink:
             await answered.wait()
             reply: Reply = future.result()
             return reply
-        except grpc.RpcError as error:
-            raise self.client.error(error) from None
         finally:
             future.cancel()
 

@@ -19,6 +19,7 @@ import pyfuse3
 import trio
 
 from cachefs.errors import CachefsError
+from cachefs.identity import ANONYMOUS
 from cachefs.messages import Empty, MountReport, NodeView
 from cachefs.mount import kernel
 from cachefs.mount.block_reader import BlockReader
@@ -103,7 +104,8 @@ class Worker:
         """Serve until the mount ends. Raises CachefsError where serving cannot begin."""
         link = DaemonLink(self._client)
         self._reader = self._open_reader(link)
-        control = Control(self._mount.directory, self._namespace, link, self._mount.wanted)
+        strangers = DaemonLink(DaemonClient(self._mount.options.socket, ANONYMOUS))
+        control = Control(self._mount.directory, self._namespace, strangers, self._mount.wanted)
         self._operations.attach(self._namespace, control, self._reader)
         try:
             async with trio.open_nursery() as nursery:

@@ -15,6 +15,7 @@ import click
 from cachefs import __version__
 from cachefs.errors import CachefsError
 from cachefs_daemon import config as configuration
+from cachefs_daemon.api.identity import Admission
 from cachefs_daemon.api.server import Server
 from cachefs_daemon.api.service import Service
 from cachefs_daemon.config import Config, InvalidConfig
@@ -94,7 +95,8 @@ async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
     stopped = _stop_signal()
     node = Node(config, storage, threads)
     settings = config.daemon
-    server = Server(Service(node), settings.socket, settings.socket_group)
+    admission = Admission(os.geteuid(), config.security.admin_group, settings.socket_group)
+    server = Server(Service(node), settings.socket, admission)
     background: list[asyncio.Task[None]] = []
     try:
         await node.start()

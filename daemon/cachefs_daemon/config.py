@@ -102,6 +102,12 @@ class PrefetchSection(_Section):
     memory_ahead: Size = 256 << 20
 
 
+class SecuritySection(_Section):
+    """[security]: who may do what."""
+
+    admin_group: str = ""
+
+
 class Config(_Section):
     """The whole file. docs/configuration.md says what each key means."""
 
@@ -110,6 +116,7 @@ class Config(_Section):
     ssd: SsdSection | None = None
     origin: OriginSection = OriginSection()
     prefetch: PrefetchSection = PrefetchSection()
+    security: SecuritySection = SecuritySection()
 
     @property
     def memory_budget(self) -> int:
@@ -193,7 +200,7 @@ def _nearest(location: list[str]) -> str:
 
 _SECTIONS: Final[dict[str, type[_Section]]] = {
     "daemon": DaemonSection, "memory": MemorySection, "ssd": SsdSection, "origin": OriginSection,
-    "prefetch": PrefetchSection,
+    "prefetch": PrefetchSection, "security": SecuritySection,
 }  # fmt: skip
 
 
@@ -216,9 +223,21 @@ def _contradictions(config: Config) -> Iterator[str]:
             f"expected at least daemon.block_size ({format_size(block)})"
         )
     if len(os.fsencode(daemon.socket)) > MAX_SOCKET_PATH:
-        yield f"daemon.socket = {str(daemon.socket)!r}: longer than the {MAX_SOCKET_PATH} bytes a unix socket may have"
-    if daemon.socket_group and daemon.socket_group not in {group.gr_name for group in grp.getgrall()}:
-        yield f"daemon.socket_group = {daemon.socket_group!r}: no such group on this machine"
+        yield f"daemon.socket = {str(daemon.socket)!r}: longer than the {MAX_SOCKET_PATH} bytes that it may have"
+    for key, group in (
+        ("daemon.socket_group", daemon.socket_group),
+        ("security.admin_group", config.security.admin_group),
+    ):
+        if group and not _is_group(group):
+            yield f"{key} = {group!r}: no such group on this machine"
+
+
+def _is_group(name: str) -> bool:
+    try:
+        grp.getgrnam(name)
+    except (KeyError, ValueError):  # a ValueError is for a NUL
+        return False
+    return True
 
 
 def _tier_problems(name: str, tier: MemorySection | SsdSection, budget: int, block: int) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """The daemon's end of cachefs.rpc: a gRPC server on a unix socket."""
 
 import contextlib
-import grp
 import logging
 import os
 import socket
@@ -13,14 +12,25 @@ import grpc
 import grpc.aio
 import msgspec
 
-from cachefs.errors import AccessDenied, AlreadyExists, Busy, CachefsError, ConfigError, NotFound, OriginAccessDenied
+from cachefs.errors import (
+    AccessDenied,
+    AlreadyExists,
+    Busy,
+    CachefsError,
+    ConfigError,
+    NotFound,
+    OriginAccessDenied,
+    Unidentified,
+)
+from cachefs.identity import identity_socket
 from cachefs.messages import Message
 from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, Method, decoder, encode
+from cachefs_daemon.api.door import Door
+from cachefs_daemon.api.identity import SOCKET_MODE, Admission, Identities
 from cachefs_daemon.api.service import Service
 
 log = logging.getLogger(__name__)
 
-SOCKET_MODE: Final = 0o660
 # gRPC refuses more than 8 KiB of metadata; one line is far less.
 MAX_ERROR_TEXT: Final = 2000
 
@@ -29,6 +39,7 @@ _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
     NotFound: grpc.StatusCode.NOT_FOUND,
     AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     Busy: grpc.StatusCode.FAILED_PRECONDITION,
+    Unidentified: grpc.StatusCode.UNAUTHENTICATED,
     AccessDenied: grpc.StatusCode.PERMISSION_DENIED,
     OriginAccessDenied: grpc.StatusCode.PERMISSION_DENIED,
 }
@@ -37,11 +48,13 @@ _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
 class Server:
     """Listens on the daemon's socket, and has a `Service` answer the calls that cachefs.rpc lists."""
 
-    def __init__(self, service: Service, path: Path, group: str) -> None:
+    def __init__(self, service: Service, path: Path, admission: Admission) -> None:
+        """path: of the socket; that of cachefs.identity is beside it. admission: who may do more than look."""
         self._path = path
-        self._group = group
+        self._identities = Identities(identity_socket(path), admission)
         self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
-        handlers = {method.name: _handler(method, service) for method in METHODS}
+        door = Door(self._identities, admission)
+        handlers = {method.name: _handler(method, service, door) for method in METHODS}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def start(self) -> None:
@@ -52,17 +65,17 @@ class Server:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             os.umask(0o777 & ~SOCKET_MODE)
             self._server.add_insecure_port(f"unix:{self._path}")
-            if self._group:
-                os.chown(self._path, -1, grp.getgrnam(self._group).gr_gid)
         except (OSError, RuntimeError) as error:
             raise CachefsError(f"cannot listen on the socket {self._path}: {error}") from None
         finally:
             os.umask(before)
+        await self._identities.start()
         await self._server.start()
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and give those in progress *grace* seconds."""
         await self._server.stop(grace)
+        self._identities.stop()
         self._path.unlink(missing_ok=True)
 
 
@@ -85,38 +98,43 @@ def _clear(path: Path) -> None:
     raise Busy(f"another daemon listens on {path}; stop it, or give this one another daemon.socket")
 
 
-def _handler(method: Method[Any, Any], service: Service) -> grpc.RpcMethodHandler:
+def _handler(method: Method[Any, Any], service: Service, door: Door) -> grpc.RpcMethodHandler:
     behaviour = getattr(service, method.function)
-    decode = decoder(method.request)
     if method.streams:
-        return grpc.unary_stream_rpc_method_handler(_streaming(method.name, behaviour, decode))
-    return grpc.unary_unary_rpc_method_handler(_unary(method.name, behaviour, decode))
+        return grpc.unary_stream_rpc_method_handler(_streaming(method, behaviour, door))
+    return grpc.unary_unary_rpc_method_handler(_unary(method, behaviour, door))
 
 
 def _unary(
-    name: str, behaviour: Callable[[Any], Awaitable[Message]], decode: Callable[[bytes], Any]
+    method: Method[Any, Any], behaviour: Callable[..., Awaitable[Message]], door: Door
 ) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    decode = decoder(method.request)
+
     async def call(request: bytes, context: Any) -> bytes:
         try:
-            return encode(await behaviour(decode(request)))
+            caller = door.admit(method, context)
+            return encode(await behaviour(decode(request), *caller))
         except Exception as error:
-            await _fail(context, name, error)
+            await _fail(context, method.name, error)
             raise  # _fail has raised already
 
     return call
 
 
 def _streaming(
-    name: str, behaviour: Callable[[Any], AsyncGenerator[Message, None]], decode: Callable[[bytes], Any]
+    method: Method[Any, Any], behaviour: Callable[..., AsyncGenerator[Message, None]], door: Door
 ) -> Callable[[bytes, Any], AsyncGenerator[bytes, None]]:
+    decode = decoder(method.request)
+
     async def call(request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         try:
+            caller = door.admit(method, context)
             # Closed at once when the caller goes away, so that what it began (a listing, a warmup) ends.
-            async with contextlib.aclosing(behaviour(decode(request))) as replies:
+            async with contextlib.aclosing(behaviour(decode(request), *caller)) as replies:
                 async for reply in replies:
                     yield encode(reply)
         except Exception as error:
-            await _fail(context, name, error)
+            await _fail(context, method.name, error)
 
     return call
 

@@ -1,7 +1,8 @@
 """What the daemon answers to mounts, jobs and cachectl.
 
 cachefs.rpc lists the calls, each with the messages that it takes and gives. For each there is a method here of the same
-name: a coroutine, or an async generator where the reply is a stream.
+name: a coroutine, or an async generator where the reply is a stream. Where jobs belong to users (`Right.JOB`) it is
+told who calls.
 """
 
 import contextlib
@@ -9,6 +10,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
+from typing import TypeVar
+
+import msgspec
 
 from cachefs import __version__
 from cachefs.block import Location
@@ -40,10 +44,14 @@ from cachefs.messages import (
     WarmupProgress,
 )
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
+from cachefs_daemon.caller import Caller
 from cachefs_daemon.content import inventory, verify
 from cachefs_daemon.datasets import selection
+from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
 from cachefs_daemon.node import Node
 from cachefs_daemon.store.storage import TierUsage
+
+FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
 
 
 class Service:
@@ -96,31 +104,38 @@ class Service:
 
     # --- jobs ---------------------------------------------------------------------------------------------------
 
-    async def job_publish(self, request: JobPublish) -> JobView:
-        return self._node.jobs.publish(request)
+    async def job_publish(self, request: JobPublish, caller: Caller) -> JobView:
+        return self._node.jobs.publish(_owned(request, caller))
 
-    async def job_epoch(self, request: JobEpoch) -> Empty:
-        self._node.jobs.epoch(request)
+    async def job_epoch(self, request: JobEpoch, caller: Caller) -> Empty:
+        self._node.jobs.epoch(_owned(request, caller))
         return Empty()
 
-    async def job_progress(self, request: JobProgress) -> Empty:
-        self._node.exchange.on_job_progress(request)
+    async def job_progress(self, request: JobProgress, caller: Caller) -> Empty:
+        self._node.exchange.on_job_progress(_owned(request, caller))
         return Empty()
 
     async def job_list(self, _: Empty) -> JobList:
         return JobList(jobs=[self._node.jobs.view(job, self._node.pushers.ahead) for job in self._node.jobs])
 
-    async def job_show(self, request: JobName) -> JobView:
-        return self._node.jobs.view(self._node.jobs.get(request.job), self._node.pushers.ahead)
+    async def job_show(self, request: JobName, caller: Caller) -> JobView:
+        job = self._node.jobs.get(self._meant(request, caller))
+        return self._node.jobs.view(job, self._node.pushers.ahead)
 
-    async def job_cancel(self, request: JobName) -> Empty:
-        self._node.jobs.cancel(request.job)
+    async def job_cancel(self, request: JobName, caller: Caller) -> Empty:
+        name = self._meant(request, caller)
+        check_owner(caller, name)
+        self._node.jobs.cancel(name)
         return Empty()
 
-    async def stall_list(self, request: JobName) -> StallRows:
-        if request.job:
-            self._node.jobs.get(request.job)
-        return StallRows(rows=self._node.jobs.stalls.rows(request.job))
+    async def stall_list(self, request: JobName, caller: Caller) -> StallRows:
+        name = self._meant(request, caller) if request.job else ""
+        if name:
+            self._node.jobs.get(name)
+        return StallRows(rows=self._node.jobs.stalls.rows(name))
+
+    def _meant(self, request: JobName, caller: Caller) -> str:
+        return job_meant(caller, request.job, [job.name for job in self._node.jobs])
 
     # --- state of the node --------------------------------------------------------------------------------------
 
@@ -235,6 +250,11 @@ class Service:
         pages = inventory.pages(self._node.storage.index, snapshot, files, pins)
         while (page := await self._node.threads.background(next, pages, None)) is not None:
             yield page
+
+
+def _owned(request: FromJob, caller: Caller) -> FromJob:
+    """What a job says, with the job's full name."""
+    return msgspec.structs.replace(request, job=job_of(caller, request.job))
 
 
 def _answer(outcome: Location | CachefsError) -> FetchedBlock:

@@ -30,7 +30,8 @@ from cachefs_daemon.jobs.states import ConsumerState, JobState
 
 log = logging.getLogger(__name__)
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,127}")
+# With the owner, see cachefs_daemon.jobs.owners.
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,127}(~\w+)?")
 MAPS: Final = ("tree", "files", "records")
 MAX_EPOCHS: Final = 1_000_000
 MAX_SAMPLES: Final = 2**32 - 1

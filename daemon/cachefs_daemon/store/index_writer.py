@@ -23,7 +23,9 @@ _log = logging.getLogger(__name__)
 # Seconds for which a change waits for others to share its commit: other processes see new blocks this much later.
 _GATHER_SECONDS: Final = 0.002
 _RETRY_SECONDS: Final = 2.0
-_MODE: Final = 0o660
+# Mounts of the daemon's group read the index. As readers of LMDB they write into the lock file, and nowhere else.
+_MODE: Final = 0o640
+_LOCK_FILE_MODE: Final = 0o660
 _SPARE_TRANSACTIONS: Final = 16
 # A cache line per reader, and a header.
 _LOCK_FILE_BYTES: Final = 64 * MAX_READERS + 4096
@@ -43,7 +45,7 @@ def open_environment(path: Path) -> lmdb.Environment:
 
 def _allocate_lock_file(path: Path) -> None:
     """LMDB maps a hole and stores into it, which on a full disk is a SIGBUS. Raises OSError."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_FILE_MODE)
     try:
         os.posix_fallocate(fd, 0, _LOCK_FILE_BYTES)
     finally:

@@ -19,6 +19,7 @@ import pytest
 
 from cachefs import errors
 from cachefs.block import Location
+from cachefs.identity import IDENTITY_KEY, ask_identity, identity_socket
 from cachefs.messages import (
     DatasetAdd,
     DatasetDetail,
@@ -425,10 +426,11 @@ def test_verify_reads_everything_and_drops_what_is_wrong(daemon: Daemon, view: D
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-def test_the_socket_is_for_its_group_and_gone_at_the_end(daemon: Daemon) -> None:
-    assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
+def test_its_sockets_are_for_everybody_and_gone_at_the_end(daemon: Daemon) -> None:
+    sockets = (daemon.socket, identity_socket(daemon.socket))
+    assert [stat.S_IMODE(each.stat().st_mode) for each in sockets] == [0o666, 0o666]
     assert daemon.stop() == 0
-    assert not daemon.socket.exists()
+    assert not any(each.exists() for each in sockets)
 
 
 def test_sigint_stops_in_order(daemon: Daemon) -> None:
@@ -440,8 +442,9 @@ def test_sigint_stops_in_order(daemon: Daemon) -> None:
 
 def test_a_request_it_cannot_read_harms_nobody(daemon: Daemon) -> None:
     channel = grpc.insecure_channel(f"unix:{daemon.socket}")
+    identity = ((IDENTITY_KEY, ask_identity(daemon.socket)),)
     with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(FETCH.path)(b"\xc1 no msgpack", timeout=5)
+        channel.unary_unary(FETCH.path)(b"\xc1 no msgpack", timeout=5, metadata=identity)
     assert "malformed" in caught.value.details()
     channel.close()
     assert daemon.status().pid > 0

@@ -41,8 +41,8 @@ class CommandSession:
     @functools.cached_property
     def client(self) -> DaemonClient:
         """The daemon. Raises AccessDenied where this user may not connect to it."""
-        if self.socket.exists() and not os.access(self.socket, os.W_OK):
-            raise AccessDenied(f"you may not use {self.socket}; become root or a member of its group")
+        if self.socket.exists() and not os.access(self.socket, os.W_OK, effective_ids=True):
+            raise AccessDenied(f"you may not use {self.socket}: its directory does not let you through")
         return DaemonClient(self.socket)
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 120.0) -> Reply:

@@ -1,0 +1,38 @@
+"""Who may make which call. docs/operations.md has a table of it for people."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cachefs.errors import AccessDenied, Unidentified
+from cachefs.identity import IDENTITY_KEY
+from cachefs.rpc import Method, Right
+from cachefs_daemon.api.identity import Admission, Identities
+from cachefs_daemon.caller import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Lets calls in."""
+
+    identities: Identities
+    admission: Admission
+
+    def admit(self, method: Method[Any, Any], context: Any) -> tuple[Caller, ...]:
+        """What *method* must know of its caller: nothing, or who it is where jobs belong to users.
+
+        Raises AccessDenied where the caller may not call, Unidentified where it must say first who it is.
+        """
+        if method.right == Right.LOOK:
+            return ()
+        said = next((value for key, value in context.invocation_metadata() or () if key == IDENTITY_KEY), "")
+        caller = self.identities.of(said)
+        if caller is None:
+            raise Unidentified(
+                f"the daemon cannot tell who calls {method.name}: {self.identities.path} cannot be reached; in a "
+                "container, mount the directory of the daemon's socket, not only the socket"
+            )
+        if method.right == Right.ADMINISTER and not caller.administers:
+            raise AccessDenied(f"{caller} may not do that ({method.name}): it takes {self.admission.administrators}")
+        if method.right == Right.MOUNT and not caller.mounts:
+            raise AccessDenied(f"{caller} may not mount: it takes {self.admission.mounters}")
+        return (caller,) if method.right == Right.JOB else ()

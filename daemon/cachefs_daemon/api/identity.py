@@ -1,0 +1,141 @@
+"""Who calls the daemon: the daemon's side. See cachefs.identity.
+
+An identity is what the kernel said of a process when it connected, signed with a key that only this run of the daemon
+knows. So nothing is kept per caller, and an identity is void after a restart of the daemon: the client then asks again.
+"""
+
+import asyncio
+import contextlib
+import errno
+import grp
+import hmac
+import logging
+import os
+import pwd
+import secrets
+import socket
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs.identity import ANONYMOUS
+from cachefs_daemon.caller import UNKNOWN, Caller
+
+log = logging.getLogger(__name__)
+
+SOCKET_MODE: Final = 0o666
+_CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
+_GROUP: Final = struct.Struct("I")
+_SO_PEERGROUPS: Final = 59
+_MAX_GROUPS: Final = 256  # Python's getsockopt takes no larger buffer
+_BACKLOG: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Whom the kernel's words make an administrator, or somebody who may mount."""
+
+    # The user that the daemon runs as. It may do everything, and so may root.
+    user: int
+    # The group whose members administer; empty for none.
+    admin_group: str = ""
+    # The group whose members mount; empty for none.
+    mount_group: str = ""
+
+    def caller(self, uid: int, groups: Collection[int]) -> Caller:
+        """groups: ids of all groups of the process."""
+        administers = uid in (0, self.user) or _id(self.admin_group) in groups
+        return Caller(uid, uid == self.user, administers, administers or _id(self.mount_group) in groups)
+
+    @property
+    def administrators(self) -> str:
+        """Who may administer, for people."""
+        return self._and_group(self.admin_group, "[security] admin_group")
+
+    @property
+    def mounters(self) -> str:
+        """Who may mount, for people."""
+        return self._and_group(self.mount_group, "[daemon] socket_group")
+
+    def _and_group(self, group: str, key: str) -> str:
+        users = f"root or user {self.user}" if self.user else "root"
+        return f"{users}, or a member of group {group}" if group else f"{users} ({key} can name a group)"
+
+
+def _id(group: str) -> int | None:
+    """Id of a group; None for an empty name, or one that is not known any more."""
+    try:
+        return grp.getgrnam(group).gr_gid if group else None
+    except KeyError:
+        return None
+
+
+class Identities:
+    """Gives identities out on a socket of its own, and knows them again."""
+
+    def __init__(self, path: Path, admission: Admission) -> None:
+        self.path = path  # of the socket
+        self._admission = admission
+        self._key = secrets.token_bytes(32)
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises CachefsError. The directory is there, and no other daemon uses the path."""
+        self.path.unlink(missing_ok=True)
+        try:
+            before = os.umask(0o777 & ~SOCKET_MODE)
+            try:
+                self._server = await asyncio.start_unix_server(self._answer, self.path, backlog=_BACKLOG)
+            finally:
+                os.umask(before)
+        except OSError as error:
+            raise CachefsError(f"cannot listen on the socket {self.path}: {error}") from None
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.path.unlink(missing_ok=True)
+
+    def of(self, identity: str) -> Caller | None:
+        """Who has this identity; None where this run of the daemon has not given it."""
+        if identity == ANONYMOUS:
+            return UNKNOWN
+        said, _, signature = identity.rpartition(".")
+        if not hmac.compare_digest(self._sign(said).encode(), signature.encode("utf-8", "replace")):
+            return None
+        uid, *flags = said.split(".")
+        return Caller(int(uid), *(flag == "1" for flag in flags))
+
+    def give(self, caller: Caller) -> str:
+        said = f"{caller.uid}.{caller.is_daemon:d}.{caller.administers:d}.{caller.mounts:d}"
+        return f"{said}.{self._sign(said)}"
+
+    def _sign(self, said: str) -> str:
+        return hmac.digest(self._key, said.encode("utf-8", "replace"), "sha256").hex()
+
+    async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """An answer is small enough that the socket always takes it at once, whoever is at the other end."""
+        try:
+            uid, groups = _peer(writer.get_extra_info("socket"))
+            writer.write(self.give(self._admission.caller(uid, groups)).encode())
+        except (OSError, KeyError) as error:
+            log.warning("%s: cannot tell who a caller is: %s", self.path, error)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def _peer(connection: socket.socket) -> tuple[int, set[int]]:
+    """User id and all group ids of the process that has connected."""
+    _, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    try:
+        groups = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS * _GROUP.size)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        # Rare enough to ask what may have to ask a directory server.
+        return uid, {gid, *os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)}
+    return uid, {gid, *(group for (group,) in _GROUP.iter_unpack(groups))}

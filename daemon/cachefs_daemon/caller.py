@@ -1,0 +1,24 @@
+"""Who calls the daemon, as far as rights go."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A process at the other end of the daemon's socket."""
+
+    # User id; -1 for somebody unknown.
+    uid: int
+    # Is it the user that the daemon runs as?
+    is_daemon: bool = False
+    # May administer the node: datasets, pins, limits, other users' jobs.
+    administers: bool = False
+    # May mount: reads the tiers, and says what was read.
+    mounts: bool = False
+
+    def __str__(self) -> str:
+        return f"user {self.uid}" if self.uid >= 0 else "somebody unknown"
+
+
+UNKNOWN: Final = Caller(-1)

@@ -1,0 +1,49 @@
+"""Whose jobs are whose.
+
+A job has the name that its user gave it, and with it whose it is. So nobody can replace, end or block another's job.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from cachefs.errors import AccessDenied, ConfigError
+from cachefs_daemon.caller import Caller
+
+# Between a job's name and whose it is, where that is not the user that the daemon runs as. No name that a user may give
+# has this character.
+OWNER_MARK: Final = "~"
+# Whose the jobs are that come from somebody unknown, such as through a mount's control file.
+UNKNOWN_OWNER: Final = "control"
+
+
+def job_of(caller: Caller, name: str) -> str:
+    """The full name of *caller*'s own job *name*. Raises ConfigError."""
+    if OWNER_MARK in name:
+        raise ConfigError(f"{name!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
+    return name if caller.is_daemon else name + _suffix(caller)
+
+
+def job_meant(caller: Caller, name: str, known: Iterable[str]) -> str:
+    """The full name of the job that *caller* means by *name*: its own one, else the only one that is called so.
+
+    known: full names of all jobs. Raises ConfigError where several users have one.
+    """
+    if OWNER_MARK in name:
+        return name
+    own = job_of(caller, name)
+    called = [one for one in known if one.partition(OWNER_MARK)[0] == name]
+    if own in called or not called:
+        return own
+    if len(called) > 1 and name not in called:
+        raise ConfigError(f"several users have a job {name!r}; name one of {', '.join(sorted(called))}")
+    return name if name in called else called[0]
+
+
+def check_owner(caller: Caller, job: str) -> None:
+    """Raises AccessDenied where the job of that full name is another's and *caller* no administrator."""
+    if not caller.administers and job != job_of(caller, job.partition(OWNER_MARK)[0]):
+        raise AccessDenied(f"job {job} is another user's; only that user and administrators of the daemon may do that")
+
+
+def _suffix(caller: Caller) -> str:
+    return f"{OWNER_MARK}{caller.uid if caller.uid >= 0 else UNKNOWN_OWNER}"

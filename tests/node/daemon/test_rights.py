@@ -1,0 +1,225 @@
+"""Who may make which call: a real daemon, and callers that are really other users."""
+
+import grp
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cachefs_daemon.api.door import Door
+from cachefs_daemon.api.identity import Admission, Identities
+
+from cachefs.errors import AccessDenied, Unidentified
+from cachefs.identity import ANONYMOUS, ask_identity, identity_socket
+from cachefs.job_messages import JobName, JobProgress
+from cachefs.rpc import JOB_CANCEL, JOB_LIST, JOB_PROGRESS, JOB_SHOW, METHODS, DaemonClient, Method, Right
+from tests.as_user import NOBODY, as_user
+from tests.daemon import Daemon
+from tests.mounting import mounted
+from tests.node.daemon.test_jobs import wait_until
+
+CACHECTL = [sys.executable, "-c", "from cachefs_tools.cachectl import main; main()"]
+CACHEFS = [sys.executable, "-c", "from cachefs.cli import main; main()"]
+ADMINS, MOUNTERS = "games", "audio"
+# Who calls, and which rights that gives.
+CALLERS = {
+    "root": (0, (), set(Right)),
+    "anybody": (NOBODY, (), {Right.LOOK, Right.JOB}),
+    "a mounter": (NOBODY, (MOUNTERS,), {Right.LOOK, Right.JOB, Right.MOUNT}),
+    "an administrator": (NOBODY, (ADMINS,), set(Right)),
+}
+# Makes every call of the interface with values that mean nothing, and prints the name of the error of each.
+CALL_ALL = """
+import json, sys, msgspec
+from pathlib import Path
+from cachefs.errors import CachefsError
+from cachefs.rpc import METHODS, DaemonClient
+NOTHING = {str: "none", int: 0, float: 0.0, bytes: b"", bool: False}
+client, said = DaemonClient(Path(sys.argv[1])), {}
+for method in METHODS:
+    needed = {f.name: NOTHING.get(f.type, []) for f in msgspec.structs.fields(method.request) if f.required}
+    try:
+        if method.streams:
+            # A pusher would wait for orders.
+            seconds = float(sys.argv[2]) if method.name == "Push" else 30
+            next(iter(client.stream(method, method.request(**needed), timeout=seconds)), None)
+        else:
+            client.call(method, method.request(**needed), timeout=30)
+        said[method.name] = "done"
+    except CachefsError as error:
+        said[method.name] = type(error).__name__
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    home = tmp_path_factory.mktemp("rights")
+    (home / "origin").mkdir()
+    for number in range(20):
+        (home / "origin" / f"{number}.bin").write_bytes(bytes(100))
+    settings = {
+        "daemon": {"block_size": "128KiB", "socket_group": MOUNTERS},
+        "security": {"admin_group": ADMINS},
+        "memory": {"budget": "4MiB", "segment_size": "1MiB"},
+    }
+    with Daemon(home / "node", settings) as running:
+        running.add_dataset("numbers", f"file://{home}/origin")
+        yield running
+
+
+def groups(names: tuple[str, ...]) -> list[int]:
+    return [grp.getgrnam(name).gr_gid for name in names]
+
+
+def cachectl(daemon: Daemon, *words: str, uid: int = NOBODY) -> subprocess.CompletedProcess[str]:
+    command = [*as_user(uid), *CACHECTL, *words, "--socket", str(daemon.socket)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def publish(daemon: Daemon, job: str, uid: int) -> subprocess.CompletedProcess[str]:
+    return cachectl(daemon, "job", "publish", job, "numbers", "--sampler", "sequential", "--epochs", "3", uid=uid)
+
+
+def jobs(daemon: Daemon) -> set[str]:
+    return {view.job for view in daemon.client.call(JOB_LIST, JOB_LIST.request()).jobs}
+
+
+@pytest.mark.parametrize("who", CALLERS)
+def test_every_call_is_allowed_or_refused_as_the_table_says(daemon: Daemon, who: str) -> None:
+    uid, names, rights = CALLERS[who]
+    command = [*as_user(uid, groups(names)), sys.executable, "-c", CALL_ALL, str(daemon.socket)]
+    command.append("1" if Right.MOUNT in rights else "30")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    refused = {name for name, error in said.items() if error in ("AccessDenied", "Unidentified")}
+    assert refused == {method.name for method in METHODS if method.right not in rights}
+
+
+def test_without_an_identity_one_may_only_look(tmp_path: Path) -> None:
+    door = Door(Identities(tmp_path / "s.id", Admission(0)), Admission(0))
+    other = Identities(tmp_path / "other.id", Admission(0))
+    root = Admission(0).caller(0, {0})
+
+    class Context:
+        said: tuple[tuple[str, str], ...] = ()
+
+        def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+            return self.said
+
+    def allowed(method: Method, said: str) -> bool:  # type: ignore[type-arg]
+        context = Context()
+        context.said = (("cachefs-identity", said),) if said else ()
+        try:
+            door.admit(method, context)
+        except Unidentified:
+            return False
+        return True
+
+    forged = door.identities.give(Admission(0).caller(NOBODY, set())).replace(f"{NOBODY}.0.0.0", "0.1.1.1")
+    for method in METHODS:
+        look = method.right == Right.LOOK
+        for said in ("", forged, other.give(root), "x", ".", "0.1.1.1.", "\u00e9.\u00e9"):
+            assert allowed(method, said) == look, (method.name, said)
+        assert allowed(method, door.identities.give(root))
+
+
+def test_an_ordinary_user_is_refused_in_one_line(daemon: Daemon) -> None:
+    for words in (
+        ("dataset", "add", "secrets", "file:///root"),
+        ("dataset", "rm", "numbers", "--yes"),
+        ("evict", "numbers", "--yes"),
+        ("pin", "numbers"),
+        ("warmup", "numbers"),
+        ("verify",),
+    ):
+        done = cachectl(daemon, *words)
+        assert done.returncode == 1, words
+        [line] = done.stderr.splitlines()
+        assert f"user {NOBODY} may not do that" in line
+        assert f"it takes root, or a member of group {ADMINS}" in line
+    for words in (("status",), ("dataset", "show", "numbers"), ("ls", "numbers"), ("job", "list"), ("stalls",)):
+        assert cachectl(daemon, *words).returncode == 0, words
+
+
+def test_each_user_has_jobs_of_its_own(daemon: Daemon) -> None:
+    assert publish(daemon, "train", uid=0).returncode == 0
+    assert publish(daemon, "train", uid=NOBODY).returncode == 0
+    root = daemon.client.call(JOB_SHOW, JobName(job="train"))
+    assert root.job == "train"
+    assert {"train", f"train~{NOBODY}"} <= jobs(daemon)
+    # Theirs is cancelled by the name that they gave it, and root's lives on.
+    assert cachectl(daemon, "job", "cancel", "train").returncode == 0
+    assert daemon.client.call(JOB_SHOW, JobName(job="train")).state == "running"
+    assert daemon.client.call(JOB_SHOW, JobName(job=f"train~{NOBODY}")).state == "cancelled"
+
+
+def test_nobody_cancels_anothers_job(daemon: Daemon) -> None:
+    assert publish(daemon, "roots", uid=0).returncode == 0
+    assert publish(daemon, "users", uid=4321).returncode == 0
+    for name in ("roots", "users", "users~4321"):
+        done = cachectl(daemon, "job", "cancel", name)
+        assert done.returncode == 1
+        assert "is another user's" in done.stderr
+    assert publish(daemon, "users~4321", uid=NOBODY).returncode == 1
+    assert daemon.client.call(JOB_SHOW, JobName(job="roots")).state == "running"
+    daemon.client.call(JOB_CANCEL, JobName(job="users"))  # an administrator may, and the name is that of only one job
+    assert daemon.client.call(JOB_SHOW, JobName(job="users~4321")).state == "cancelled"
+
+
+def test_the_control_file_reaches_no_job_of_a_user(daemon: Daemon, tmp_path: Path) -> None:
+    assert publish(daemon, "fit", uid=0).returncode == 0
+    stranger = DaemonClient(daemon.socket, ANONYMOUS)
+    with pytest.raises(AccessDenied, match="another user's"):
+        stranger.call(JOB_CANCEL, JobName(job="fit"))
+    stranger.close()
+    with mounted(daemon.socket, "numbers", tmp_path / "mnt") as mount:
+        end = {"op": "progress", "job": "fit", "ended": True}
+        begin = {"op": "publish", "job": "fit", "sampler": {"kind": "sequential", "size": 20}}
+        (mount / ".cachefs/publish").write_text(f"{json.dumps(end)}\n{json.dumps(begin)}\n{json.dumps(end)}\n")
+        wait_until(lambda: "fit~control" in jobs(daemon))
+    assert daemon.client.call(JOB_SHOW, JobName(job="fit")).state == "running"
+
+
+def test_cachefs_run_works_for_an_ordinary_user(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "numbers", tmp_path / "mnt") as mount:
+        script = (
+            "import cachefs, sys, time\n"
+            f"p = cachefs.publish({str(mount)!r}, sampler=cachefs.SamplerSpec(kind='sequential', size=20))\n"
+            "sys.stdin.read()\n"
+        )
+        command = [*as_user(NOBODY), *CACHEFS, "run", "--socket", str(daemon.socket)]
+        with subprocess.Popen(
+            [*command, "--job", "mine", "--", sys.executable, "-c", script],
+            stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/",
+        ) as job:  # fmt: skip
+            try:
+                wait_until(lambda: f"mine~{NOBODY}" in jobs(daemon))
+            finally:
+                assert job.stdin is not None
+                job.stdin.close()
+            assert job.stderr is not None
+            assert job.stderr.read() == ""
+
+
+def test_a_client_says_anew_who_it_is_to_a_new_daemon(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "node") as daemon:
+        client = DaemonClient(daemon.socket)
+        with pytest.raises(Exception, match="no job named"):
+            client.call(JOB_SHOW, JobName(job="x"))
+        before = ask_identity(daemon.socket)
+        assert daemon.stop() == 0
+        daemon.start()
+        assert ask_identity(daemon.socket) != before
+        with pytest.raises(Exception, match="no job named"):
+            client.call(JOB_PROGRESS, JobProgress(job="x", consumer="0", epoch=0, position=0))
+        client.close()
+        os.unlink(identity_socket(daemon.socket))
+        fresh = DaemonClient(daemon.socket)
+        with pytest.raises(Unidentified, match="cannot be reached"):
+            fresh.call(JOB_SHOW, JobName(job="x"))
+        fresh.close()
