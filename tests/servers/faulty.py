@@ -119,13 +119,20 @@ class FaultyProxy:
 def running(upstream: str) -> Iterator[FaultyProxy]:
     """A proxy on a loopback port in front of the URL *upstream*."""
     proxy = FaultyProxy(upstream)
+    with serving(proxy):
+        yield proxy
+
+
+@contextmanager
+def serving(proxy: FaultyProxy) -> Iterator[None]:
+    """The proxy runs, on a loopback port."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="faulty-proxy", daemon=True)
     thread.start()
     server = asyncio.run_coroutine_threadsafe(asyncio.start_server(proxy.serve, "127.0.0.1", 0), loop).result(10)
     proxy.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield proxy
+        yield
     finally:
         asyncio.run_coroutine_threadsafe(_shut_down(server), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
