@@ -44,7 +44,7 @@ def root() -> Iterator[Path]:
 @contextmanager
 def small_disk(directory: Path, size: str) -> Iterator[Path]:
     directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0750", "tmpfs", directory], check=True)
     try:
         yield directory
     finally:
