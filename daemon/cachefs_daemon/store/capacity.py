@@ -41,10 +41,15 @@ def disk_size(directory: int | Path) -> int:
     return found.f_blocks * found.f_frsize
 
 
-def file_system(descriptor: int) -> int:
-    """The magic number of the kind of file system that an open file is on (statfs(2)). Raises OSError."""
+def file_system(directory: int | Path) -> int:
+    """The magic number of the kind of file system that a directory, or its descriptor, is on (statfs(2)). Raises
+    OSError."""
     found = (ctypes.c_long * 32)()
-    if _libc.fstatfs(descriptor, found) != 0:
+    if isinstance(directory, int):
+        failed = _libc.fstatfs(directory, found)
+    else:
+        failed = _libc.statfs(os.fsencode(directory), found)
+    if failed:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return int(found[0]) & 0xFFFFFFFF

@@ -54,22 +54,26 @@ def open_owned(place: Place) -> int:
     return descriptor
 
 
-def problems(place: Place) -> Iterator[str]:
-    """Why `open_owned` would refuse it, without making it."""
+def problems(place: Place, *, any_owner: bool = False, coming: Path | None = None) -> Iterator[str]:
+    """Why `open_owned` would refuse it, without making it; *any_owner*: whoever it belongs to; *coming*: a directory
+    that will have been made before."""
     try:
         _require_mounts(place)
         descriptor = _open(place, make=False)
         try:
-            _require_ours(place, os.fstat(descriptor))
+            found = os.fstat(descriptor)
+            _require_ours(place, found, found.st_uid if any_owner else None)
         finally:
             os.close(descriptor)
     except ConfigError as error:
         yield str(error)
     except FileNotFoundError as error:
+        if place.path.parent == coming:
+            return
         if not place.path.parent.is_dir():
             yield str(place.refused(_reason(place, error)))
         elif not os.access(place.path.parent, os.W_OK | os.X_OK):
-            yield str(place.refused(f"user {_name(os.geteuid())} may not make it in {place.path.parent}"))
+            yield str(place.refused(f"user {user_name(os.geteuid())} may not make it in {place.path.parent}"))
     except (OSError, ValueError) as error:
         yield str(place.refused(_reason(place, error)))
 
@@ -103,22 +107,22 @@ def _open_or_follow(place: Place) -> int:
             raise
         if link.st_uid not in (0, os.geteuid()):
             raise place.refused(
-                f"it is a symbolic link of user {_name(link.st_uid)}; remove it, or choose another"
+                f"it is a symbolic link of user {user_name(link.st_uid)}; remove it, or choose another"
             ) from None
     return os.open(place.path, _FLAGS)
 
 
-def _require_ours(place: Place, found: os.stat_result) -> None:
-    us = os.geteuid()
+def _require_ours(place: Place, found: os.stat_result, owner: int | None = None) -> None:
+    us = os.geteuid() if owner is None else owner
     if found.st_uid != us:
         raise place.refused(
-            f"it belongs to user {_name(found.st_uid)}, and the daemon runs as {_name(us)}, who would have to trust"
-            f" what is in it; choose another (a new directory in it, say), or remove it, or chown -R it to {us}"
+            f"it belongs to user {user_name(found.st_uid)}, and the daemon, which runs as {user_name(us)}, would have to"
+            " trust what is in it; remove it, or choose another, or chown -R it if you do trust that"
         )
     if found.st_mode & stat.S_IWOTH:
         raise place.refused(
             f"everybody may write to it (mode {stat.S_IMODE(found.st_mode):04o}); choose a new directory in it, or"
-            " empty it and chmod it to 0750"
+            " chmod it to 0750 if it is for this alone"
         )
 
 
@@ -135,7 +139,8 @@ def _reason(place: Place, error: OSError | ValueError) -> str:
     return f"{getattr(error, 'strerror', None) or error}; make it a writable directory, or choose another"
 
 
-def _name(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """Name and number, for messages."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} ({uid})"
     except KeyError:

@@ -73,6 +73,11 @@ def check_size(number: int, config: TierConfig, size: int) -> None:
         )
 
 
+def on_disk(directory: int | Path) -> bool:
+    """Is a directory, or its descriptor, on a file system that is not in memory? Raises OSError."""
+    return capacity.file_system(directory) not in capacity.IN_MEMORY
+
+
 @dataclass(slots=True)
 class _Segment:
     end: int = 0  # where the next record goes
@@ -397,7 +402,7 @@ class Tier:
         directory = TierDirectory(place)
         try:
             check_size(self.number, self.config, capacity.disk_size(directory.descriptor))
-            if self.number == MEMORY and capacity.file_system(directory.descriptor) not in capacity.IN_MEMORY:
+            if self.number == MEMORY and on_disk(directory.descriptor):
                 _log.warning("[memory] dir %s is on a disk: use a directory on tmpfs, as /dev/shm is", self.directory)
             taken = directory.probe()
             if taken > PAGE:
