@@ -116,7 +116,7 @@ def _require_ours(place: Place, found: os.stat_result, owner: int | None = None)
     us = os.geteuid() if owner is None else owner
     if found.st_uid != us:
         raise place.refused(
-            f"it belongs to user {user_name(found.st_uid)}, and the daemon, which runs as {user_name(us)}, would have to"
+            f"it belongs to user {user_name(found.st_uid)}; the daemon, which runs as {user_name(us)}, would have to"
             " trust what is in it; remove it, or choose another, or chown -R it if you do trust that"
         )
     if found.st_mode & stat.S_IWOTH:
