@@ -13,13 +13,16 @@ from cachefs.mount_table import mounted_paths
 FSTAB: Final = Path("/etc/fstab")
 
 
-def missing_mount(directory: Path, required: Path | None = None, fstab: Path = FSTAB) -> Path | None:
-    """A mount point on which nothing is mounted: *required*, or one that *directory* is below according to *fstab*."""
-    mounted = mounted_paths()
-    wanted = [required] if required is not None else []
+def is_mounted(point: Path) -> bool:
+    """Is anything mounted there?"""
+    return os.path.realpath(point) in mounted_paths()
+
+
+def missing_mount(directory: Path, fstab: Path = FSTAB) -> Path | None:
+    """A mount point in *fstab* that *directory* is below, and on which nothing is mounted."""
     real = Path(os.path.realpath(directory))
-    wanted += [point for point in _points(fstab) if directory.is_relative_to(point) or real.is_relative_to(point)]
-    return next((point for point in wanted if os.path.realpath(point) not in mounted), None)
+    above = (point for point in _points(fstab) if directory.is_relative_to(point) or real.is_relative_to(point))
+    return next((point for point in above if not is_mounted(point)), None)
 
 
 def _points(fstab: Path) -> list[Path]:

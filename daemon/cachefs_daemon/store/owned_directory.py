@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import ConfigError
-from cachefs_daemon.store.disk_mounts import missing_mount
+from cachefs_daemon.store.disk_mounts import FSTAB, is_mounted, missing_mount
 
 # Members of the socket's group read what is in it; they need not write.
 _MODE: Final = 0o750
@@ -79,9 +79,13 @@ def problems(place: Place, *, any_owner: bool = False, coming: Path | None = Non
 
 
 def _require_mounts(place: Place) -> None:
-    point = missing_mount(place.path, place.required_mount)
+    if place.required_mount is not None and not is_mounted(place.required_mount):
+        raise place.refused(f"nothing is mounted on {place.required_mount}, which is required; mount it")
+    point = missing_mount(place.path)
     if point is not None:
-        raise place.refused(f"nothing is mounted on {point}, and the disk below it is not meant; mount it first")
+        raise place.refused(
+            f"nothing is mounted on {point}, though it is in {FSTAB}; mount it, or take it out of there"
+        )
 
 
 def _open(place: Place, *, make: bool) -> int:

@@ -57,11 +57,11 @@ def open_index(state: StateDirectory) -> IndexWriter:
         reason = (
             "the machine restarted without a shutdown of the daemon" if state.torn() else copy_entries(old[-1], draft)
         )
-        if reason:
-            state.remove_index(draft)
-            _log.warning("index %s is not trusted (%s): rebuilding it from the segments as %s", old[-1], reason, path)
     if not old or reason:
+        state.remove_index(draft)
         make_empty(draft)
+    if reason:
+        _log.warning("index %s is not trusted (%s): rebuilding it from the segments as %s", old[-1], reason, path)
     state.mark_running()
     state.install_index(draft, path)
     index = IndexWriter(path)

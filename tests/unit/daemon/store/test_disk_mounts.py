@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.store.disk_mounts import missing_mount
+from cachefs_daemon.store.disk_mounts import is_mounted, missing_mount
 
 
 @pytest.fixture
@@ -18,19 +18,19 @@ def fstab(tmp_path: Path) -> Path:
 
 def test_a_mount_point_of_fstab_above_a_directory_must_be_mounted(tmp_path: Path, fstab: Path) -> None:
     disk = tmp_path / "nvme 0"
-    assert missing_mount(disk, None, fstab) == disk
-    assert missing_mount(disk / "a/b", None, fstab) == disk
-    assert missing_mount(tmp_path / "nvme", None, fstab) is None
-    assert missing_mount(tmp_path / "other", None, fstab) is None
-    assert missing_mount(Path("/proc/self"), None, fstab) is None
-    assert missing_mount(disk, None, tmp_path / "no such file") is None
+    assert missing_mount(disk, fstab) == disk
+    assert missing_mount(disk / "a/b", fstab) == disk
+    assert missing_mount(tmp_path / "nvme", fstab) is None
+    assert missing_mount(tmp_path / "other", fstab) is None
+    assert missing_mount(Path("/proc/self"), fstab) is None
+    assert missing_mount(disk, tmp_path / "no such file") is None
 
 
 def test_a_link_to_a_disk_that_is_not_mounted_is_seen_through(tmp_path: Path, fstab: Path) -> None:
     (tmp_path / "link").symlink_to("nvme 0")
-    assert missing_mount(tmp_path / "link/tier", None, fstab) == tmp_path / "nvme 0"
+    assert missing_mount(tmp_path / "link/tier", fstab) == tmp_path / "nvme 0"
 
 
-def test_a_mount_point_that_is_asked_for(tmp_path: Path) -> None:
-    assert missing_mount(tmp_path / "tier", tmp_path, tmp_path / "none") == tmp_path
-    assert missing_mount(tmp_path / "tier", Path("/proc"), tmp_path / "none") is None
+def test_what_is_mounted() -> None:
+    assert is_mounted(Path("/proc"))
+    assert not is_mounted(Path("/proc/self"))
