@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.store import segment_writer
+from cachefs_daemon.store import capacity, segment_writer
 from cachefs_daemon.store.segment_writer import SegmentFile
 from cachefs_daemon.store.tier_directory import TierDirectory
 
@@ -182,3 +182,18 @@ def test_a_memory_tier_on_a_disk_is_said(root: Path, tmp_path: Path, caplog: pyt
         assert "is on a disk" not in caplog.text
     with opened(replace(config, memory=replace(config.memory, directory=tmp_path / "memory"))):
         assert f"[memory] dir {tmp_path}/memory is on a disk" in caplog.text
+
+
+def test_what_was_allocated_and_not_written_is_freed_at_the_start(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On btrfs, where a daemon may be killed between the two. Here the file system is another one."""
+    monkeypatch.setattr(capacity, "BTRFS", capacity.IN_MEMORY[0])
+    config = store_config(root, ssd=0)
+    with opened(config) as store:
+        fill(store, range(5))
+        segment = segment_path(root / "memory", location_of(store, 4).segment)
+        with segment.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), segment.stat().st_size - 200_000, 100_000)
+        assert disk_usage(root / "memory") > store.usage()[0].used
+    with opened(config) as store:
+        assert disk_usage(root / "memory") <= store.usage()[0].used
+        assert readable(store, range(5)) == set(range(5))
