@@ -43,6 +43,7 @@ class IndexReader:
                 undo.callback(self._env.close)
                 self._blocks = self._env.open_db(BLOCKS_DB, create=False)
                 self._opened = os.stat(path)
+                self.owner = self._opened.st_uid  # the daemon's uid, to whom the segments must belong
             except (lmdb.Error, OSError) as error:
                 raise CachefsError(f"the index {path} cannot be read: {error}") from None
             undo.pop_all()

@@ -6,6 +6,7 @@ the daemon punches the block out of the file; and a truncated file is a short re
 
 import errno
 import os
+import stat
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,9 +26,14 @@ def segment_path(directory: Path, number: int) -> Path:
 class SegmentReader:
     """Verified reads from the segments of a node's tiers. It is not thread-safe: each thread needs its own."""
 
-    def __init__(self, directories: Mapping[int, Path]) -> None:
-        """directories: tier number -> directory."""
+    def __init__(self, directories: Mapping[int, Path], owner: int | None = None) -> None:
+        """directories: tier number -> directory; owner: uid of the daemon, None where any will do.
+
+        A file of somebody else is none of its segments: a tier's directory may lie where everybody can make one, and
+        may be away for a while.
+        """
         self._directories = dict(directories)
+        self._owner = owner
         # (tier, segment) -> descriptor, in the order in which they were opened.
         self._files: OrderedDict[tuple[int, int], int] = OrderedDict()
 
@@ -82,5 +88,11 @@ class SegmentReader:
                 os.close(self._files.popitem(last=False)[1])
         return fd
 
-    def _open(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def _open(self, path: Path, flags: int = 0) -> int:
+        """Raises OSError. It neither follows a link that somebody has planted nor waits for the writer of a pipe."""
+        fd = os.open(path, flags | os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or self._owner not in (None, found.st_uid):
+            os.close(fd)
+            raise PermissionError(errno.EPERM, "not a segment of the daemon", str(path))
+        return fd

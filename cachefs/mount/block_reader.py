@@ -76,14 +76,14 @@ class BlockReader:
         self._flights: dict[bytes, _Flight] = {}  # by block key: the fetch under way, or its recent failure
         self._cold_limiter = trio.CapacityLimiter(COLD_READS)
         self._tiers = TierView(view)
-        self._segments = SegmentReader(self._tiers.directories)
+        self._segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
         self._read_deadline = view.read_deadline  # seconds that a read may wait in all
 
     def follow(self, view: NodeView) -> None:
         """Use what a daemon, which may have restarted, says of its index and its tiers. Raises as TierView.follow."""
         if self._tiers.follow(view):
             self._segments.close()
-            self._segments = SegmentReader(self._tiers.directories)
+            self._segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
         self._segments.forget_unlinked()
         self._read_deadline = view.read_deadline
 
@@ -176,7 +176,7 @@ class BlockReader:
 
     async def _copy_waiting(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
         def copy() -> memoryview | None:
-            segments = SegmentReader(self._tiers.directories)
+            segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
             try:
                 return segments.read(key, location, start, size, memoryview(bytearray(size + 2 * PIECE_SIZE)))
             finally:

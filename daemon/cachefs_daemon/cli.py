@@ -22,6 +22,7 @@ from cachefs_daemon.config import Config, InvalidConfig
 from cachefs_daemon.node import Node, store_config
 from cachefs_daemon.runtime.systemd import feed_watchdog, notify
 from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store import config_check
 from cachefs_daemon.store.storage import Foresight, Storage
 
 log = logging.getLogger("cachefs_daemon")
@@ -57,6 +58,7 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
             click.echo(f"cachefsd: {problem}", err=True)
         sys.exit(USAGE)
     if check_config:
+        _check_directories(config)
         click.echo(f"configuration is valid: {config.summary()}")
         return
     _set_up_logging(log_level or config.daemon.log_level)
@@ -66,6 +68,18 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
     except CachefsError as error:
         log.critical("%s", error)
         sys.exit(1)
+
+
+def _check_directories(config: Config) -> None:
+    """Say what would keep the store from opening, and end the process where anything would."""
+    store = store_config(config)
+    for note in config_check.notes(store):
+        click.echo(f"cachefsd: note: {note}", err=True)
+    found = list(config_check.problems(store))
+    for problem in found:
+        click.echo(f"cachefsd: {problem}", err=True)
+    if found:
+        sys.exit(USAGE)
 
 
 def run(config: Config) -> None:

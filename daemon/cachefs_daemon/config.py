@@ -45,6 +45,7 @@ def _absolute(path: Path) -> Path:
 Size = Annotated[int, BeforeValidator(parse_size)]
 Amount = Annotated[Share, BeforeValidator(parse_share)]
 Directory = Annotated[Path, AfterValidator(_absolute)]
+OptionalDirectory = Annotated[Directory | None, BeforeValidator(lambda value: None if value == "" else value)]
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024)]
 
@@ -82,6 +83,7 @@ class SsdSection(_Section):
     budget: Amount = Share(percent=50)
     min_free: Amount = Share(percent=10)
     segment_size: Size = 256 << 20
+    require_mount: OptionalDirectory = None
 
 
 class OriginSection(_Section):

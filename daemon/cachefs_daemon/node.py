@@ -139,7 +139,14 @@ def store_config(config: Config) -> StoreConfig:
     memory = TierConfig(config.memory.dir, config.memory_budget, config.memory.segment_size, daemon.policy)
     ssd = None
     if config.ssd is not None and (budget := config.ssd_budget) > 0:
-        ssd = TierConfig(config.ssd.dir, budget, config.ssd.segment_size, daemon.policy, config.ssd_min_free)
+        ssd = TierConfig(
+            config.ssd.dir,
+            budget,
+            config.ssd.segment_size,
+            daemon.policy,
+            config.ssd_min_free,
+            config.ssd.require_mount,
+        )
     return StoreConfig(daemon.state_dir, daemon.block_size, memory, ssd)
 
 

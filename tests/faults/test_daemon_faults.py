@@ -255,7 +255,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 @contextlib.contextmanager
 def small_disk(directory: Path, size: int) -> Iterator[Path]:
     directory.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0750", "tmpfs", directory], check=True)
     try:
         yield directory
     finally:

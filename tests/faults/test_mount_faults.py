@@ -118,7 +118,7 @@ def test_flipped_bytes_are_never_read_and_are_repaired(daemon: Daemon, tree: Pat
         for _ in range(100):
             path = rng.choice(segments)
             with path.open("r+b") as file:
-                file.seek(rng.randrange(path.stat().st_size))
+                file.seek(rng.randrange(path.stat().st_blocks * 512))  # the rest is a hole
                 byte = file.read(1)
                 file.seek(-1, os.SEEK_CUR)
                 file.write(bytes([byte[0] ^ 0xFF]))

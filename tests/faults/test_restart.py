@@ -73,10 +73,11 @@ def cached_files(daemon: Daemon) -> list[str]:
 
 def flip_bytes(segments: list[Path], count: int) -> None:
     rng = random.Random(12)
+    filled = [path for path in segments if path.stat().st_blocks]
     for _ in range(count):
-        path = rng.choice(segments)
+        path = rng.choice(filled)
         with path.open("r+b") as file:
-            place = rng.randrange(path.stat().st_size)
+            place = rng.randrange(path.stat().st_blocks * 512)  # the rest is a hole
             file.seek(place)
             (byte,) = file.read(1)
             file.seek(place)

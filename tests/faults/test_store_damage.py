@@ -44,7 +44,7 @@ def root() -> Iterator[Path]:
 @contextmanager
 def small_disk(directory: Path, size: str) -> Iterator[Path]:
     directory.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=0750", "tmpfs", directory], check=True)
     try:
         yield directory
     finally:
@@ -71,7 +71,7 @@ def test_flipped_bytes_are_noticed_dropped_and_replaced(root: Path) -> None:
         for path in root.glob("*/*.seg"):
             with path.open("r+b") as file:
                 for _ in range(5):
-                    offset = draw.randrange(path.stat().st_size)
+                    offset = draw.randrange(path.stat().st_blocks * 512)  # the rest is a hole
                     file.seek(offset)
                     byte = file.read(1)
                     file.seek(offset)

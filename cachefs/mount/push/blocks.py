@@ -75,7 +75,8 @@ class BlockMover:
         for reader in self._readers.values():
             reader.close()
         self._index = source.index
-        self._readers = {MEMORY: SegmentReader(source.directories), SSD: DirectReader(source.directories)}
+        where, owner = source.directories, source.index.owner
+        self._readers = {MEMORY: SegmentReader(where, owner), SSD: DirectReader(where, owner)}
 
     def move(self, place: Place, entry: int, number: int, *, drop: bool = False, check: bool = False) -> bool:
         """Store block *number* of a file, or *drop* it, or (*check*) store it if the kernel lacks a page of it.

@@ -26,8 +26,8 @@ def aligned_buffer(size: int) -> memoryview:
 class DirectReader(SegmentReader):
     """A SegmentReader whose reads take a buffer of `aligned_buffer`, and always wait."""
 
-    def __init__(self, directories: Mapping[int, Path]) -> None:
-        super().__init__(directories)
+    def __init__(self, directories: Mapping[int, Path], owner: int | None = None) -> None:
+        super().__init__(directories, owner)
         self._direct = True  # does the file system have direct reads, as far as is known?
 
     def read(
@@ -62,5 +62,5 @@ class DirectReader(SegmentReader):
             os.posix_fadvise(self._file(location), offset, len(buffer), os.POSIX_FADV_DONTNEED)
         return got
 
-    def _open(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if self._direct else 0))
+    def _open(self, path: Path, flags: int = 0) -> int:
+        return super()._open(path, flags | (os.O_DIRECT if self._direct else 0))

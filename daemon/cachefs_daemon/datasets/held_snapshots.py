@@ -41,7 +41,7 @@ class HeldSnapshots:
         self.block_size = block_size  # bytes of the blocks of new snapshots, and of the largest that this node takes
         self._held: dict[str, _Held] = {}  # by snapshot id; replaced, not shrunk, for the threads that look into it
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise CachefsError(f"{directory} cannot be used: {error.strerror}; move it away") from None
 

@@ -97,7 +97,7 @@ class JobFiles:
         """Not synced: no job outlives the machine."""
         fresh = path.with_name(path.name + FRESH)
         try:
-            self._directory.mkdir(exist_ok=True)
+            self._directory.mkdir(mode=0o750, exist_ok=True)
             fresh.write_bytes(xxhash.xxh3_64_digest(content) + content)
             fresh.replace(path)
         except OSError as error:

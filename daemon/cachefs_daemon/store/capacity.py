@@ -4,6 +4,7 @@ Limits are absolute: what the tier uses already plus what is left beside it. So 
 limit, and somebody else's growth lowers it.
 """
 
+import ctypes
 import os
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,11 @@ from cachefs.cgroup import memory_limits
 from cachefs_daemon.store.segment_writer import PAGE
 
 _CGROUP_HEADROOM: Final = 256 << 20
+# Magic numbers of file systems (linux/magic.h).
+BTRFS: Final = 0x9123683E
+IN_MEMORY: Final = (0x01021994, 0x858458F6)  # tmpfs, ramfs
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def metadata_reserve(budget: int) -> int:
@@ -23,16 +29,30 @@ def metadata_reserve(budget: int) -> int:
     return max(4 * PAGE, budget >> 7)
 
 
-def disk_room(directory: Path, min_free: int) -> int:
-    """Bytes that the file system can still give; it may be negative. Raises OSError."""
+def disk_room(directory: int, min_free: int) -> int:
+    """Bytes that the file system of a directory's descriptor can still give; it may be negative. Raises OSError."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize - min_free
 
 
-def disk_size(directory: Path) -> int:
+def disk_size(directory: int | Path) -> int:
     """Raises OSError."""
     found = os.statvfs(directory)
     return found.f_blocks * found.f_frsize
+
+
+def file_system(directory: int | Path) -> int:
+    """The magic number of the kind of file system that a directory, or its descriptor, is on (statfs(2)). Raises
+    OSError."""
+    found = (ctypes.c_long * 32)()
+    if isinstance(directory, int):
+        failed = _libc.fstatfs(directory, found)
+    else:
+        failed = _libc.statfs(os.fsencode(directory), found)
+    if failed:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(found[0]) & 0xFFFFFFFF
 
 
 def memory_room(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cachefs.block import Location, is_sealed
-from cachefs_daemon.store.index_copy import copy_entries
+from cachefs_daemon.store.index_copy import copy_entries, make_empty
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import PAGE, covers, header_size, page_ceil, span
 from cachefs_daemon.store.state_dir import StateDirectory
@@ -45,17 +45,25 @@ class _Segment:
 
 
 def open_index(state: StateDirectory) -> IndexWriter:
-    """A new index with the entries of the newest old one, as far as that can be read. Raises CachefsError."""
+    """A new index with the entries of the newest old one, as far as that can be read. Raises CachefsError.
+
+    It gets its name, and so takes the place of the old one, when it is complete.
+    """
+    state.remove_leftovers()
     old = state.index_paths()
-    path = state.new_index_path()
+    path, draft = state.new_index_path(), state.draft_path
+    reason = ""
     if old:
         reason = (
-            "the machine restarted without a shutdown of the daemon" if state.torn() else copy_entries(old[-1], path)
+            "the machine restarted without a shutdown of the daemon" if state.torn() else copy_entries(old[-1], draft)
         )
-        if reason:
-            state.remove_index(path)
-            _log.warning("index %s is not trusted (%s): rebuilding it from the segments as %s", old[-1], reason, path)
+    if not old or reason:
+        state.remove_index(draft)
+        make_empty(draft)
+    if reason:
+        _log.warning("index %s is not trusted (%s): rebuilding it from the segments as %s", old[-1], reason, path)
     state.mark_running()
+    state.install_index(draft, path)
     index = IndexWriter(path)
     for each in old:
         state.remove_index(each)
@@ -80,12 +88,28 @@ def reconcile(index: IndexWriter, tiers: Sequence[Tier], remember: Remember) -> 
 
 
 def _survey(tier: Tier) -> dict[int, _Segment]:
-    segments = {}
+    segments: dict[int, _Segment] = {}
     try:
-        for number in tier.segment_numbers():
-            segments[number] = _Segment(*tier.survey(number))
+        numbers = tier.segment_numbers()
     except OSError as error:
-        _log.error("%s tier: %s cannot be read: %s; its other blocks are not used", tier.name, error.filename, error)
+        tier.condemn(error)
+        return segments
+    failed: list[str] = []
+    taken = 0
+    for number in numbers:
+        try:
+            segments[number] = _Segment(*tier.survey(number))
+        except OSError as error:
+            taken += tier.set_aside(number)
+            failed.append(f"{number:08x}.seg: {error.strerror}")
+        else:
+            tier.free_unwritten(number, segments[number].data)
+    if failed:
+        _log.error(
+            "%s tier: %d of %d segments in %s cannot be used (%s); the %d bytes they take are counted, their blocks"
+            " are fetched again; remove these files, or mend them and restart",
+            tier.name, len(failed), len(numbers), tier.directory, failed[0], taken,
+        )  # fmt: skip
     return segments
 
 
@@ -127,11 +151,16 @@ def _settle(index: IndexWriter, tier: Tier, number: int, segment: _Segment, reme
     garbage: list[Range] = []
     for gap in subtract(segment.data, known):
         taken = []
-        for record in tier.records(number, [gap]):
-            if index.get(record.key) is None:
-                index.put(record.key, record.location(tier.number, number))
-                remember(tier.number, record.key, span(record.length))
-                taken.append((record.start, record.start + span(record.length)))
+        try:
+            for record in tier.records(number, [gap]):
+                if index.get(record.key) is None:
+                    index.put(record.key, record.location(tier.number, number))
+                    remember(tier.number, record.key, span(record.length))
+                    taken.append((record.start, record.start + span(record.length)))
+        except OSError as error:
+            _log.error(
+                "%s tier: a part of segment %d cannot be read and is freed: %s", tier.name, number, error.strerror
+            )
         adopted += taken
         garbage += subtract([gap], taken)
     tier.adopt_segment(number, segment.end, sum(end - start for start, end in known + adopted + garbage))

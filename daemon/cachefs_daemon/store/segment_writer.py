@@ -4,18 +4,23 @@ A segment is a file of records, each at a 4 KiB boundary and self-describing:
 
     magic 8 | block key 20 | length 4 | piece checksums 8 each | checksum of all that 8 | data
 
-It only grows. A record is evicted by punching a hole over its whole 4 KiB-aligned span, so the space a segment takes is
-the sum of its live spans, and no offset ever means two things. Every function opens the file by name for itself: that
-takes 5 us beside a write of 30 us or more, and no thread can close or reuse a descriptor that another one uses.
+A record is evicted by punching a hole over its whole 4 KiB-aligned span, so the space a segment takes is the sum of its
+live spans. A segment has its full size from the start and is filled from its start: XFS gives a file that grows twice
+the space it needs, for writes to come (measured: 120 MiB for 58). What follows the last record is a hole.
+
+Every function opens the file for itself, by its name in the tier's directory, whatever that directory's path leads to
+by now: that takes 5 us beside a write of 30 us or more, and no thread can close or reuse a descriptor that another one
+uses. Nothing that somebody may have planted is opened: no symbolic link is followed.
 """
 
 import ctypes
 import errno
 import os
 import re
+import stat
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +29,7 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from cachefs.block import KEY_SIZE, Location, piece_count, pieces_match
+from cachefs.segment import segment_path
 
 PAGE: Final = 4096
 _MAGIC: Final = b"cachefs\x01"
@@ -31,10 +37,32 @@ _HEAD: Final = struct.Struct(f"<8s{KEY_SIZE}sI")
 _SEAL: Final = struct.Struct("<Q")
 _NAME: Final = re.compile(r"([0-9a-f]{8})\.seg")
 _MODE: Final = 0o640
+# A pipe in the place of a segment would make whoever opens it wait.
+_SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KEEP_SIZE: Final = 0x01
 _PUNCH_HOLE_KEEP_SIZE: Final = 0x03
+# After so many pages of a segment that cannot be read, nobody goes on looking for records: each may take seconds.
+_MOST_UNREADABLE: Final = 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """Names the file of a segment."""
+
+    root: Path  # the tier's directory, for messages
+    directory: int  # its descriptor
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:08x}.seg"
+
+    @property
+    def path(self) -> Path:
+        return segment_path(self.root, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +101,22 @@ def record_start(location: Location) -> int:
     return location.offset - header_size(location.length)
 
 
+def create(file: SegmentFile, size: int) -> None:
+    """Make a segment of *size* bytes, all of them a hole. Raises FileExistsError or another OSError."""
+    with _opened(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        os.ftruncate(fd, size)
+
+
 def write_record(
-    path: Path, segment: int, record: Record, data: bytes | bytearray | memoryview, *, create: bool
+    file: SegmentFile, record: Record, data: bytes | bytearray | memoryview, *, allocate: bool = False
 ) -> None:
-    """Write one record into segment number *segment* at *path*; *create*: make the file if need be. Raises OSError."""
+    """Write one record into a segment; *allocate*: as an extent of its own (see `TierDirectory`). Raises OSError."""
     start = record.start
     head = _HEAD.pack(_MAGIC, record.key, len(data)) + record.checksums
-    parts = [memoryview(head + _seal(head, segment, start)), memoryview(data).cast("B")]
-    with _opened(path, os.O_WRONLY | (os.O_CREAT if create else 0)) as fd:
+    parts = [memoryview(head + _seal(head, file.number, start)), memoryview(data).cast("B")]
+    with _opened(file, os.O_WRONLY) as fd:
+        if allocate:
+            _fallocate(fd, _KEEP_SIZE, start, span(len(data)))
         while parts:
             written = os.pwritev(fd, parts, start)
             start += written
@@ -90,10 +126,10 @@ def write_record(
                 parts[0] = parts[0][written:]
 
 
-def read_block(path: Path, key: bytes, location: Location) -> bytes | None:
+def read_block(file: SegmentFile, key: bytes, location: Location) -> bytes | None:
     """The block's bytes, verified; None where they are not there or not right."""
     try:
-        with _opened(path, os.O_RDONLY) as fd:
+        with _opened(file, os.O_RDONLY) as fd:
             data = os.pread(fd, location.length, location.offset)
     except OSError:
         return None
@@ -102,24 +138,56 @@ def read_block(path: Path, key: bytes, location: Location) -> bytes | None:
     return data
 
 
-def punch(path: Path, start: int, length: int) -> None:
+def read_ahead(file: SegmentFile, location: Location) -> None:
+    """Let the kernel begin to read a block into its page cache. Raises OSError."""
+    with _opened(file, os.O_RDONLY) as fd:
+        os.posix_fadvise(fd, location.offset, location.length, os.POSIX_FADV_WILLNEED)
+
+
+def punch(file: SegmentFile, start: int, length: int) -> None:
     """Free the disk space of a range. Raises OSError, but not where the file is gone: so is its space."""
     try:
-        with _opened(path, os.O_WRONLY) as fd:
-            if _libc.fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, start, length) != 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), str(path))
+        with _opened(file, os.O_WRONLY) as fd:
+            free_range(fd, start, length)
     except FileNotFoundError:
         pass
 
 
-def survey(path: Path) -> tuple[int, list[tuple[int, int]]]:
-    """Where a segment ends, and its page-aligned ranges that are not holes, in order. Raises OSError."""
+def free_range(fd: int, start: int, length: int) -> None:
+    """Free the disk space of a range of an open file. Raises OSError."""
+    _fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, start, length)
+
+
+def punch_gaps(file: SegmentFile, ranges: Iterable[tuple[int, int]]) -> None:
+    """Free whatever disk space lies between and after some sorted ranges. Raises OSError."""
+    at = 0
+    with _opened(file, os.O_WRONLY) as fd:
+        size = page_ceil(os.fstat(fd).st_size)
+        for start, end in [*ranges, (size, size)]:
+            if start > at:
+                free_range(fd, at, start - at)
+            at = end
+
+
+def remove(file: SegmentFile) -> None:
+    """Unlink a segment, and free its space though a mount may have it open. Raises OSError, but not if it is gone."""
+    try:
+        with _opened(file, os.O_WRONLY) as fd:
+            free_range(fd, 0, page_ceil(os.fstat(fd).st_size) or PAGE)
+        os.unlink(file.name, dir_fd=file.directory)
+    except FileNotFoundError:
+        pass
+
+
+def survey(file: SegmentFile) -> tuple[int, list[tuple[int, int]]]:
+    """A segment's size, and its page-aligned ranges that are not holes, in order. Raises OSError, also where the file
+    is not the daemon's own."""
     ranges: list[tuple[int, int]] = []
-    with _opened(path, os.O_RDONLY) as fd:
-        size = os.fstat(fd).st_size
+    with _opened(file, os.O_RDONLY) as fd:
+        found = os.fstat(fd)
+        _require_own(found)
         end = 0
-        while end < size:
+        while end < found.st_size:
             try:
                 start = os.lseek(fd, end, os.SEEK_DATA)
             except OSError as error:
@@ -128,7 +196,14 @@ def survey(path: Path) -> tuple[int, list[tuple[int, int]]]:
                 raise
             end = os.lseek(fd, start, os.SEEK_HOLE)
             ranges.append((start - start % PAGE, page_ceil(end)))
-    return page_ceil(size), ranges
+    return found.st_size, ranges
+
+
+def _require_own(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        raise OSError(errno.EPERM, "it is no file, or has another name too")
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(errno.EPERM, f"user {found.st_uid} or others may have written to it")
 
 
 def covers(ranges: list[tuple[int, int]], start: int, end: int) -> bool:
@@ -137,11 +212,18 @@ def covers(ranges: list[tuple[int, int]], start: int, end: int) -> bool:
     return at >= 0 and end <= ranges[at][1]
 
 
-def scan(path: Path, segment: int, start: int, end: int) -> Iterator[Record]:
+def scan(file: SegmentFile, start: int, end: int) -> Iterator[Record]:
     """The records that lie wholly in a page-aligned range, in order; damaged ones are stepped over. Raises OSError."""
-    with _opened(path, os.O_RDONLY) as fd:
+    unreadable = 0
+    with _opened(file, os.O_RDONLY) as fd:
         while start < end:
-            record = _record_at(fd, segment, start)
+            try:
+                record = _record_at(fd, file.number, start)
+            except OSError:
+                unreadable += 1
+                if unreadable > _MOST_UNREADABLE:
+                    raise
+                record = None
             if record is not None and start + span(record.length) <= end:
                 yield record
                 start += span(record.length)
@@ -168,9 +250,15 @@ def _seal(head: bytes, segment: int, start: int) -> bytes:
     return _SEAL.pack(xxh3_64_intdigest(head, segment << 32 | start // PAGE))
 
 
+def _fallocate(fd: int, mode: int, start: int, length: int) -> None:
+    if _libc.fallocate(fd, mode, start, length) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_CLOEXEC, _MODE)
+def _opened(file: SegmentFile, flags: int) -> Iterator[int]:
+    fd = os.open(file.name, flags | _SAFELY, _MODE, dir_fd=file.directory)
     try:
         yield fd
     finally:

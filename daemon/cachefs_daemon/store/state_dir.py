@@ -2,6 +2,7 @@
 
     lock              held by flock while a daemon runs; contains its pid
     index-<n>.lmdb    the highest number is in use; each start makes a new one, and mounts may still map the old
+    index-draft.lmdb  the next one, while it is made; one that a start finds is removed
     running           exists while the index may differ from what is on disk; contains the boot id
 
 The index is not synced while in use. What the kernel holds outlives a killed process but not the machine, so an index
@@ -15,9 +16,19 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import Busy, ConfigError
+from cachefs_daemon.store.owned_directory import Place, open_owned
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _INDEX_NAME: Final = re.compile(r"index-(\d+)\.lmdb")
+_LOCK_SUFFIX: Final = "-lock"  # what LMDB adds to the name of a file for that of its lock file
+_DRAFT: Final = "index-draft.lmdb"
+_RUNNING: Final = "running"
+_SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def state_place(directory: Path) -> Place:
+    """The state directory, for messages and checks."""
+    return Place("state_dir", directory)
 
 
 class StateDirectory:
@@ -26,17 +37,20 @@ class StateDirectory:
     def __init__(self, directory: Path) -> None:
         """Raises Busy where another daemon owns it, ConfigError where it cannot be used."""
         self.directory = directory
-        self._running = directory / "running"
+        self.draft_path = directory / _DRAFT  # of the next index, while it is made
+        self._place = state_place(directory)
+        self._descriptor = open_owned(self._place)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        except OSError as error:
-            raise ConfigError(f"state_dir {directory} cannot be used: {error.strerror}; choose another") from None
+            self._require_files()
+            self._lock = self._open("lock", os.O_RDWR | os.O_CREAT)
+        except (ConfigError, OSError) as error:
+            os.close(self._descriptor)
+            raise self._refused(error) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._lock)
+            self.close()
             raise Busy(
                 f"state_dir {directory} belongs to a running daemon (pid {owner}); stop that one or choose another"
             ) from None
@@ -44,9 +58,9 @@ class StateDirectory:
     def index_paths(self) -> list[Path]:
         """Index files, newest last."""
         found = [
-            (int(match[1]), path) for path in self.directory.iterdir() if (match := _INDEX_NAME.fullmatch(path.name))
+            (int(match[1]), name) for name in os.listdir(self._descriptor) if (match := _INDEX_NAME.fullmatch(name))
         ]
-        return [path for _, path in sorted(found)]
+        return [self.directory / name for _, name in sorted(found)]
 
     def new_index_path(self) -> Path:
         """Path for the next index, with a number higher than that of any index here."""
@@ -54,17 +68,41 @@ class StateDirectory:
         number = int(paths[-1].stem.partition("-")[2]) + 1 if paths else 1
         return self.directory / f"index-{number}.lmdb"
 
+    def install_index(self, draft: Path, path: Path) -> None:
+        """Give a complete index its name. Raises ConfigError."""
+        try:
+            draft.with_name(draft.name + _LOCK_SUFFIX).unlink(missing_ok=True)
+            draft.rename(path)
+        except OSError as error:
+            raise self._refused(error) from None
+
     def remove_index(self, path: Path) -> None:
         """Remove an index and its lock file. Who has it open keeps it."""
-        for file in (path, path.with_name(path.name + "-lock")):
+        for file in (path, path.with_name(path.name + _LOCK_SUFFIX)):
             file.unlink(missing_ok=True)
 
-    def torn(self) -> bool:
-        """Was the machine restarted under a running daemon?"""
+    def remove_leftovers(self) -> None:
+        """Remove what a start has left that did not come to its end. Raises ConfigError."""
+        known = {path.name for path in self.index_paths()}
         try:
-            return self._running.read_bytes() != _BOOT_ID.read_bytes()
+            for name in os.listdir(self._descriptor):
+                if name.startswith("index-") and name.removesuffix(_LOCK_SUFFIX) not in known:
+                    os.unlink(name, dir_fd=self._descriptor)
+        except OSError as error:
+            raise self._refused(error) from None
+
+    def torn(self) -> bool:
+        """Was the machine restarted under a running daemon? Raises ConfigError where nobody can tell."""
+        try:
+            running = self._open(_RUNNING, os.O_RDONLY)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise self._refused(error) from None
+        try:
+            return os.pread(running, 64, 0) != _BOOT_ID.read_bytes()
+        finally:
+            os.close(running)
 
     def mark_running(self) -> None:
         """From now on the index may differ from what is on disk. Raises ConfigError where the directory cannot be
@@ -72,26 +110,41 @@ class StateDirectory:
         try:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
-            with self._running.open("wb") as file:
-                file.write(_BOOT_ID.read_bytes())
-                file.flush()
-                os.fsync(file.fileno())
-            self._sync()
+            running = self._open(_RUNNING, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            try:
+                os.write(running, _BOOT_ID.read_bytes())
+                os.fsync(running)
+            finally:
+                os.close(running)
+            os.fsync(self._descriptor)
         except OSError as error:
-            raise ConfigError(f"state_dir {self.directory} cannot be written: {error.strerror}") from None
+            raise ConfigError(
+                f"state_dir {self.directory} cannot be written: {error.strerror}; free space there, or choose another"
+            ) from None
 
     def mark_clean(self) -> None:
         """From now on the index is what is on disk."""
-        self._running.unlink(missing_ok=True)
-        self._sync()
+        (self.directory / _RUNNING).unlink(missing_ok=True)
+        os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Let another daemon have the directory."""
         os.close(self._lock)
+        os.close(self._descriptor)
 
-    def _sync(self) -> None:
-        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | _SAFELY, 0o640, dir_fd=self._descriptor)
+
+    def _require_files(self) -> None:
+        """What should be a file is one. Anything else would be an error in the middle of a start, or later."""
+        with os.scandir(self._descriptor) as entries:
+            for entry in entries:
+                ours = entry.name in ("lock", _RUNNING) or entry.name.startswith("index-")
+                if ours and not entry.is_file(follow_symlinks=False):
+                    raise self._place.refused(f"{entry.name} in it is not a plain file; remove it, or choose another")
+
+    def _refused(self, error: ConfigError | OSError) -> ConfigError:
+        if isinstance(error, ConfigError):
+            return error
+        about = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        return self._place.refused(f"{about}{error.strerror}; mend that, or choose another")

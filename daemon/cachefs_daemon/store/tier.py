@@ -7,9 +7,7 @@ says of the directory never exceeds the budget.
 
 import contextlib
 import errno
-import fcntl
 import logging
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,10 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.block import MEMORY, TIER_NAMES, Location
-from cachefs.errors import Busy, ConfigError
-from cachefs.segment import segment_path
+from cachefs.errors import CachefsError, ConfigError
 from cachefs_daemon.store import capacity, segment_writer
-from cachefs_daemon.store.segment_writer import PAGE, Record, span
+from cachefs_daemon.store.owned_directory import Place
+from cachefs_daemon.store.segment_writer import PAGE, Record, SegmentFile, page_ceil, span
+from cachefs_daemon.store.tier_directory import TierDirectory
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +30,9 @@ _WRITE_PATIENCE: Final = 1.0
 _MOST_SEGMENTS: Final = 256
 _SPARSE: Final = 0.25
 _TEMPORARY: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+# Files that are in the way of a new segment; a start knows of them all, so each was put there since.
+_MOST_IN_THE_WAY: Final = 64
+_NUMBERS: Final = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,38 @@ class TierConfig:
     segment_size: int  # bytes
     policy: str  # a name in cachefs.planning.eviction.policies.POLICIES
     min_free: int = 0  # bytes of the file system that stay free, whatever the budget says
+    required_mount: Path | None = None  # a mount point on which something must be mounted
+
+
+def place_of(number: int, config: TierConfig) -> Place:
+    """The directory of tier *number*, for messages and checks."""
+    return Place(f"[{TIER_NAMES[number]}] dir", config.directory, config.required_mount)
+
+
+def check_budget(number: int, config: TierConfig, block_size: int) -> None:
+    """Raises ConfigError where not even one block would fit."""
+    smallest = span(block_size) + 2 * PAGE
+    if config.budget - capacity.metadata_reserve(config.budget) < smallest:
+        smallest += capacity.metadata_reserve(smallest) + 2 * PAGE
+        raise ConfigError(
+            f"[{TIER_NAMES[number]}] budget is {config.budget} bytes, less than one block of {block_size} takes;"
+            f" set it to at least {smallest} (or lower block_size)"
+        )
+
+
+def check_size(number: int, config: TierConfig, size: int) -> None:
+    """Raises ConfigError where a file system of *size* bytes is too small for the memory tier."""
+    if number == MEMORY and size < config.budget:
+        raise ConfigError(
+            f"[memory] budget is {config.budget} bytes, but the file system behind {config.directory} has only"
+            f" {size}; lower the budget, enlarge it (mount -o remount,size=..., docker --shm-size), or choose"
+            " another dir"
+        )
+
+
+def on_disk(directory: int | Path) -> bool:
+    """Is a directory, or its descriptor, on a file system that is not in memory? Raises OSError."""
+    return capacity.file_system(directory) not in capacity.IN_MEMORY
 
 
 @dataclass(slots=True)
@@ -49,7 +83,6 @@ class _Segment:
     end: int = 0  # where the next record goes
     live: int = 0  # bytes of spans in it
     writers: int = 0  # writes under way
-    exists: bool = False  # True once there is a file of it
 
 
 class Tier:
@@ -69,20 +102,16 @@ class Tier:
         # Bytes of blocks that its budget is good for.
         self.capacity = config.budget - capacity.metadata_reserve(config.budget)
         self._lock = threading.Lock()
+        self._creating = threading.Lock()  # held while the file of a segment is made, so that one is
         self._segments: dict[int, _Segment] = {}
         self._active: int | None = None  # number of the segment that is written to
         self._next = 0  # number of the next new segment
         self._unpunched: list[tuple[int, int, int]] = []  # (segment, start, size) of holes that could not be punched
         self._writes = threading.BoundedSemaphore(_WRITES_AT_ONCE)
+        self._condemned = False
         self._segment_size = max(config.segment_size, span(block_size), config.budget // _MOST_SEGMENTS)
-        smallest = span(block_size) + 2 * PAGE
-        if self.capacity < smallest:
-            smallest += capacity.metadata_reserve(smallest) + PAGE
-            raise ConfigError(
-                f"[{self.name}] budget is {config.budget} bytes, less than one block of {block_size} takes;"
-                f" set it to at least {smallest} (or lower block_size)"
-            )
-        self._descriptor, self._device = self._open_directory()
+        check_budget(number, config, block_size)
+        self._place = self._open_directory()
         self.limit = self.capacity  # bytes it may take now
         self.refresh_limit()
 
@@ -113,11 +142,8 @@ class Tier:
     def refresh_limit(self) -> None:
         """Ask the machine anew how much the tier may take. Does I/O."""
         try:
-            if self.directory.stat().st_dev != self._device:
-                raise OSError(
-                    errno.ENODEV, "it is on another file system than at start; mount the right one or restart"
-                )
-            rooms = [capacity.disk_room(self.directory, self.config.min_free)]
+            self._place.check()
+            rooms = [capacity.disk_room(self._place.descriptor, self.config.min_free)]
         except OSError as error:
             self._failed(error)
             return
@@ -141,34 +167,41 @@ class Tier:
             self._failed(TimeoutError(errno.ETIMEDOUT, f"writes take longer than {_WRITE_PATIENCE} s"))
             self._give_back(size)
             return None
-        number, start, create = self._allocate(size)
+        try:
+            return self._write(key, checksums, data)
+        finally:
+            self._writes.release()
+
+    def _write(self, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview) -> Location | None:
+        size = span(len(data))
+        try:
+            number, start = self._allocate(size)
+        except OSError as error:
+            self._failed(error)
+            self._give_back(size)
+            return None
         record = Record(key, start, len(data), checksums)
         try:
-            segment_writer.write_record(self._path(number), number, record, data, create=create)
+            segment_writer.write_record(self._file(number), record, data, allocate=self._place.extent_per_record)
         except OSError as error:
             self._abandon(number)
             self._failed(error)
             self._free_span(number, start, size)
             return None
         else:
-            self._worked(number)
+            self._worked()
             return record.location(self.number, number)
         finally:
             with self._lock:
                 self._segments[number].writers -= 1
-            self._writes.release()
 
     def read(self, key: bytes, location: Location) -> bytes | None:
-        return segment_writer.read_block(self._path(location.segment), key, location)
+        return segment_writer.read_block(self._file(location.segment), key, location)
 
     def read_ahead(self, location: Location) -> None:
         """Let the kernel begin to read a block into its page cache."""
         with contextlib.suppress(OSError):
-            segment = os.open(self._path(location.segment), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.posix_fadvise(segment, location.offset, location.length, os.POSIX_FADV_WILLNEED)
-            finally:
-                os.close(segment)
+            segment_writer.read_ahead(self._file(location.segment), location)
 
     def free_blocks(self, locations: Iterable[Location]) -> None:
         """Punch blocks out that no index entry, committed or not, points to any more."""
@@ -178,30 +211,50 @@ class Tier:
     # --- segments -------------------------------------------------------------------------------------------------
 
     def segment_numbers(self) -> list[int]:
-        """Segments in the directory, oldest first. Raises OSError."""
-        with os.scandir(self.directory) as entries:
-            numbers = (
-                segment_writer.segment_number(entry.name) for entry in entries if entry.is_file(follow_symlinks=False)
-            )
-            return sorted(number for number in numbers if number is not None)
+        """Segments in the directory, oldest first. New ones get numbers after all of these. Raises OSError."""
+        found = self._place.listing()
+        with self._lock:
+            self._next = max(self._next, found.next)
+        return found.segments
 
     def survey(self, number: int) -> tuple[int, list[tuple[int, int]]]:
-        """Where a segment ends, and the ranges that hold data. Raises OSError."""
-        return segment_writer.survey(self._path(number))
+        """Where the next record of a segment may begin, and the ranges that hold data. Raises OSError."""
+        size, ranges = segment_writer.survey(self._file(number))
+        if size < self._segment_size:
+            # An earlier version made it, or somebody has cut it: it takes no more records.
+            return max(page_ceil(size), self._segment_size), ranges
+        return ranges[-1][1] if ranges else 0, ranges
+
+    def free_unwritten(self, number: int, ranges: Iterable[tuple[int, int]]) -> None:
+        """Free what a killed daemon had allocated for records and not written: all but the *ranges* that hold data."""
+        if self._place.extent_per_record:
+            with contextlib.suppress(OSError):
+                segment_writer.punch_gaps(self._file(number), ranges)
 
     def records(self, number: int, ranges: Iterable[tuple[int, int]]) -> Iterator[Record]:
         """The records found in some ranges of a segment, dead ones included. Raises OSError."""
         for start, end in ranges:
-            yield from segment_writer.scan(self._path(number), number, start, end)
+            yield from segment_writer.scan(self._file(number), start, end)
 
     def adopt_segment(self, number: int, end: int, live: int) -> None:
         """Account for a segment found at start, oldest first: *live* bytes of spans, all before *end*."""
         with self._lock:
-            self._segments[number] = state = _Segment(end, exists=True)
+            self._segments[number] = state = _Segment(end)
             self._count(state, live)
             self.used += live
-            self._next = max(self._next, number + 1)
             self._active = number if end < self._segment_size else None
+
+    def condemn(self, error: OSError) -> None:
+        """Take no blocks until the next start: nobody knows which segments there are."""
+        self._condemned = True
+        self._failed(error)
+
+    def set_aside(self, number: int) -> int:
+        """Leave a segment alone that cannot be used, but count what it takes: how many bytes."""
+        taken = self._place.disk_bytes(number)
+        with self._lock:
+            self.used += taken
+        return taken
 
     def discard(self, number: int, ranges: Iterable[tuple[int, int]]) -> None:
         """Punch out adopted ranges that are nobody's."""
@@ -225,13 +278,7 @@ class Tier:
 
     def remove_segment(self, number: int) -> None:
         """Unlink a segment whose blocks have left it. Raises OSError."""
-        path = self._path(number)
-        try:
-            # A mount may hold the file open, and then unlinking alone frees nothing.
-            segment_writer.punch(path, 0, segment_writer.page_ceil(path.stat().st_size) or PAGE)
-            path.unlink()
-        except FileNotFoundError:
-            pass
+        segment_writer.remove(self._file(number))
         with self._lock:
             state = self._segments.pop(number)
             self.used -= state.live
@@ -244,9 +291,9 @@ class Tier:
         for number, start, size in spans:
             self._free_span(number, start, size)
         # Not while all writes hang: the probe would, too.
-        if self.problem and not self._unpunched and self._writes.acquire(blocking=False):
+        if self.problem and not self._condemned and not self._unpunched and self._writes.acquire(blocking=False):
             try:
-                self._probe()
+                self._place.probe()
                 self._worked()
             except OSError as error:
                 self._failed(error)
@@ -255,27 +302,52 @@ class Tier:
 
     def close(self) -> None:
         """Let another daemon have the directory."""
-        os.close(self._descriptor)
+        self._place.close()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _path(self, number: int) -> Path:
-        return segment_path(self.directory, number)
+    def _file(self, number: int) -> SegmentFile:
+        return self._place.segment(number)
 
-    def _allocate(self, size: int) -> tuple[int, int, bool]:
-        """Segment and offset for a span, and whether the segment's file is still to be made."""
+    def _allocate(self, size: int) -> tuple[int, int]:
+        """Segment and offset for a span. Raises OSError where a new segment cannot be made."""
+        while (found := self._take(size)) is None:
+            with self._creating:
+                if not self._has_space(size):
+                    self._add_segment()
+        return found
+
+    def _take(self, size: int) -> tuple[int, int] | None:
         with self._lock:
-            number = self._active
-            if number is None or self._segments[number].end + size > self._segment_size:
-                number = self._active = self._next
-                self._next += 1
-                self._segments[number] = _Segment()
-            state = self._segments[number]
+            if self._active is None or not self._has_space(size):
+                return None
+            state = self._segments[self._active]
             start = state.end
             state.end += size
             state.writers += 1
             self._count(state, size)
-            return number, start, not state.exists
+            return self._active, start
+
+    def _has_space(self, size: int) -> bool:
+        """Can the active segment take a span? An empty one takes any."""
+        active = self._active
+        end = self._segments[active].end if active is not None else self._segment_size
+        return end == 0 or end + size <= self._segment_size
+
+    def _add_segment(self) -> None:
+        for _ in range(_MOST_IN_THE_WAY):
+            with self._lock:
+                number = self._next
+                self._next = (number + 1) % _NUMBERS
+            try:
+                segment_writer.create(self._file(number), self._segment_size)
+            except FileExistsError:
+                continue
+            with self._lock:
+                self._segments[number] = _Segment()
+                self._active = number
+            return
+        raise FileExistsError(errno.EEXIST, "files of somebody else have the names of new segments; remove them")
 
     def _abandon(self, number: int) -> None:
         """Write nothing more into a segment. If its file was deleted, mounts may hold the old one open."""
@@ -291,7 +363,7 @@ class Tier:
 
     def _free_span(self, number: int, start: int, size: int) -> None:
         try:
-            segment_writer.punch(self._path(number), start, size)
+            segment_writer.punch(self._file(number), start, size)
         except OSError as error:
             # The bytes are still there, so they still count.
             self._failed(error)
@@ -307,81 +379,50 @@ class Tier:
         with self._lock:
             self.used -= size
 
-    def _failed(self, error: OSError) -> None:
-        if isinstance(error, FileNotFoundError) and self._remade_directory():
-            _log.warning("%s tier: segments were deleted from %s by somebody else", self.name, self.directory)
-            return
-        problem = f"{self.directory}: {error.strerror or error}"
+    def _failed(self, error: OSError | CachefsError) -> None:
+        if isinstance(error, FileNotFoundError):
+            try:
+                self._place.remake()
+                _log.warning("%s tier: segments were deleted from %s by somebody else", self.name, self.directory)
+                return
+            except (OSError, CachefsError) as why:
+                error = why
+        problem = f"{self.directory}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
         if problem != self.problem:
             self.problem = problem
             _log.error("%s tier takes no new blocks: %s", self.name, problem)
 
-    def _worked(self, number: int | None = None) -> None:
-        if number is not None:
-            self._segments[number].exists = True
-        if self.problem:
+    def _worked(self) -> None:
+        if self.problem and not self._condemned:
             self.problem = ""
             _log.warning("%s tier takes blocks again", self.name)
 
-    def _open_directory(self) -> tuple[int, int]:
-        """A descriptor that keeps the directory locked, and the device the directory is on."""
+    def _open_directory(self) -> TierDirectory:
+        place = place_of(self.number, self.config)
+        directory = TierDirectory(place)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise self._unusable(error) from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._check_size()
-            self._probe()
-        except BlockingIOError:
-            os.close(descriptor)
-            raise Busy(
-                f"[{self.name}] dir {self.directory} belongs to another running daemon; choose another"
-            ) from None
+            check_size(self.number, self.config, capacity.disk_size(directory.descriptor))
+            if self.number == MEMORY and on_disk(directory.descriptor):
+                _log.warning("[memory] dir %s is on a disk: use a directory on tmpfs, as /dev/shm is", self.directory)
+            taken = directory.probe()
+            if taken > PAGE:
+                raise place.refused(
+                    f"its file system frees no less than {taken} bytes at a time, and blocks begin every {PAGE}; use"
+                    f" one with units of {PAGE} bytes (ext4 without bigalloc, tmpfs without huge pages, xfs)"
+                )
         except OSError as error:
             # A disk that is full or read-only can still be read from.
             if error.errno not in _TEMPORARY:
-                os.close(descriptor)
-                raise self._unusable(error) from None
+                directory.close()
+                raise _unusable(place, error) from None
             self._failed(error)
         except ConfigError:
-            os.close(descriptor)
+            directory.close()
             raise
-        return descriptor, os.fstat(descriptor).st_dev
+        return directory
 
-    def _unusable(self, error: OSError) -> ConfigError:
-        if error.errno == errno.EOPNOTSUPP:
-            reason = "its file system cannot punch holes into files; use one on ext4, xfs, btrfs or tmpfs"
-        else:
-            reason = f"{error.strerror}; make it a writable directory"
-        return ConfigError(f"[{self.name}] dir {self.directory} cannot be used: {reason}")
 
-    def _check_size(self) -> None:
-        size = capacity.disk_size(self.directory)
-        if self.number == MEMORY and size < self.config.budget:
-            raise ConfigError(
-                f"[memory] budget is {self.config.budget} bytes, but the file system behind {self.directory} has only"
-                f" {size}; lower the budget, enlarge it (mount -o remount,size=..., docker --shm-size), or choose"
-                " another dir"
-            )
-
-    def _probe(self) -> None:
-        """Write, and free what is in the middle of a file. Raises OSError."""
-        path = self.directory / ".probe"
-        try:
-            path.write_bytes(bytes(2 * PAGE))
-            segment_writer.punch(path, 0, PAGE)
-        finally:
-            path.unlink(missing_ok=True)
-
-    def _remade_directory(self) -> bool:
-        """Somebody removed the directory; make it again, but not on the disk below one that is not mounted just now."""
-        try:
-            if self.directory.parent.stat().st_dev != self._device:
-                return False
-            self.directory.mkdir(exist_ok=True)
-            return True
-        except OSError as error:
-            _log.error("%s tier: cannot make %s again: %s", self.name, self.directory, error.strerror)
-            return False
+def _unusable(place: Place, error: OSError) -> ConfigError:
+    if error.errno == errno.EOPNOTSUPP:
+        return place.refused("its file system cannot punch holes into files; use one on ext4, xfs, btrfs or tmpfs")
+    return place.refused(f"{error.strerror}; make it a writable directory")

@@ -489,6 +489,9 @@ def test_members_of_the_socket_group_can_open_what_a_mount_opens(tmp_path: Path,
         daemon.read(view, "class0/000.jpg")
         index = Path(daemon.report().index)
         group = grp.getgrnam("games").gr_gid
+        group_reads = stat.S_IRGRP | stat.S_IXGRP
+        for path in (daemon.ssd, daemon.home / "state", Path(view.path).parent):
+            assert path.stat().st_mode & stat.S_IRWXG == group_reads, "what is in it is the daemon's alone"
         for path, bits in (
             (daemon.socket, stat.S_IRGRP | stat.S_IWGRP),
             (index, stat.S_IRGRP),

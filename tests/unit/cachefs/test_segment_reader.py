@@ -73,3 +73,18 @@ def test_where_the_file_system_cannot_tell_a_read_may_wait(tmp_path: Path, monke
         reader.read(KEY, location, 0, 10, buffer(), wait=False)
     assert reader.read(KEY, location, 0, 10, buffer()) is not None
     reader.close()
+
+
+def test_nothing_that_somebody_has_planted_is_read(tmp_path: Path) -> None:
+    """The directory of a tier may be in one where everybody can write, and be away while its daemon is."""
+    location = written(tmp_path)
+    mine, theirs = SegmentReader({MEMORY: tmp_path}, os.getuid()), SegmentReader({MEMORY: tmp_path}, os.getuid() + 1)
+    assert mine.read(KEY, location, 0, 10, buffer()) is not None
+    assert theirs.read(KEY, location, 0, 10, buffer()) is None
+    segment = segment_path(tmp_path, 1)
+    segment.rename(tmp_path / "elsewhere")
+    segment.symlink_to(tmp_path / "elsewhere")
+    assert SegmentReader({MEMORY: tmp_path}).read(KEY, location, 0, 10, buffer()) is None
+    segment.unlink()
+    os.mkfifo(segment)
+    assert SegmentReader({MEMORY: tmp_path}).read(KEY, location, 0, 10, buffer()) is None, "it does not wait either"

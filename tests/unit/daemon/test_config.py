@@ -1,5 +1,7 @@
 """The daemon's configuration: every problem in one go, each in one line that names key, value and expectation."""
 
+import json
+import os
 import re
 import tomllib
 from importlib import resources
@@ -125,6 +127,70 @@ def test_check_config_exits_with_2_and_one_line_per_problem(tmp_path: Path) -> N
     assert [line for line in lines if not line.startswith(f"cachefsd: {path}: ")] == []
     assert len(lines) == 2
     assert "Traceback" not in result.output
+
+
+def checked(path: Path, **sections: dict[str, object]) -> tuple[int, list[str]]:
+    """Exit status and what is said of a file with these sections."""
+    lines = [
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in sections[name].items())
+        for name in sections
+    ]
+    path.write_text("".join(lines))
+    result = CliRunner().invoke(main, ["--config", str(path), "--check-config"])
+    assert "Traceback" not in result.output
+    return result.exit_code, result.stderr.splitlines()
+
+
+def test_check_config_looks_at_the_directories_and_makes_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    status, said = checked(
+        tmp_path / "c.toml",
+        daemon={"state_dir": f"{tmp_path}/a/b"},
+        memory={"dir": f"{tmp_path}/file", "budget": "64MiB"},
+        ssd={"dir": f"{tmp_path}/open", "budget": "64MiB"},
+    )
+    assert status == 2
+    assert [line.partition(" cannot be used: ")[0] for line in said[1:]] == [
+        f"cachefsd: state_dir {tmp_path}/a/b",
+        f"cachefsd: [memory] dir {tmp_path}/file",
+        f"cachefsd: [ssd] dir {tmp_path}/open",
+    ]
+    assert "is on a disk" in said[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.toml", "file", "open"]
+
+
+def test_check_config_finds_budgets_that_cannot_be_had(tmp_path: Path) -> None:
+    state = {"state_dir": f"{tmp_path}/state"}
+    status, said = checked(tmp_path / "c.toml", daemon=state, memory={"dir": "/dev/shm/none", "budget": "900TiB"})
+    assert (status, len(said)) == (2, 1)
+    assert "the file system behind /dev/shm/none has only" in said[0]
+    large = {"block_size": "64MiB"}
+    memory = {"dir": "/dev/shm/none", "budget": (64 << 20) + (64 << 10), "segment_size": "128MiB"}
+    status, said = checked(
+        tmp_path / "c.toml", daemon=state | large, memory=memory, origin={"max_bytes_in_flight": "1GiB"}
+    )
+    assert (status, len(said)) == (2, 1)
+    assert "less than one block of 67108864 takes" in said[0]
+
+
+def test_check_config_accepts_what_a_start_would_make(tmp_path: Path) -> None:
+    ssd = {"dir": f"{tmp_path}/state/ssd", "budget": "64MiB", "require_mount": ""}
+    sections = {"daemon": {"state_dir": f"{tmp_path}/state"}, "memory": {"dir": "/dev/shm/none", "budget": "64MiB"}}
+    assert checked(tmp_path / "c.toml", **sections, ssd=ssd) == (0, [])
+    status, said = checked(tmp_path / "c.toml", **sections, ssd=ssd | {"require_mount": f"{tmp_path}"})
+    assert status == 2
+    assert f"nothing is mounted on {tmp_path}" in said[0]
+
+
+def test_check_config_by_root_says_whose_the_directories_are(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o750)
+    os.chown(tmp_path / "state", 65534, 65534)
+    memory = {"dir": "/dev/shm/none", "budget": "64MiB"}
+    status, said = checked(tmp_path / "c.toml", daemon={"state_dir": f"{tmp_path}/state"}, memory=memory)
+    assert status == 0
+    assert "belongs to user nobody (65534): that is right only if the daemon runs as that user" in said[0]
 
 
 @pytest.mark.parametrize("text", ["[daemon", "\xff\xfe", 'a = "b'])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cachefs_daemon.store import segment_writer as segment_module
 from cachefs_daemon.store import tier as tier_module
-from cachefs_daemon.store.segment_writer import PAGE, span
+from cachefs_daemon.store.segment_writer import PAGE, SegmentFile, span
 from cachefs_daemon.store.storage import StoreConfig
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -327,11 +327,11 @@ def test_a_block_that_is_moved_while_it_is_given_up_goes_all_the_same(
         store.evict(neighbours)
         read, moved = segment_module.read_block, threading.Event()
 
-        def compact_first(path: Path, key: bytes, location: Location) -> bytes | None:
+        def compact_first(file: SegmentFile, key: bytes, location: Location) -> bytes | None:
             if key == key_of(0) and not moved.is_set():
                 moved.set()
                 store.maintain()
-            return read(path, key, location)
+            return read(file, key, location)
 
         monkeypatch.setattr(segment_module, "read_block", compact_first)
         number = 100
@@ -412,11 +412,11 @@ def test_a_hanging_ssd_keeps_nobody_from_the_memory_tier(root: Path, monkeypatch
     released, hanging = threading.Event(), threading.Semaphore(0)
     write = segment_module.write_record
 
-    def hang_on_ssd(path: Path, *rest: Any, **options: Any) -> None:
-        if path.parent.name == "ssd":
+    def hang_on_ssd(file: SegmentFile, *rest: Any, **options: Any) -> None:
+        if file.root.name == "ssd":
             hanging.release()
             assert released.wait(60)
-        write(path, *rest, **options)
+        write(file, *rest, **options)
 
     monkeypatch.setattr(tier_module, "_WRITE_PATIENCE", 0.05)
     with opened(store_config(root, memory=3 << 20, ssd=8 << 20)) as store:

@@ -206,6 +206,7 @@ def test_within_its_share_a_dataset_keeps_what_its_policy_would(root: Path) -> N
         assert store.get(key_of(0)) is not None
         assert store.get(key_of(1)) is None
     # A demand read beyond the share passes.
+    (root / "minio").mkdir()
     with opened(store_config(root / "minio", memory=4 << 20, ssd=0, policy="minio")) as store:
         store.set_limit(limit("a", share=0.25))
         put(store, range(50), "a1")

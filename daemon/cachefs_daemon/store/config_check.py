@@ -1,0 +1,68 @@
+"""What would keep a store from opening, found without making or changing anything: for `cachefsd --check-config`."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cachefs.block import MEMORY, SSD
+from cachefs.errors import ConfigError
+from cachefs_daemon.store import capacity, owned_directory
+from cachefs_daemon.store.owned_directory import Place
+from cachefs_daemon.store.state_dir import state_place
+from cachefs_daemon.store.storage import StoreConfig
+from cachefs_daemon.store.tier import TierConfig, check_budget, check_size, on_disk, place_of
+
+
+def problems(config: StoreConfig) -> Iterator[str]:
+    """Why a start would fail, each in one line."""
+    yield from owned_directory.problems(state_place(config.state_dir), any_owner=_is_root())
+    for number, tier in _tiers(config):
+        place = place_of(number, tier)
+        try:
+            check_budget(number, tier, config.block_size)
+        except ConfigError as error:
+            yield str(error)
+        found = list(owned_directory.problems(place, any_owner=_is_root(), coming=config.state_dir))
+        yield from found
+        if not found:
+            try:
+                check_size(number, tier, capacity.disk_size(_existing(tier.directory)))
+            except (ConfigError, OSError) as error:
+                yield str(error)
+
+
+def notes(config: StoreConfig) -> Iterator[str]:
+    """What is probably not meant, each in one line."""
+    for place in _places(config):
+        try:
+            owner = place.path.stat().st_uid
+        except (OSError, ValueError):
+            continue
+        if _is_root() and owner != 0:
+            yield (
+                f"{place.setting} {place.path} belongs to user {owned_directory.user_name(owner)}: that is right only"
+                " if the daemon runs as that user"
+            )
+    if on_disk(_existing(config.memory.directory)):
+        yield f"[memory] dir {config.memory.directory} is on a disk: use a directory on tmpfs, as /dev/shm is"
+
+
+def _is_root() -> bool:
+    """Root checks for a daemon that may run as another user."""
+    return os.geteuid() == 0
+
+
+def _tiers(config: StoreConfig) -> Iterator[tuple[int, TierConfig]]:
+    yield MEMORY, config.memory
+    if config.ssd is not None:
+        yield SSD, config.ssd
+
+
+def _places(config: StoreConfig) -> Iterator[Place]:
+    yield state_place(config.state_dir)
+    for number, tier in _tiers(config):
+        yield place_of(number, tier)
+
+
+def _existing(directory: Path) -> Path:
+    return next(path for path in (directory, *directory.parents) if path.exists())

@@ -1,0 +1,151 @@
+"""A directory that is the daemon's alone, opened so that nobody can plant anything in it.
+
+What a start finds in its directories it believes: records in segments, entries of an index. And what it writes there it
+writes with its own rights. So a directory is refused that another user has made, or can write to: the memory tier's
+usual place is in a directory where everybody may make one. Directories above are not asked: who can write there can
+take the directory away, but can put none of ours in its place.
+"""
+
+import contextlib
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import ConfigError
+from cachefs_daemon.store.disk_mounts import FSTAB, is_mounted, missing_mount
+
+# Members of the socket's group read what is in it; they need not write.
+_MODE: Final = 0o750
+_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory that the configuration names."""
+
+    setting: str  # as messages name it, such as "[ssd] dir"
+    path: Path
+    required_mount: Path | None = None  # where something must be mounted
+
+    def refused(self, reason: str) -> ConfigError:
+        """The error that says so, in one line."""
+        return ConfigError(f"{self.setting} {self.path} cannot be used: {reason}")
+
+
+def open_owned(place: Place) -> int:
+    """A descriptor of the directory, which is made where it does not exist. Raises ConfigError where it cannot do."""
+    _require_mounts(place)
+    try:
+        descriptor = _open(place, make=True)
+    except OSError as error:
+        raise place.refused(_reason(place, error)) from None
+    try:
+        _require_ours(place, os.fstat(descriptor))
+        _keep_group_out(descriptor)
+    except (ConfigError, OSError) as error:
+        os.close(descriptor)
+        if isinstance(error, OSError):
+            raise place.refused(f"{error.strerror}; make it a writable directory") from None
+        raise
+    return descriptor
+
+
+def problems(place: Place, *, any_owner: bool = False, coming: Path | None = None) -> Iterator[str]:
+    """Why `open_owned` would refuse it, without making it; *any_owner*: whoever it belongs to; *coming*: a directory
+    that will have been made before."""
+    try:
+        _require_mounts(place)
+        descriptor = _open(place, make=False)
+        try:
+            found = os.fstat(descriptor)
+            _require_ours(place, found, found.st_uid if any_owner else None)
+        finally:
+            os.close(descriptor)
+    except ConfigError as error:
+        yield str(error)
+    except FileNotFoundError as error:
+        if place.path.parent == coming:
+            return
+        if not place.path.parent.is_dir():
+            yield str(place.refused(_reason(place, error)))
+        elif not os.access(place.path.parent, os.W_OK | os.X_OK):
+            yield str(place.refused(f"user {user_name(os.geteuid())} may not make it in {place.path.parent}"))
+    except (OSError, ValueError) as error:
+        yield str(place.refused(_reason(place, error)))
+
+
+def _require_mounts(place: Place) -> None:
+    if place.required_mount is not None and not is_mounted(place.required_mount):
+        raise place.refused(f"nothing is mounted on {place.required_mount}, which is required; mount it")
+    point = missing_mount(place.path)
+    if point is not None:
+        raise place.refused(
+            f"nothing is mounted on {point}, though it is in {FSTAB}; mount it, or take it out of there"
+        )
+
+
+def _open(place: Place, *, make: bool) -> int:
+    """Raises OSError, ConfigError."""
+    try:
+        return _open_or_follow(place)
+    except FileNotFoundError:
+        # Only itself: a whole path that is missing is a mistyped one, or that of a disk that is not there.
+        if not make:
+            raise
+    with contextlib.suppress(FileExistsError):
+        place.path.mkdir(mode=_MODE)
+    return _open_or_follow(place)
+
+
+def _open_or_follow(place: Place) -> int:
+    """Follows a symbolic link of root's or our own only."""
+    try:
+        return os.open(place.path, _FLAGS | os.O_NOFOLLOW)
+    except OSError:
+        link = place.path.lstat()
+        if not stat.S_ISLNK(link.st_mode):
+            raise
+        if link.st_uid not in (0, os.geteuid()):
+            raise place.refused(
+                f"it is a symbolic link of user {user_name(link.st_uid)}; remove it, or choose another"
+            ) from None
+    return os.open(place.path, _FLAGS)
+
+
+def _require_ours(place: Place, found: os.stat_result, owner: int | None = None) -> None:
+    us = os.geteuid() if owner is None else owner
+    if found.st_uid != us:
+        raise place.refused(
+            f"it belongs to user {user_name(found.st_uid)}; the daemon, which runs as {user_name(us)}, would have to"
+            " trust what is in it; remove it, or choose another, or chown -R it if you do trust that"
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise place.refused(
+            f"everybody may write to it (mode {stat.S_IMODE(found.st_mode):04o}); choose a new directory in it, or"
+            " chmod it to 0750 if it is for this alone"
+        )
+
+
+def _keep_group_out(descriptor: int) -> None:
+    """Earlier versions made it with mode 0770. Raises OSError, but not on a disk that is read-only for all."""
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    if mode & stat.S_IWGRP and not os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
+        os.fchmod(descriptor, mode & ~stat.S_IWGRP)
+
+
+def _reason(place: Place, error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError) and not place.path.parent.exists():
+        return f"{place.path.parent} does not exist (is its disk mounted?); make it, or choose another"
+    return f"{getattr(error, 'strerror', None) or error}; make it a writable directory, or choose another"
+
+
+def user_name(uid: int) -> str:
+    """Name and number, for messages."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return str(uid)

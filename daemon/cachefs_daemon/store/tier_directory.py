@@ -1,0 +1,120 @@
+"""The directory of a tier: opened once, locked for this daemon, and the same one as long as the daemon runs.
+
+Everything in it is reached through its descriptor, so that whatever happens to the path, no file of another directory
+is read, written or punched.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs.errors import Busy
+from cachefs_daemon.store import capacity, segment_writer
+from cachefs_daemon.store.owned_directory import Place, open_owned
+from cachefs_daemon.store.segment_writer import PAGE, SegmentFile
+
+_PROBE: Final = ".probe"
+# As sparse as a segment is: file systems may give a file that grows, or that could be in huge pages, more than it asks.
+_PROBE_SIZE: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a start finds."""
+
+    segments: list[int]  # numbers of the files with a segment's name, oldest first
+    next: int  # the number that follows all of them
+
+
+class TierDirectory:
+    """Thread-safe."""
+
+    def __init__(self, place: Place) -> None:
+        """Raises ConfigError, Busy."""
+        self.place = place
+        self.path = place.path
+        # For the calls that take one. It stays the same number when the directory is made again.
+        self.descriptor = open_owned(place)
+        try:
+            self._lock(self.descriptor)
+        except Busy:
+            os.close(self.descriptor)
+            raise
+        self._remaking = threading.Lock()
+        self._device = os.fstat(self.descriptor).st_dev
+        # Whether each record must be an extent of its own for its space to come back.
+        self.extent_per_record = capacity.file_system(self.descriptor) == capacity.BTRFS
+
+    def segment(self, number: int) -> SegmentFile:
+        return SegmentFile(self.path, self.descriptor, number)
+
+    def listing(self) -> Listing:
+        """Raises OSError."""
+        with os.scandir(self.descriptor) as entries:
+            named = ((segment_writer.segment_number(entry.name), entry) for entry in entries)
+            found = sorted(
+                number for number, entry in named if number is not None and entry.is_file(follow_symlinks=False)
+            )
+        return Listing(found, found[-1] + 1 if found else 0)
+
+    def disk_bytes(self, number: int) -> int:
+        """What the file of a segment takes; 0 where not even that can be found out."""
+        try:
+            return os.stat(self.segment(number).name, dir_fd=self.descriptor, follow_symlinks=False).st_blocks * 512
+        except OSError:
+            return 0
+
+    def check(self) -> None:
+        """Is it still what its path leads to, for mounts too? Raises OSError where not."""
+        there, ours = os.stat(self.path), os.fstat(self.descriptor)
+        if there.st_dev != ours.st_dev:
+            raise OSError(errno.ENODEV, "it is on another file system than at start; mount the right one or restart")
+        if there.st_ino != ours.st_ino:
+            raise OSError(errno.ESTALE, "somebody has put another directory in its place; put it back or restart")
+
+    def probe(self) -> int:
+        """Write two pages and free one. How many bytes are taken then. Raises OSError."""
+        self.check()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_PROBE, dir_fd=self.descriptor)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        probe = os.open(_PROBE, flags, stat.S_IRUSR | stat.S_IWUSR, dir_fd=self.descriptor)
+        try:
+            os.ftruncate(probe, _PROBE_SIZE)
+            os.pwrite(probe, os.urandom(2 * PAGE), 0)
+            segment_writer.free_range(probe, 0, PAGE)
+            return os.fstat(probe).st_blocks * 512
+        finally:
+            os.close(probe)
+            os.unlink(_PROBE, dir_fd=self.descriptor)
+
+    def remake(self) -> None:
+        """Make it again if somebody has removed it, but not on the disk below one that is not mounted just now. Raises
+        OSError, ConfigError or Busy where it is then not there, or not the same."""
+        with self._remaking:
+            with contextlib.suppress(FileNotFoundError):
+                self.check()
+                return
+            if self.path.parent.stat().st_dev != self._device:
+                raise OSError(errno.ENODEV, "its disk is not mounted")
+            fresh = open_owned(self.place)
+            try:
+                self._lock(fresh)
+                os.dup2(fresh, self.descriptor, inheritable=False)
+            finally:
+                os.close(fresh)
+
+    def close(self) -> None:
+        """Let another daemon have the directory."""
+        os.close(self.descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(f"{self.place.setting} {self.path} belongs to another running daemon; choose another") from None

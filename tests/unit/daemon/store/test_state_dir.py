@@ -1,0 +1,125 @@
+"""The state directory, and the index that a start makes of the last one's."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from cachefs_daemon.store import recovery
+from cachefs_daemon.store.index_writer import IndexWriter
+from cachefs_daemon.store.state_dir import StateDirectory
+
+from cachefs.block import MEMORY, Location
+from cachefs.errors import CachefsError, ConfigError
+from tests.blockstore import key_of
+
+HERE = Location(MEMORY, 1, 4096, 1, bytes(8))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Of a daemon that was stopped in order, with 10 entries in its index."""
+    state = StateDirectory(tmp_path / "state")
+    index = recovery.open_index(state)
+    for number in range(10):
+        index.put(key_of(number), HERE)
+    assert index.close()
+    state.mark_clean()
+    state.close()
+    return state.directory
+
+
+def start(directory: Path) -> tuple[str, int]:
+    """Name of the index of a daemon that starts, and how many entries it has."""
+    state = StateDirectory(directory)
+    try:
+        index = recovery.open_index(state)
+        try:
+            return index.path.name, len(index.keys())
+        finally:
+            index.close()
+    finally:
+        state.close()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_start_that_is_killed_while_it_copies_the_index_costs_nothing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(old: Path, new: Path) -> str:
+        index = IndexWriter(new)
+        index.put(key_of(0), HERE)
+        assert index.close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery, "copy_entries", half)
+        with pytest.raises(KeyboardInterrupt):
+            start(directory)
+    assert len(names(directory)) > 3
+    assert start(directory) == ("index-2.lmdb", 10)
+    assert names(directory) == ["index-2.lmdb", "index-2.lmdb-lock", "lock", "running"]
+
+
+def test_a_start_that_finds_no_room_for_an_index_costs_nothing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        path.write_bytes(b"half a page")
+        raise CachefsError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery, "copy_entries", lambda old, new: "No space left on device")
+        patched.setattr(recovery, "make_empty", full)
+        with pytest.raises(CachefsError, match="no space"):
+            start(directory)
+    assert start(directory)[1] == 10
+
+
+def test_the_copying_child_ends_with_the_daemon(tmp_path: Path) -> None:
+    """Else it writes on into a file that the next start has given up, and takes its disk and processor."""
+    os.mkfifo(tmp_path / "old")  # whoever opens it waits
+    code = "import sys; from cachefs_daemon.store.index_copy import copy_entries; copy_entries(*sys.argv[1:])"
+    daemon = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "old"), str(tmp_path / "new")])
+    try:
+        children: list[psutil.Process] = []
+        while not children and daemon.poll() is None:
+            children = psutil.Process(daemon.pid).children()
+    finally:
+        daemon.send_signal(signal.SIGKILL)
+        daemon.wait(60)
+    gone, alive = psutil.wait_procs(children, timeout=60)
+    assert len(gone) == 1
+    assert not alive
+
+
+@pytest.mark.parametrize("name", ["running", "lock", "index-7.lmdb"])
+def test_what_is_in_the_way_of_a_file_is_named(directory: Path, name: str) -> None:
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).mkdir()
+    with pytest.raises(ConfigError, match=rf"state_dir .*{name} in it is not a plain file; remove it"):
+        start(directory)
+    (directory / name).rmdir()
+    (directory / name).symlink_to("/etc/passwd")
+    with pytest.raises(ConfigError, match="not a plain file"):
+        start(directory)
+    (directory / name).unlink()
+    assert start(directory)[1] == 10
+
+
+def test_a_state_directory_of_somebody_else_is_refused(directory: Path) -> None:
+    os.chown(directory, 65534, 65534)
+    with pytest.raises(ConfigError, match="belongs to user nobody"):
+        start(directory)
+
+
+def test_a_lock_file_without_its_index_is_cleared_away(directory: Path) -> None:
+    (directory / "index-9.lmdb-lock").touch()
+    start(directory)
+    assert names(directory) == ["index-2.lmdb", "index-2.lmdb-lock", "lock", "running"]
