@@ -23,7 +23,7 @@ SIZE = 300_000
 BLOCK = 128 << 10
 QUICK = {
     "daemon": {"block_size": BLOCK, "read_deadline": 6},
-    "origin": {"attempts": 4, "read_timeout": 2, "connect_timeout": 2},
+    "origin": {"read_timeout": 2, "connect_timeout": 2},
 }
 
 

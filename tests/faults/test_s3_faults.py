@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from cachefs_daemon.origin import retry
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
+from cachefs_daemon.origin.patience import Patience
 
 from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
@@ -42,7 +43,7 @@ def proxy(radosgw: S3Server, listed: ListedObject, monkeypatch: pytest.MonkeyPat
 
 def list_through(proxy: FaultyProxy) -> list[ListedObject]:
     async def once() -> list[ListedObject]:
-        origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), OriginSettings(attempts=4))
+        origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), OriginSettings())
         try:
             return [found async for batch in origin.list(lambda key, reason: None) for found in batch]
         finally:
@@ -55,10 +56,10 @@ def read(
     proxy: FaultyProxy, listed: ListedObject, span: tuple[int, int], deadline: float = 60, read_timeout: float = 20
 ) -> bytes:
     async def once() -> bytes:
-        settings = OriginSettings(attempts=4, read_timeout=read_timeout)
+        settings = OriginSettings(read_timeout=read_timeout)
         origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), settings)
         try:
-            data = await origin.read(ObjectRange(listed.key, listed.version, listed.size, *span), deadline)
+            data = await origin.read(ObjectRange(listed.key, listed.version, listed.size, *span), Patience.of(deadline))
             assert origin.errors == origin.requests - 1
             return bytes(data)
         finally:

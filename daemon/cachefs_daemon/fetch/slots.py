@@ -50,22 +50,18 @@ class FetchSlots:
         return len(self._ahead)
 
     @asynccontextmanager
-    async def slot(self, key: bytes, size: int, *, ahead: bool, needed: float = math.inf) -> AsyncIterator[None]:
+    async def slot(self, key: bytes, size: int, *, ahead: bool, needed: float = math.inf) -> AsyncIterator["Slot"]:
         """Wait for a slot, and hold it.
 
         key: names the read to `promote`, and must be unique among those that wait; size: bytes of the read; ahead:
         nobody waits for it yet; needed: loop time at which somebody will.
         """
-        request = _Request(size, asyncio.get_running_loop().create_future())
-        if ahead:
-            if not self._ahead:
-                self._order.clear()
-            heapq.heappush(self._order, (needed, next(self._numbers), key))
-        ahead = await self._acquire(key, request, ahead)
+        slot = Slot(self, key, size)
+        await slot.take(ahead=ahead, needed=needed)
         try:
-            yield
+            yield slot
         finally:
-            self._release(size, ahead)
+            slot.give_back()
 
     def promote(self, key: bytes) -> None:
         """Somebody waits now for what the read ahead *key* brings."""
@@ -74,22 +70,29 @@ class FetchSlots:
             self._demand[key] = request
             self._admit()
 
-    async def _acquire(self, key: bytes, request: _Request, ahead: bool) -> bool:
-        """Returns whether it was admitted as a read ahead: it may have been promoted while it waited."""
+    async def acquire(self, key: bytes, size: int, ahead: bool, needed: float) -> bool:
+        """For `Slot`. Returns whether it was admitted as a read ahead: it may have been promoted while it waited."""
+        request = _Request(size, asyncio.get_running_loop().create_future())
+        if ahead:
+            if not self._ahead:
+                self._order.clear()
+            heapq.heappush(self._order, (needed, next(self._numbers), key))
         queue = self._ahead if ahead else self._demand
         queue[key] = request
         self._admit()
         try:
             await request.admitted
         except asyncio.CancelledError:
-            self._demand.pop(key, None)
-            self._ahead.pop(key, None)
+            for waiting in (self._demand, self._ahead):
+                if waiting.get(key) is request:
+                    del waiting[key]
             if request.admitted.done() and not request.admitted.cancelled():
-                self._release(request.size, request.admitted.result())
+                self.release(request.size, request.admitted.result())
             raise
         return request.admitted.result()
 
-    def _release(self, size: int, ahead: bool) -> None:
+    def release(self, size: int, ahead: bool) -> None:
+        """For `Slot`."""
         self.in_use -= 1
         self.bytes_in_use -= size
         self._ahead_in_use -= ahead
@@ -118,3 +121,23 @@ class FetchSlots:
 
     def _fits(self, size: int) -> bool:
         return self.in_use == 0 or (self.in_use < self._slots and self.bytes_in_use + size <= self._capacity)
+
+
+class Slot:
+    """The slot of one read, which may be given back for a while."""
+
+    def __init__(self, slots: FetchSlots, key: bytes, size: int) -> None:
+        self._slots = slots
+        self._key = key
+        self._size = size
+        self._held_ahead: bool | None = None  # whether it is held as that of a read ahead; None while it is not held
+
+    async def take(self, *, ahead: bool, needed: float = math.inf) -> None:
+        """Wait for it. See FetchSlots.slot."""
+        self._held_ahead = await self._slots.acquire(self._key, self._size, ahead, needed)
+
+    def give_back(self) -> None:
+        """Let others have it. Does nothing where it is not held."""
+        if self._held_ahead is not None:
+            held_ahead, self._held_ahead = self._held_ahead, None
+            self._slots.release(self._size, held_ahead)

@@ -10,6 +10,7 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import StoreConfig
@@ -45,11 +46,11 @@ class ObedientOrigin:
         raise NotImplementedError
         yield
 
-    async def read(self, wanted: ObjectRange, deadline: float) -> bytes:
+    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
         self.requests += 1
         self.order.append(wanted.key)
         try:
-            async with asyncio.timeout(deadline):
+            async with patience.enforced():
                 await self.open.wait()
         except TimeoutError:
             raise OriginUnavailable(f"{wanted.key.decode()} did not answer") from None

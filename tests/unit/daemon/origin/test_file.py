@@ -1,11 +1,13 @@
 import asyncio
+import errno
 import os
 from pathlib import Path
 
 import pytest
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.patience import Patience
 
-from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginUnavailable
+from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 
@@ -29,12 +31,15 @@ def listing(url: str) -> tuple[dict[bytes, ListedObject], dict[bytes, str]]:
     return objects, problems
 
 
+def part_of(found: ListedObject, offset: int, length: int) -> ObjectRange:
+    return ObjectRange(found.key, found.version, found.size, offset, length)
+
+
 def read(url: str, found: ListedObject, offset: int, length: int, deadline: float = 10) -> bytes:
     async def once() -> bytes:
         origin = opened(url)
         try:
-            wanted = ObjectRange(found.key, found.version, found.size, offset, length)
-            return bytes(await origin.read(wanted, deadline))
+            return bytes(await origin.read(part_of(found, offset, length), Patience.of(deadline)))
         finally:
             await origin.close()
 
@@ -110,6 +115,7 @@ def test_reads_ranges(tmp_path: Path) -> None:
 def test_a_changed_file_is_an_error_that_names_it(tmp_path: Path, change: str) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"before")
+    (tmp_path / "other").touch()  # an empty root would be taken for one that is not mounted
     url = f"file://{tmp_path}"
     found = listing(url)[0][b"data"]
     if change == "append":
@@ -132,10 +138,62 @@ def test_a_vanished_root_is_unavailable(tmp_path: Path) -> None:
     (root / "data").write_bytes(b"x")
     found = listing(f"file://{root}")[0][b"data"]
     root.rename(tmp_path / "moved")
-    with pytest.raises(OriginUnavailable, match=f"{root} is gone"):
-        read(f"file://{root}", found, 0, 1)
+    for _ in range(2):
+        with pytest.raises(OriginUnavailable, match=f"{root} is gone"):
+            read(f"file://{root}", found, 0, 1, deadline=0.1)
+        if not root.exists():
+            root.mkdir()  # as the mount point of a file system that is not mounted
+    root.rmdir()
     with pytest.raises(NotFound, match=str(root)):
         listing(f"file://{root}")
+
+
+def test_a_root_that_comes_back_within_the_deadline_is_read(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "data").write_bytes(b"x")
+    found = listing(f"file://{root}")[0][b"data"]
+    root.rename(tmp_path / "moved")
+
+    async def scene() -> bytes:
+        origin, patience = opened(f"file://{root}"), Patience.of(30)
+        reading = asyncio.create_task(origin.read(part_of(found, 0, 1), patience))
+        while not patience.trouble:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (tmp_path / "moved").rename(root)
+        return bytes(await reading)
+
+    assert asyncio.run(scene()) == b"x"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN])
+def test_errors_of_network_file_systems_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    (tmp_path / "data").write_bytes(b"x")
+    found = listing(f"file://{tmp_path}")[0][b"data"]
+    pread, failures = os.pread, [OSError(number, os.strerror(number))] * 2
+
+    def failing(fd: int, length: int, offset: int) -> bytes:
+        if failures:
+            raise failures.pop()
+        return pread(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    assert read(f"file://{tmp_path}", found, 0, 1) == b"x"
+    assert not failures
+
+
+def test_a_file_that_may_not_be_read_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").write_bytes(b"x")
+    found = listing(f"file://{tmp_path}")[0][b"data"]
+
+    def refused(fd: int, length: int, offset: int) -> bytes:
+        raise PermissionError(errno.EACCES, "refused")
+
+    monkeypatch.setattr(os, "pread", refused)
+    with pytest.raises(OriginAccessDenied, match="data"):
+        read(f"file://{tmp_path}", found, 0, 1)
 
 
 def test_a_read_that_hangs_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
