@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cachefs import snapshot as snapshots
@@ -11,6 +11,7 @@ from cachefs.errors import CachefsError, ConfigError, NotFound
 from cachefs.messages import BlockRef
 from cachefs.sizes import format_size
 from cachefs.snapshot import Snapshot
+from cachefs_daemon.datasets.any_origin import AnyOrigin
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.base import ObjectRange, Origin
 
@@ -25,8 +26,13 @@ class _Held:
     """
 
     snapshot: Snapshot
-    # The origins of the datasets that have the snapshot.
-    origins: list[Origin] = field(default_factory=list)
+    # The origins of the datasets that have the snapshot; and what reads from any of them.
+    origins: list[Origin]
+    any_origin: Origin
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, origins: list[Origin]) -> "_Held":
+        return cls(snapshot, origins, origins[0] if len(origins) == 1 else AnyOrigin(origins))
 
 
 class HeldSnapshots:
@@ -64,9 +70,9 @@ class HeldSnapshots:
                     f"snapshot {snapshot_id} has blocks of {format_size(snapshot.block_size)}, larger than "
                     "daemon.block_size; refresh the dataset to list it anew"
                 )
-            held = self._held[snapshot_id] = _Held(snapshot)
-        if origin not in held.origins:
-            held.origins.append(origin)
+            held = self._held[snapshot_id] = _Held.of(snapshot, [origin])
+        elif origin not in held.origins:
+            held = self._held[snapshot_id] = _Held.of(held.snapshot, [*held.origins, origin])
         return held.snapshot
 
     def source(self, ref: BlockRef) -> BlockSource:
@@ -85,12 +91,16 @@ class HeldSnapshots:
             offset=ref.number * snapshot.block_size,
             length=block_length(entry.size, snapshot.block_size, ref.number),
         )
-        return BlockSource(block_key(entry.content, ref.number), held.origins[0], wanted, ref.snapshot)
+        return BlockSource(block_key(entry.content, ref.number), held.any_origin, wanted, ref.snapshot)
 
     def keep(self, wanted: Mapping[str, list[Origin]]) -> None:
         """Let go of all snapshots but the *wanted* ones. wanted: by id of a snapshot, the origins that have its
         files."""
-        self._held = {held: _Held(one.snapshot, wanted[held]) for held, one in self._held.items() if held in wanted}
+        self._held = {
+            held: one if one.origins == wanted[held] else _Held.of(one.snapshot, wanted[held])
+            for held, one in self._held.items()
+            if held in wanted
+        }
 
     def remove_files(self, wanted: Mapping[str, list[Origin]]) -> None:
         """Remove all files but those of the *wanted* snapshots: also what a broken listing left."""

@@ -50,9 +50,17 @@ class ObjectRange:
 class Origin(Protocol):
     """The origin of one dataset."""
 
-    url: str  # as the dataset was added, without a slash at the end
-    requests: int  # sent so far, every attempt counted
-    errors: int  # attempts that failed so far
+    @property
+    def url(self) -> str:
+        """As the dataset was added, without a slash at the end."""
+
+    @property
+    def requests(self) -> int:
+        """Sent so far, every attempt counted."""
+
+    @property
+    def errors(self) -> int:
+        """Attempts that failed so far."""
 
     def identity(self, key: bytes) -> bytes:
         """The name of the object *key*, which is unique among the objects of all origins."""

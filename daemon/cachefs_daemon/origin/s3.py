@@ -25,7 +25,7 @@ from cachefs_daemon.origin.s3_listing import Page, list_bucket, parse_page
 _PAGE_DEADLINE: Final = 120.0
 # Seconds after which the first page is not tried again: an endpoint that does not answer at all may be a typing error,
 # and somebody who has just typed it waits for the listing.
-_FIRST_PAGE_TRIED: Final = 5.0
+_FIRST_PAGE_TRIED: Final = 3.0
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _ADDRESSING: Final = ("auto", "path", "virtual")
 

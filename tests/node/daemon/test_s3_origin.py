@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
-from cachefs_daemon.origin import s3_listing
+from cachefs_daemon.origin import s3, s3_listing
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.patience import Patience
 
@@ -127,7 +127,8 @@ def test_bad_settings_are_named(
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:{port}", "nonsense"])
-def test_unreachable_endpoints_are_named(endpoint: str) -> None:
+def test_unreachable_endpoints_are_named(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "_FIRST_PAGE_TRIED", 0.1)
     endpoint = endpoint.format(port=free_port())
     with pytest.raises((OriginUnavailable, ConfigError), match=endpoint):
         with_origin("s3://odd/set", endpoint, listing)
