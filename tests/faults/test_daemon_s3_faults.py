@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.fetch.fetcher import OUTAGE_MEMORY
-from cachefs_daemon.origin.outage import NOTICED_AFTER
 
 from cachefs import errors
 from cachefs.messages import DatasetView, OriginOptions, Warmup
@@ -23,7 +22,7 @@ from tests.servers.s3 import S3Server
 SIZE = 300_000
 BLOCK = 128 << 10
 QUICK: dict[str, dict[str, int]] = {
-    "daemon": {"block_size": BLOCK, "read_deadline": 2},
+    "daemon": {"block_size": BLOCK, "read_deadline": 4},
 }
 
 
@@ -47,7 +46,7 @@ def proxy(radosgw: S3Server) -> Iterator[FaultyProxy]:
 @pytest.fixture
 def read_deadline() -> int:
     """Of the daemon. Tests in which a read fails for want of an answer have a shorter one."""
-    return 6
+    return 20
 
 
 @pytest.fixture
@@ -124,10 +123,16 @@ def test_a_read_waits_for_the_end_of_an_outage_which_the_log_has_once(
     daemon: Daemon, view: DatasetView, proxy: FaultyProxy, content: dict[str, bytes]
 ) -> None:
     proxy.add(Fault("/data/", times=None, drop=True))
-    timer = threading.Timer(NOTICED_AFTER + 1, proxy.clear)
-    timer.start()
+
+    def end_once_it_is_in_the_log() -> None:
+        while "has not answered for" not in daemon.log.read_text():
+            time.sleep(0.05)
+        proxy.clear()
+
+    ending = threading.Thread(target=end_once_it_is_in_the_log)
+    ending.start()
     assert daemon.read(view, "003") == content["003"]
-    timer.join()
+    ending.join()
     said = daemon.log.read_text()
     assert (said.count("has not answered for"), said.count("answers again, after")) == (1, 1)
 

@@ -234,7 +234,8 @@ class Fetcher:
     async def _bring(self, flight: _Flight) -> Location | None:
         source, patience = flight.source, flight.patience
         ahead = not flight.demanded
-        async with self._slots.slot(source.key, source.length, ahead=ahead, needed=flight.needed) as slot:
+        place = self._slots.slot(source.key, source.length, ahead=ahead, needed=flight.needed, origin=source.origin.url)
+        async with place as slot:
             # A caller who knows when a block is needed has asked for room before.
             if not flight.demanded and flight.needed == math.inf and self._is_futile(source):
                 return None

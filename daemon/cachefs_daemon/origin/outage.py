@@ -11,7 +11,7 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 # Seconds without any answer that are called an outage. One refusal between many answers is none.
-NOTICED_AFTER: Final = 2.0
+NOTICED_AFTER: Final = 1.0
 
 
 class Outage:
