@@ -1,9 +1,13 @@
 import asyncio
 import errno
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cachefs_daemon.origin import file_version
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.patience import Patience
 
@@ -12,17 +16,17 @@ from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 
 
-def opened(url: str) -> Origin:
-    return open_origin(url, OriginOptions(), OriginSettings(max_connections=4))
+def opened(url: str, *, mtime_only: bool = False, **settings: Any) -> Origin:
+    return open_origin(url, OriginOptions(mtime_only=mtime_only), OriginSettings(max_connections=4, **settings))
 
 
-def listing(url: str) -> tuple[dict[bytes, ListedObject], dict[bytes, str]]:
+def listing(url: str, **settings: Any) -> tuple[dict[bytes, ListedObject], dict[bytes, str]]:
     """(objects, problems) by key."""
     objects: dict[bytes, ListedObject] = {}
     problems: dict[bytes, str] = {}
 
     async def collect() -> None:
-        origin = opened(url)
+        origin = opened(url, **settings)
         async for batch in origin.list(problems.__setitem__):
             objects.update((found.key, found) for found in batch)
         await origin.close()
@@ -35,9 +39,9 @@ def part_of(found: ListedObject, offset: int, length: int) -> ObjectRange:
     return ObjectRange(found.key, found.version, found.size, offset, length)
 
 
-def read(url: str, found: ListedObject, offset: int, length: int, deadline: float = 10) -> bytes:
+def read(url: str, found: ListedObject, offset: int, length: int, deadline: float = 10, **settings: Any) -> bytes:
     async def once() -> bytes:
-        origin = opened(url)
+        origin = opened(url, **settings)
         try:
             return bytes(await origin.read(part_of(found, offset, length), Patience.of(deadline)))
         finally:
@@ -130,6 +134,106 @@ def test_a_changed_file_is_an_error_that_names_it(tmp_path: Path, change: str) -
             os.mkfifo(path)
     with pytest.raises(ObjectChanged, match=f"{path}.*refresh"):
         read(url, found, 0, 6)
+
+
+def replaced(path: Path, how: str) -> None:
+    """Another file of the same size and mtime, as `cp -p`, `rsync -t` and tar leave it."""
+    mtime = path.stat().st_mtime_ns
+    fresh = path if how == "in place" else path.with_name("fresh")
+    fresh.write_bytes(b"B" * path.stat().st_size)
+    os.utime(fresh, ns=(mtime, mtime))
+    fresh.rename(path)
+
+
+@pytest.mark.parametrize("how", ["in place", "by another file"])
+def test_another_file_of_the_same_size_and_mtime_is_another_version(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"A" * 1000)
+    url = f"file://{tmp_path}"
+    found = listing(url)[0][b"data"]
+    assert read(url, found, 0, 1000) == b"A" * 1000
+    time.sleep(0.02)  # the clock of files may be as coarse as 10 ms
+    replaced(path, how)
+    with pytest.raises(ObjectChanged):
+        read(url, found, 0, 1000)
+    again = listing(url)[0][b"data"]
+    assert again.version != found.version
+    assert read(url, again, 0, 1000) == b"B" * 1000
+
+
+def test_a_version_says_what_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"x")
+    status = path.stat()
+    of_earlier_releases = b"1-%d" % status.st_mtime_ns
+    without_inode = of_earlier_releases + b"-%d" % status.st_ctime_ns
+    assert listing(f"file://{tmp_path}")[0][b"data"].version == without_inode + b"-%d" % status.st_ino
+    assert listing(f"file://{tmp_path}", mtime_only=True)[0][b"data"].version == of_earlier_releases
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    monkeypatch.setattr(file_version, "file_system_kinds", lambda: {device: "fuse.sshfs"})
+    assert listing(f"file://{tmp_path}")[0][b"data"].version == without_inode
+    path.chmod(0o600)  # changes the ctime
+    assert file_version.is_version(path.stat(), of_earlier_releases)
+    assert not file_version.is_version(path.stat(), without_inode)
+    assert not file_version.is_version(path.stat(), of_earlier_releases[:-1])
+
+
+def test_links_that_lead_out_are_not_shown_and_not_read(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "data").write_bytes(b"x")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x")
+    (root / "link").symlink_to(secret)
+    url = f"file://{root}"
+    objects, problems = listing(url)
+    assert set(objects) == {b"data"}
+    assert "security.follow_symlinks" in problems[b"link"]
+    (root / "data").rename(root / "before")
+    (root / "data").symlink_to(secret)
+    with pytest.raises(OriginAccessDenied, match="link that leads out"):
+        read(url, objects[b"data"], 0, 1)
+
+
+def test_links_that_lead_out_are_followed_where_that_is_allowed(tmp_path: Path) -> None:
+    root = tmp_path / "allowed" / "root"
+    root.mkdir(parents=True)
+    (tmp_path / "allowed" / "other").write_bytes(b"12345")
+    (tmp_path / "elsewhere").write_bytes(b"1")
+    (root / "near").symlink_to("../other")
+    (root / "far").symlink_to(tmp_path / "elsewhere")
+    url = f"file://{root}"
+    assert set(listing(url, follow_symlinks=True)[0]) == {b"near", b"far"}
+    rooted = {"follow_symlinks": True, "file_roots": (str(tmp_path / "allowed"),)}
+    objects, problems = listing(url, **rooted)
+    assert (set(objects), set(problems)) == ({b"near"}, {b"far"})
+    assert read(url, objects[b"near"], 0, 5, **rooted) == b"12345"
+
+
+def test_datasets_lie_below_the_allowed_roots(tmp_path: Path) -> None:
+    (tmp_path / "allowed" / "data").mkdir(parents=True)
+    (tmp_path / "allowed" / "data" / "file").touch()
+    (tmp_path / "allowed" / "link").symlink_to("/usr")
+    (tmp_path / "alias").symlink_to("allowed")
+    for root in ("allowed", "alias"):
+        assert b"file" in listing(f"file://{tmp_path}/allowed/data", file_roots=(str(tmp_path / root),))[0]
+    for elsewhere in (f"{tmp_path}/allowed/link", "/usr", f"{tmp_path}", f"{tmp_path}/allowed/../"):
+        with pytest.raises(OriginAccessDenied, match=r"is in none of security.file_roots \(.*allowed\)"):
+            listing(f"file://{elsewhere}", file_roots=(str(tmp_path / "allowed"),))
+
+
+def test_a_directory_that_cannot_be_read_to_its_end_ends_the_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+
+    def broken(fd: int) -> Iterator[None]:
+        raise OSError(errno.EIO, "Input/output error")
+        yield
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(OriginUnavailable, match=f"{tmp_path} cannot be read: Input/output error"):
+        listing(f"file://{tmp_path}")
 
 
 def test_a_vanished_root_is_unavailable(tmp_path: Path) -> None:
