@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cachefs import snapshot as snapshots
 from cachefs.block import block_count, block_key, block_length
@@ -14,8 +15,12 @@ from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.any_origin import AnyOrigin
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.base import ObjectRange, Origin
+from cachefs_daemon.runtime import descriptors
 
 log = logging.getLogger(__name__)
+
+# The part of the files that the daemon may open which may be snapshots. Segments and connections need the rest.
+SHARE_OF_DESCRIPTORS: Final = 0.75
 
 
 @dataclass(slots=True)
@@ -61,9 +66,17 @@ class HeldSnapshots:
         return held.snapshot if held is not None else None
 
     def hold(self, snapshot_id: str, origin: Origin) -> Snapshot:
-        """Open a snapshot, if it is not open yet, whose files *origin* has. Raises SnapshotDamaged, ConfigError."""
+        """Open a snapshot, if it is not open yet, whose files *origin* has.
+
+        Raises SnapshotDamaged, ConfigError, and CachefsError where too many are open.
+        """
         held = self._held.get(snapshot_id)
         if held is None:
+            if len(self._held) >= descriptors.limit() * SHARE_OF_DESCRIPTORS:
+                raise CachefsError(
+                    f"snapshot {snapshot_id} is not opened, since {len(self._held)} are open with a limit of "
+                    f"{descriptors.limit()} open files; raise the hard limit (LimitNOFILE, ulimit -n)"
+                )
             snapshot = Snapshot(self.path(snapshot_id))
             if snapshot.block_size > self.block_size:
                 raise ConfigError(

@@ -2,20 +2,27 @@
 
 import asyncio
 import contextlib
+import errno
 import itertools
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from cachefs_daemon.datasets import records as registry
 from cachefs_daemon.datasets.catalog import KEPT_GENERATIONS, Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
-from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings
+from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.runtime import descriptors
 from cachefs_daemon.runtime.threads import Threads
 
+from cachefs import snapshot as snapshots
+from cachefs.errors import CachefsError, ConfigError
 from cachefs.messages import BlockRef, DatasetAdd, Empty, ListingProgress, Warmup
 from cachefs.rpc import DATASET_ADD, DATASET_LIST, WARMUP
 from tests.daemon import Daemon
@@ -87,6 +94,56 @@ def test_two_datasets_share_a_snapshot_until_both_are_gone(tmp_path: Path) -> No
         assert files(state) == set()
 
     with_datasets(state, scene)
+
+
+def test_a_dataset_that_cannot_be_used_any_more_concerns_no_other_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin, state = tmp_path / "origin", tmp_path / "state"
+    origin.mkdir()
+    (origin / "file").write_bytes(b"x")
+    with_datasets(state, lambda datasets: _drain(datasets.add(DatasetAdd(name="good", url=f"file://{origin}"))))
+    (good,) = registry.load(state)
+    lost = msgspec.structs.replace(good, name="lost", snapshots=[registry.SnapshotRecord("0" * 32)])
+    wrong = msgspec.structs.replace(good, name="wrong", url="ftp://nowhere")
+    registry.save(state, [lost, wrong, good])
+
+    async def scene(datasets: Catalog) -> None:
+        assert [dataset.record.name for dataset in datasets if dataset.current] == ["wrong", "good"]
+        with pytest.raises(ConfigError, match="ftp://nowhere cannot be used"):
+            await datasets.get("wrong").origin.read(ObjectRange(b"file", b"", 1, 0, 1), Patience.of(10))
+
+    with_datasets(state, scene)
+    assert [message.partition(":")[0] for message in caplog.messages if "dataset" in message[:7]] == [
+        "dataset lost", "dataset wrong",
+    ]  # fmt: skip
+    monkeypatch.setattr(snapshots, "verify", _no_descriptors)
+
+    async def without_descriptors(datasets: Catalog) -> None:
+        assert len(datasets) == 3
+        assert not datasets.readable()
+
+    with_datasets(state, without_descriptors)
+    assert "Too many open files" in caplog.text
+
+
+def _no_descriptors(path: Path) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+
+def test_not_all_descriptors_are_for_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "limit", lambda: 2)
+
+    async def scene(datasets: Catalog) -> None:
+        for name in ("a", "b"):
+            (tmp_path / name / name).mkdir(parents=True)
+            await _drain(datasets.add(DatasetAdd(name=name, url=f"file://{tmp_path}/{name}")))
+        (tmp_path / "c" / "c").mkdir(parents=True)
+        with pytest.raises(CachefsError, match="2 are open with a limit of 2 open files; raise"):
+            await _drain(datasets.add(DatasetAdd(name="c", url=f"file://{tmp_path}/c")))
+        assert len(datasets) == 2
+
+    with_datasets(tmp_path / "state", scene)
 
 
 def test_the_origin_of_a_removed_dataset_serves_no_other_one(tmp_path: Path) -> None:
