@@ -6,6 +6,8 @@ of attempts is bounded but the time: eight refused connections are used up in si
 takes longer.
 """
 
+import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
@@ -39,7 +41,7 @@ async def retrying(
     judge: Callable[[Exception], Failure],
     subject: str,
     patience: Patience,
-    give_up: float = float("inf"),
+    give_up: float = math.inf,
 ) -> Result:
     """The result of *attempt*, which is tried again until the *patience* ends.
 
@@ -58,7 +60,7 @@ async def retrying(
                     failure = judge(error)
                 failed += 1
                 pause = _pause(failed, patience.left)
-                if not failure.transient or patience.until - patience.left + pause > give_up:
+                if not failure.transient or asyncio.get_running_loop().time() + pause > give_up:
                     raise failure.error
                 patience.trouble = str(failure.error)
                 await patience.rest(pause)

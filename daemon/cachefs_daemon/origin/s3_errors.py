@@ -118,7 +118,7 @@ def _permanent(code: str, status: int, place: Place) -> CachefsError:
         return ObjectChanged(f"{place} is shorter than it was when listed; refresh the dataset")
     if code == "RequestTimeTooSkewed":
         return OriginAccessDenied(f"{place}: the server's clock and this node's differ too much; set this node's clock")
-    if status in (401, 403) or "AccessDenied" in code:
+    if status in (401, 403) or "AccessDenied" in code or code in _UNKNOWN:
         return OriginAccessDenied(
             f"{place} is refused ({status} {code}); check the daemon's AWS credentials and the bucket's policy"
         )
