@@ -2,7 +2,8 @@
 
 Size and mtime are not enough. `cp -p`, `rsync -t` and tar set an mtime of their choice, and a file could then be put
 together from blocks of two versions. The ctime cannot be set, and a file that is renamed into the place of another one
-has another inode.
+has another inode. What remains is a file that is written in place within the tick of the file system's clock (at most
+10 ms) in which it was listed.
 
 A version is a text, `size-mtime-ctime-inode`, which is kept in snapshots and is a part of a block's name in the cache.
 It may end early: then what it lacks is not compared. Snapshots of earlier releases have `size-mtime`.

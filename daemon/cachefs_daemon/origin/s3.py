@@ -14,7 +14,6 @@ from cachefs.errors import ConfigError, ObjectChanged
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
-from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
 from cachefs_daemon.origin.s3_connection import connection
@@ -55,7 +54,7 @@ class S3Origin:
         self._connection.hold()
         self._endpoint = self._connection.endpoint
         self._identity = f"s3:{self._endpoint or 'aws'}:{bucket}/{self._prefix}".encode()
-        self._outage = Outage(str(self._place(self._prefix)))
+        self._outage = self._connection.outage
         self._has_answered = False
 
     def identity(self, key: bytes) -> bytes:

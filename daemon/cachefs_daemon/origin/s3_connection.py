@@ -25,6 +25,7 @@ from botocore.exceptions import BotoCoreError, ProfileNotFound
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.s3_listing import parse_time
 
 # Seconds after its last request when a client is closed.
@@ -57,6 +58,7 @@ class S3Connection:
         self.endpoint = (
             options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         )
+        self.outage = Outage(f"S3 at {self.endpoint or 'AWS'}")
         self._options = options
         self._settings = settings
         self._holders = 0
