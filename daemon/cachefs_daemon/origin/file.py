@@ -120,6 +120,8 @@ class FileOrigin:
 
     def _judge(self, error: Exception) -> Failure:
         self.errors += 1
+        if isinstance(error, OSError):  # no thread could be started
+            error = self._unavailable(b"", error)
         if not isinstance(error, CachefsError):
             raise error
         transient = isinstance(error, OriginUnavailable)

@@ -7,6 +7,7 @@ the daemon.
 
 import asyncio
 import contextlib
+import errno
 import queue
 import threading
 from collections.abc import Callable
@@ -43,8 +44,18 @@ class IdleThreads:
                 self._free -= 1
             self._work.put((loop, future, work))
         if starts:
-            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+            self._start(future)
         return future
+
+    def _start(self, future: "asyncio.Future[Any]") -> None:
+        try:
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        except RuntimeError as error:  # the machine or a control group allows no more
+            with self._lock:
+                self._threads -= 1
+                self._free -= 1
+                if not self._threads:
+                    future.set_exception(OSError(errno.EAGAIN, str(error)))
 
     def _serve(self) -> None:
         while True:
@@ -64,7 +75,7 @@ class IdleThreads:
 
 
 def _carry_out(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
-    if future.cancelled():
+    if future.done():
         return
     try:
         _tell(loop, future, work(), None)
@@ -76,7 +87,7 @@ def _tell(
     loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", result: Any, error: BaseException | None
 ) -> None:
     def tell() -> None:
-        if future.cancelled():
+        if future.done():
             return
         if error is not None:
             future.set_exception(error)

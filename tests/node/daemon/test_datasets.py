@@ -22,10 +22,10 @@ from cachefs_daemon.runtime import descriptors
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs import snapshot as snapshots
-from cachefs.errors import CachefsError, ConfigError
+from cachefs.errors import CachefsError, ConfigError, OriginAccessDenied
 from cachefs.messages import BlockRef, DatasetAdd, Empty, ListingProgress, Warmup
 from cachefs.rpc import DATASET_ADD, DATASET_LIST, WARMUP
-from tests.daemon import Daemon
+from tests.daemon import Daemon, block_ref
 
 
 def with_datasets(state: Path, scene: Callable[[Catalog], Awaitable[None]]) -> None:
@@ -190,6 +190,41 @@ def test_changes_at_once_are_all_remembered(tmp_path: Path, monkeypatch: pytest.
 async def _drain(steps: AsyncIterator[ListingProgress]) -> None:
     async for _ in steps:
         pass
+
+
+def test_the_daemon_shows_nothing_beyond_its_roots_and_no_link_out_of_a_dataset(tmp_path: Path) -> None:
+    allowed, elsewhere = tmp_path / "allowed", tmp_path / "elsewhere"
+    for directory in (allowed, elsewhere):
+        directory.mkdir()
+        (directory / "file").write_bytes(b"x")
+    (allowed / "link").symlink_to(elsewhere / "file")
+    with Daemon(tmp_path / "node", {"security": {"file_roots": [str(allowed)]}}) as daemon:
+        view = daemon.add_dataset("allowed", f"file://{allowed}")
+        assert (view.files, view.problems) == (1, 1)
+        assert daemon.read(view, "file") == b"x"
+        with pytest.raises(OriginAccessDenied, match=f"{elsewhere} is in none of security.file_roots"):
+            daemon.add_dataset("elsewhere", f"file://{elsewhere}")
+
+
+def test_a_file_is_never_a_mixture_of_two_with_one_size_and_mtime(tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    path, fresh = origin / "file", tmp_path / "fresh"
+    for one, byte in ((path, b"A"), (fresh, b"B")):
+        one.write_bytes(byte * 300_000)
+        os.utime(one, (1e9, 1e9))
+    with Daemon(tmp_path / "node", {"daemon": {"block_size": "128KiB"}}) as daemon:
+        view = daemon.add_dataset("d", f"file://{origin}")
+        assert daemon.fetch(block_ref(view, "file"))[0].errno == 0
+        fresh.rename(path)
+        with pytest.raises(OSError, match="has changed") as raised:
+            daemon.read(view, "file")
+        assert raised.value.errno == errno.ESTALE
+        refreshed = daemon.refresh_dataset("d")
+        assert refreshed.diff is not None
+        assert refreshed.dataset is not None
+        assert refreshed.diff.changed == 1
+        assert daemon.read(refreshed.dataset, "file") == b"B" * 300_000
 
 
 def test_a_listing_ends_with_its_caller(tmp_path: Path) -> None:

@@ -62,3 +62,22 @@ def test_errors_reach_who_waits() -> None:
             await IdleThreads(1, "failing").run(fail)
 
     asyncio.run(scene())
+
+
+def test_where_no_thread_can_be_started_the_work_fails_or_waits_for_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scene() -> None:
+        threads, release = IdleThreads(4, "scarce"), threading.Event()
+        first = threads.run(release.wait)
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        second = threads.run(lambda: 2)
+        release.set()
+        assert (await first, await second) == (True, 2)
+        with pytest.raises(OSError, match="start new thread"):
+            await IdleThreads(4, "none").run(lambda: 3)
+
+    asyncio.run(scene())
