@@ -38,7 +38,15 @@ class AnyOrigin:
         return self._origins[0].list(report)
 
     async def read(self, wanted: ObjectRange, patience: Patience) -> bytes | bytearray:
-        refused: OriginAccessDenied | ConfigError | None = None
+        rest, refused = patience.rest, None
+
+        async def rest_unless_refused(seconds: float) -> None:
+            """Expired credentials may be renewed in time, but others may be good already."""
+            if isinstance(patience.trouble, OriginAccessDenied):
+                raise patience.trouble
+            await rest(seconds)
+
+        patience.rest = rest_unless_refused
         for origin in list(self._origins):
             try:
                 return await origin.read(wanted, patience)
@@ -47,6 +55,9 @@ class AnyOrigin:
                 # The others come first from now on.
                 self._origins.remove(origin)
                 self._origins.append(origin)
+        patience.rest = rest
+        if patience.trouble is not None:
+            return await self._origins[0].read(wanted, patience)
         assert refused is not None
         raise refused
 

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from cachefs.errors import CachefsError
+
 
 class Patience:
     """A deadline that may be put off while something is under way. Used on one event loop."""
@@ -12,7 +14,7 @@ class Patience:
         """until: loop time. rest: waits for so many seconds between two attempts."""
         self.until = until
         self.rest = rest
-        self.trouble = ""  # why the last attempt has failed
+        self.trouble: CachefsError | None = None  # why the last attempt has failed that is tried again
         self._timer: asyncio.Timeout | None = None
 
     @classmethod

@@ -62,7 +62,7 @@ async def retrying(
                 pause = _pause(failed, patience.left)
                 if not failure.transient or asyncio.get_running_loop().time() + pause > give_up:
                     raise failure.error
-                patience.trouble = str(failure.error)
+                patience.trouble = failure.error
                 await patience.rest(pause)
     except TimeoutError:
         raise (failure or Failure(OriginUnavailable(f"no answer in time for {subject}"), True)).error from None

@@ -17,13 +17,17 @@ class Stub:
 
     url = "test://origin"
 
-    def __init__(self, failure: CachefsError | None = None) -> None:
+    def __init__(self, failure: CachefsError | None = None, *, passes: bool = False) -> None:
         self.failure = failure
+        self.passes = passes  # the failure is over after a rest
         self.requests = self.errors = 0
 
     async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
         self.requests += 1
-        if self.failure is not None:
+        if self.failure is not None and self.passes:
+            patience.trouble = self.failure
+            await patience.rest(0)
+        elif self.failure is not None:
             raise self.failure
         return b"x"
 
@@ -54,3 +58,11 @@ def test_what_others_could_not_help_is_told_at_once() -> None:
     with pytest.raises(ObjectChanged):
         read(Stub(ObjectChanged("changed")), other)
     assert other.requests == 0
+
+
+def test_expired_credentials_are_waited_for_only_where_no_others_are_good() -> None:
+    expired, refused, good = Stub(OriginAccessDenied("expired"), passes=True), Stub(OriginAccessDenied("no")), Stub()
+    assert read(expired, refused, good) == b"x"
+    assert (expired.requests, good.requests) == (1, 1)
+    assert read(expired, refused) == b"x"
+    assert expired.requests == 3

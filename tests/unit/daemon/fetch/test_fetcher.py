@@ -39,7 +39,7 @@ class ObedientOrigin:
         self.failure: Exception | None = None  # what reads raise
         self.extra = b""  # bytes at the end of each answer
         self.order: list[bytes] = []  # keys, as they were read
-        self.trouble = ""  # what the first attempt of each read ends with, if anything
+        self.trouble: CachefsError | None = None  # what the first attempt of each read ends with, if anything
         self.patience: Patience  # that of the last read
         self.rests: list[float] = []  # the next read rests for so many seconds
 
@@ -239,7 +239,7 @@ def test_a_failure_that_may_pass_is_not_told_to_who_comes_later(
 def test_the_reader_learns_why_the_last_attempt_failed(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
-        bench.origin.trouble = "connection refused"
+        bench.origin.trouble = OriginUnavailable("connection refused")
         (outcome,) = await bench.fetcher.demand([ref(1)], 0.05)
         assert "connection refused" in str(outcome)
 
