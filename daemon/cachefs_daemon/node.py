@@ -124,9 +124,7 @@ class Node:
         await self.threads.limits(self.storage.maintenance.keep_limits)
 
     async def _compact(self) -> None:
-        # Call by call: the daemon may be told to stop between two.
-        while await self.threads.background(self.storage.maintenance.compact):
-            await asyncio.sleep(0)
+        await self.threads.background(self.storage.maintenance.compact)
 
     async def _keep_order(self) -> None:
         self.exchange.refresh()

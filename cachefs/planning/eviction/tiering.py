@@ -220,7 +220,13 @@ class Tiering:
         """Room that a policy which never evicts must leave for transient blocks."""
         if tier.number != MEMORY or self._policies[MEMORY].evicts:
             return 0
-        return max(0, self._share - self._transient.bytes)
+        return max(0, self._transient_share - self._transient.bytes)
+
+    @property
+    def _transient_share(self) -> int:
+        """Bytes that transient blocks may take: at most half of a tier that has shrunk."""
+        memory = self._memory
+        return self._share if memory.limit >= memory.capacity else min(self._share, memory.limit // 2)
 
     # --- which blocks are evicted -------------------------------------------------------------------------------------
 
@@ -260,7 +266,7 @@ class Tiering:
         negative where they have less than that. Where the policy evicts, no room is theirs."""
         if tier.number != MEMORY or self._policies[MEMORY].evicts or tier.limit >= tier.capacity:
             return most
-        return min(most, self._transient.bytes - min(self._share, tier.limit))
+        return min(most, self._transient.bytes - self._transient_share)
 
     def unpinned(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those of these blocks that are not pinned."""

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 
 from cachefs import __version__
-from cachefs.block import Location
-from cachefs.errors import Busy, CachefsError
+from cachefs.errors import Busy, CachefsError, StoreFull
 from cachefs.job_messages import JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, StallRows
 from cachefs.messages import (
+    BlockRef,
     CachedFiles,
     DatasetAdd,
     DatasetDetail,
@@ -42,6 +42,8 @@ from cachefs.messages import (
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs_daemon.content import inventory, verify
 from cachefs_daemon.datasets import selection
+from cachefs_daemon.fetch.fetcher import Answer
+from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.node import Node
 from cachefs_daemon.store.storage import TierUsage
 
@@ -90,9 +92,8 @@ class Service:
             return Fetched(blocks=[])
         # The caller's own timer runs as long as the deadline: answer a little before, so that it learns the reason.
         patience = request.deadline - min(1.0, request.deadline / 20)
-        return Fetched(
-            blocks=[_answer(outcome) for outcome in await self._node.fetcher.demand(request.blocks, patience)]
-        )
+        answers = await self._node.fetcher.demand(request.blocks, patience)
+        return Fetched(blocks=[_answer(ref, one) for ref, one in zip(request.blocks, answers, strict=True)])
 
     # --- jobs ---------------------------------------------------------------------------------------------------
 
@@ -149,6 +150,7 @@ class Service:
             warmups=len(self._node.warmups),
             index_blocks=sum(tier.blocks for tier in usage),
             errors=self._node.errors.views(),
+            passed_blocks=self._node.fetcher.passing.count,
         )
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:
@@ -237,10 +239,14 @@ class Service:
             yield page
 
 
-def _answer(outcome: Location | CachefsError) -> FetchedBlock:
-    if isinstance(outcome, CachefsError):
-        return FetchedBlock(location=b"", errno=outcome.errno, message=str(outcome))
-    return FetchedBlock(location=outcome.pack())
+def _answer(ref: BlockRef, answer: Answer) -> FetchedBlock:
+    if isinstance(answer, PassingBlock) and ref.size <= 0:
+        answer = StoreFull("no tier can hold the block, and who asks takes no bytes; see `cachectl status`")
+    if isinstance(answer, PassingBlock):
+        return FetchedBlock(location=b"", data=answer.pieces(ref.start, ref.size), checksums=answer.checksums)
+    if isinstance(answer, CachefsError):
+        return FetchedBlock(location=b"", errno=answer.errno, message=str(answer))
+    return FetchedBlock(location=answer.pack())
 
 
 def _tier_status(tier: TierUsage, counters: Counter[str]) -> TierStatus:

@@ -34,7 +34,7 @@ class FetchSlots:
         """slots: reads at once; capacity: their bytes."""
         self._slots = slots
         self.ahead_slots = max(1, slots - max(1, slots // 4))  # slots that reads ahead may take
-        self._capacity = capacity
+        self.capacity = capacity
         self._demand: OrderedDict[bytes, _Request] = OrderedDict()  # waiting, first come, first served
         self._ahead: dict[bytes, _Request] = {}  # waiting, in the order of `_order`
         # (needed, sequence number, key) of reads ahead. Some of them no longer wait, or have become demand.
@@ -117,4 +117,4 @@ class FetchSlots:
         return key
 
     def _fits(self, size: int) -> bool:
-        return self.in_use == 0 or (self.in_use < self._slots and self.bytes_in_use + size <= self._capacity)
+        return self.in_use == 0 or (self.in_use < self._slots and self.bytes_in_use + size <= self.capacity)

@@ -56,15 +56,17 @@ class Maintenance:
         finally:
             self._limiting.release()
 
-    def compact(self, seconds: float = COMPACTION_SECONDS) -> bool:
+    def compact(self, seconds: float = COMPACTION_SECONDS) -> None:
         """Copy what is left in nearly empty segments forward and unlink them, so that files stay few and large. Begins
-        no further copy after *seconds*. Is there more to do?"""
+        no further copy after *seconds*, so call it every few seconds, too."""
         if not self._compacting.acquire(blocking=False):
-            return False
+            return
         until = time.monotonic() + seconds
         try:
             self._index.drop_dead_readers()
-            return any([self._compact(tier, until) for tier in self._tiers if not tier.problem])
+            for tier in self._tiers:
+                if not tier.problem:
+                    self._compact(tier, until)
         finally:
             self._compacting.release()
 
@@ -128,18 +130,14 @@ class Maintenance:
             pinned = pinned or list(blocks)
         return found or pinned
 
-    def _compact(self, tier: Tier, until: float) -> bool:
-        """Is there more to do?"""
+    def _compact(self, tier: Tier, until: float) -> None:
         try:
             for number in tier.sparse_segments():
-                if time.monotonic() > until:
-                    return True
-                if not self._copy_forward(tier, number, until):
-                    return time.monotonic() > until
+                if time.monotonic() > until or not self._copy_forward(tier, number, until):
+                    return
                 tier.remove_segment(number)
         except OSError as error:
             _log.warning("%s tier: cannot compact: %s", tier.name, error)
-        return False
 
     def _copy_forward(self, tier: Tier, number: int, until: float) -> bool:
         """Empty a segment. False where there is no room for its blocks elsewhere now, or no time any more."""

@@ -48,7 +48,8 @@ class TierConfig:
     budget: int  # bytes
     segment_size: int  # bytes
     policy: str  # a name in cachefs.planning.eviction.policies.POLICIES
-    # Bytes that stay free, whatever the budget says: of the file system, and for the memory tier of the machine's memory.
+    # Bytes that stay free, whatever the budget says: of the file system, and for the memory tier of the machine's
+    # memory.
     min_free: int = 0
 
 
