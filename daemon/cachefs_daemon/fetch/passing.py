@@ -16,7 +16,7 @@ from cachefs.block import PIECE_SIZE, piece_checksums
 
 log = logging.getLogger(__name__)
 
-# Seconds that a block stays after its last use.
+# Seconds that a block stays. Not counted from its last use: the next fetch finds out whether a tier can hold it now.
 KEPT_SECONDS: Final = 2.0
 # Seconds without such a block after which the next one is told in the log.
 QUIET_SECONDS: Final = 60.0
@@ -47,7 +47,8 @@ class Passing:
         self.count = 0  # since the daemon started
         self._room = room
         self._bytes = 0
-        self._blocks: OrderedDict[bytes, tuple[PassingBlock, float]] = OrderedDict()  # by key, with the last use
+        # By key, oldest first, with the loop time at which it came.
+        self._blocks: OrderedDict[bytes, tuple[PassingBlock, float]] = OrderedDict()
         self._last = -math.inf  # loop time at which the last one came
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -68,11 +69,8 @@ class Passing:
 
     def get(self, key: bytes) -> PassingBlock | None:
         """The block, if it is still here."""
-        if key not in self._blocks:
-            return None
-        block, _ = self._blocks.pop(key)
-        self._blocks[key] = block, asyncio.get_running_loop().time()
-        return block
+        found = self._blocks.get(key)
+        return found[0] if found is not None else None
 
     def close(self) -> None:
         """Let go of all blocks."""
@@ -88,9 +86,9 @@ class Passing:
     def _drop_old(self) -> None:
         loop = asyncio.get_running_loop()
         while self._blocks:
-            key, (_, used) = next(iter(self._blocks.items()))
-            if loop.time() - used < KEPT_SECONDS:
-                self._sweep = loop.call_later(used + KEPT_SECONDS - loop.time(), self._drop_old)
+            key, (_, came) = next(iter(self._blocks.items()))
+            if loop.time() - came < KEPT_SECONDS:
+                self._sweep = loop.call_later(came + KEPT_SECONDS - loop.time(), self._drop_old)
                 return
             self._drop(key)
         self._sweep = None
