@@ -3,6 +3,7 @@
 import contextlib
 import random
 import subprocess
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,8 +30,7 @@ def small_tmpfs(directory: Path) -> Iterator[Path]:
 def fill(ballast: Path) -> None:
     """Take all that the file system has left."""
     with pytest.raises(OSError, match="No space"), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+        deque(iter(lambda: file.write(bytes(4096)), 0), maxlen=0)
 
 
 def test_reads_through_a_mount_go_on_while_no_tier_can_hold_anything(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from cachefs.block import Location
@@ -19,6 +20,19 @@ _log = logging.getLogger(__name__)
 
 # One call copies for as long: on a disk of 200 MB/s some 200 MB.
 COMPACTION_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Found:
+    """Blocks to evict."""
+
+    missing: int  # bytes of blocks that are still to be found
+    keys: list[bytes] = field(default_factory=list)
+
+    def add(self, key: bytes, size: int) -> None:
+        if self.missing > 0:
+            self.keys.append(key)
+            self.missing -= size
 
 
 class Maintenance:
@@ -114,28 +128,28 @@ class Maintenance:
             _log.info("dropped %d blocks (%d bytes) that nobody has read for their time", blocks, freed)
 
     def _oldest_blocks(self, tier: Tier, size: int) -> list[bytes]:
-        """Blocks of *size* bytes where the policy names none: the oldest ones. The limit is physical, so pinned ones
-        are among them, but only where there are no others."""
-        found: list[bytes] = []
-        pinned: list[bytes] = []
+        """The oldest blocks, of *size* bytes, where the policy names none. The limit is physical: where there are only
+        pinned ones, it is them, but not for room that transient blocks might want."""
+        unpinned = _Found(size)
+        pinned = _Found(size if tier.free < 0 else 0)
         for number in tier.live_segments():
             blocks = dict(self._live_blocks(tier, number))
             with self._tiering as tiering:
-                free = tiering.unpinned(blocks)
-            for key in free:
-                found.append(key)
-                size -= span(blocks.pop(key).length)
-                if size <= 0:
-                    return found
-            pinned = pinned or list(blocks)
-        return found or pinned
+                free = set(tiering.unpinned(blocks))
+            for key, location in blocks.items():
+                (unpinned if key in free else pinned).add(key, span(location.length))
+            if unpinned.missing <= 0:
+                break
+        return unpinned.keys or pinned.keys
 
     def _compact(self, tier: Tier, until: float) -> None:
         try:
             for number in tier.sparse_segments():
-                if time.monotonic() > until or not self._copy_forward(tier, number, until):
+                if not self._copy_forward(tier, number, until):
                     return
                 tier.remove_segment(number)
+                if time.monotonic() > until:
+                    return
         except OSError as error:
             _log.warning("%s tier: cannot compact: %s", tier.name, error)
 
