@@ -149,7 +149,9 @@ class Node:
 def store_config(config: Config) -> StoreConfig:
     """With percentages turned into bytes: of the machine's memory, and of the file system behind [ssd] dir."""
     daemon = config.daemon
-    memory = TierConfig(config.memory.dir, config.memory_budget, config.memory.segment_size, daemon.policy)
+    memory = TierConfig(
+        config.memory.dir, config.memory_budget, config.memory.segment_size, daemon.policy, config.memory_min_free
+    )
     ssd = None
     if config.ssd is not None and (budget := config.ssd_budget) > 0:
         ssd = TierConfig(config.ssd.dir, budget, config.ssd.segment_size, daemon.policy, config.ssd_min_free)

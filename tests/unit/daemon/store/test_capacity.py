@@ -40,6 +40,32 @@ def test_v1_inside_a_container_only_the_root_of_the_tree_is_there(proc: Path, tm
     assert memory_room(proc=proc, sys=tmp_path / "sys") is None
 
 
+def test_a_little_comes_out_of_half_of_the_headroom(proc: Path, tmp_path: Path) -> None:
+    """What passes through the memory tier has some room, also where memory gets short, but not when there is none."""
+    (proc / "self/cgroup").write_text("0::/\n")
+
+    def room(held: int, spare: int | None) -> int | None:
+        cgroup(tmp_path / "sys", memory__max=f"{8 * GIB}\n", memory__stat=f"anon {8 * GIB - held}\n")
+        return memory_room(spare=spare, proc=proc, sys=tmp_path / "sys")
+
+    assert room(256 << 20, spare=None) == 0
+    assert room(256 << 20, spare=16 << 20) == 16 << 20
+    assert room(136 << 20, spare=16 << 20) == 8 << 20
+    assert room(64 << 20, spare=16 << 20) == -(64 << 20)
+    assert room(200 << 20, spare=-(16 << 20)) == -(16 << 20), "the tier shrinks to no less"
+    assert room(512 << 20, spare=16 << 20) == 256 << 20
+
+
+def test_memory_of_the_machine_stays_free(proc: Path, tmp_path: Path) -> None:
+    (proc / "self/cgroup").write_text("")
+    (proc / "meminfo").write_text("MemTotal: 9000000 kB\nMemFree: 10 kB\nMemAvailable: 1048576 kB\n")
+    assert memory_room(min_free=GIB // 4, proc=proc, sys=tmp_path) == 3 * GIB // 4
+    assert memory_room(min_free=2 * GIB, proc=proc, sys=tmp_path) == -GIB
+    assert memory_room(min_free=0, proc=proc, sys=tmp_path) is None
+    (proc / "meminfo").write_text("")
+    assert memory_room(min_free=GIB, proc=proc, sys=tmp_path) is None
+
+
 def test_no_cgroups_no_limit(tmp_path: Path) -> None:
     assert memory_room(proc=tmp_path, sys=tmp_path) is None
 
