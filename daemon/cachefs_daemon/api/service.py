@@ -40,11 +40,14 @@ from cachefs.messages import (
     WarmupProgress,
 )
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
+from cachefs.snapshot import Snapshot
 from cachefs_daemon.content import inventory, verify
 from cachefs_daemon.datasets import selection
+from cachefs_daemon.datasets.catalog import Dataset
 from cachefs_daemon.fetch.fetcher import Answer
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.node import Node
+from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.storage import TierUsage
 
 
@@ -182,23 +185,36 @@ class Service:
 
     async def dataset_refresh(self, request: DatasetName) -> AsyncGenerator[ListingProgress, None]:
         dataset = self._node.catalog.get(request.name)
-        before = dataset.current
-        async with contextlib.aclosing(self._node.catalog.refresh(request.name)) as steps:
-            async for progress in steps:
-                if progress.dataset is not None:
-                    await self._node.pins.follow(before, dataset.record.pins)
-                    await self._node.quotas.follow(dataset)
-                yield progress
+        before = followed = dataset.current
+        try:
+            async with contextlib.aclosing(self._node.catalog.refresh(request.name)) as steps:
+                async for progress in steps:
+                    if progress.dataset is not None:
+                        followed = dataset.current
+                        await unbroken(self._follow(dataset, before))
+                    yield progress
+        finally:
+            # The caller may go away after there is another snapshot, and before it is told so.
+            if followed is not dataset.current:
+                await unbroken(self._follow(dataset, before))
+
+    async def _follow(self, dataset: Dataset, before: Snapshot | None) -> None:
+        """A dataset has another snapshot than *before*."""
+        await self._node.pins.follow(before, dataset.record.pins)
+        await self._node.quotas.follow(dataset)
 
     async def dataset_remove(self, request: DatasetName) -> Freed:
         """Blocks that other datasets have as well stay."""
         mount = self._node.mounts.using(request.name)
         if mount is not None:
             raise Busy(f"dataset {request.name} is mounted at {mount.mountpoint} (pid {mount.pid}); unmount that first")
-        removed = self._node.catalog.generations(self._node.catalog.get(request.name))
-        dataset = await self._node.catalog.remove(request.name)
+        return await unbroken(self._remove(request.name))
+
+    async def _remove(self, name: str) -> Freed:
+        removed = self._node.catalog.generations(self._node.catalog.get(name))
+        dataset = await self._node.catalog.remove(name)
         await self._node.pins.follow(dataset.current, dataset.record.pins)
-        self._node.quotas.removed(request.name)
+        self._node.quotas.removed(name)
         kept = [snapshot for other in self._node.catalog for snapshot in self._node.catalog.generations(other)]
         storage = self._node.storage
         freed = await self._node.threads.background(
