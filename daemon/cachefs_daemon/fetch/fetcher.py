@@ -120,7 +120,8 @@ class Fetcher:
 
         Returns one outcome per block, in order.
         """
-        return await self._outcomes(refs, ahead=True, until=None)
+        found = await self._outcomes(refs, ahead=True, until=None)
+        return [None if isinstance(one, PassingBlock) else one for one in found]
 
     async def start(self, refs: Sequence[BlockRef], needed: Sequence[float]) -> list["asyncio.Task[Outcome] | Outcome"]:
         """Begin to bring blocks that will be wanted at *needed* (loop times), soonest first.

@@ -266,7 +266,7 @@ def test_a_block_that_no_tier_can_hold_goes_to_all_who_wait(store: OpenStore, mo
             assert answer.data == b"object-1".ljust(SIZE, b".")
             assert pieces_match(key_of(1), answer.checksums, 0, memoryview(answer.pieces(0, SIZE)))
         assert bench.origin.requests == bench.fetcher.passing.count == 1
-        assert await bench.fetcher.ahead([ref(2)]) == [None], "nobody waits for it"
+        assert await bench.fetcher.ahead([ref(1), ref(2)]) == [None, None], "nobody waits for them"
         assert not bench.errors.views()
 
     on_bench(store, scene)
