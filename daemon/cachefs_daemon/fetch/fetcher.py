@@ -71,7 +71,10 @@ class _Landing:
 
 
 class Fetcher:
-    """Fetches blocks on demand and ahead of it. Used on the event loop."""
+    """Fetches blocks on demand and ahead of it. Used on the event loop.
+
+    It has more than 12 attributes: half of them are the parts that it uses, and half what it remembers and counts.
+    """
 
     def __init__(
         self,
