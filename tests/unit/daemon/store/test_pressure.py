@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cachefs_daemon.store import capacity, segment_writer
+from cachefs_daemon.store import capacity, segment_writer, transfers
 from cachefs_daemon.store.segment_writer import span
 
 from cachefs.block import MEMORY, SSD
@@ -102,7 +102,7 @@ def test_without_any_memory_a_put_is_refused_at_once_or_goes_to_the_ssd(
             assert location is not None
             assert location.tier == SSD
         else:
-            monkeypatch.setattr(time, "sleep", None)  # nothing to wait for
+            monkeypatch.setattr(transfers, "_POLL_SECONDS", "not to be waited for")
             with pytest.raises(StoreFull, match="its limit of 0 bytes is in use"):
                 store.put(key_of(200), data_of(200))
 
