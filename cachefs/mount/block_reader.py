@@ -11,9 +11,19 @@ from typing import Final
 
 import trio
 
-from cachefs.block import MAX_READ, MEMORY, PIECE_SIZE, SSD, TIER_NAMES, Location, block_count, block_key
+from cachefs.block import (
+    MAX_READ,
+    MEMORY,
+    PIECE_SIZE,
+    SSD,
+    TIER_NAMES,
+    Location,
+    block_count,
+    block_key,
+    pieces_match,
+)
 from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.messages import BlockRef, Fetch, NodeView, Stall
+from cachefs.messages import BlockRef, Fetch, FetchedBlock, NodeView, Stall
 from cachefs.mount.counters import Counters
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.read_marks import ReadMarks
@@ -51,7 +61,7 @@ class _Flight:
 
     landed: trio.Event = field(default_factory=trio.Event)
     # Once it has landed, one of these two is set.
-    location: Location | None = None
+    answer: FetchedBlock | None = None
     error: CachefsError | None = None
     # The time of trio's clock from which on the block is asked for again, and not answered with the error.
     forget_at: float = math.inf
@@ -133,14 +143,18 @@ class BlockReader:
         self.counters.miss_bytes += size
         deadline = trio.current_time() + self._read_deadline
         while True:
-            ref = BlockRef(snapshot=snapshot.id, entry=number, number=block, bad=bad)
-            location = await self._fetch(key, ref, deadline)
-            data = await self._copy(key, location, start, size)
+            ref = BlockRef(snapshot=snapshot.id, entry=number, number=block, bad=bad, start=start, size=size)
+            answer = await self._fetch(key, ref, deadline)
+            if answer.location:
+                data = await self._copy(key, Location.unpack(answer.location), start, size)
+            else:
+                data = _passed(key, answer, start, size)
             if data is not None:
                 self._note_access(key)
                 return data
-            # It was evicted again before we could read it, or written badly: the daemon finds out which.
-            bad = location.pack()
+            # It was evicted again before we could read it, or written badly: the daemon finds out which. Or we have
+            # shared the call of a read of other bytes of a block that no tier can hold.
+            bad = answer.location
             await trio.sleep(UNREADABLE_PAUSE)
             if trio.current_time() > deadline:
                 name = snapshot.path(number).decode(errors="backslashreplace")
@@ -195,14 +209,15 @@ class BlockReader:
         if len(self.stalls) < MAX_STALLS:
             self.stalls.append(Stall(key, trio.current_time() - began, source))
 
-    async def _fetch(self, key: bytes, ref: BlockRef, deadline: float) -> Location:
-        """Where the daemon has put the block. Reads of one block share one call, and its failure for a moment."""
+    async def _fetch(self, key: bytes, ref: BlockRef, deadline: float) -> FetchedBlock:
+        """Where the daemon has put the block, or its bytes where no tier can hold it. Reads of one block share one
+        call, and its failure for a moment."""
         began = trio.current_time()
         flight = self._flights.get(key)
         if flight is None or trio.current_time() > flight.forget_at:
             flight = self._flights[key] = _Flight()
             try:
-                flight.location = await self._ask(flight, ref, deadline)
+                flight.answer = await self._ask(flight, ref, deadline)
             except CachefsError as error:
                 flight.error = error
                 self._forget_old_failures()
@@ -214,15 +229,15 @@ class BlockReader:
         else:
             await flight.landed.wait()
         self._note_stall(key, began, "daemon" if flight.daemon_away else "origin")
-        if flight.location is None:
+        if flight.answer is None:
             raise flight.error or CachefsError("the mount is ending")
-        return flight.location
+        return flight.answer
 
     def _forget_old_failures(self) -> None:
         now = trio.current_time()
         self._flights = {key: flight for key, flight in self._flights.items() if flight.forget_at >= now}
 
-    async def _ask(self, flight: _Flight, ref: BlockRef, deadline: float) -> Location:
+    async def _ask(self, flight: _Flight, ref: BlockRef, deadline: float) -> FetchedBlock:
         while True:
             left = deadline - trio.current_time()
             try:
@@ -239,7 +254,7 @@ class BlockReader:
                 error = CachefsError(answer.message)
                 error.errno = answer.errno
                 raise error
-            return Location.unpack(answer.location)
+            return answer
 
     def _ask_ahead(self, snapshot: Snapshot, number: int, content: bytes, first: int) -> None:
         """Have the next blocks brought to the node. To be called where a reader comes to the start of a later block:
@@ -252,3 +267,13 @@ class BlockReader:
         ]
         if missing:
             self._link.send(FETCH, Fetch(blocks=missing, ahead=True, deadline=self._read_deadline))
+
+
+def _passed(key: bytes, answer: FetchedBlock, start: int, size: int) -> memoryview | None:
+    """Verified bytes of a block that no tier can hold, out of the daemon's answer; None where it has others."""
+    pieces = memoryview(answer.data)
+    first = start // PIECE_SIZE
+    begin = first * PIECE_SIZE
+    if len(pieces) < start + size - begin or not pieces_match(key, answer.checksums, first, pieces):
+        return None
+    return pieces[start - begin : start + size - begin]
