@@ -99,8 +99,10 @@ class BlockRef(Message, frozen=True, array_like=True):
     entry: int
     # Number of the block in the file.
     number: int
-    # The packed Location whose bytes failed verification; empty where none has failed.
+    # The packed Location whose bytes failed verification, or could not be had; empty where none has failed.
     bad: bytes = b""
+    # The tier at *bad* does not answer: take the bytes from the origin, and do not wait for it either.
+    slow: bool = False
 
 
 class Fetch(Message, frozen=True):

@@ -54,8 +54,8 @@ class Supervisor:
         spec = spec.resolved(view.datasets)
         self._shown = wanted_datasets(spec, view.datasets)
         wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        marks = read_marks.create()
-        self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks)
+        marks, failures = read_marks.create(), read_marks.create()
+        self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks, failures)
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
         """Mount, call *mounted*, call *ready* once reads are answered; return when the mount has ended, or a signal

@@ -21,7 +21,7 @@ import trio
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, MountReport, NodeView
 from cachefs.mount import kernel
-from cachefs.mount.block_reader import BlockReader
+from cachefs.mount.block_reader import MOST_WAITING, BlockReader
 from cachefs.mount.control import Control
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.namespace import Namespace
@@ -45,6 +45,9 @@ IDLE_REPORT_SECONDS: Final = 10.0
 REPORT_TIMEOUT: Final = 5.0
 READY_SECONDS: Final = 20.0
 BEAT_SECONDS: Final = 1.0
+# Requests that a worker works on at once. So many reads may wait (MOST_WAITING in cachefs.mount.block_reader), and then
+# there is still room for requests that need not wait. pyfuse3 starts a task for each, when it has none that is idle.
+MOST_REQUESTS: Final = MOST_WAITING + 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,9 @@ class Mount:
     views: ViewLog
     # An eventfd that is set where somebody wants to write to the control FIFO (cachefs.mount.control).
     wanted: int
-    # Descriptor of the marks of what was read (cachefs.mount.read_marks).
+    # Descriptors of marks (cachefs.mount.read_marks): of what was read, and of what an absent daemon has not brought.
     marks: int
+    failures: int
 
 
 def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
@@ -113,7 +117,7 @@ class Worker:
                 nursery.start_soon(self._announce)
                 if self._number == 0:
                     nursery.start_soon(control.serve)
-                await pyfuse3.main()
+                await pyfuse3.main(max_tasks=MOST_REQUESTS)
                 if not self._told_to_end:
                     self._say(WorkerMessage.OVER)
                 nursery.cancel_scope.cancel()
@@ -121,14 +125,14 @@ class Worker:
             self._say_goodbye()
 
     def _open_reader(self, link: DaemonLink) -> BlockReader:
-        marks = ReadMarks(self._mount.marks)
+        marks, failures = ReadMarks(self._mount.marks), ReadMarks(self._mount.failures)
         try:
-            return BlockReader(link, self._heard.view, self._counters, marks)
+            return BlockReader(link, self._heard.view, self._counters, marks, failures)
         except CachefsError:
             # Another index may have taken the place of this one while no worker was there to be told.
             view = self._client.call(NODE, Empty(), timeout=REPORT_TIMEOUT)
             self._take_up(self._mount.views.add(view))
-            return BlockReader(link, view, self._counters, marks)
+            return BlockReader(link, view, self._counters, marks, failures)
 
     async def _announce(self) -> None:
         """Tell the supervisor that requests are answered; a stat through the mount proves it."""
