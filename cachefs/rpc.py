@@ -130,12 +130,15 @@ ERROR_TRAILER: Final = "cachefs-error"
 
 
 def encode(message: Message) -> bytes:
-    """Raises ConfigError for a text that is not UTF-8, which can come from the command line."""
+    """Raises ConfigError for a text that is not UTF-8, which can come from the command line, and for a number beyond 64
+    bits."""
     try:
         return msgspec.msgpack.encode(message)
     except UnicodeEncodeError as error:
         shown = error.object.encode("utf-8", "backslashreplace").decode()
         raise errors.ConfigError(f"{shown!r} is not UTF-8; only paths in a dataset may be anything else") from None
+    except OverflowError:
+        raise errors.ConfigError("a number in the request is larger than 64 bits") from None
 
 
 def decoder(kind: type[Reply]) -> Callable[[bytes], Reply]:
@@ -171,9 +174,11 @@ class DaemonClient:
             raise self.error(error) from None
 
     def begin(self, method: Method[Request, Reply], request: Request, timeout: float) -> Any:
-        """Start a call. Returns its gRPC future: result() gives the reply or raises grpc.RpcError (see `error`)."""
-        stub = self._channel.unary_unary(method.path, encode, decoder(method.reply))
-        return stub.future(request, timeout=timeout, wait_for_ready=True)
+        """Start a call. Returns its gRPC future: result() gives the reply or raises grpc.RpcError (see `error`). Raises
+        ConfigError as `encode` does."""
+        encoded = encode(request)
+        stub = self._channel.unary_unary(method.path, None, decoder(method.reply))
+        return stub.future(encoded, timeout=timeout, wait_for_ready=True)
 
     def stream(self, method: Method[Request, Reply], request: Request, timeout: float | None = None) -> Iterator[Reply]:
         """The replies. Raises as `call` does, also where the daemon stops answering before the last reply."""

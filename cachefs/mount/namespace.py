@@ -36,6 +36,17 @@ def wanted_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[Da
     return found
 
 
+def shown_datasets(spec: MountSpec, first: Sequence[DatasetView], now: Sequence[DatasetView]) -> list[DatasetView]:
+    """What a mount of *spec* shows, where the node had the datasets *first* when it was mounted and has *now* others.
+
+    Raises NotFound.
+    """
+    if spec.is_single:
+        return wanted_datasets(spec, first)
+    pinned = [dataset for dataset in wanted_datasets(spec, first) if not spec.follows(dataset.name)]
+    return pinned + [dataset for dataset in now if spec.follows(dataset.name)]
+
+
 def at_snapshot(dataset: DatasetView, digits: str) -> DatasetView:
     """The dataset at the snapshot whose id begins with *digits*, while that is still on this node. Raises NotFound."""
     paths = list(Path(dataset.path).parent.glob(f"{digits}*{SUFFIX}")) if digits.isalnum() else []

@@ -18,6 +18,7 @@ from cachefs.errors import CachefsError
 from cachefs.messages import MountReport
 from cachefs.mount import kernel, read_marks
 from cachefs.mount.attach import attach
+from cachefs.mount.control_process import ControlProcess
 from cachefs.mount.guard import Guard
 from cachefs.mount.namespace import wanted_datasets
 from cachefs.mount.options import MountOptions
@@ -67,24 +68,33 @@ class Supervisor:
         signals = _listen_to_signals()
         guard = Guard(session.connection)
         workers = WorkerPool(mount, session, self._worker_count(session))
+        control = ControlProcess(mount)
         pusher = PusherProcess(mount, self._pinned_spec(), session) if mount.options.push else None
         try:
-            self._supervise(workers, guard, pusher, signals, ready)
+            self._supervise(workers, control, guard, pusher, signals, ready)
             if workers.failure is not None:
                 raise workers.failure
         finally:
             self._unmount(session)
             workers.end(GOODBYE_SECONDS)
+            control.end()
             if pusher is not None:
                 pusher.end()
             guard.end()
 
     def _supervise(
-        self, workers: WorkerPool, guard: Guard, pusher: PusherProcess | None, signals: int, ready: Callable[[], None]
+        self,
+        workers: WorkerPool,
+        control: ControlProcess,
+        guard: Guard,
+        pusher: PusherProcess | None,
+        signals: int,
+        ready: Callable[[], None],
     ) -> None:
         announced, ticked = False, time.monotonic()
         while not workers.over and workers.failure is None:
-            workers.wait(TICK_SECONDS, signals)
+            workers.wait(TICK_SECONDS, [signals, *control.wakes])
+            control.tend()
             if select.select([signals], [], [], 0)[0]:
                 log.info("told to end: unmounting %s", self._mount.directory)
                 return

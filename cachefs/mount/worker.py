@@ -85,7 +85,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class Worker:
-    """One worker, in which all parts of a serving process are put together. Worker 0 also reads the control FIFO.
+    """One worker, in which all parts of a serving process are put together.
 
     It is to be made after the fork, which gRPC, LMDB and trio do not survive.
     """
@@ -107,7 +107,7 @@ class Worker:
         """Serve until the mount ends. Raises CachefsError where serving cannot begin."""
         link = DaemonLink(self._client)
         self._reader = self._open_reader(link)
-        control = Control(self._mount.directory, self._namespace, link, self._mount.wanted)
+        control = Control(self._namespace, self._mount.wanted)
         self._operations.attach(self._namespace, control, self._reader)
         try:
             async with trio.open_nursery() as nursery:
@@ -115,8 +115,6 @@ class Worker:
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._keep_reporting, link)
                 nursery.start_soon(self._announce)
-                if self._number == 0:
-                    nursery.start_soon(control.serve)
                 await pyfuse3.main(max_tasks=MOST_REQUESTS)
                 if not self._told_to_end:
                     self._say(WorkerMessage.OVER)

@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,11 +75,15 @@ class WorkerPool:
         # Number of each worker that does not run -> when to start it (monotonic seconds).
         self._empty_places = dict.fromkeys(range(size), 0.0)
         self._crashes = 0  # one soon after the other
+        self._wakes: set[int] = set()  # descriptors of others that are watched
 
-    def wait(self, seconds: float, wake: int) -> None:
-        """Handle whatever happens within *seconds*, or until the descriptor *wake* can be read."""
-        if wake not in self._selector.get_map():
+    def wait(self, seconds: float, wakes: Sequence[int]) -> None:
+        """Handle whatever happens within *seconds*, or until one of the descriptors *wakes* can be read."""
+        for wake in self._wakes.difference(wakes):
+            self._ignore(wake)
+        for wake in set(wakes) - self._wakes:
             self._selector.register(wake, selectors.EVENT_READ, lambda: None)
+        self._wakes = set(wakes)
         self._fill_places()
         if self._empty_places:
             seconds = min(seconds, max(0.0, min(self._empty_places.values()) - time.monotonic()))
