@@ -17,7 +17,7 @@ import pyfuse3
 
 from cachefs.block import TIER_NAMES, Location, block_count
 from cachefs.errors import CachefsError, NotFound
-from cachefs.inodes import ROOT
+from cachefs.inodes import ROOT, inode_of
 from cachefs.mount import control
 from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.control import Control
@@ -112,6 +112,8 @@ class Operations(pyfuse3.Operations):
         if name == b".":
             entry: Entry | None = snapshot.entry(number)
         elif name == b"..":
+            if number == 0 and not self.namespace.single:
+                return self._root_attributes()
             entry = snapshot.entry(snapshot.entry(number).parent)
         else:
             entry = snapshot.lookup(number, name)
@@ -240,8 +242,8 @@ class Operations(pyfuse3.Operations):
     def _listing(self, inode: int, start: int) -> Iterator[tuple[bytes, pyfuse3.EntryAttributes]]:
         if inode == ROOT and not self.namespace.single:
             self.namespace.catch_up()
-            for name, root, snapshot in itertools.islice(self.namespace.datasets(), start, None):
-                yield name, self._dataset_attributes(root, snapshot)
+            for name, root in itertools.islice(self.namespace.roots(), start, None):
+                yield name, self._dataset_attributes(root)
             return
         if inode == control.DIRECTORY:
             yield from itertools.islice(
@@ -256,13 +258,17 @@ class Operations(pyfuse3.Operations):
         if name in (b".", b".."):
             return self._root_attributes()
         self.namespace.catch_up()
-        for known, root, snapshot in self.namespace.datasets():
-            if known == name:
-                return self._dataset_attributes(root, snapshot)
-        return _absent(ROOT_SECONDS)
+        slot = self.namespace.names.get(name)
+        return _absent(ROOT_SECONDS) if slot is None else self._dataset_attributes(inode_of(slot, 0))
 
-    def _dataset_attributes(self, root: int, snapshot: Snapshot) -> pyfuse3.EntryAttributes:
-        attributes = self._attributes(root, snapshot.entry(0))
+    def _dataset_attributes(self, root: int) -> pyfuse3.EntryAttributes:
+        try:
+            attributes = self._attributes(root, self._entry(root))
+        except CachefsError as error:
+            # As with too many files open: it is there all the same, and its time is known later.
+            log.error("a dataset cannot be opened: %s", error)
+            attributes = self._new_attributes(root, self._dir_mode, 0, self.namespace.root_changed_ns)
+            attributes.attr_timeout = ROOT_SECONDS
         attributes.entry_timeout = ROOT_SECONDS
         return attributes
 

@@ -6,6 +6,7 @@ It holds the device, and does nothing that could fail or wait: it uses no gRPC, 
 import ctypes
 import logging
 import os
+import resource
 import select
 import signal
 import time
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
 GOODBYE_SECONDS: Final = 3.0
+# Files that each process of a mount may have open.
+MOST_FILES: Final = 1 << 16
 
 
 def default_workers() -> int:
@@ -63,6 +66,7 @@ class Supervisor:
         asked for the end. Raises CachefsError.
         """
         mount = self._mount
+        _raise_soft_limit()
         session = open_session(mount.spec, mount.directory, mount.options, interposer)
         mounted()
         signals = _listen_to_signals()
@@ -133,10 +137,19 @@ class Supervisor:
         return self._mount.spec
 
 
+def _raise_soft_limit() -> None:
+    """Let all processes of the mount have as many files open as is allowed: a snapshot is a file, and so is a
+    segment, of which each thread of the pusher keeps some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _listen_to_signals() -> int:
     """A descriptor that can be read once a signal has asked for the end."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     return reader

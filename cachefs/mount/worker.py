@@ -153,6 +153,7 @@ class Worker:
         while True:
             self._say(WorkerMessage.BEAT)
             self._catch_up()
+            self._namespace.close_idle()
             await trio.sleep(BEAT_SECONDS)
 
     def _say(self, message: WorkerMessage) -> None:
@@ -188,6 +189,8 @@ class Worker:
         try:
             self._take_up(self._mount.views.add(view))
             self._reader.follow(view)
+            if self._mount.views.is_long:
+                self._mount.views.sum_up(self._namespace.slots(), self._namespace.root_changed_ns)
         except (CachefsError, OSError) as error:
             log.warning("cannot follow the daemon's news: %s", error)
 
@@ -201,7 +204,10 @@ class Worker:
     def _take_up(self, news: Sequence[Heard]) -> None:
         for heard in news:
             self._heard = heard
-            self._namespace.update(heard.view.datasets)
+            if heard.slots is None:
+                self._namespace.update(heard.view.datasets)
+            else:
+                self._namespace.resume(heard.slots, heard.view.datasets, heard.changed_ns)
 
     def _say_goodbye(self) -> None:
         try:
