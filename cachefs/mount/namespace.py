@@ -1,6 +1,7 @@
 """The tree a mount shows: which inode is which entry of which snapshot (see cachefs.inodes for the numbers)."""
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 # Seconds after which a snapshot that is not shown any more, and that nobody asks for, is closed; longer than any read
 # may wait. More than MOST_OLD of them are closed sooner.
 IDLE_SECONDS: Final = 300.0
-MOST_OLD: Final = 64
+MOST_OLD: Final = 16
 # Snapshots that were shown once and whose inodes are known, at most.
 MOST_KNOWN: Final = 4096
 # The extended attribute, of everything in a dataset, that names the snapshot shown.
@@ -174,9 +175,13 @@ class Namespace:
 
     def close_idle(self) -> None:
         """Close snapshots that are not shown any more and that nobody has asked for lately."""
+        self._close_old(MOST_OLD, time.monotonic() - IDLE_SECONDS)
+
+    def _close_old(self, most: int, since: float) -> None:
+        """Close those that are not shown, but for the *most* that were used last, if they were used *since* then."""
         while self._old:
             slot, (snapshot, used) = next(iter(self._old.items()))
-            if time.monotonic() - used < IDLE_SECONDS and len(self._old) <= MOST_OLD:
+            if used > since and len(self._old) <= most:
                 return
             del self._old[slot]
             if not any(other is snapshot for other in self._all_open()):
@@ -198,12 +203,23 @@ class Namespace:
         if snapshot is None:
             snapshot = next((other for other in self._all_open() if other.id == slot.snapshot), None)
         if snapshot is None:
-            snapshot = Snapshot(Path(slot.path))
+            snapshot = self._open(slot)
         if number in self.names.values():
             self._by_slot[number] = snapshot
         else:
             self._old[number] = snapshot, time.monotonic()
         return snapshot
+
+    def _open(self, slot: Slot) -> Snapshot:
+        try:
+            return Snapshot(Path(slot.path))
+        except NotFound:
+            raise
+        except CachefsError:
+            if not self._old:
+                raise
+            self._close_old(0, math.inf)  # too many files may be open
+            return Snapshot(Path(slot.path))
 
     def _show(self, datasets: Sequence[DatasetView]) -> None:
         names = {}

@@ -156,7 +156,6 @@ def test_snapshots_are_opened_when_needed_and_closed_when_not(tmp_path: Path, mo
         ((_, root),) = ours.roots()
         roots.append(root)
         assert ours.resolve(root)[0].id == view.snapshot
-    ours.close_idle()
     assert open_files() == before + len(views)
     monkeypatch.setattr("cachefs.mount.namespace.MOST_OLD", 3)
     ours.close_idle()
