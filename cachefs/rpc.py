@@ -180,14 +180,44 @@ class DaemonClient:
         stub = self._channel.unary_unary(method.path, None, decoder(method.reply))
         return stub.future(encoded, timeout=timeout, wait_for_ready=True)
 
-    def stream(self, method: Method[Request, Reply], request: Request, timeout: float | None = None) -> Iterator[Reply]:
-        """The replies. Raises as `call` does, also where the daemon stops answering before the last reply."""
+    def stream(
+        self,
+        method: Method[Request, Reply],
+        request: Request,
+        timeout: float | None = None,
+        *,
+        until_daemon_ends: bool = False,
+    ) -> Iterator[Reply]:
+        """The replies. Raises as `call` does, also where the daemon stops answering before the last reply.
+
+        until_daemon_ends: hang up as soon as the daemon says that it is about to end. Otherwise it waits for the last
+        reply for a while.
+        """
         encoded = encode(request)
         stub = self._channel.unary_stream(method.path, None, decoder(method.reply))
+        replies = stub(encoded, timeout=timeout)
+        watch = self._watch(replies.cancel) if until_daemon_ends else None
         try:
-            yield from stub(encoded, timeout=timeout)
+            yield from replies
         except grpc.RpcError as error:
             raise self.error(error) from None
+        finally:
+            if watch is not None:
+                self._channel.unsubscribe(watch)
+
+    def _watch(self, lost: Callable[[], object]) -> Callable[[grpc.ChannelConnectivity], None]:
+        """Have *lost* called when the connection that is there, or is being made, is not used for new calls any
+        more."""
+        was_ready = False
+
+        def changed(state: grpc.ChannelConnectivity) -> None:
+            nonlocal was_ready
+            if was_ready and state is not grpc.ChannelConnectivity.READY:
+                lost()
+            was_ready = was_ready or state is grpc.ChannelConnectivity.READY
+
+        self._channel.subscribe(changed)
+        return changed
 
     def error(self, error: grpc.RpcError) -> errors.CachefsError:
         """The error that a failed call stands for."""
