@@ -25,7 +25,7 @@ from cachefs.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 # Reads that wait at once in one worker, for a disk, the daemon or the origin. One more fails at once: a reader of what
-# is on the node must not wait behind those that an origin has left waiting. A waiting read takes some 20 KiB.
+# is on the node must not wait behind those that an origin has left waiting. A waiting read takes 35 KiB.
 MOST_WAITING: Final = 4096
 # Blocks asked for ahead of a reader that goes through a large file: 16 MiB at the default block size hides 80 ms of
 # origin latency from a reader of 200 MB/s.

@@ -223,17 +223,8 @@ def test_a_mount_point_may_be_a_link(daemon: Daemon, tree: Path, tmp_path: Path)
 
 def test_names_may_begin_with_a_dash(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "-dash").mkdir()
-    command = [
-        COMMAND.with_name("cachectl"),
-        "--socket",
-        daemon.socket,
-        "mount",
-        "-o",
-        "no_push",
-        "--",
-        "tree",
-        "-dash",
-    ]
+    cachectl = COMMAND.with_name("cachectl")
+    command = [cachectl, "mount", "--socket", daemon.socket, "-o", "no_push", "--", "tree", "-dash"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     try:
         assert done.returncode == 0, done.stderr
