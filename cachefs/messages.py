@@ -99,12 +99,14 @@ class BlockRef(Message, frozen=True, array_like=True):
     entry: int
     # Number of the block in the file.
     number: int
-    # The packed Location whose bytes failed verification; empty where none has failed.
+    # The packed Location whose bytes failed verification, or could not be had; empty where none has failed.
     bad: bytes = b""
     # The bytes of the block that the reader waits for: it takes them out of the reply where no tier can hold the block.
     # With a size of 0 it does not.
     start: int = 0
     size: int = 0
+    # The tier at *bad* does not answer: take the bytes from the origin, and do not wait for it either.
+    slow: bool = False
 
 
 class Fetch(Message, frozen=True):

@@ -179,7 +179,9 @@ class Fetcher:
     def _find(self, ref: BlockRef) -> BlockSource | Location | CachefsError:
         try:
             source = self._resolve(ref)
-            if ref.bad:
+            if ref.slow:
+                self._store.give_up(source.key, Location.unpack(ref.bad))
+            elif ref.bad:
                 self._store.repair(source.key, Location.unpack(ref.bad))
             return self._store.get(source.key) or source
         except CachefsError as error:

@@ -227,6 +227,13 @@ class Tier:
         for location in locations:
             self._free_span(location.segment, segment_writer.record_start(location), span(location.length))
 
+    def suspect(self, reason: str, location: Location) -> None:
+        """Its disk does not answer: take no new blocks until the next `retry`, and free only then the block at
+        *location*, to which no index entry points any more."""
+        self._failed(TimeoutError(errno.ETIMEDOUT, reason))
+        with self._lock:
+            self._unpunched.append((location.segment, segment_writer.record_start(location), span(location.length)))
+
     # --- segments -------------------------------------------------------------------------------------------------
 
     def segment_numbers(self) -> list[int]:
