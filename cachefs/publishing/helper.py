@@ -82,21 +82,27 @@ class Helper:
         self._selector.register(alive, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Receive and report until the training process has ended."""
+        """Receive and report until the training process has ended, and all that it has said was received."""
         due = 0.0
+        has_ended = False
         while True:
-            ready = [key.fileobj for key, _ in self._selector.select(max(0.0, due - time.monotonic()))]
+            wait = 0.0 if has_ended else max(0.0, due - time.monotonic())
+            ready = [key.fileobj for key, _ in self._selector.select(wait)]
             for source in ready:
                 if source is self._listener:
                     self._accept()
                 elif isinstance(source, socket.socket) and self._receive(source):
                     due = 0.0
-            if time.monotonic() >= due:
+            is_quiet = not any(isinstance(source, socket.socket) for source in ready)
+            if time.monotonic() >= due or (has_ended and is_quiet):
                 self._tick()
                 due = time.monotonic() + TICK
-            if self._alive in ready:
+            if has_ended and is_quiet:
                 self._farewell()
                 return
+            if self._alive in ready:
+                has_ended = True
+                self._selector.unregister(self._alive)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from cachefs.job_messages import JobEpoch, JobProgress, JobPublish
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
+from tests.helper_process import helper_process
 from tests.mounting import mounted
 from tests.recording import Recording, recording
 
@@ -61,19 +62,36 @@ def environment(node: Node, job: str) -> dict[str, str]:
     return {**os.environ, "CACHEFS_SOCKET": str(node.socket), "CACHEFS_JOB": job}
 
 
-def run(node: Node, job: str, code: str) -> str:
-    """Run the code, with MOUNT in it, as a job of this name; returns what it prints."""
-    code = f"import cachefs, os, time\nMOUNT = {str(node.mount)!r}\n" + textwrap.dedent(code)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(node, job),
-        capture_output=True,
+def run(node: Node, job: str, code: str, *options: str, **variables: str) -> str:
+    """Run the code, with MOUNT in it, as a job of this name; returns what it prints, when its helper has ended too."""
+    process = subprocess.Popen(
+        [sys.executable, *options, "-c", prepared(node, code)],
+        env={**environment(node, job), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (0, "")
+    wait_until(lambda: helper_process(process.pid) is None)
+    return stdout
+
+
+def prepared(node: Node, code: str) -> str:
+    return f"import cachefs, os, sys, time\nMOUNT = {str(node.mount)!r}\n" + textwrap.dedent(code)
+
+
+def alone(code: str) -> subprocess.CompletedProcess[str]:
+    """Run the code where there is neither a mount nor a daemon."""
+    line = [sys.executable, "-c", "import cachefs, time\n" + textwrap.dedent(code)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def orders(node: Node, job: str) -> dict[int, list[int]]:
@@ -137,12 +155,12 @@ def test_records_of_a_file(node: Node) -> None:
     assert orders(node, "records") == {0: list(range(49, -1, -1))}
 
 
-def test_a_sampler_publishes_what_it_says(node: Node) -> None:
-    printed = run(
+def test_a_sampler_publishes_what_it_says(node: Node, tmp_path: Path) -> None:
+    code = prepared(
         node,
-        "sampler",
         """
         import json, pickle, torch
+        from pathlib import Path
         from torch.utils.data import DataLoader, DistributedSampler
 
         class Files:
@@ -155,13 +173,28 @@ def test_a_sampler_publishes_what_it_says(node: Node) -> None:
         loader = DataLoader(Files(), 2, sampler=sampler)
         for epoch in (4, 5):
             sampler.set_epoch(epoch)
-            print(json.dumps([int(index) for batch in loader for index in batch]))
-            time.sleep(0.6)
+            print(json.dumps([int(index) for batch in loader for index in batch]), flush=True)
+            sys.stdin.readline()
         assert len(sampler) == 6
         """,
     )
-    read = [json.loads(line) for line in printed.splitlines()]
-    assert orders(node, "sampler") == {4: read[0], 5: read[1]}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(node, "sampler"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        for epoch in (4, 5):
+            read = json.loads(job.stdout.readline())
+            wait_until(lambda epoch=epoch: orders(node, "sampler").get(epoch))  # type: ignore[misc]
+            assert orders(node, "sampler")[epoch] == read
+            job.stdin.write("\n")
+            job.stdin.flush()
+        assert job.wait(60) == 0
+        wait_until(lambda: helper_process(job.pid) is None)
     assert node.record.of(JobProgress, "sampler")[-1].epoch == 5
 
 
@@ -210,38 +243,183 @@ def test_a_forked_process_is_a_consumer_of_its_own(node: Node) -> None:
 
 
 def test_nothing_is_raised_where_nothing_can_be_published(tmp_path: Path) -> None:
-    code = f"""
-import cachefs, time
-publication = cachefs.publish([{str(tmp_path / "file")!r}])
-publication.order(0, ["no number"])
-publication.order(0, [0])
-publication.progress(0, 1)
-publication.close()
-nowhere = cachefs.publish({str(tmp_path / "nowhere")!r})
-nowhere.order(0, [0])
-time.sleep(1)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = alone(
+        f"""
+        publication = cachefs.publish([{str(tmp_path / "file")!r}])
+        publication.order(0, ["no number"])
+        publication.order(0, [0])
+        publication.progress(0, 1)
+        publication.close()
+        nowhere = cachefs.publish({str(tmp_path / "nowhere")!r})
+        nowhere.order(0, [0])
+        deadline = time.monotonic() + 60
+        while not nowhere._channel.page.said and time.monotonic() < deadline:
+            time.sleep(0.01)
+        """
+    )
     assert done.returncode == 0
     first, second = done.stderr.splitlines()
-    assert "cannot publish (invalid literal" in first
+    assert "cannot publish the order of epoch 0 ('str' object cannot be interpreted as an integer)" in first
     assert "nowhere: No such file or directory" in second
 
 
-def test_files_that_are_none_are_refused() -> None:
+def test_no_argument_ends_a_training_loop() -> None:
+    done = alone(
+        """
+        import numpy
+        files = ["/nowhere/a", "/nowhere/b"]
+        huge = 1 << 70
+        p = cachefs.publish(files, workers=numpy.int64(2), rank=numpy.int8(1), world_size=numpy.uint8(3))
+        for epoch in (0, numpy.int64(1), int(time.time()), 1 << 24, -2, huge, 1.0, "0", None):
+            for samples in ([0, 1], range(2), numpy.array([1, 0], numpy.int16), [numpy.int64(1)], [0.5], [-1], [huge],
+                            numpy.zeros(2), numpy.array([-1]), "01", None, 7, [None], [[0, 1]]):
+                p.order(epoch, samples)
+            for position in (0, numpy.int32(1), 1.0, -1, huge, None):
+                p.progress(epoch, position)
+            sampler = cachefs.PublishedSampler(type("S", (list,), {"epoch": epoch})([0, 1]), files, workers=1.5)
+            assert list(sampler) == [0, 1]
+        for spec in (3, {"kind": "numpy", "size": huge}, cachefs.SamplerSpec(kind="numpy", size=2, seed=0.5), "x"):
+            cachefs.publish(files, sampler=spec)
+        for options in ({"rank": -1}, {"batch_size": 0}, {"prefetch": huge}, {"records": 3}, {"consumer": 3}):
+            cachefs.publish(files, **options).close()
+        for none in ([3], 3, None, ["a\\0b"], ["\\ud800"], object(), b"x"):
+            cachefs.publish(none).order(0, [0])
+        assert p._is_open
+        print("the end")
+        """
+    )
+    assert done.stdout == "the end\n"
+    (complaint,) = [line for line in done.stderr.splitlines() if "publishing that" in line]
+    assert "cannot publish the order of epoch 0 (must be real number" not in complaint
+    assert complaint.startswith("cachefs: cannot publish the order of epoch 0 (")
+
+
+def test_files_that_are_none_are_named() -> None:
+    done = alone("cachefs.publish([3])")
+    assert done.returncode == 0
+    assert "cachefs: cannot publish (list does not say which files its samples are; give their paths)" in done.stderr
+
+
+def test_nothing_of_the_job_is_held(tmp_path: Path) -> None:
+    """The helper is no child of the job, has nothing of the job open, and ends with it, also with kill -9."""
+    code = """
+import cachefs, os, time
+held = open("held", "w")
+os.set_inheritable(held.fileno(), True)
+cachefs.publish(["/nowhere/a"]).order(0, [0])
+try:
+    os.wait()
+except ChildProcessError:
+    print("no child", flush=True)
+time.sleep(60)
+"""
+    job = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "no child\n"
+        helper = helper_process(job.pid)
+        assert helper is not None
+        assert helper.cwd() == "/"
+        ours = {"/dev/null", "anon_inode:[eventpoll]", "/memfd:cachefs-page (deleted)"}
+        assert open_files(helper.pid) & open_files(job.pid) <= ours
+        helper.suspend()
+    finally:
+        job.kill()
+    assert job.communicate(timeout=20) == ("", "")  # nobody else has them open
+    helper.resume()
+    wait_until(lambda: not helper.is_running())
+
+
+def open_files(pid: int) -> set[str]:
+    return {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def test_a_full_dev_shm_kills_no_training() -> None:
+    code = """
+import cachefs
+publication = cachefs.publish(["/nowhere/a"])
+publication.order(0, [0])
+publication.progress(0, 1)
+print("the end")
+"""
+    mount = "mount -t tmpfs -o size=64k,mode=1777 none /dev/shm && ! head -c 1m /dev/zero 2>/dev/null > /dev/shm/full"
     done = subprocess.run(
-        [sys.executable, "-c", "import cachefs; cachefs.publish([3])"],
+        [
+            "unshare",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            f'{mount} && exec "$@"',
+            "sh",
+            sys.executable,
+            "-c",
+            code,
+        ],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert "TypeError: list does not say which files its samples are; give their paths" in done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
 
 
-def _is_all_known(node: Node) -> bool:
+def test_packages_for_another_python_do_not_reach_the_helper(node: Node, tmp_path: Path) -> None:
+    for package in ("msgspec", "grpc", "site", "usercustomize"):
+        (tmp_path / f"{package}.py").write_text("raise RuntimeError('for another Python')\n")
+    (tmp_path / "usercustomize.py").unlink()
+    code = "cachefs.publish(MOUNT).order(0, [0]); time.sleep(1)"
+    run(node, "isolated", code, "-W", "error", PYTHONPATH=str(tmp_path))
+    assert node.record.of(JobPublish, "isolated")
+
+
+def test_a_job_without_stdio_publishes(node: Node) -> None:
+    code = prepared(node, "p = cachefs.publish(MOUNT); p.order(0, [0]); p.progress(0, 1); time.sleep(2)")
+    line = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    subprocess.run(line, env=environment(node, "closed"), timeout=60, check=True)
+    assert orders(node, "closed") == {0: [0]}
+
+
+def test_a_job_is_named_after_its_script_and_process(node: Node) -> None:
+    code = "cachefs.publish(MOUNT).order(0, [0]); print(os.getpid()); time.sleep(1)"
+    pid = run(node, "", code).strip()
+    assert node.record.of(JobPublish, f"c-{pid}")
+
+
+def test_who_was_started_by_a_publishing_process_does_not_take_its_place(node: Node) -> None:
+    """All three have the same job and the same rank."""
+    run(
+        node,
+        "family",
+        """
+        import subprocess
+        publication = cachefs.publish(MOUNT)
+        publication.order(0, range(12))
+        if len(sys.argv) == 1:
+            child = subprocess.Popen([*sys.orig_argv, "child"])
+            if os.fork() == 0:
+                publication.order(0, range(12))
+                time.sleep(1)
+                os._exit(0)
+            os.wait(), child.wait()
+        time.sleep(1)
+        """,
+        RANK="2",
+        WORLD_SIZE="4",
+    )
+    published = {(message.consumer, message.rank) for message in node.record.of(JobPublish, "family")}
+    pids = {message.pid for message in node.record.of(JobPublish, "family")}
+    named = {("2" if len(consumer) == 1 else f"2.pid-{consumer[6:]}", rank) for consumer, rank in published}
+    assert len(published) == len(pids) == 3
+    assert named == published
+    assert ("2", 2) in published
+
+
+def _is_all_known(node: Node, job: str) -> bool:
     """Has each of two ranks published the files of all samples?"""
-    said = node.record.of(JobPublish, "ranks")
+    said = node.record.of(JobPublish, job)
     last = {message.consumer: message for message in said}
     return len(last) == 2 and all(len(node.names(message)) == FILES for message in last.values())
 
@@ -289,8 +467,8 @@ def test_ranks_share_what_each_has_learned(node: Node, tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    deadline = time.monotonic() + 30
-    while not _is_all_known(node) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while not _is_all_known(node, "ranks") and time.monotonic() < deadline:
         time.sleep(0.05)
     (tmp_path / "known").touch()
     assert [rank.wait(60) for rank in ranks] == [0, 0]
@@ -299,6 +477,40 @@ def test_ranks_share_what_each_has_learned(node: Node, tmp_path: Path) -> None:
         assert len(node.names(last)) == FILES
         # So it is for the daemon to compute what each rank reads.
         assert last.spec is not None
+
+
+def test_a_rank_that_begins_later_is_told_what_was_learned(node: Node, tmp_path: Path) -> None:
+    """Each of two processes learns half of the files. The second begins when the first has learned its half; and its
+    consumer begins only after it was told in vain."""
+    code = prepared(
+        node,
+        f"""
+        from pathlib import Path
+        from cachefs.publishing.channel import Line, Op, channel
+        from cachefs.publishing.publication import Publication
+        rank, here = int(sys.argv[1]), Path({str(tmp_path)!r})
+        files = sorted(str(path) for path in Path(MOUNT).rglob("*.bin"))
+        channel()  # from here on there is a helper
+        if rank:
+            time.sleep(1.5)
+        publication = Publication((), {{"length": len(files), "learn": True, "source": "test"}})
+        pairs = [(sample, [files[sample]]) for sample in range(rank, len(files), 2)]
+        Line(channel().directory).send({{"op": Op.OPENED, "slot": 0, "length": len(files), "pairs": pairs}})
+        publication.order(0, range(len(files)))
+        while not (here / "known").exists():
+            time.sleep(0.01)
+        """,
+    )
+    ranks = []
+    try:
+        for rank in ("0", "1"):
+            variables = {**environment(node, "late"), "RANK": rank, "WORLD_SIZE": "2"}
+            ranks.append(subprocess.Popen([sys.executable, "-c", code, rank], env=variables))
+            wait_until(lambda: helper_process(ranks[-1].pid))
+        wait_until(lambda: _is_all_known(node, "late"))
+    finally:
+        (tmp_path / "known").touch()
+        assert [rank.wait(60) for rank in ranks] == [0, 0]
 
 
 def test_what_a_killed_helper_left_is_swept_away(node: Node) -> None:
