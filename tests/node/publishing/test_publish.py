@@ -16,6 +16,7 @@ import pytest
 
 from cachefs.job_messages import JobEpoch, JobProgress, JobPublish
 from cachefs.snapshot import Snapshot
+from tests.as_user import NOBODY, as_user
 from tests.daemon import Daemon
 from tests.helper_process import helper_process
 from tests.mounting import mounted
@@ -292,6 +293,31 @@ def test_no_argument_ends_a_training_loop() -> None:
     (complaint,) = [line for line in done.stderr.splitlines() if "publishing that" in line]
     assert "cannot publish the order of epoch 0 (must be real number" not in complaint
     assert complaint.startswith("cachefs: cannot publish the order of epoch 0 (")
+
+
+def test_a_user_who_may_not_use_the_socket_is_told_so(node: Node) -> None:
+    code = prepared(
+        node,
+        """
+        publication = cachefs.publish(MOUNT)
+        publication.order(0, [0])
+        while not publication._channel.page.said:
+            time.sleep(0.01)
+        publication.progress(0, 1)
+        print("the end")
+        """,
+    )
+    done = subprocess.run(
+        [*as_user(NOBODY), sys.executable, "-c", code],
+        env=environment(node, "nobody"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    complaint = f"cachefs: you may not use the socket {node.socket} of the daemon; ask who runs it; the job goes on"
+    assert (done.returncode, done.stdout) == (0, "the end\n")
+    assert done.stderr == f"{complaint} without that\n"
 
 
 def test_files_that_are_none_are_named() -> None:

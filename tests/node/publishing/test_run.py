@@ -327,6 +327,18 @@ def test_run_of_what_is_not_there(tmp_path: Path) -> None:
     assert finished(command(tmp_path / "text", job="j", socket=tmp_path)).returncode == 126
 
 
+def test_the_environment_is_the_jobs_own(tmp_path: Path) -> None:
+    """Nothing that cachefs sets for processes of its own gets into the job, in whichever way it is started."""
+    code = "import json, os, torch.utils.data; print(json.dumps(dict(os.environ)))"
+    given = {"PYTHONPATH": "", "_": "", "SHLVL": "1"}
+    plain = json.loads(finished([sys.executable, "-c", code], given).stdout)
+    line = command(*command(sys.executable, "-c", code, job="j", socket=tmp_path), job="outer", socket=tmp_path)
+    watched = json.loads(finished(line, given).stdout)
+    assert watched.pop("PYTHONPATH").endswith("cachefs/hooks/startup")
+    changed = {"CACHEFS_JOB": "j", "CACHEFS_PYTHON": sys.executable, "CACHEFS_SOCKET": str(tmp_path)}
+    assert {**watched, "PYTHONPATH": ""} == plain | changed
+
+
 def test_another_sitecustomize_is_run_too(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.theirs = __file__")
     code = "import sys, sitecustomize; print(sys.theirs, sitecustomize.__file__)"
