@@ -117,7 +117,7 @@ class Channel:
         """Start the helper. Raises OSError where it cannot be started."""
         self.job = job
         # Is there a process that publishes among those that have started this one? It has the job's rank already.
-        self.descends = Path(os.environ.get(DIRECTORY_VARIABLE) or os.devnull, SOCKET_NAME).exists()
+        self.descends = os.path.exists(os.path.join(os.environ.get(DIRECTORY_VARIABLE) or os.devnull, SOCKET_NAME))
         self.directory = _helper_directory(job)
         self._owner = os.getpid()
         self._free = list(range(SLOTS - 1, -1, -1))  # slots, the smallest last

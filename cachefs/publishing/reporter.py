@@ -82,7 +82,7 @@ class Reporter:
         try:
             for number in range(len(consumer.shares)):
                 self._client.call(JOB_PROGRESS, self._progress(consumer, number, ended=True), TIMEOUT)
-        except CachefsError:
+        except Exception:
             return  # the consumer ends with its process or its lease
 
     def _publish(self, consumer: PublishedConsumer) -> None:
