@@ -29,6 +29,7 @@ import numpy
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount_table import MountPoint
 from cachefs.publishing.channel import MAX_BULK, MAX_PACKET, SOCKET_NAME, Line, Op
+from cachefs.publishing.learned import MOST_SAMPLES
 from cachefs.publishing.page import SLOTS, Page
 from cachefs.publishing.places import Places
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer, order_of, spec_of
@@ -120,8 +121,10 @@ class Helper:
         fds = array.array("i")
         for _, _, data in ancillary:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        message: dict[str, Any] = {}
         try:
-            message = json.loads(packet) if packet else {}
+            if packet:
+                message = _parsed(packet)
             goes_on = bool(packet) and self._handle(message, fds)
         finally:
             for fd in fds:
@@ -184,6 +187,10 @@ class Helper:
             consumer.set_files(files_below(os.path.join(opening.cwd, opening.tree)))
         elif opening.learn:
             self._places = Places()
+            if opening.length > MOST_SAMPLES:
+                raise ConfigError(
+                    f"a dataset of {opening.length} samples that lists no files is too large to be learned"
+                )
         else:
             consumer.set_files([os.fsdecode(path) for path in bulk.split(b"\0")])
 
@@ -250,6 +257,14 @@ def _sweep(top: Path) -> None:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+def _parsed(packet: bytes) -> dict[str, Any]:
+    """The message; an empty one where the packet is none."""
+    with contextlib.suppress(ValueError):
+        if isinstance(message := json.loads(packet), dict):
+            return message
+    return {}
 
 
 def _read_all(fd: int) -> bytes:

@@ -1,8 +1,8 @@
 """The helpers of a job's other processes on this node, which are told what this one's process has learned.
 
 Ranks read different samples of one dataset, so together they know all files after one epoch. A sibling may begin later
-than we, or begin its consumer later. So for each sibling and consumer it is counted how much was told; a sibling that
-has no such consumer yet hangs up, and is told from the start once it has.
+than we, or begin its consumer later. So for each sibling and consumer it is counted how much was told. A sibling that
+has no such consumer yet hangs up, and is told from the start later.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.publishing.channel import SOCKET_NAME, Line, Op, Unheard
-from cachefs.publishing.published_consumer import PublishedConsumer
+from cachefs.publishing.learned import LearnedFiles
+from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 
 # Seconds between two looks for siblings.
 LOOK_SECONDS: Final = 1.0
@@ -25,9 +26,11 @@ MOST_ROWS: Final = 1 << 16
 class _Told:
     """What a sibling was told of one consumer."""
 
+    # The consumer's files, of which it is told.
+    learned: LearnedFiles
     line: Line | None = None
     rows: int = 0
-    # When to speak again, and how long to wait the next time it hangs up (monotonic seconds, seconds).
+    # When to speak again (monotonic seconds), and how long to wait the next time it hangs up or does not listen.
     next: float = 0.0
     patience: float = LOOK_SECONDS
 
@@ -43,32 +46,34 @@ class Siblings:
 
     def tell(self, consumers: Iterable[PublishedConsumer], now: float) -> None:
         """Pass on what these consumers have learned of their own since the last time. Never waits."""
-        learning = [consumer for consumer in consumers if consumer.learned.own_rows]
-        if not learning or now < self._next_look:
+        learning = {consumer.opening.slot: consumer for consumer in consumers if consumer.learned.own_rows}
+        if now < self._next_look or not (learning or self._told):
             return
         self._next_look = now + LOOK_SECONDS
         there = {path.parent for path in self._directory.parent.glob(f"*/{SOCKET_NAME}")} - {self._directory}
-        for key in [key for key in self._told if key[0] not in there]:
-            self._hang_up(self._told.pop(key))
+        for (directory, slot), told in list(self._told.items()):
+            if directory not in there or slot not in learning or learning[slot].learned is not told.learned:
+                self._hang_up(self._told.pop((directory, slot)))
         for directory in there:
-            for consumer in learning:
-                told = self._told.setdefault((directory, consumer.opening.slot), _Told())
+            for slot, consumer in learning.items():
+                told = self._told.setdefault((directory, slot), _Told(consumer.learned))
                 if now >= told.next:
-                    self._tell(directory, consumer, told, now)
+                    self._tell(directory, consumer.opening, told, now)
 
-    def _tell(self, directory: Path, consumer: PublishedConsumer, told: _Told, now: float) -> None:
+    def _tell(self, directory: Path, opening: Opening, told: _Told, now: float) -> None:
         if told.line is not None and told.line.was_hung_up:
             self._hang_up(told)
-            told.next, told.patience = now + told.patience, min(2 * told.patience, MOST_SECONDS)
+            self._wait(told, now)
             return
-        told.patience = LOOK_SECONDS if told.line is not None else told.patience
-        if told.rows >= consumer.learned.own_rows:
+        if told.line is not None:
+            told.patience = LOOK_SECONDS
+        if told.rows >= told.learned.own_rows:
             return
-        rows, mounts = consumer.learned.rows(told.rows, MOST_ROWS)
+        rows, mounts = told.learned.rows(told.rows, MOST_ROWS)
         message = {
             "op": Op.LEARNED,
-            "slot": consumer.opening.slot,
-            "length": consumer.opening.length,
+            "slot": opening.slot,
+            "length": opening.length,
             "mounts": [(str(mount.path), mount.device, mount.source) for mount in mounts],
         }
         try:
@@ -76,7 +81,11 @@ class Siblings:
             told.line.send(message, rows, wait=False)
             told.rows += len(rows)
         except (OSError, Unheard):
-            self._hang_up(told)
+            # It is behind, and goes on from there; or it is gone, which shows the next time.
+            self._wait(told, now)
+
+    def _wait(self, told: _Told, now: float) -> None:
+        told.next, told.patience = now + told.patience, min(2 * told.patience, MOST_SECONDS)
 
     def _hang_up(self, told: _Told) -> None:
         if told.line is not None:
