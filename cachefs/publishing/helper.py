@@ -197,16 +197,15 @@ class Helper:
     def _tick(self) -> None:
         now = time.monotonic()
         for slot, consumer in list(self.consumers.items()):
-            if consumer.closing is not None and now >= consumer.closing:
-                self.reporter.end(consumer)
-                del self.consumers[slot]
-                continue
             position = self._page.position(slot)
             moved = position is not None and consumer.move(*position)
             if consumer.opening.learn:
                 self._page.set_learned(slot, consumer.learned.is_full)
                 consumer.resolve_learned()
             self.reporter.report(consumer, moved)
+            if consumer.closing is not None and now >= consumer.closing:
+                self.reporter.end(consumer)
+                del self.consumers[slot]
         self._siblings.tell(self.consumers.values(), now)
 
     def _farewell(self) -> None:

@@ -62,6 +62,10 @@ class Page:
             raise ValueError(f"epoch {epoch}, position {position}: not between 0 and 2^32 - 2")
         self._words[_FIRST_SLOT + 2 * slot] = (epoch + 1) << 32 | position
 
+    def clear(self, slot: int) -> None:
+        """For a consumer that begins in a slot where another one was."""
+        self._words[_FIRST_SLOT + 2 * slot] = self._words[_FIRST_SLOT + 2 * slot + 1] = 0
+
     def position(self, slot: int) -> tuple[int, int] | None:
         """(epoch, position); None where none was set yet."""
         word = self._words[_FIRST_SLOT + 2 * slot]

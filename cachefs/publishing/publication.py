@@ -134,6 +134,7 @@ class Publication:
         try:
             self._channel = channel()
             self._slot = self._channel.slot()
+            self._channel.page.clear(self._slot)
             message = {"op": Op.OPEN, "opening": self._describe(self._channel.descends)}
             self._channel.line.send(message, _joined(self._files))
         except Exception as error:

@@ -139,6 +139,22 @@ def test_paths_and_orders(node: Node) -> None:
     assert orders(node, "orders") == {0: [2, 0, 1], 1: [1, 1, 0]}
 
 
+def test_a_publication_does_not_begin_where_the_last_one_was(node: Node) -> None:
+    run(
+        node,
+        "next",
+        """
+        with cachefs.publish(MOUNT) as first:
+            first.order(5, [0])
+            first.progress(5, 1)
+        second = cachefs.publish(MOUNT)
+        second.order(0, [1, 2])
+        time.sleep(1)
+        """,
+    )
+    assert orders(node, "next")[0] == [1, 2]
+
+
 def test_records_of_a_file(node: Node) -> None:
     run(
         node,

@@ -26,6 +26,9 @@ def test_both_see_what_one_sets(fd: int) -> None:
     assert ours.learned(0)
     assert looking.learned(0)
     assert not looking.learned(1)
+    ours.set_learned(SLOTS - 1, True)
+    ours.clear(SLOTS - 1)
+    assert (theirs.position(SLOTS - 1), theirs.learned(SLOTS - 1)) == (None, False)
     with pytest.raises(TypeError, match="read-only"):
         looking.set_learned(0, False)
 
