@@ -99,8 +99,9 @@ class Line:
     @property
     def was_hung_up(self) -> bool:
         """Has the helper closed the connection? It sends nothing, so there is nothing else to receive."""
+        self._socket.settimeout(0)
         try:
-            return not self._socket.recv(1, socket.MSG_DONTWAIT)
+            return not self._socket.recv(1)
         except BlockingIOError:
             return False
         except OSError:
@@ -167,8 +168,9 @@ class Channel:
             listener.bind(str(self.directory / SOCKET_NAME))
             # From here on messages wait until the helper has come up.
             listener.listen(1024)
-            alive, page = _above_stderr(os.pidfd_open(self._owner)), _above_stderr(Page.create())
+            alive = _above_stderr(os.pidfd_open(self._owner))
             closing.callback(os.close, alive)
+            page = _above_stderr(Page.create())
             closing.callback(os.close, page)
             fds = (alive, listener.fileno(), page)
             _launch([*map(str, (self.directory, self._owner, *fds)), self.job], fds)
