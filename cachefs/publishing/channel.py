@@ -128,7 +128,7 @@ class Channel:
             self.page = self._start()
             self.line = Line(self.directory)
         except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            remove(self.directory)
             raise
         os.environ[DIRECTORY_VARIABLE] = str(self.directory)
         atexit.register(self.close)
@@ -277,6 +277,14 @@ def _new_directory(of_job: Path) -> Path:
             attempts -= 1
             if not attempts:
                 raise
+
+
+def remove(directory: Path) -> None:
+    """Remove the directory of a helper, and those of the job and of the user if it was the last one in them."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        directory.parent.rmdir()
+        directory.parent.parent.rmdir()
 
 
 def _make_private(directory: Path) -> None:

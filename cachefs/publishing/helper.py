@@ -15,7 +15,6 @@ import contextlib
 import json
 import select
 import selectors
-import shutil
 import socket
 import threading
 import time
@@ -28,7 +27,7 @@ import numpy
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount_table import MountPoint
-from cachefs.publishing.channel import MAX_BULK, MAX_PACKET, SOCKET_NAME, Line, Op
+from cachefs.publishing.channel import MAX_BULK, MAX_PACKET, SOCKET_NAME, Line, Op, remove
 from cachefs.publishing.learned import MOST_SAMPLES
 from cachefs.publishing.page import SLOTS, Page
 from cachefs.publishing.places import Places
@@ -63,7 +62,7 @@ def main(directory: str, owner: int, alive: int, listener: int, page: int, job: 
     except CachefsError as error:
         shared.say(f"{error}; the job goes on without publishing")
     finally:
-        _clean_up(home)
+        remove(home)
 
 
 class Helper:
@@ -226,16 +225,8 @@ def _end_soon_after(alive: int, directory: Path) -> None:
     """End the helper after the training process, even where a call to the daemon or to a mount is under way."""
     select.select([alive], [], [])
     time.sleep(FAREWELL_SECONDS)
-    _clean_up(directory)
+    remove(directory)
     os._exit(0)
-
-
-def _clean_up(directory: Path) -> None:
-    """Remove the directory, and those of the job and of the user if it was the last one in them."""
-    shutil.rmtree(directory, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        directory.parent.rmdir()
-        directory.parent.parent.rmdir()
 
 
 def _of_system(error: OSError) -> str:
@@ -246,12 +237,20 @@ def _sweep(top: Path) -> None:
     """Remove what helpers have left that were killed, and whose sockets nobody listens to."""
     for socket_file in top.glob(f"*/*/{SOCKET_NAME}"):
         with contextlib.suppress(OSError):
-            if time.time() - socket_file.lstat().st_mtime < STARTING_SECONDS:
+            if _is_new(socket_file):
                 continue
             try:
                 Line(socket_file.parent).close()
             except ConnectionRefusedError:
-                _clean_up(socket_file.parent)
+                remove(socket_file.parent)
+    for of_job in top.glob("*"):
+        with contextlib.suppress(OSError):
+            if not _is_new(of_job):
+                of_job.rmdir()  # where it is empty
+
+
+def _is_new(path: Path) -> bool:
+    return time.time() - path.lstat().st_mtime < STARTING_SECONDS
 
 
 def _raise(error: OSError) -> None:

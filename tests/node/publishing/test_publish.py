@@ -589,5 +589,9 @@ def test_what_a_killed_helper_left_is_swept_away(node: Node) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(left / "s"))
     os.utime(left / "s", (0, 0))
+    empty = left.parents[1] / "empty"
+    empty.mkdir(mode=0o700, exist_ok=True)
+    os.utime(empty, (0, 0))
     run(node, "sweeper", "cachefs.publish(MOUNT).order(0, [0]); time.sleep(1)")
     assert not left.parent.exists()
+    assert not empty.exists()
