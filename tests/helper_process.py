@@ -1,5 +1,8 @@
 """The helper process of a training process, as seen from outside."""
 
+import time
+from collections.abc import Callable
+
 import psutil
 
 
@@ -10,3 +13,10 @@ def helper_process(owner: int) -> psutil.Process | None:
         if len(line) > 5 and line[3].endswith("cachefs/publishing/launch.py") and line[5] == str(owner):
             return process
     return None
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
