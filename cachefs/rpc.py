@@ -142,15 +142,23 @@ ERROR_TRAILER: Final = "cachefs-error"
 
 
 def encode(message: Message) -> bytes:
-    """Raises ConfigError for a text that is not UTF-8, which can come from the command line, and for a number beyond 64
-    bits."""
+    """Raises ConfigError for a text that is not UTF-8 and a number of more than 64 bits, which can come from users."""
     try:
         return msgspec.msgpack.encode(message)
     except UnicodeEncodeError as error:
         shown = error.object.encode("utf-8", "backslashreplace").decode()
         raise errors.ConfigError(f"{shown!r} is not UTF-8; only paths in a dataset may be anything else") from None
     except OverflowError:
-        raise errors.ConfigError("a number in the request is larger than 64 bits") from None
+        raise errors.ConfigError(f"a number of more than 64 bits in {type(message).__name__}") from None
+
+
+def _is_forbidden(socket: Path) -> bool:
+    """Is there a socket that this user may not connect to?"""
+    try:
+        socket.stat()
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return not os.access(socket, os.W_OK, effective_ids=True)
 
 
 def decoder(kind: type[Reply]) -> Callable[[bytes], Reply]:
@@ -272,6 +280,8 @@ class DaemonClient:
                 f"the daemon at {self.socket} did not answer in time; is it running? See its log"
             )
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            if _is_forbidden(self.socket):
+                return errors.AccessDenied(f"you may not use the socket {self.socket} of the daemon; ask who runs it")
             return errors.DaemonUnavailable(
                 f"no daemon answers at {self.socket}; start it with `cachefsd`, or name its socket with --socket"
             )

@@ -2,8 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from typing import Final
 
 from cachefs.mount_table import MountPoint, mount_points
+
+# Directories that are remembered, at most: some 20 MB.
+MOST_DIRECTORIES: Final = 1 << 16
 
 
 class Places:
@@ -28,6 +32,8 @@ class Places:
         try:
             return self._known[directory]
         except KeyError:
+            if len(self._known) >= MOST_DIRECTORIES:
+                self._known.clear()
             found = self._known[directory] = self._search(directory)
             return found
 

@@ -23,6 +23,7 @@ from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.rpc import JOB_SHOW
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
+from tests.helper_process import helper_process
 from tests.mounting import mounted
 from tests.recording import Recording, recording
 
@@ -231,10 +232,9 @@ def helper_of(process: subprocess.Popen[str], node: Node, job: str) -> int:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert publishes[0].pid == process.pid
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    (helper,) = [child for child, text in commands.items() if b"cachefs.publishing" in text]
-    return helper
+    helper = helper_process(process.pid)
+    assert helper is not None
+    return helper.pid
 
 
 # --- when publishing fails --------------------------------------------------------------------------------------
@@ -270,12 +270,11 @@ def test_a_killed_helper_costs_only_the_publishing(node: Node) -> None:
 
 def test_a_stuck_helper_does_not_hold_the_job_up(node: Node) -> None:
     line = command(*script(node.mount, "shuffle", "learned"), job="stuck", socket=node.socket)
-    # The helper has the job's stderr, and being stopped, keeps it open.
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     helper = helper_of(process, node, "stuck")
     os.kill(helper, signal.SIGSTOP)
     try:
-        stdout, _ = process.communicate(timeout=100)
+        stdout, _ = process.communicate(timeout=100)  # until nobody has its stderr open, either
     finally:
         os.kill(helper, signal.SIGKILL)
     assert process.returncode == 0
@@ -326,6 +325,18 @@ def test_run_of_what_is_not_there(tmp_path: Path) -> None:
     assert done.stderr == "cachefs: no-such-command: no such command\n"
     (tmp_path / "text").write_text("")
     assert finished(command(tmp_path / "text", job="j", socket=tmp_path)).returncode == 126
+
+
+def test_the_environment_is_the_jobs_own(tmp_path: Path) -> None:
+    """Nothing that cachefs sets for processes of its own gets into the job, in whichever way it is started."""
+    code = "import json, os, torch.utils.data; print(json.dumps(dict(os.environ)))"
+    given = {"PYTHONPATH": "", "_": "", "SHLVL": "1"}
+    plain = json.loads(finished([sys.executable, "-c", code], given).stdout)
+    line = command(*command(sys.executable, "-c", code, job="j", socket=tmp_path), job="outer", socket=tmp_path)
+    watched = json.loads(finished(line, given).stdout)
+    assert watched.pop("PYTHONPATH").endswith("cachefs/hooks/startup")
+    changed = {"CACHEFS_JOB": "j", "CACHEFS_PYTHON": sys.executable, "CACHEFS_SOCKET": str(tmp_path)}
+    assert {**watched, "PYTHONPATH": ""} == plain | changed
 
 
 def test_another_sitecustomize_is_run_too(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from cachefs_daemon.api.service import Service
 
 from cachefs.errors import ConfigError, DaemonUnavailable
+from cachefs.job_messages import JobProgress
 from cachefs.messages import DatasetLimit, DatasetName
 from cachefs.push_messages import PushOrder, PushSubscribe
 from cachefs.rpc import (
@@ -20,6 +21,7 @@ from cachefs.rpc import (
     DATASET_LIMIT,
     DATASET_REFRESH,
     DATASET_SHOW,
+    JOB_PROGRESS,
     METHODS,
     PUSH,
     SERVICE,
@@ -52,6 +54,15 @@ def test_a_text_that_is_not_utf8_is_an_error_that_names_it(
     try:
         with pytest.raises(ConfigError, match="is not UTF-8"):
             ask(client)
+    finally:
+        client.close()
+
+
+def test_a_number_that_no_message_can_hold_is_an_error_that_says_so(tmp_path: Path) -> None:
+    client = DaemonClient(tmp_path / "s")
+    try:
+        with pytest.raises(ConfigError, match="a number of more than 64 bits in JobProgress"):
+            client.call(JOB_PROGRESS, JobProgress(job="j", consumer="0", epoch=1 << 64, position=0))
     finally:
         client.close()
 
