@@ -284,10 +284,10 @@ def _make_mark(number: int, owner: int) -> None:
 
 def _helper_of(number: int, owner: int) -> _Helper | None:
     """The helper of the process *owner*, once it knows this loader."""
-    for link in _directory().glob(f"*/{owner}-*/loader-{number}"):
+    for directory in _directory().glob(f"*/{owner}-*"):
         with contextlib.suppress(OSError, ValueError):
-            slot, _, length = os.readlink(link).partition(":")
-            return _Helper(link.parent, int(slot), int(length))
+            slot, _, length = os.readlink(directory / f"loader-{number}").partition(":")
+            return _Helper(directory, int(slot), int(length))
     return None
 
 

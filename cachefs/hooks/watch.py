@@ -208,9 +208,10 @@ class Watch:
         publication = Publication((), opening, rank=self._sampler.rank()[0])
         self._publish_as(publication)
         opened.found(self.number, publication.slot, length, channel().directory)
+        self._number = self._begun - 1  # of this epoch, and of the part before the next one
         held = still_held(iterator, self._sampler.whole_batches)
         if held is not None and len(held):
-            self._fresh = []
+            self._number -= 1
             self._cut(held)
 
     def _publish_as(self, publication: Publication) -> None:
