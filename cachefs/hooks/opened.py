@@ -226,15 +226,16 @@ class _Helper:
     """The helper of the process that has the loader."""
 
     def __init__(self, directory: Path, slot: int, length: int) -> None:
-        """Raises OSError."""
         self._directory = directory
         self._slot = slot
         self._length = length
-        self._page = Page(directory / PAGE_NAME)
 
     @property
     def is_learning(self) -> bool:
-        return not self._page.learned(self._slot)
+        """Are there samples whose files it does not know? The page is not kept: it has a descriptor too."""
+        with contextlib.suppress(OSError):
+            return not Page(self._directory / PAGE_NAME).learned(self._slot)
+        return False
 
     def tell(self, pairs: list[tuple[int, list[str]]]) -> None:
         """Raises OSError, Unheard. No connection is kept: it would be one more descriptor in the job."""
