@@ -62,12 +62,21 @@ def load_for(number: int | None, *, is_spawned: bool) -> None:
         del os.environ[LOADER_VARIABLE]
 
 
-def was_opened(mark: str) -> bool:
-    """Was a file under a mount opened for a sample of the loader with this mark, here or in a worker? Costs 1 us."""
+def was_opened(number: int, mark: str) -> bool:
+    """Was a file under a mount opened for a sample of this loader, here or in a worker? Costs 1 us."""
+    if number in _opened_here:
+        return True
     with contextlib.suppress(OSError):
         os.unlink(mark)
         return True
     return False
+
+
+def forget(mark: str, owner: int) -> None:
+    """The loader with this mark, of the process *owner*, has ended."""
+    if os.getpid() == owner:
+        with contextlib.suppress(OSError):
+            os.unlink(mark)
 
 
 def mark_of(number: int, owner: int) -> str:
@@ -89,6 +98,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_opened_here: set[int] = set()  # numbers of loaders of this process
 _fetching: dict[CodeType, CodeType] = {}  # code of the fetcher, and of its comprehension -> of the fetcher
 _audits = False
 
@@ -208,7 +218,10 @@ class Reader:
             self._looked = now
             self._helper = _helper_of(self._number, self._owner)
         if self._helper is None:
-            _make_mark(self._number, self._owner)
+            if self._owner == os.getpid():
+                _opened_here.add(self._number)
+            else:
+                _make_mark(self._number, self._owner)
             return
         while self._pairs:
             count = _fitting(self._pairs)
@@ -279,8 +292,12 @@ def _make_mark(number: int, owner: int) -> None:
         directory = _directory()
         with contextlib.suppress(FileExistsError):
             directory.mkdir(0o700)
-        if directory.lstat().st_uid == os.geteuid():  # nobody else can have put a link there
-            os.close(os.open(mark_of(number, owner), os.O_CREAT | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        if directory.lstat().st_uid != os.geteuid():
+            return  # somebody else may have put a link there
+        for old in directory.glob("opened-*"):
+            if not os.path.exists(f"/proc/{old.name.split('-')[1]}"):
+                old.unlink()  # of a job that has ended before it has seen it
+        os.close(os.open(mark_of(number, owner), os.O_CREAT | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
 
 def _helper_of(number: int, owner: int) -> _Helper | None:

@@ -75,6 +75,7 @@ class Watch:
         self._drawn = 0  # samples
         self._fresh: list[int] | None = []  # samples drawn and not published; None where they are no numbers
         self._cut_at = 0.0  # when the latest part was published (monotonic seconds)
+        weakref.finalize(self, opened.forget, self._mark, os.getpid())
         if files is not None:
             self._publish_as(Publication(files, opening, rank=sampler.rank()[0]))
 
@@ -198,7 +199,7 @@ class Watch:
         """Begin to publish, if a file under a mount was opened for a sample. What is left of this epoch is published
         where it lies ready in the sampler's iterator."""
         dataset = self._dataset() if self._dataset is not None else None
-        if dataset is None or not opened.was_opened(self._mark):
+        if dataset is None or not opened.was_opened(self.number, self._mark):
             return
         length = len(dataset)
         if length > opened.MAX_SAMPLES:

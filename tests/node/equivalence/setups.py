@@ -158,7 +158,7 @@ def life(root: str) -> None:
 
 
 def pickled(root: str) -> None:
-    made: Any = DataLoader(d.Listed(root), BATCH, shuffle=True, generator=generator())
+    made: Any = DataLoader(d.Listed(root), BATCH, shuffle=True)
     next(iter(made))
     say(hashlib.sha1(pickle.dumps(made)).hexdigest())
     read(pickle.loads(pickle.dumps(made)))

@@ -68,6 +68,9 @@ def run(setup: SetUp, root: str, place: Path) -> None:
 
 def state() -> dict[str, Any]:
     """What can be seen of this process that may not depend on cachefs."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("QueueFeederThread"):
+            thread.join(10)  # it ends, and closes its pipe, soon after the queue was closed
     cuda = [bytes(one) for one in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else []
     numpy_state: Any = numpy.random.get_state()
     return {
@@ -108,7 +111,7 @@ def children() -> list[str]:
             command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             if "cachefs.publishing.helper" not in command:
                 state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-                found.append(f"{state == 'Z'} {command.partition('; main(')[0]}")
+                found.append(f"{state == 'Z'} {command.partition('main(')[0]}")
     return sorted(found)
 
 
