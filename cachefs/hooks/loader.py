@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-from cachefs.hooks import held, opened, order, pure, watch
+from cachefs.hooks import held, opened, order, watch
 from cachefs.hooks.order import SamplerOrder
 from cachefs.hooks.watch import Watch, size_of
-from cachefs.publishing import channel, places, publication, sample_files
+from cachefs.publishing import channel, places, publication, pure, sample_files
 from cachefs.publishing.channel import warn
 from cachefs.publishing.places import Places
 from cachefs.publishing.sample_files import listed_files

@@ -2,7 +2,7 @@
 
 torch's own samplers draw from generators, whose states are read, and copied into generators of our own: the job's are
 never drawn from and never set. All epochs of a DistributedSampler follow from its seed. Any other sampler is left
-alone, unless it is pure (see cachefs.hooks.pure): what it gives is seen as the loader draws it.
+alone, unless it is pure (see cachefs.publishing.pure): what it gives is seen as the loader draws it.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.hooks.pure import is_pure, is_seedable
+from cachefs.publishing.pure import is_pure, is_seedable
 
 AnyOrder = NDArray[numpy.int64]
 
