@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from cachefs.hooks import held, opened, order, watch
 from cachefs.hooks.order import SamplerOrder
-from cachefs.hooks.watch import Watch, size_of
+from cachefs.hooks.watch import Stream, Watch, size_of
 from cachefs.publishing import channel, places, publication, pure, sample_files
 from cachefs.publishing.channel import warn
 from cachefs.publishing.places import Places
@@ -38,7 +38,8 @@ def install(dataloader: Any) -> None:
     iterator = dataloader._BaseDataLoaderIter
     if isinstance(iterator.__dict__["_next_index"], NextIndex):
         return  # by another installation of cachefs, or since the module was loaded before
-    opened.install(dataloader._utils.fetch._MapDatasetFetcher)
+    fetch = dataloader._utils.fetch
+    opened.install(fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
     keep_untraced()
     iterable = dataloader._DatasetKind.Iterable
     iterator._cachefs = None
@@ -102,7 +103,7 @@ _NEVER: Final = _Never()
 class Progress:
     """How far one iterator of a loader is in its epoch."""
 
-    def __init__(self, watched: Watch, iterator: Any) -> None:
+    def __init__(self, watched: Watch | Stream, iterator: Any) -> None:
         self.watch: Final = watched
         self._iterator = weakref.ref(iterator)
         self._is_watching = True
@@ -163,7 +164,7 @@ class Progress:
 
 
 # By identity, since a loader may say that it equals another.
-_watches: dict[int, tuple[weakref.ref[Any], Watch | None]] = {}
+_watches: dict[int, tuple[weakref.ref[Any], Watch | Stream | None]] = {}
 _lock = threading.Lock()
 
 
@@ -188,14 +189,13 @@ def _forget(number: int) -> None:
         del _watches[number]
 
 
-def _new_watch(loader: Any, iterable: Any) -> Watch | None:
+def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
     points = Places()
     if not points or _publishes_itself(loader):
         return None
     if loader._dataset_kind == iterable:
-        name = type(loader.dataset).__name__
-        warn(f"{name} is an IterableDataset, which alone knows what it reads; publish its shards with cachefs.publish")
-        return None
+        opened.watch()
+        return Stream(type(loader.dataset).__name__)
     files = listed_files(loader.dataset)
     if files is None:
         opened.watch()
@@ -227,7 +227,9 @@ def _start_method(context: Any) -> str:
 def keep_untraced() -> None:
     """Keep torch.compile out of our functions, and of what they call. A job may compile the function that goes through
     a loader."""
-    frames = sys.modules["torch"]._C._dynamo.eval_frame
+    frames = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
+    if frames is None:
+        return  # this torch does not compile
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
         exclude: Callable[[CodeType], Any] = functools.partial(_apply, frames.set_code_exec_strategy, skip)

@@ -34,8 +34,11 @@ LOOK_SECONDS: Final = 0.1
 MAX_DIRECTORIES: Final = 100_000
 
 
-def install(fetcher: Any) -> None:
-    """fetcher: torch's class _MapDatasetFetcher."""
+def install(fetcher: Any, stream_fetcher: Any) -> None:
+    """torch's classes _MapDatasetFetcher and _IterableDatasetFetcher."""
+    for method in (stream_fetcher.__init__, stream_fetcher.fetch):
+        _fetching[method.__code__] = method.__code__
+        _streaming.add(method.__code__)
     code = fetcher.fetch.__code__
     _fetching[code] = code
     for inner in code.co_consts:
@@ -47,7 +50,8 @@ def install(fetcher: Any) -> None:
 
 def watch() -> None:
     """See what this process opens from now on, and the processes that it forks."""
-    global _audits
+    global _audits, _places
+    _places = Places()
     if not _audits:
         _audits = True
         sys.addaudithook(_audit)
@@ -72,9 +76,11 @@ def was_opened(number: int, mark: str) -> bool:
     return False
 
 
-def forget(mark: str, owner: int) -> None:
-    """The loader with this mark, of the process *owner*, has ended."""
+def forget(number: int, mark: str, owner: int) -> None:
+    """This loader of the process *owner* has ended."""
     if os.getpid() == owner:
+        _opened_here.discard(number)
+        _readers.pop((number, owner), None)
         with contextlib.suppress(OSError):
             os.unlink(mark)
 
@@ -100,6 +106,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 _opened_here: set[int] = set()  # numbers of loaders of this process
 _fetching: dict[CodeType, CodeType] = {}  # code of the fetcher, and of its comprehension -> of the fetcher
+_streaming: set[CodeType] = set()  # code of the fetcher that has no samples to name
 _audits = False
 
 
@@ -131,7 +138,10 @@ def _on_open(path: str) -> None:
         inner, frame = frame, frame.f_back
     assert frame is not None
     reader = _reader_of(frame.f_back)
-    if reader is not None:
+    if reader is not None and frame.f_code in _streaming:
+        reader.tell_owner()
+        reader.is_needed = False
+    elif reader is not None:
         reader.note(frame.f_locals, inner.f_locals if inner is not None else {}, path)
 
 
@@ -173,7 +183,8 @@ class Reader:
         self._loading: object = None
         self._samples: list[int] = []
         self._paths: list[str] = []
-        _at_exit(self.finish)
+        if owner != os.getpid():
+            _at_exit(self.finish)
 
     def note(self, fetching: Any, each: Any, path: str) -> None:
         """*path* was opened. fetching, each: variables of torch's fetcher, and of its comprehension."""
@@ -188,6 +199,13 @@ class Reader:
             self._loading = loading
             self._samples = _samples(batch if one is self else one)
         self._paths.append(path)
+
+    def tell_owner(self) -> None:
+        """Tell the process that has the loader that a file was opened."""
+        if self._owner == os.getpid():
+            _opened_here.add(self._number)
+        else:
+            _make_mark(self._number, self._owner)
 
     def finish(self) -> None:
         """What was being loaded is loaded."""
@@ -218,10 +236,7 @@ class Reader:
             self._looked = now
             self._helper = _helper_of(self._number, self._owner)
         if self._helper is None:
-            if self._owner == os.getpid():
-                _opened_here.add(self._number)
-            else:
-                _make_mark(self._number, self._owner)
+            self.tell_owner()
             return
         while self._pairs:
             count = _fitting(self._pairs)
@@ -261,7 +276,7 @@ class _Helper:
 
 
 _readers: dict[tuple[int, int], Reader] = {}
-_places = Places()
+_places = Places([])
 
 
 def _samples(batch: Any) -> list[int]:

@@ -19,7 +19,7 @@ import numpy
 from cachefs.hooks import opened
 from cachefs.hooks.held import still_held
 from cachefs.hooks.order import AnyOrder, SamplerOrder, numbers_in
-from cachefs.publishing.channel import channel
+from cachefs.publishing.channel import channel, warn
 from cachefs.publishing.publication import Publication
 
 # A script may make a loader anew for each epoch; so a consumer ends only so many seconds after its loader.
@@ -75,7 +75,7 @@ class Watch:
         self._drawn = 0  # samples
         self._fresh: list[int] | None = []  # samples drawn and not published; None where they are no numbers
         self._cut_at = 0.0  # when the latest part was published (monotonic seconds)
-        weakref.finalize(self, opened.forget, self._mark, os.getpid())
+        weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
         if files is not None:
             self._publish_as(Publication(files, opening, rank=sampler.rank()[0]))
 
@@ -218,6 +218,32 @@ class Watch:
     def _publish_as(self, publication: Publication) -> None:
         self._publication = publication
         weakref.finalize(self, _close, publication, os.getpid()).atexit = False
+
+
+class Stream:
+    """A loader of an IterableDataset, which alone knows what it reads: that is said, once it reads from a mount."""
+
+    is_learning = True
+
+    def __init__(self, name: str) -> None:
+        """name: of the dataset's class."""
+        self.number = next(_numbers)
+        self._name = name
+        self._mark = opened.mark_of(self.number, os.getpid())
+        weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
+
+    def begin(self) -> None:
+        """An epoch begins."""
+
+    def drew(self, index: Any, iterator: Any, delivered: int) -> None:
+        """A batch was asked for."""
+        if self._name and opened.was_opened(self.number, self._mark):
+            what = f"{self._name} is an IterableDataset, which alone knows what it reads"
+            warn(f"{what}; publish its shards with cachefs.publish")
+            self._name = ""
+
+    def move(self, delivered: int, *, at_end: bool = False) -> None:
+        """So many samples are delivered."""
 
 
 def _close(publication: Publication, process: int) -> None:

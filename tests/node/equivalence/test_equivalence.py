@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.run import STARTUP
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.equivalence.datasets import FILES
@@ -102,6 +104,38 @@ def test_a_set_up_is_the_same(seen: tuple[Path, Path], name: str) -> None:
     alone, watched = (place / name for place in seen)
     assert (alone / "status").exists()
     assert differences(alone, watched) == []
+
+
+@pytest.mark.parametrize(("path", "nested"), [(None, False), (":THEIRS", True)])
+def test_a_process_starts_and_ends_the_same(node: Node, tmp_path: Path, path: str | None, nested: bool) -> None:
+    """How PYTHONPATH changes is in tests/unit/publishing."""
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "sitecustomize.py").write_text("zz_theirs = 1")
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
+    if path is not None:
+        environment["PYTHONPATH"] = path.replace("THEIRS", str(tmp_path / "theirs"))
+    alone: list[str] = [sys.executable, str(HERE / "whole_process.py"), str(node.root)]
+    watched = node.run(*node.run(*alone)) if nested else node.run(*alone)
+    both = [
+        subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
+        for line in (alone, watched)
+    ]
+    said = [process.communicate(timeout=100) for process in both]
+    assert said[0] == said[1]
+    assert [process.returncode for process in both] == [1, 1]
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.6"])
+def test_an_older_python_is_left_alone(version: str) -> None:
+    """As far as one is installed: the file that it loads is written for it."""
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode:
+        pytest.skip(f"there is no Python {version} here")
+    code = "import sys; print('sitecustomize' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(STARTUP)}
+    done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 def test_the_hooks_were_there(seen: tuple[Path, Path]) -> None:
