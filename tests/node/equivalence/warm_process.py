@@ -3,6 +3,7 @@ it. Importing torch takes seconds, so it is done once; under `cachefs run` the h
 """
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -27,6 +28,8 @@ AT_ONCE = 2
 
 
 def main(root: str, out: str, names: list[str]) -> None:
+    gc.collect()
+    gc.freeze()  # so that the collector of a child does not touch, and copy, every page
     running: dict[int, str] = {}
     waiting = list(names)
     while waiting or running:
