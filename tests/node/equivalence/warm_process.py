@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,9 @@ def state() -> dict[str, Any]:
     for thread in threading.enumerate():
         if thread.name.startswith("QueueFeederThread"):
             thread.join(10)  # it ends, and closes its pipe, soon after the queue was closed
+    deadline = time.monotonic() + 2
+    while len(os.listdir("/proc/self/task")) > threading.active_count() and time.monotonic() < deadline:
+        time.sleep(0.01)  # the kernel's part of a thread ends a moment after Python's
     cuda = [bytes(one) for one in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else []
     numpy_state: Any = numpy.random.get_state()
     return {
@@ -108,12 +112,16 @@ def describe(fd: str) -> str:
 
 
 def children() -> list[str]:
-    found = []
+    started: list[str] = []
     for task in os.listdir("/proc/self/task"):
-        for child in Path(f"/proc/self/task/{task}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError):  # the thread has just ended
+            started += Path(f"/proc/self/task/{task}/children").read_text().split()
+    found = []
+    for child in started:
+        with contextlib.suppress(FileNotFoundError):
             command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
             if "cachefs.publishing.helper" not in command:
-                state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
                 found.append(f"{state == 'Z'} {command.partition('main(')[0]}")
     return sorted(found)
 
