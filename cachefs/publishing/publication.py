@@ -3,7 +3,7 @@
 import contextlib
 import os
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import index
 from types import TracebackType
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.publishing.channel import Channel, Line, Op, channel, warn
+from cachefs.publishing.channel import Channel, Op, channel, warn
 from cachefs.publishing.page import MOST
 
 # Environment variables in which launchers of distributed jobs name a process's (rank, world size).
@@ -87,17 +87,6 @@ class Publication:
             _warn(f"cannot publish the order of epoch {epoch!r:.80}", error)
             return
         self._send({"op": Op.ORDER, "epoch": number}, order)
-
-    def sender(self, epoch: int) -> Callable[[Any], None]:
-        """A function that does what `order` does, for a forked child of this process that does not publish itself."""
-
-        def send(samples: Any) -> None:
-            if self._channel is not None:
-                with contextlib.suppress(Exception):
-                    message = {"op": Op.ORDER, "epoch": epoch, "slot": self._slot}
-                    Line(self._channel.directory).send(message, as_order(samples))
-
-        return send
 
     def sampler(self, spec: Mapping[str, Any], epoch: int = 0) -> None:
         """All epochs follow from a SamplerSpec, whose fields these are; *epoch* is the one that begins."""

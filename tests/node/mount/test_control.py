@@ -117,7 +117,7 @@ def test_a_number_that_is_too_large_is_logged(daemon: Daemon, mount: Path) -> No
     )
     job(daemon, name)
     log = Path(f"{mount}.log").read_text()
-    assert "larger than 64 bits" in log
+    assert "more than 64 bits" in log
     assert "is replaced" not in log
     assert "reads the control file ended" not in log
 

@@ -108,7 +108,7 @@ def test_who_listens_for_long_hangs_up_when_the_daemon_is_about_to_end(tmp_path:
 def test_a_number_beyond_64_bits_is_an_error_of_ours(tmp_path: Path) -> None:
     client = DaemonClient(tmp_path / "s")
     try:
-        with pytest.raises(ConfigError, match="larger than 64 bits"):
+        with pytest.raises(ConfigError, match="more than 64 bits"):
             client.begin(DATASET_LIMIT, DatasetLimit(name="x", share=1 << 70), 1.0)
     finally:
         client.close()

@@ -159,7 +159,7 @@ def test_lines_are_found_in_what_a_pipe_holds(
     ("line", "wrong"),
     [
         (b"nonsense", "malformed"),
-        (b'{"op": "progress", "job": "x", "epoch": 99999999999999999999999}', "larger than 64 bits"),
+        (b'{"op": "progress", "job": "x", "epoch": 99999999999999999999999}', "more than 64 bits"),
         (b'{"op": "epoch", "job": "x", "epoch": 0, "order": [-1]}', "bounds"),
         (b'{"op": "publish", "job": "x", "dataset": "no"}', "name one of tree"),
         (b'{"op": "publish", "job": "\xff"}', "decode"),
