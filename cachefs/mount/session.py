@@ -1,6 +1,7 @@
 """The FUSE session: it is mounted and the kernel's INIT answered before any process that serves it is forked."""
 
 import ctypes
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,8 @@ def open_session(spec: MountSpec, directory: Path, options: MountOptions, interp
         pyfuse3.close(unmount=True)
         raise
     (own,) = descriptors() - before
+    if interposer is not None:
+        operations.answered_in_c = functools.partial(zero_open.answered, interposer)
     return Session(operations, own, Connection(number, directory), interposer is not None)
 
 

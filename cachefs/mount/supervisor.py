@@ -16,7 +16,7 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import MountReport
-from cachefs.mount import kernel, read_marks
+from cachefs.mount import kernel, read_marks, shield
 from cachefs.mount.attach import attach
 from cachefs.mount.guard import Guard
 from cachefs.mount.namespace import wanted_datasets
@@ -69,7 +69,7 @@ class Supervisor:
         workers = WorkerPool(mount, session, self._worker_count(session))
         pusher = PusherProcess(mount, self._pinned_spec(), session) if mount.options.push else None
         try:
-            self._supervise(workers, guard, pusher, signals, ready)
+            self._supervise(workers, guard, pusher, signals, lambda: self._begin(session, ready))
             if workers.failure is not None:
                 raise workers.failure
         finally:
@@ -97,6 +97,14 @@ class Supervisor:
                 ticked = time.monotonic()
                 workers.replace_silent()
                 guard.tend()
+
+    def _begin(self, session: Session, ready: Callable[[], None]) -> None:
+        """To be called when requests are answered. Raises CachefsError."""
+        mount, options = self._mount, self._mount.options
+        shield.put_up(
+            options.shield, mount.spec, mount.directory, session.connection, options.kernel, shared=options.allow_other
+        )
+        ready()
 
     def _unmount(self, session: Session) -> None:
         """Detach the mount point, also while files are open, whose readers get errors from then on."""

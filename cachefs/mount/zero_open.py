@@ -29,3 +29,8 @@ def load() -> ctypes.CDLL:
 def is_active(library: ctypes.CDLL) -> bool:
     """Has the interposer taken hold of the session? To be asked after pyfuse3.init."""
     return bool(library.cachefs_zero_open_active())
+
+
+def answered(library: ctypes.CDLL) -> tuple[int, int]:
+    """How many ioctls, and how many questions for attributes that are not ours, this process has answered in C."""
+    return library.cachefs_ioctls(), library.cachefs_foreign_attributes()
