@@ -79,7 +79,7 @@ def put_up(
 
 
 def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str, ...]) -> str | None:
-    """Why the shield could not be put up, None where it is there. A child does it, as requests to the mount may hang."""
+    """Why the shield could not be put up; None where it is there. A child does it, since requests may hang."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
 
     def work() -> None:

@@ -30,7 +30,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.fixture
 def mount(daemon: Daemon, tmp_path: Path) -> Iterator[Path]:
     """Where all processes of the mount are stopped, so that only its end answers readers."""
-    with mounted(daemon.socket, "tree", tmp_path / "m", "no_push") as directory:
+    # Where there are no control files there is no shield either.
+    with mounted(daemon.socket, "tree", tmp_path / "m", "no_push", "shield=off") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         processes = [supervisor, *supervisor.children()]
         (directory / "file").stat()
