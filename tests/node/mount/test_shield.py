@@ -148,7 +148,7 @@ def test_a_killed_mount_answers_with_errors_and_is_recovered(daemon: Daemon, tmp
     with mounted(daemon.socket, "tree", tmp_path / "m", "shield=on") as directory:
         os.kill(mount_pid(daemon.client, directory), signal.SIGKILL)
         eventually(lambda: kernel.is_dead(directory))
-        with pytest.raises(OSError, match="Transport endpoint is not connected|Software caused connection abort"):
+        with pytest.raises(OSError, match=r"Transport endpoint is not connected|Software caused connection abort"):
             (directory / "class1" / "004.bin").read_bytes()
         with mounted(daemon.socket, "tree", directory, "shield=on") as again:
             assert (again / "class1" / "004.bin").read_bytes() == bytes([4]) * 40_000
