@@ -12,6 +12,7 @@ Overlayfs does not expect that names below it come to stand for other things. So
 """
 
 import ctypes
+import errno
 import logging
 import os
 import select
@@ -86,7 +87,8 @@ def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str,
         try:
             _replace(spec, directory, number, flags)
         except OSError as error:
-            os.write(writer, (error.strerror or str(error)).encode())
+            why = error.strerror or str(error)
+            os.write(writer, f"the kernel refuses it ({why}); it takes overlayfs of Linux 6.5 or newer".encode())
             os._exit(1)
 
     try:
@@ -116,7 +118,7 @@ def _replace(spec: MountSpec, directory: Path, number: int, flags: tuple[str, ..
     overlay = _overlay(source_of(str(spec)), number, sum(_ATTRIBUTES.get(flag, 0) for flag in flags))
     os.chdir("/")
     if kernel.connection_number(directory) != number:
-        raise OSError(0, "something else is mounted there by now")
+        raise OSError(errno.EBUSY, "something else is mounted there by now")
     try:
         # First below and then alone, so that the directory is never seen without the mount.
         attach(overlay, place, beneath=True)

@@ -41,9 +41,7 @@ def by_raw(path: str) -> int:
 WAYS = {"open": by_open, "path": by_path, "buffer": by_buffer, "raw": by_raw}
 
 
-def measure(
-    read: typing.Callable[[str], int], names: typing.List[str], rounds: int, roots: typing.List[str]
-) -> typing.List[float]:
+def measure(read: typing.Callable[[str], int], names: "list[str]", rounds: int, roots: "list[str]") -> "list[float]":
     """The best microseconds per file of each root."""
     best = [float("inf")] * len(roots)
     trees = [[os.path.join(root, name) for name in names] for root in roots]
