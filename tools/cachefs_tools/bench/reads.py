@@ -53,7 +53,7 @@ def measure(work: Path, load: WarmReads) -> dict[str, Any]:
         for _ in client.stream(WARMUP, Warmup(dataset=DATASET)):
             pass
         with mounted(DATASET, mount, node.socket, work / "mount.log"):
-            subprocess.run(["find", mount, "-type", "f"], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(["find", mount, "-type", "f", "-size", "+1"], check=True, stdout=subprocess.DEVNULL)
             tier = tier_passes(client, hotread, mount, names)
             load_pages_alike((source, mount), names)
             before = requests(client)
