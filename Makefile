@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
-BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c
+BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_isatty.c
 
 .PHONY: demo test soak lint clean
 

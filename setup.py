@@ -1,7 +1,8 @@
-"""What setup.cfg cannot say: the two optional C pieces.
+"""What setup.cfg cannot say: the optional C pieces.
 
 Without a compiler, or for zero-open without libfuse3's headers, the build goes on without them: the mount says so at
-start and runs slower, and shuffled orders take longer to compute (cachefs.planning.sequences.sampler).
+start and runs slower, shuffled orders take longer to compute (cachefs.planning.sequences.sampler), and jobs of
+`cachefs run` send an ioctl for each file that Python opens where the mount has no shield (cachefs.preload).
 """
 
 import shutil
@@ -25,6 +26,14 @@ setup(
             sources=["cachefs/mount/_zero_open.c"],
             include_dirs=libfuse_include_dirs(),
             libraries=["dl"],
+            optional=True,
+        ),
+        Extension(
+            "cachefs._isatty",
+            sources=["cachefs/_isatty.c"],
+            # It is loaded into programs with any libc, and of any age, and so needs none.
+            extra_compile_args=["-O2", "-fno-stack-protector", "-fvisibility=hidden"],
+            extra_link_args=["-nostdlib"],
             optional=True,
         ),
         Extension(

@@ -1,6 +1,7 @@
 """The kernel's table of mounts, from which we learn what is mounted where without asking a mount that may be dead."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Final
 FS_TYPE: Final = "fuse.cachefs"
 _SOURCE_PREFIX: Final = "cachefs:"
 _TABLE: Final = Path("/proc/self/mountinfo")
+# A mount of ours may be seen through an overlay of ours (cachefs.mount.shield), of which this is a layer.
+_OVERLAY: Final = b"overlay"
+_LAYER: Final = re.compile(rb"lowerdir=\.::/sys/class/bdi/0\\134:(\d+)(?:,|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +20,18 @@ class MountPoint:
     """A mount of cachefs."""
 
     path: Path
-    # Major and minor number of the mount's device, as in "0:57"; the minor one is the number of the FUSE connection.
+    # Major and minor number of the mount's device, as in "0:57". Without a shield, the minor one is the number of the
+    # FUSE connection.
     device: str
     # What `df` shows: "cachefs:" and the SPEC.
     source: str
+    # The kernel's number of the FUSE connection below the shield; None without a shield.
+    shielded: int | None = None
 
     @property
     def connection(self) -> int:
         """The kernel's number of the mount's FUSE connection."""
-        return int(self.device.partition(":")[2])
+        return int(self.device.partition(":")[2]) if self.shielded is None else self.shielded
 
     @property
     def spec(self) -> str:
@@ -36,11 +43,14 @@ def source_of(spec: str) -> str:
     return _SOURCE_PREFIX + spec
 
 
+def layer_of(connection: int) -> str:
+    """The layer of a shield that tells which FUSE connection is below it, as an option of overlayfs has it."""
+    return f"/sys/class/bdi/0\\:{connection}"
+
+
 def mount_points() -> list[MountPoint]:
     """The mounts of cachefs, in the order in which they were mounted."""
-    return [
-        MountPoint(Path(row.path), row.device, _text(row.source)) for row in _rows() if row.kind == FS_TYPE.encode()
-    ]
+    return [point for row in _rows() if (point := _mount_point(row)) is not None]
 
 
 def mounted_paths() -> set[str]:
@@ -53,6 +63,16 @@ def file_system_kinds() -> dict[str, str]:
     return {row.device: row.kind.decode(errors="replace") for row in _rows()}
 
 
+def _mount_point(row: "_Row") -> MountPoint | None:
+    if row.kind == FS_TYPE.encode():
+        return MountPoint(Path(row.path), row.device, _text(row.source))
+    if row.kind == _OVERLAY and row.source.startswith(_SOURCE_PREFIX.encode()):
+        layers = _LAYER.search(row.options)
+        if layers is not None:
+            return MountPoint(Path(row.path), row.device, _text(row.source), int(layers[1]))
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A line of the table (proc_pid_mountinfo(5))."""
@@ -62,14 +82,16 @@ class _Row:
     kind: bytes
     # Not unescaped yet.
     source: bytes
+    # Those of the file system. Not unescaped either.
+    options: bytes
 
 
 def _rows() -> Iterator[_Row]:
     # The kernel escapes space, tab, newline and backslash; a name may have any other white space in it.
     for line in _TABLE.read_bytes().rstrip(b"\n").split(b"\n"):
         left, _, right = line.partition(b" - ")
-        fields, (kind, source, *_) = left.split(b" "), right.split(b" ")
-        yield _Row(_text(fields[4]), fields[2].decode(), kind, source)
+        fields, (kind, source, options) = left.split(b" "), right.split(b" ", 2)
+        yield _Row(_text(fields[4]), fields[2].decode(), kind, source, options)
 
 
 def _text(field: bytes) -> str:

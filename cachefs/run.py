@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from cachefs.preload import preloaded
 from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
 from cachefs.socket_path import SOCKET_VARIABLE
 
@@ -31,7 +32,7 @@ def environment(
     }
     if socket:
         changed[SOCKET_VARIABLE] = os.path.abspath(socket)
-    return {**given, **changed}
+    return {**given, **changed, **preloaded(given, command)}
 
 
 def _python_path(given: str) -> str:

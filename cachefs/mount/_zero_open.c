@@ -1,4 +1,5 @@
-/* What a mount needs of libfuse and what pyfuse3 does not pass on.
+/* What a mount needs of libfuse and what pyfuse3 does not pass on. It also answers, and counts, what needs no look into a
+ * dataset: ioctls, and extended attributes of other owners.
  *
  * Zero-open: a mount that answers the first OPEN (OPENDIR) with ENOSYS is never sent OPEN, FLUSH or RELEASE again, and
  * every read then arrives with fi->fh == 0. pyfuse3 hands its handlers fi->fh and not the inode; here the inode of a
@@ -45,12 +46,41 @@ static void readdirplus_by_inode(fuse_req_t req, fuse_ino_t ino, size_t size, of
     theirs.readdirplus(req, ino, size, off, fi);
 }
 
+static int (*reply_error)(fuse_req_t, int);
+
+/* What was answered here in this process, for its counters. */
+static unsigned long ioctls, foreign_attributes;
+
+/* Python's open() asks isatty() of each file before 3.14. libfuse would answer the same, and count nothing. */
+static void count_ioctl(fuse_req_t req, fuse_ino_t ino, int cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
+                        const void *in, size_t in_size, size_t out_size) {
+    (void)ino, (void)cmd, (void)arg, (void)fi, (void)flags, (void)in, (void)in_size, (void)out_size;
+    ioctls++;
+    reply_error(req, ENOSYS);
+}
+
+/* `ls -l` asks for two attributes of other owners per file, and some kernels' overlayfs for one. */
+static void getxattr_of_ours(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size) {
+    static const char prefix[] = "user.cachefs.";
+    if (!strncmp(name, prefix, sizeof prefix - 1)) {
+        theirs.getxattr(req, ino, name, size);
+        return;
+    }
+    foreign_attributes++;
+    reply_error(req, ENODATA);
+}
+
+static void *real(const char *name);
+
 static const struct fuse_lowlevel_ops *interpose(const struct fuse_lowlevel_ops *op, size_t size) {
     memcpy(&theirs, op, size < sizeof theirs ? size : sizeof theirs);
     ours = theirs;
     if (ours.init) ours.init = init_and_ask;
     if (ours.read) ours.read = read_by_inode;
     if (ours.readdirplus) ours.readdirplus = readdirplus_by_inode;
+    reply_error = real("fuse_reply_err");
+    if (reply_error && !ours.ioctl) ours.ioctl = count_ioctl;
+    if (reply_error && ours.getxattr) ours.getxattr = getxattr_of_ours;
     return &ours;
 }
 
@@ -127,3 +157,6 @@ int session_receive_buf(struct fuse_session *session, struct fuse_buf *buf) {
 
 /* For the loader's self-test: were pyfuse3's operations really interposed? */
 int cachefs_zero_open_active(void) { return ours.read == read_by_inode; }
+
+unsigned long cachefs_ioctls(void) { return ioctls; }
+unsigned long cachefs_foreign_attributes(void) { return foreign_attributes; }

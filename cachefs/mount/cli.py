@@ -61,6 +61,8 @@ def main(  # noqa: PLR0913  # one for each option
       umask=OCTAL       taken from modes 0444 and 0555
       allow_other       let other users in (default when root mounts; noallow_other)
       no_zero_open      send each open and close to the mount process (slower)
+      shield=auto|on|off  let the kernel answer ioctls, which Python's open() sends (default auto: where root mounts
+                        one dataset; see docs/posix.md)
       workers=N         processes that serve requests (default: by the number of processors)
       no_push           do not fill the page cache ahead of readers
       page_cache_budget=AMOUNT  how much of it that may take: a size or a share (default 25%)

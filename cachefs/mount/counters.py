@@ -19,6 +19,8 @@ class Counters:
     opendir: int = 0
     statfs: int = 0
     getxattr: int = 0
+    # Counted with zero-open only.
+    ioctl: int = 0
     other: int = 0
     # Reads that were answered from a tier of this node without asking the daemon, and their bytes.
     hits_memory: int = 0

@@ -6,22 +6,16 @@ CAP_SYS_ADMIN.
 """
 
 import contextlib
-import ctypes
 import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from cachefs.mount.mount_calls import new_mount
+
 CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
-# System calls, which have these numbers on every architecture.
-_FSOPEN: Final = 430
-_FSCONFIG: Final = 431
-_FSMOUNT: Final = 432
-_CLOSE_ON_EXEC: Final = 1  # FSOPEN_CLOEXEC, and FSMOUNT_CLOEXEC
-_CREATE: Final = 6  # FSCONFIG_CMD_CREATE
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class ControlFiles:
@@ -95,22 +89,8 @@ def _detached() -> Iterator[int]:
 
     Raises OSError.
     """
-    context = _call(_FSOPEN, b"fusectl", _CLOSE_ON_EXEC)
-    try:
-        _call(_FSCONFIG, context, _CREATE, None, None, 0)
-        mount = _call(_FSMOUNT, context, _CLOSE_ON_EXEC, 0)
-    finally:
-        os.close(context)
+    mount = new_mount("fusectl")
     try:
         yield mount
     finally:
         os.close(mount)
-
-
-def _call(number: int, *arguments: object) -> int:
-    """Raises OSError."""
-    result: int = _libc.syscall(number, *arguments)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,14 @@ KERNEL_FLAGS: Final = frozenset(["dev", "nodev", "suid", "nosuid", "exec", "noex
 MOST_WORKERS: Final = 64
 # The largest 32-bit number would mean "none" to chown(2).
 _MOST_ID: Final = (1 << 32) - 2
+
+
+class Shield(StrEnum):
+    """Whether a mount is to have a shield (cachefs.mount.shield)."""
+
+    AUTO = "auto"  # where it is possible
+    ON = "on"  # and where it is not, there is no mount
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,8 @@ class MountOptions:
     push: bool = True
     # What pushed pages may take at most: a size, or a share of the memory that is available at the start.
     page_cache_budget: str = "25%"
+    # Whether the kernel is to answer ioctls in place of the mount.
+    shield: Shield = Shield.AUTO
     # Flags that are passed on to the kernel.
     kernel: tuple[str, ...] = ()
 
@@ -98,6 +109,7 @@ VALUES: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "log": (Path, "a path"),
     "workers": (_up_to(MOST_WORKERS), f"a number up to {MOST_WORKERS}, 0 for a choice by processors"),
     "page_cache_budget": (_amount, "a size such as 8GiB, or a share such as 25%"),
+    "shield": (Shield, "auto, on or off"),
 }
 SWITCHES: Final[dict[str, tuple[str, bool]]] = {
     "allow_other": ("allow_other", True),

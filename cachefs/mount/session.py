@@ -1,6 +1,7 @@
 """The FUSE session: it is mounted and the kernel's INIT answered before any process that serves it is forked."""
 
 import ctypes
+import functools
 import logging
 import os
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ def open_session(spec: MountSpec, directory: Path, options: MountOptions, interp
     session = Session(operations, own, Connection(number, directory), interposer)
     if interposer is None:
         session.connection.allow_requests(MOST_UNDER_WAY)
+    else:
+        operations.answered_in_c = functools.partial(zero_open.answered, interposer)
     return session
 
 

@@ -4,6 +4,7 @@ It holds the device, and does nothing that could fail or wait: it uses no gRPC, 
 """
 
 import ctypes
+import functools
 import logging
 import os
 import resource
@@ -17,7 +18,7 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import MountReport
-from cachefs.mount import kernel, read_marks
+from cachefs.mount import kernel, read_marks, shield
 from cachefs.mount.attach import attach
 from cachefs.mount.control_process import ControlProcess
 from cachefs.mount.guard import Guard
@@ -75,7 +76,8 @@ class Supervisor:
         control = ControlProcess(mount)
         pusher = PusherProcess(mount, self._pinned_spec(), session) if mount.options.push else None
         try:
-            self._supervise(workers, control, guard, pusher, signals, ready)
+            begin = functools.partial(self._begin, session, ready)
+            self._supervise(workers, control, guard, pusher, signals, begin)
             if workers.failure is not None:
                 raise workers.failure
         finally:
@@ -111,6 +113,14 @@ class Supervisor:
                 ticked = time.monotonic()
                 workers.replace_silent()
                 guard.tend()
+
+    def _begin(self, session: Session, ready: Callable[[], None]) -> None:
+        """To be called when requests are answered. Raises CachefsError."""
+        mount, options = self._mount, self._mount.options
+        shield.put_up(
+            options.shield, mount.spec, mount.directory, session.connection, options.kernel, shared=options.allow_other
+        )
+        ready()
 
     def _unmount(self, session: Session) -> None:
         """Detach the mount point, also while files are open, whose readers get errors from then on."""

@@ -170,7 +170,7 @@ class Worker:
             await trio.sleep(SHORTEST_REPORT_SECONDS)
             with trio.move_on_after(REPORT_SECONDS - SHORTEST_REPORT_SECONDS):
                 await reader.much_accessed.wait()
-            now = self._counters.as_dict()
+            now = self._operations.counted()
             idle = now == reported and not reader.accessed and not reader.stalls
             if idle and trio.current_time() - reported_at < IDLE_REPORT_SECONDS:
                 continue
@@ -229,7 +229,7 @@ class Worker:
             pid=self._mount.pid,
             worker=self._number,
             worker_pid=os.getpid(),
-            counters=self._counters.as_dict(),
+            counters=self._operations.counted(),
             accessed=list(accessed),
             stalls=stalls,
             closing=closing,

@@ -52,3 +52,8 @@ def kernel_opens(library: ctypes.CDLL) -> KernelOpens:
     """What the kernel has said that it can do, when it greeted the mount."""
     can: int = library.cachefs_kernel_can()
     return KernelOpens(bool(can & _FILES), bool(can & _DIRECTORIES))
+
+
+def answered(library: ctypes.CDLL) -> tuple[int, int]:
+    """How many ioctls, and how many questions for attributes that are not ours, this process has answered in C."""
+    return library.cachefs_ioctls(), library.cachefs_foreign_attributes()

@@ -24,6 +24,8 @@ from cachefs_tools.scratch_config import NodeSettings, configuration
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
+# What a mount in the foreground says once it serves.
+MOUNTED: Final = b"mounted on "
 Child = subprocess.Popen[bytes]
 # Put before a command, this lets the kernel kill the process when its parent ends. A preexec_fn would do the same, but
 # then the fork handlers of Python and gRPC run, and a KeyboardInterrupt that is raised in one of them is lost.
@@ -106,7 +108,8 @@ def mounted(dataset: str, directory: Path, socket: Path, log: Path, options: Seq
     command = ["mount.cachefs", dataset, str(directory), "-f", "-o", ",".join((f"socket={socket}", *options))]
     try:
         with running(command, log) as process:
-            wait_until(lambda: is_mounted(directory), process, log)
+            # When it is in the table of mounts, its shield may still be missing.
+            wait_until(lambda: MOUNTED in log.read_bytes(), process, log)
             yield
     finally:
         # The mount process unmounts when it ends, unless it was killed.

@@ -3,12 +3,14 @@
 A store of 110 KB measured 10 us into pages that were there and 22 us into new ones.
 """
 
-import ctypes
+import contextlib
 import errno
 import os
 import select
 import struct
 from typing import Final
+
+from cachefs.mount.resident import PAGE, resident_pages
 
 # struct fuse_out_header (length, notify code in place of an error, 0 in place of a request's number), then
 # struct fuse_notify_store_out (inode, offset, size, padding).
@@ -17,14 +19,7 @@ _NOTIFY_STORE: Final = 4
 # Bytes of one store. The kernel copies them at once, with one page locked at a time; the limit keeps the buffers of all
 # threads small.
 MOST_AT_ONCE: Final = 1 << 20
-_PAGE: Final = 4096
 _NO_NOTIFY: Final = (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP)
-
-
-# cachestat(2), of Linux 6.5. It takes a struct cachestat_range, and a struct cachestat of five numbers, of which the
-# first is the number of pages that are there.
-_CACHESTAT: Final = 451
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class NotPossible(Exception):
@@ -54,20 +49,21 @@ def drop(path: bytes, inode: int, offset: int, length: int) -> None:
     fd = _opened(path, inode)
     try:
         # Only whole pages in the range are dropped, so the range goes to the end of the last page.
-        os.posix_fadvise(fd, offset, -(-length // _PAGE) * _PAGE, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(fd, offset, -(-length // PAGE) * PAGE, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
 
 
 def are_there(path: bytes, inode: int, offset: int, length: int) -> bool:
-    """Does the kernel have all pages of a range of a file? False where it does not say. Takes 8 us.
+    """Does the kernel have all pages of a range of a file? False where it does not say.
 
     Raises OSError as `drop` does.
     """
     fd = _opened(path, inode)
     try:
-        span, found = (ctypes.c_uint64 * 2)(offset, length), (ctypes.c_uint64 * 5)()
-        return not _libc.syscall(_CACHESTAT, fd, span, found, 0) and found[0] >= -(-length // _PAGE)
+        with contextlib.suppress(OSError):
+            return resident_pages(fd, offset, length) >= -(-length // PAGE)
+        return False
     finally:
         os.close(fd)
 

@@ -25,6 +25,7 @@ from cachefs.mount.push.workers import Task, Workers, share_out
 from cachefs.mount.read_marks import ReadMarks
 from cachefs.mount.tier_view import TierView
 from cachefs.mount_spec import MountSpec
+from cachefs.mount_table import mount_points
 from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
 from cachefs.rpc import NODE, PUSH, PUSH_REPORT, DaemonClient
 from cachefs.sizes import Share, format_size
@@ -69,7 +70,10 @@ class Pusher:
         self._ledger = Ledger()
         self._places = Places(settings.spec, settings.directory, self._datasets)
         self._tiers: TierView | None = None
-        self._movers = [BlockMover(settings.device, ReadMarks(settings.marks)) for _ in range(settings.threads)]
+        shielded = any(one.path == settings.directory and one.shielded is not None for one in mount_points())
+        self._movers = [
+            BlockMover(settings.device, ReadMarks(settings.marks), look_up=shielded) for _ in range(settings.threads)
+        ]
         self._impossible = threading.Event()
 
     def run(self) -> None:

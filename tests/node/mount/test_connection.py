@@ -30,7 +30,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.fixture
 def mount(daemon: Daemon, tmp_path: Path) -> Iterator[Path]:
     """Where all processes of the mount are stopped, so that only its end answers readers."""
-    with mounted(daemon.socket, "tree", tmp_path / "m", "no_push") as directory:
+    # Where there are no control files there is no shield either.
+    with mounted(daemon.socket, "tree", tmp_path / "m", "no_push", "shield=off") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         processes = [supervisor, *supervisor.children()]
         (directory / "file").stat()
@@ -78,7 +79,7 @@ def test_a_control_file_system_that_is_mounted_nowhere_is_used(mount: Path, monk
 
 def test_without_any_control_files_a_forced_unmount_does(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse_control, "CONNECTIONS", mount.parent / "nowhere")
-    monkeypatch.setattr(fuse_control, "_call", refuse)
+    monkeypatch.setattr(fuse_control, "new_mount", refuse)
     ours = connection(mount)
     assert not ours.has_abort
     assert_it_can_be_ended(ours, mount)
@@ -86,7 +87,7 @@ def test_without_any_control_files_a_forced_unmount_does(mount: Path, monkeypatc
 
 def test_a_connection_that_is_gone_ends_no_other(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse_control, "CONNECTIONS", mount.parent / "nowhere")
-    monkeypatch.setattr(fuse_control, "_call", refuse)
+    monkeypatch.setattr(fuse_control, "new_mount", refuse)
     ours = connection(mount)
     Connection(ours.number + 1, mount).abort()
     assert not kernel.is_stuck(mount.parent)

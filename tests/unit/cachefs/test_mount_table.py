@@ -35,3 +35,16 @@ def test_names_may_have_white_space_that_the_kernel_does_not_escape(tmp_path: Pa
 
 def test_whatever_is_mounted_has_a_path() -> None:
     assert mounted_paths() == {"/", "/mnt/with space\\", "/mnt/other", "/mnt/\u00fc"}
+
+
+def test_a_mount_behind_a_shield_is_one_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = (
+        b"50 27 0:43 / /data ro,nosuid - overlay cachefs:one ro,lowerdir=.::/sys/class/bdi/0\\134:42,redirect_dir=on\n"
+        b"51 27 0:44 / /other rw - overlay cachefs:other rw,lowerdir=/a:/b\n"
+        b"52 27 0:45 / /docker rw - overlay overlay rw,lowerdir=.::/sys/class/bdi/0\\134:42\n"
+    )
+    (tmp_path / "mountinfo").write_bytes(table)
+    monkeypatch.setattr(mount_table, "_TABLE", tmp_path / "mountinfo")
+    (found,) = mount_points()
+    assert (found.path, found.spec, found.device) == (Path("/data"), "one", "0:43")
+    assert found.connection == found.shielded == 42

@@ -50,6 +50,8 @@ def test_the_later_option_wins() -> None:
         ("daemon_wait=nan", "seconds"),
         ("page_cache_budget=much", "a share such as 25%"),
         ("page_cache_budget=101%", "a share such as 25%"),
+        ("shield=yes", "auto, on or off"),
+        ("shield", "auto, on or off"),
         ("zero_open=yes", "zero_open=yes"),
     ],
 )

@@ -31,13 +31,15 @@ def main() -> None:
 @click.option("--files", default=4000, show_default=True, help="Number of files of the dataset.")
 @click.option("--size", default=110 * 1024, show_default=True, help="Bytes of each file.")
 @click.option("--rounds", default=25, show_default=True, help="How often each tree is read.")
+@click.option("--python", "pythons", multiple=True, help="An interpreter that reads too.  [default: this one]")
 @click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
-def reads_command(files: int, size: int, rounds: int, directory: Path | None) -> None:
-    """Measure files per second on the mount and on the local disk.
+def reads_command(files: int, size: int, rounds: int, pythons: tuple[str, ...], directory: Path | None) -> None:
+    """Measure reads of the mount and of the local disk: by a program in C, and as Python programs do it.
 
     The same files are in both, and all of them are cached.
     """
-    _print(lambda work: reads.measure(work, reads.WarmReads(files, size, rounds)), directory)
+    load = reads.WarmReads(files, size, rounds, pythons or (sys.executable,))
+    _print(lambda work: reads.measure(work, load), directory)
 
 
 @main.command("metadata")

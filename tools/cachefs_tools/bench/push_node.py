@@ -29,6 +29,7 @@ BLOCK_SIZE: Final = 4 << 20
 SMALL_TIER: Final = 32 << 20
 # A mount reports ten times a second while anything changes.
 SETTLE_SECONDS: Final = 0.5
+MOST_SETTLE_SECONDS: Final = 10.0
 
 
 class Way(StrEnum):
@@ -60,9 +61,15 @@ class PushMount:
         raise CachefsError(f"the mount at {self.path} has died; its log is {self.path}.log")
 
     def counters(self) -> dict[str, int]:
-        """Its counters, with all that it has done by now."""
-        time.sleep(SETTLE_SECONDS)
-        return self.view().counters
+        """Its counters, with all that it has done by now: the first that stay as they are."""
+        seen: dict[str, int] | None = None
+        deadline = time.monotonic() + MOST_SETTLE_SECONDS
+        while True:
+            time.sleep(SETTLE_SECONDS)
+            now = self.view().counters
+            if now == seen or time.monotonic() > deadline:
+                return now
+            seen = now
 
     def pids(self) -> tuple[int, int]:
         """The process ids of the daemon and of the mount."""

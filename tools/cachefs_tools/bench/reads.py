@@ -1,25 +1,32 @@
 """Warm reads through the mount beside the local disk, and reads that the memory tier answers.
 
-In the warm passes every page is in the kernel, so no request reaches the mount process. Before each pass over the
+In the warm passes every page is in the kernel, so no request reaches the mount process. They are made by a program in C
+(hotread.c), and by Python as training code reads (pyread.py), alone and under `cachefs run`. Before each pass over the
 memory tier the kernel's pages are dropped, so each file is one FUSE request, which the memory tier answers.
 """
 
+import json
+import os
 import random
 import statistics
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cachefs.errors import CachefsError
 from cachefs.messages import Empty, Warmup
 from cachefs.rpc import STATUS, WARMUP, DaemonClient
+from cachefs.run import environment
 from cachefs_tools.bench.directory_node import DATASET, directory_node
 from cachefs_tools.bench.hotread import HotRead, compile_hotread
 from cachefs_tools.kernel_pages import forget_pages, load_pages_alike
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
 from cachefs_tools.scratch_node import mounted
 
+PYREAD = Path(__file__).with_name("pyread.py")
 DIRECTORIES = 40
 ROUNDS_IN_TURN = 5
 
@@ -31,6 +38,8 @@ class WarmReads:
     files: int
     size: int  # bytes of each file
     rounds: int  # passes over each tree
+    # Interpreters that read as training code does.
+    pythons: tuple[str, ...] = (sys.executable,)
 
 
 def measure(work: Path, load: WarmReads) -> dict[str, Any]:
@@ -44,13 +53,14 @@ def measure(work: Path, load: WarmReads) -> dict[str, Any]:
         for _ in client.stream(WARMUP, Warmup(dataset=DATASET)):
             pass
         with mounted(DATASET, mount, node.socket, work / "mount.log"):
-            subprocess.run(["find", mount, "-type", "f"], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(["find", mount, "-type", "f", "-size", "+1"], check=True, stdout=subprocess.DEVNULL)
             tier = tier_passes(client, hotread, mount, names)
             load_pages_alike((source, mount), names)
             before = requests(client)
             warm = {f"{procs}_readers": in_turns(hotread, source, mount, load.rounds, procs) for procs in (1, 2)}
-            return {"files": load.files, "size": load.size, "tier": tier, "warm": warm,
-                    "warm_fuse_requests": requests(client) - before}  # fmt: skip
+            python = {each: as_python_does(each, hotread.listing, source, mount) for each in load.pythons}
+            return {"files": load.files, "size": load.size, "tier": tier, "warm": warm, "python": python,
+                    "warm_fuse_requests": requests(client) - before, "warm_ioctls": ioctls(client)}  # fmt: skip
 
 
 def write_files(directory: Path, load: WarmReads) -> list[str]:
@@ -77,6 +87,31 @@ def in_turns(hotread: HotRead, native: Path, mount: Path, rounds: int, procs: in
             "ratio": round(mount_speed / native_speed, 3)}  # fmt: skip
 
 
+def as_python_does(python: str, listing: Path, native: Path, mount: Path) -> dict[str, Any]:
+    """Microseconds per file below each tree, and their ratio, for each way in which a Python program reads."""
+    command = [python, str(PYREAD), str(listing), str(ROUNDS_IN_TURN), str(native), str(mount)]
+    under_run = environment(os.environ, command, "bench", None)
+    measured = {"alone": timed(command, None), "cachefs_run": timed(command, under_run)}
+    return {
+        how: {
+            way: {"native_us": round(theirs, 1), "mount_us": round(ours, 1), "ratio": round(theirs / ours, 3)}
+            for way, (theirs, ours) in ways.items()
+        }
+        for how, ways in measured.items()
+    }
+
+
+def timed(command: list[str], variables: dict[str, str] | None) -> dict[str, tuple[float, float]]:
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CachefsError(f"{command[0]} cannot be run: {error.strerror}") from None
+    if done.returncode:
+        raise CachefsError(f"{command[0]} {PYREAD.name} failed: {done.stderr.strip()}")
+    ways: dict[str, tuple[float, float]] = json.loads(done.stdout)
+    return ways
+
+
 def tier_passes(client: DaemonClient, hotread: HotRead, mount: Path, names: list[str]) -> dict[str, Any]:
     """Read the mount several times with no page of it in the kernel, by one process."""
     speeds = []
@@ -93,3 +128,8 @@ def requests(client: DaemonClient) -> int:
     """FUSE requests that the mount has received. Waits until the mount has reported all of them."""
     time.sleep(2.5)
     return sum(mount.counters["requests"] for mount in client.call(STATUS, Empty()).mounts)
+
+
+def ioctls(client: DaemonClient) -> int:
+    """FUSE requests of this kind that the mount has reported so far."""
+    return sum(mount.counters["ioctl"] for mount in client.call(STATUS, Empty()).mounts)

@@ -39,6 +39,7 @@ class Stats:
 
     seconds: float  # between the two moments
     requests: float  # requests of the kernel, per second
+    ioctls: float  # those of them that ask whether a file is a terminal, and the like, per second
     requests_per_1000_samples: float | None  # None: no job went on
     samples: float  # samples that jobs which have published a sequence went on by, per second
     hits_memory: float  # reads that the memory tier answered, per second
@@ -118,6 +119,7 @@ def difference(before: Moment, now: Moment) -> Stats:
     return Stats(
         seconds=seconds,
         requests=requests,
+        ioctls=per_second("ioctl"),
         requests_per_1000_samples=1000 * requests * seconds / samples if samples else None,
         samples=samples / seconds,
         hits_memory=per_second("hits_memory"),

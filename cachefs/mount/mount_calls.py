@@ -1,0 +1,55 @@
+"""The system calls that make mounts step by step (fsopen(2) and its kin), which libc does not have everywhere.
+
+A mount made so is attached to no directory until `attach`, and lasts as long as its descriptor is open.
+"""
+
+import ctypes
+import os
+from typing import Final
+
+# The calls have these numbers on every architecture.
+_MOVE_MOUNT: Final = 429
+_FSOPEN: Final = 430
+_FSCONFIG: Final = 431
+_FSMOUNT: Final = 432
+_CLOSE_ON_EXEC: Final = 1  # FSOPEN_CLOEXEC, and FSMOUNT_CLOEXEC
+_SET_FLAG: Final = 0  # FSCONFIG_SET_FLAG
+_SET_STRING: Final = 1  # FSCONFIG_SET_STRING
+_CREATE: Final = 6  # FSCONFIG_CMD_CREATE
+_NO_SOURCE_PATH: Final = 0x04  # MOVE_MOUNT_F_EMPTY_PATH
+_BENEATH: Final = 0x200  # MOVE_MOUNT_BENEATH, Linux 6.5
+_AT_FDCWD: Final = -100
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def call(number: int, *arguments: object) -> int:
+    """Raises OSError."""
+    result: int = _libc.syscall(number, *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def new_mount(kind: str, options: dict[str, str | None] | None = None, attributes: int = 0) -> int:
+    """Descriptor of a new mount of the file system *kind*, attached to no directory.
+
+    options: by name, with None for those that are flags; attributes: MOUNT_ATTR_ bits. Raises OSError.
+    """
+    context = call(_FSOPEN, kind.encode(), _CLOSE_ON_EXEC)
+    try:
+        for name, value in (options or {}).items():
+            command, text = (_SET_FLAG, None) if value is None else (_SET_STRING, os.fsencode(value))
+            call(_FSCONFIG, context, command, name.encode(), text, 0)
+        call(_FSCONFIG, context, _CREATE, None, None, 0)
+        return call(_FSMOUNT, context, _CLOSE_ON_EXEC, attributes)
+    finally:
+        os.close(context)
+
+
+def attach(mount: int, directory: bytes, *, beneath: bool = False) -> None:
+    """Attach a mount of `new_mount` to *directory*: over what is mounted there, or *beneath* the topmost of it.
+
+    Raises OSError.
+    """
+    call(_MOVE_MOUNT, mount, b"", _AT_FDCWD, directory, _NO_SOURCE_PATH | (_BENEATH if beneath else 0))

@@ -1,0 +1,62 @@
+"""Which mounts may have a shield, and what is said of those that may not."""
+
+import logging
+import os
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from cachefs.errors import CachefsError
+from cachefs.mount import shield
+from cachefs.mount.device import Connection
+from cachefs.mount.options import Shield
+from cachefs.mount.shield import obstacle, put_up
+from cachefs.mount_spec import MountSpec
+
+ONE = MountSpec.parse("one")
+
+
+class NoConnection:
+    number = 57
+    has_abort = True
+
+
+def test_root_s_mount_of_one_dataset_may_have_one() -> None:
+    assert obstacle(ONE, root=True, allow_other=True, can_abort=True) is None
+    assert obstacle(MountSpec.parse("one@3f9c"), root=True, allow_other=True, can_abort=True) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "root", "allow_other", "can_abort", "says"),
+    [
+        ("one", False, True, True, "takes root"),
+        ("all", True, True, True, "several datasets"),
+        ("one,two", True, True, True, "several datasets"),
+        ("one", True, False, True, "noallow_other"),
+        ("one", True, True, False, "control files"),
+    ],
+)
+def test_other_mounts_may_not(spec: str, root: bool, allow_other: bool, can_abort: bool, says: str) -> None:
+    found = obstacle(MountSpec.parse(spec), root=root, allow_other=allow_other, can_abort=can_abort)
+    assert found is not None
+    assert says in found
+
+
+def test_where_it_is_not_possible_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shield, "_in_a_child", lambda *_: "Invalid argument")
+    connection = cast(Connection, NoConnection())
+    put_up(Shield.AUTO, ONE, Path("/data"), connection, (), shared=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no shield over /data: Invalid argument. So each open() of Python before 3.14 asks the mount; "
+        "not so in jobs of `cachefs run`"
+    ]
+    with pytest.raises(CachefsError, match="no shield over /data: Invalid argument; mount with -o shield=auto"):
+        put_up(Shield.ON, ONE, Path("/data"), connection, (), shared=True)
+    caplog.clear()
+    put_up(Shield.OFF, ONE, Path("/data"), connection, (), shared=True)
+    assert not caplog.records
