@@ -1,6 +1,6 @@
 """How long somebody who published something is taken to be there."""
 
-import psutil
+from cachefs_daemon.runtime.boot_clock import birth_of
 
 
 class Liveness:
@@ -10,7 +10,7 @@ class Liveness:
     def __init__(self, pid: int, seconds: float, now: float) -> None:
         self.pid = pid
         self.seconds = seconds
-        self.born = birth_of(pid)  # see there
+        self.born = birth_of(pid)  # None: the daemon sees no such process
         self._renewed = now  # when there was a sign of life
 
     def renew(self, now: float) -> None:
@@ -23,18 +23,6 @@ class Liveness:
 
     def lapsed(self, now: float) -> str:
         """Why it is over; an empty text while it is not."""
-        if self.born:
+        if self.born is not None:
             return "" if birth_of(self.pid) == self.born else f"its process {self.pid} is gone"
         return f"no sign of life for {self.seconds:.0f} s" if self.silence(now) > self.seconds else ""
-
-
-def birth_of(pid: int) -> float:
-    """When the process started (unix seconds), which tells it from a later one of the same number; 0 where there is
-    none."""
-    if pid <= 0:
-        return 0.0
-    try:
-        process = psutil.Process(pid)
-        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
-    except psutil.Error:
-        return 0.0

@@ -16,6 +16,7 @@ import xxhash
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublish, SampleMap
+from cachefs_daemon.runtime.boot_clock import Moment
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     request: JobPublish  # without its map
     map: int  # which of the job's maps is its own, -1 for none
     snapshot: str  # id
-    born: float  # when its process started, as cachefs_daemon.jobs.liveness says; 0: it has none
+    born: Moment | None  # when its process started; None: it has none that the daemon sees
     orders: dict[int, bytes]  # by epoch, u32 little-endian
 
 

@@ -22,11 +22,11 @@ from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer, order_of
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.liveness import birth_of
 from cachefs_daemon.jobs.records import JobRecord, Places
 from cachefs_daemon.jobs.sample_maps import TREE
 from cachefs_daemon.jobs.stalls import Stalls
 from cachefs_daemon.jobs.states import ConsumerState, JobState
+from cachefs_daemon.runtime.boot_clock import birth_of
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,6 @@ MAX_SAMPLES: Final = 2**32 - 1
 MAX_LEASE: Final = 7 * 86400.0
 # Jobs that have ended are shown for a while: what stalled, and why they ended.
 ENDED_KEPT: Final = 64
-
-# Seconds. When a process started is computed from the time of boot, which moves with the clock.
-CLOCK_STEP: Final = 5.0
 
 # Says how many bytes of some blocks (numbers, shape (n,), int32) of a snapshot are in a page cache.
 Pushed = Callable[[str, Ids], int]
@@ -188,12 +185,12 @@ class JobRegistry:
         maps = {snapshot: record.maps[number] for snapshot, number in record.latest.items()}
         job.maps, living, lost = dict(maps), [], []
         for known in record.consumers:
-            request, born = known.request, birth_of(known.request.pid)
+            request = known.request
             if known.map >= 0:
                 request = msgspec.structs.replace(request, map=record.maps[known.map])
             orders = {epoch: order_of(order) for epoch, order in known.orders.items()}
             try:
-                if known.born and abs(known.born - born) > CLOCK_STEP:
+                if known.born is not None and known.born != birth_of(request.pid):
                     raise NotFound(f"its process {request.pid} is gone")
                 snapshot = self._snapshot(msgspec.structs.replace(known.request, snapshot=known.snapshot))
             except CachefsError as error:

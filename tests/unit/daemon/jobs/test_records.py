@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.jobs import records as job_store
 from cachefs_daemon.jobs.records import ConsumerRecord, JobFiles, JobRecord
+from cachefs_daemon.runtime.boot_clock import Moment
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublish, SampleMap
@@ -14,7 +15,13 @@ from cachefs.planning.sequences.sampler import SamplerSpec
 def record(job: str = "train", orders: dict[int, bytes] | None = None, paths: int = 2) -> JobRecord:
     spec = SamplerSpec(kind="numpy", size=9, seed=2)
     consumers = [
-        ConsumerRecord(JobPublish(job=job, dataset="d", consumer=name, spec=spec), 0, "ab" * 16, 12.5, orders or {})
+        ConsumerRecord(
+            JobPublish(job=job, dataset="d", consumer=name, spec=spec),
+            0,
+            "ab" * 16,
+            Moment(12.5, "a boot"),
+            orders or {},
+        )
         for name in ("0", "a strange/name")
     ]
     sample_map = SampleMap(kind="files", paths=[b"path \xff %d" % number for number in range(paths)])
