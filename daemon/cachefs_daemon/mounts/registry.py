@@ -180,8 +180,8 @@ class MountRegistry:
 
 
 def _generations(dataset: DatasetRecord, digits: str, born: Moment | None) -> list[str]:
-    """Ids of the snapshots that a mount of one dataset may show. Those begin with *digits*, or else it is the one that was
-    current when the mount was *born* (None: unknown), or became current while it started."""
+    """Ids of the snapshots that a mount of one dataset may show. They begin with *digits*; without digits it is the one
+    that was current when the mount was *born* (None: unknown), or became current while it started."""
     if digits or born is None:
         return [known.id for known in dataset.snapshots if known.id.startswith(digits)]
     later = [known for known in dataset.snapshots if not known.replaced_before(born, unknown=True)]

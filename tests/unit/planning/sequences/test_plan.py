@@ -227,3 +227,17 @@ def test_what_was_consumed_can_be_asked_for_until_it_is_forgotten() -> None:
 
 def test_unknown_blocks_are_unknown_as_reads() -> None:
     assert plan_of([3, 1, 2]).expected("job", ALL[:4]).tolist() == [UNKNOWN, 1, 2, 0]
+
+
+def test_a_late_epoch_is_not_counted_from_an_early_one() -> None:
+    """A job that resumes: the plan has epochs 0 and 1, and the next that is published begins 2^31 reads later."""
+    plan = plan_of([0, 1, 2], [2, 1, 0], last=False)
+    before = next_use(plan)
+    late = 1_000_000_000
+    plan.set_epoch("job", "space", late, np.array([5, 4, 3]))
+    assert next_use(plan) == before
+    plan.set_progress("job", 0, 2)
+    assert plan.place("job") == (0, 2)
+    plan.set_progress("job", late, 0, RATE)
+    plan.set_epoch("job", "space", late + 1, np.array([3, 4, 5]))
+    assert [plan.place("job"), next_use(plan)[3:6]] == [(late, 0), [0.2, 0.1, 0.0]]
