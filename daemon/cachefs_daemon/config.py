@@ -16,6 +16,7 @@ import psutil
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cachefs.block import PIECE_SIZE
+from cachefs.cgroup import memory_limits
 from cachefs.errors import ConfigError
 from cachefs.planning.eviction.policies import PolicyName
 from cachefs.sizes import Share, format_size, parse_share, parse_size
@@ -125,6 +126,12 @@ class Config(_Section):
     def ssd_min_free(self) -> int:
         """Bytes of the SSD tier's file system that stay free."""
         return self.ssd.min_free.of(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
+
+    @property
+    def plan_memory(self) -> int:
+        """Bytes that the plans of all jobs may take: a quarter of the memory that the daemon may use."""
+        limits = (limit for limit, _ in memory_limits())
+        return min([psutil.virtual_memory().total, *limits]) // 4
 
     def summary(self) -> str:
         """What it says, in one line for people."""

@@ -225,7 +225,6 @@ def runs(first: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], dtype: type[
 
 def _bounded(sizes: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """As int64 of which two can be added: shape (n,)."""
-    if sizes.dtype == np.uint64:
-        return np.minimum(sizes, np.uint64(_BEYOND)).astype(np.int64)
-    bounded: npt.NDArray[np.int64] = np.clip(sizes.astype(np.int64), 0, _BEYOND)
+    signed = np.minimum(sizes, np.uint64(_BEYOND)) if sizes.dtype == np.uint64 else sizes
+    bounded: npt.NDArray[np.int64] = np.clip(signed.astype(np.int64), 0, _BEYOND)
     return bounded

@@ -1,8 +1,9 @@
 """From what a job publishes to what a plan takes: block spaces, sample maps and epochs, computed in threads."""
 
 import asyncio
+import threading
 import weakref
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ from cachefs.planning.sequences.search import Cluster, densest
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs import sample_maps
+from cachefs_daemon.jobs.plan_room import PlanRoom
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.presence_watch import PresenceWatch
@@ -41,8 +43,15 @@ class EpochLoader:
     forgotten with the last of these consumers."""
 
     def __init__(
-        self, plan: Plan, presence: PresenceWatch, blocks: BlockStore, fetcher: Fetcher, threads: Threads
+        self,
+        plan: Plan,
+        presence: PresenceWatch,
+        blocks: BlockStore,
+        fetcher: Fetcher,
+        threads: Threads,
+        room: PlanRoom,
     ) -> None:
+        self.room = room  # for the plans of all consumers
         self._plan = plan
         self._presence = presence
         self._blocks = blocks
@@ -50,15 +59,16 @@ class EpochLoader:
         self._threads = threads
         self._spaces: weakref.WeakValueDictionary[str, BlockSpace] = weakref.WeakValueDictionary()
         self._trees: weakref.WeakValueDictionary[str, Samples] = weakref.WeakValueDictionary()
-        self._making: dict[str, asyncio.Lock] = {}
+        # By snapshot: held while its space is made, or forgotten.
+        self._making: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def samples(self, snapshot: Snapshot, sample_map: SampleMap) -> Samples:
         """Which blocks each sample is. Raises ConfigError, NotFound, SnapshotDamaged, and what reading indexed files
         raises."""
-        async with self._making.setdefault(snapshot.id, asyncio.Lock()):
+        async with self._lock(snapshot.id):
             space = self._spaces.get(snapshot.id)
             if space is None:
-                space = self._spaces[snapshot.id] = await self._threads.background(BlockSpace.of, snapshot)
+                space = self._spaces[snapshot.id] = await self._threads.planning(BlockSpace.of, snapshot)
             if snapshot.id not in self._presence.watched:
                 await self._threads.background(self._presence.watch, space)
             if sample_map.kind == "tree":
@@ -69,22 +79,27 @@ class EpochLoader:
                 return tree
         return await self._resolve(sample_map, snapshot, space)
 
-    async def close_unused(self, used: Container[str]) -> None:
-        """Forget the snapshots whose ids are not among *used*."""
+    async def close_unused(self, used: Callable[[], Container[str]]) -> None:
+        """Forget the snapshots whose ids are not among *used*, which is asked anew for each: while one is forgotten,
+        jobs begin that read another."""
         for snapshot in {*self._plan.spaces, *self._presence.watched}:
-            lock = self._making.setdefault(snapshot, asyncio.Lock())
-            if snapshot not in used and not lock.locked():
-                async with lock:
+            if snapshot in used():
+                continue
+            async with self._lock(snapshot):
+                if snapshot not in used():
                     self._plan.remove_space(snapshot)
                     await self._threads.background(self._presence.unwatch, snapshot)
 
+    def _lock(self, snapshot: str) -> asyncio.Lock:
+        return self._making.setdefault(snapshot, asyncio.Lock())
+
     async def reads(self, samples: Samples, order: Order) -> Reads:
         """The reads of an epoch whose samples come in this *order*: sample numbers, shape (n,), uint32."""
-        return await self._threads.background(samples.reads, order)
+        return await self._threads.planning(samples.reads, order)
 
     async def computed(self, samples: Samples, spec: SamplerSpec, epoch: int) -> Reads:
         """The reads of an epoch that the sampler determines. Raises ConfigError."""
-        return await self._threads.background(lambda: samples.reads(epoch_order(spec, epoch)))
+        return await self._threads.planning(lambda: samples.reads(epoch_order(spec, epoch)))
 
     async def locate(
         self, samples: Samples, spec: SamplerSpec, epochs: Sequence[int], judged: Ids, reorder_window: int
@@ -102,17 +117,22 @@ class EpochLoader:
                     return Located(number, reads, cluster)
             return None
 
-        return await self._threads.background(search)
+        return await self._threads.planning(search)
 
     async def _resolve(self, sample_map: SampleMap, snapshot: Snapshot, space: BlockSpace) -> Samples:
-        read = self._reader(snapshot)
-        if sample_map.indexer:
+        if not sample_map.indexer:
+            return await self._threads.planning(sample_maps.resolve, sample_map, snapshot, space, _unread)
+        cancelled = threading.Event()
+        read = self._reader(snapshot, cancelled)
+        try:
             # It may wait for an origin for minutes: not in a thread that others need.
             return await asyncio.to_thread(sample_maps.resolve, sample_map, snapshot, space, read)
-        return await self._threads.background(sample_maps.resolve, sample_map, snapshot, space, read)
+        finally:
+            cancelled.set()
 
-    def _reader(self, snapshot: Snapshot) -> sample_maps.ReadFile:
-        """Reads files of *snapshot* through the cache, from a thread. Indexers read forward, so one block is kept."""
+    def _reader(self, snapshot: Snapshot, cancelled: threading.Event) -> sample_maps.ReadFile:
+        """Reads files of *snapshot* through the cache, from a thread. Indexers read forward, so one block is kept. Once
+        *cancelled* is set, the thread ends at its next read."""
         loop = asyncio.get_running_loop()
         kept: tuple[int, int, bytes] = (-1, -1, b"")
 
@@ -124,6 +144,8 @@ class EpochLoader:
             return kept[2]
 
         def read(entry: int, offset: int, length: int) -> bytes:
+            if cancelled.is_set():
+                raise CachefsError("nobody waits for the records any more")
             size, content = snapshot.file(entry)
             end = min(offset + length, size)
             parts = []
@@ -143,3 +165,8 @@ class EpochLoader:
         if data is None:
             raise OriginUnavailable(f"block {ref.number} of entry {ref.entry} was evicted before it could be indexed")
         return data
+
+
+def _unread(entry: int, offset: int, length: int) -> bytes:
+    """For maps that name every record."""
+    raise AssertionError("only indexers read")
