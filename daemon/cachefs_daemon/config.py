@@ -131,7 +131,7 @@ class Config(_Section):
     def plan_memory(self) -> int:
         """Bytes that the plans of all jobs may take: a quarter of the memory that the daemon may use."""
         limits = (limit for limit, _ in memory_limits())
-        return min([psutil.virtual_memory().total, *limits]) // 4
+        return min([int(psutil.virtual_memory().total), *limits]) // 4
 
     def summary(self) -> str:
         """What it says, in one line for people."""

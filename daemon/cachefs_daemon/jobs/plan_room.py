@@ -22,7 +22,7 @@ class PlanRoom:
     def take(self, consumer: str, samples: Samples) -> None:
         """The consumer with that key takes room for a plan of *samples*. Raises StoreFull."""
         size = PER_BLOCK * samples.space.count + PER_READ * len(samples.ids)
-        taken = sum(self._taken.values())
+        taken = sum(self._taken.values()) - self._taken.get(consumer, 0)
         if taken + size > self._limit:
             raise StoreFull(
                 f"no memory for its plan: it would take {format_size(size)}, and the plans of other consumers take "

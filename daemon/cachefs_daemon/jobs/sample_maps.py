@@ -55,7 +55,9 @@ def _indexed(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """The records of the map's files, one file after the other: entry number, first byte and size of each record, three
     arrays of shape (samples,)."""
-    entries, offsets, lengths = [], [], []
+    entries: list[npt.NDArray[np.int64]] = []
+    offsets: list[npt.NDArray[np.uint64]] = []
+    lengths: list[npt.NDArray[np.uint64]] = []
     files = [snapshot.entry(int(number)) for number in np.frombuffer(sample_map.entries, "<u4")]
     for entry in files or [_file(snapshot, path) for path in sample_map.paths]:
         try:
@@ -63,6 +65,7 @@ def _indexed(
         except ConfigError as error:
             path = snapshot.path(entry.number).decode(errors="backslashreplace")
             raise ConfigError(f"{path}: {error}") from None
+        records.check_number(len(begins) + sum(len(one) for one in offsets))
         entries.append(np.full(len(begins), entry.number, np.int64))
         offsets.append(begins)
         lengths.append(sizes)

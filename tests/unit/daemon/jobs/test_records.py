@@ -19,6 +19,7 @@ def record(job: str = "train", orders: dict[int, bytes] | None = None, paths: in
             JobPublish(job=job, dataset="d", consumer=name, spec=spec),
             0,
             "ab" * 16,
+            4711,
             Moment(12.5, "a boot"),
             orders or {},
         )
@@ -75,6 +76,7 @@ def test_what_is_too_much_is_left_out_furthest_first(
     store.save(record(orders={epoch: bytes(150) for epoch in range(10)}))
     [(loaded, _)] = store.load()
     assert [sorted(one.orders) for one in loaded.consumers] == [[0, 1, 2], [0, 1, 2]]
+    assert [one.forgotten for one in loaded.consumers] == [[3, 4, 5, 6, 7, 8, 9]] * 2
     store.save(record(paths=1000))
     assert "sample maps are too large" in caplog.text
     assert store.load() == []
