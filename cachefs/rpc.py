@@ -130,9 +130,12 @@ ERROR_TRAILER: Final = "cachefs-error"
 
 
 def encode(message: Message) -> bytes:
-    """Raises ConfigError for a text that is not UTF-8, which can come from the command line."""
+    """Raises ConfigError for a text that is not UTF-8 and for a number of more than 64 bits, which can come from the
+    command line."""
     try:
         return msgspec.msgpack.encode(message)
+    except OverflowError:
+        raise errors.ConfigError("a number is too large: the daemon takes -2^63 to 2^64 - 1") from None
     except UnicodeEncodeError as error:
         shown = error.object.encode("utf-8", "backslashreplace").decode()
         raise errors.ConfigError(f"{shown!r} is not UTF-8; only paths in a dataset may be anything else") from None

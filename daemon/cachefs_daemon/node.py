@@ -126,6 +126,7 @@ class Node:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        self.pushers.close()
         await self.warmups.close()
         await self.jobs.close()
 

@@ -80,6 +80,11 @@ class PushStream:
         audience = NOBODY if self._plan.is_busy else self._audience(self._plan.latency)
         return self._plan.next_orders(audience, now)
 
+    def close(self) -> None:
+        """No more orders: the pusher asks again, of the daemon that is there then."""
+        self._subscription += 1
+        self._news.set()
+
     def wake(self) -> None:
         """Somebody has read on."""
         self._news.set()

@@ -72,6 +72,11 @@ class Pushers:
         plan = PushPlan(self._plan, self._presence, shows, first_serial=first)
         return PushStream(plan, functools.partial(self._audiences.of, mount))
 
+    def close(self) -> None:
+        """End all streams of orders, which would keep the daemon from ending until its grace is over (5 s)."""
+        for stream in self._streams.values():
+            stream.close()
+
     def forget_gone(self, lives: Callable[[str], bool]) -> None:
         """Forget the pages of mounts that have ended. lives: is there a mount with that id?"""
         gone = [mount for mount, stream in self._streams.items() if not stream.listening and not lives(mount)]
