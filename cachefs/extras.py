@@ -19,7 +19,6 @@ def needs_extra(extra: str, command: str) -> Iterator[None]:
         missing = (error.name or "").partition(".")[0]
         if not missing or missing in _OWN:
             raise
-        print(
-            f"{command}: {missing} is not installed; install it with: pip install 'cachefs[{extra}]'", file=sys.stderr
-        )
+        way_out = f"pip install 'cachefs[{extra}]'"
+        print(f"{command}: {missing} is not installed; install it with: {way_out}", file=sys.stderr)
         sys.exit(USAGE)
