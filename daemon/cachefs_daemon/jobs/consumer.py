@@ -34,8 +34,10 @@ STILL_SECONDS: Final = 10.0
 
 # Pauses before its samples are looked for again, where that failed in a way that passes.
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-# A sampler may be for so many times the samples that there are. It is a mistake then, but one that can be shown.
+# A sampler for more samples than there are is a mistake that is shown. It is refused where its orders would cost much:
+# from so many times the samples on, and from so many on (to compute a million takes 10 ms).
 OVERSIZE: Final = 2
+CHEAP: Final = 1_000_000
 
 _serial = itertools.count(1)
 
@@ -367,7 +369,7 @@ def order_of(raw: bytes) -> Order:
 def check_size(spec: SamplerSpec, samples: int) -> None:
     """Raises ConfigError for a sampler that determines orders of far more than the *samples* that there are: they would
     be computed before anybody sees that it is a mistake."""
-    if spec.kind != "explicit" and spec.size > OVERSIZE * samples:
+    if spec.kind != "explicit" and spec.size > max(OVERSIZE * samples, CHEAP):
         raise ConfigError(
             f"the sampler has {spec.size:,} samples, the dataset {samples:,}; publish the number that the job's own "
             "sampler has, and the files or records that are its samples"

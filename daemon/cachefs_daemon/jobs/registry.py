@@ -380,6 +380,8 @@ def _check(request: JobPublish) -> None:
         raise ConfigError(f"job {request.job}: rank {request.rank} is not below the world size {request.world_size}")
     if request.workers < 0 or request.batch_size < 1 or request.prefetch < 0:
         raise ConfigError(f"job {request.job}: workers, batch size and prefetch cannot be negative, or a batch empty")
+    if request.workers * request.batch_size * request.prefetch > MAX_SAMPLES:
+        raise ConfigError(f"job {request.job}: no loader reads more than {MAX_SAMPLES:,} samples ahead")
     if request.spec is not None:
         _check_spec(request.job, request.spec)
     if request.map is not None and request.map.kind not in MAPS:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from cachefs_tools.cachectl import job
+from cachefs_tools.cachectl.job import order_of, ranks_of
 
 from cachefs.errors import ConfigError
 from cachefs.job_messages import JobPublish
@@ -17,10 +17,10 @@ CONTEXT: Any = None
 
 
 def test_ranks() -> None:
-    assert job.ranks_of(CONTEXT, CONTEXT, "0-3,8,2") == [0, 1, 2, 3, 8]
+    assert ranks_of(CONTEXT, CONTEXT, "0-3,8,2") == [0, 1, 2, 3, 8]
     for text in ("7-3", "0-99999999999", "x", "-1", "", ",".join(["0-8191"] * 2)):
         with pytest.raises(click.BadParameter):
-            job.ranks_of(CONTEXT, CONTEXT, text)
+            ranks_of(CONTEXT, CONTEXT, text)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_files_that_hold_no_order(tmp_path: Path, name: str) -> None:
     np.save(tmp_path / "text.npy", np.array(["a"]))
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
     with pytest.raises(ConfigError, match=f"{name} is no order of samples: ") as caught:
-        job.order_of(tmp_path / name)
+        order_of(tmp_path / name)
     assert "\n" not in str(caught.value)
 
 
@@ -43,7 +43,7 @@ def test_files_that_hold_one(tmp_path: Path) -> None:
     (tmp_path / "order").write_text("3\n1\n2\n")
     np.save(tmp_path / "order.npy", np.array([3, 1, 2], np.int16))
     expected = np.array([3, 1, 2], "<u4").tobytes()
-    assert job.order_of(tmp_path / "order") == job.order_of(tmp_path / "order.npy") == expected
+    assert order_of(tmp_path / "order") == order_of(tmp_path / "order.npy") == expected
 
 
 def test_numbers_of_more_than_64_bits_are_named() -> None:
