@@ -21,6 +21,12 @@ class Samples:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
+    def own(self) -> npt.NDArray[np.bool_] | None:
+        """Which blocks of the space the samples have, shape (blocks of the space,), bool. None where it is all."""
+        own = np.zeros(self.space.count, np.bool_)
+        own[self.ids] = True
+        return None if own.all() else own
+
     def reads(self, order: npt.NDArray[np.uint32]) -> "Reads":
         """The reads of an epoch whose samples come in this *order*: sample numbers, shape (samples of the epoch,),
         uint32. Samples that do not exist are left out, and counted. Raises ConfigError for more than

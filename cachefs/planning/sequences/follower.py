@@ -104,7 +104,15 @@ class _Front:
 class Follower:
     """Follows one consumer of a plan, which must know an epoch of it."""
 
-    def __init__(self, plan: Plan, name: str, reorder_window: int, batch: int = 1) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        reorder_window: int,
+        batch: int = 1,
+        own: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """own: which blocks its samples have, shape (blocks of the space,), bool; None: all."""
         self.name = name  # in the plan
         self.reorder_window = reorder_window  # reads by which the loader's workers may differ from the order
         self.batch = batch  # reads that one of the workers does in order, 1 where that varies
@@ -114,6 +122,7 @@ class Follower:
         self.evidence = Evidence(reorder_window)
         self.visibility = Visibility()
         self._plan = plan
+        self._own = own
         self._front = _Front()
         self._far = FarOnes()
         self._said = (0, 0)  # the place it has named last
@@ -164,11 +173,16 @@ class Follower:
             gaps[late] = position - first[late]
         return Claim(reads, gaps)
 
+    def may_read(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of the blocks *ids* (shape (n,), int32) its samples have: shape (n,), bool. Reads of others say nothing
+        of it: they are somebody else's, such as of a job's other loader that published nothing."""
+        return np.ones(len(ids), np.bool_) if self._own is None else self._own[ids]
+
     def on_reads(self, ids: Ids, claim: Claim, unattributed: npt.NDArray[np.bool_]) -> None:
         """The blocks *ids* (shape (n,), int32) were read, in this order. claim: what this consumer claims of them;
         unattributed: those that no consumer explains, shape (n,), bool."""
         mine = claim.mine
-        judged = mine | unattributed
+        judged = mine | (unattributed if self._own is None else unattributed & self._own[ids])
         if not judged.any():
             return
         self.evidence.add(ids[judged], mine[judged])

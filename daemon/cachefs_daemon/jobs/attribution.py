@@ -115,7 +115,8 @@ class Attribution:
             here = np.flatnonzero(ids >= 0)
             for one in followed:
                 # A sequence that is wrong claims nothing; if there is only one, it is still its job that waits.
-                theirs = np.ones(len(here), np.bool_) if len(followed) == 1 else _claims(one.follower, ids[here])
+                blocks = ids[here]
+                theirs = one.follower.may_read(blocks) if len(followed) == 1 else _claims(one.follower, blocks)
                 for place in here[theirs].tolist():
                     if owners[place] is None:
                         owners[place] = one.consumer

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.job_messages import ConsumerView, JobPublish, SampleMap
@@ -18,7 +19,7 @@ from cachefs.planning.sequences.position import Position
 from cachefs.planning.sequences.sampler import Order, SamplerSpec
 from cachefs.sizes import format_size
 from cachefs.snapshot import Snapshot
-from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.epoch_loader import EpochLoader, Prepared
 from cachefs_daemon.jobs.epochs import MAX_WAITING, MOST_WAITING, Epochs
 from cachefs_daemon.jobs.liveness import Liveness
 from cachefs_daemon.jobs.states import ConsumerState
@@ -80,6 +81,7 @@ class Consumer:
         self._epochs = Epochs(request.spec)
         self._said: _Heartbeat | None = None  # until the plan knows that epoch
         self._problems: dict[Problem, str] = {}  # the latest of each kind
+        self._own: npt.NDArray[np.bool_] | None = None  # which blocks its samples have; None: all, or not known yet
         self._failures = 0  # to find out what its samples are, one after the other
         self._news = asyncio.Event()  # there is something to do for the task
         self._task = asyncio.create_task(self._work(sample_map))
@@ -223,6 +225,7 @@ class Consumer:
             samples = await self._loader.samples(self.snapshot, sample_map)
             self._check_size(samples)
             self._loader.room.take(self.key, samples)
+            self._own = await self._loader.own(samples)
             self._epochs.samples = samples
         self._problems.pop(Problem.WORK, None)
         self._failures = 0
@@ -237,14 +240,16 @@ class Consumer:
 
     async def _bring(self, samples: Samples, epoch: int) -> None:
         order = self._epochs.take(epoch)
+        last = self._epochs.is_last(epoch)
         if order is not None:
-            reads = await self._loader.reads(samples, order)
+            prepared = await self._loader.ordered(samples, order, last)
         else:
-            reads = await self._loader.computed(samples, self._spec, epoch)
-        self._publish(samples, epoch, reads)
+            prepared = await self._loader.computed(samples, self._spec, epoch, last)
+        self._publish(samples, epoch, prepared)
         self.moved()
 
-    def _publish(self, samples: Samples, epoch: int, reads: Reads) -> None:
+    def _publish(self, samples: Samples, epoch: int, prepared: Prepared) -> None:
+        reads = prepared.reads
         if reads.unknown:
             total = reads.unknown + reads.samples
             self._problems[Problem.SAMPLES] = f"epoch {epoch}: {reads.unknown} of {total} samples do not exist"
@@ -253,10 +258,10 @@ class Consumer:
         epochs = self._epochs
         if epochs.reads and epoch < min(epochs.reads):
             self._go_back()
-        self._plan.set_epoch(self.key, self.snapshot.id, epoch, reads.blocks, last=epochs.is_last(epoch))
+        self._plan.set_prepared(self.key, self.snapshot.id, epoch, prepared.planned)
         epochs.reads[epoch] = reads
         if self.position is None:
-            follower = Follower(self._plan, self.key, *_out_of_order(self.request, reads))
+            follower = Follower(self._plan, self.key, *_out_of_order(self.request, reads), self._own)
             self.position = Position(follower, self.request.batch_size)
             if self._said is not None:
                 self.position.on_heartbeat(self._said.when)
@@ -299,9 +304,9 @@ class Consumer:
             return
         self._said = None
         self._go_back()
-        self._publish(samples, found.epoch, found.reads)
-        follower.found(found.epoch, found.cluster)
-        log.info("job %s, consumer %s: found again in epoch %d", self.request.job, self.name, found.epoch)
+        self._publish(samples, found.number, found.epoch)
+        follower.found(found.number, found.cluster)
+        log.info("job %s, consumer %s: found again in epoch %d", self.request.job, self.name, found.number)
 
     # --- what is shown --------------------------------------------------------------------------------------------
 

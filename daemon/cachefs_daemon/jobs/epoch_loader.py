@@ -7,6 +7,9 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from cachefs.block import block_key
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs.job_messages import SampleMap
@@ -30,11 +33,24 @@ INDEX_PATIENCE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """An epoch as a plan takes it."""
+
+    reads: Reads
+    planned: Epoch  # the same, arranged for the plan
+
+    @classmethod
+    def of(cls, reads: Reads, samples: Samples, last: bool) -> "Prepared":
+        """last: no epoch follows. To be called in a thread: it takes 0.3 s for 14 million reads."""
+        return cls(reads, Epoch.of(reads.blocks, samples.space, last))
+
+
+@dataclass(frozen=True, slots=True)
 class Located:
     """An epoch in which reads lie close together."""
 
-    epoch: int
-    reads: Reads  # of the epoch
+    number: int
+    epoch: Prepared
     cluster: Cluster  # where in it
 
 
@@ -93,13 +109,18 @@ class EpochLoader:
     def _lock(self, snapshot: str) -> asyncio.Lock:
         return self._making.setdefault(snapshot, asyncio.Lock())
 
-    async def reads(self, samples: Samples, order: Order) -> Reads:
-        """The reads of an epoch whose samples come in this *order*: sample numbers, shape (n,), uint32."""
-        return await self._threads.planning(samples.reads, order)
+    async def own(self, samples: Samples) -> npt.NDArray[np.bool_] | None:
+        """See `Samples.own`."""
+        return await self._threads.planning(samples.own)
 
-    async def computed(self, samples: Samples, spec: SamplerSpec, epoch: int) -> Reads:
-        """The reads of an epoch that the sampler determines. Raises ConfigError."""
-        return await self._threads.planning(lambda: samples.reads(epoch_order(spec, epoch)))
+    async def ordered(self, samples: Samples, order: Order, last: bool) -> Prepared:
+        """An epoch whose samples come in this *order*: sample numbers, shape (n,), uint32. last: no epoch follows.
+        Raises ConfigError."""
+        return await self._threads.planning(lambda: Prepared.of(samples.reads(order), samples, last))
+
+    async def computed(self, samples: Samples, spec: SamplerSpec, epoch: int, last: bool) -> Prepared:
+        """An epoch that the sampler determines. last: no epoch follows. Raises ConfigError."""
+        return await self._threads.planning(lambda: Prepared.of(samples.reads(epoch_order(spec, epoch)), samples, last))
 
     async def locate(
         self, samples: Samples, spec: SamplerSpec, epochs: Sequence[int], judged: Ids, reorder_window: int
@@ -112,9 +133,10 @@ class EpochLoader:
         def search() -> Located | None:
             for number in epochs:
                 reads = samples.reads(epoch_order(spec, number))
-                cluster = densest(Epoch.of(reads.blocks, samples.space, last=False), judged, reorder_window)
+                epoch = Prepared.of(reads, samples, number == spec.epochs - 1)
+                cluster = densest(epoch.planned, judged, reorder_window)
                 if cluster.share:
-                    return Located(number, reads, cluster)
+                    return Located(number, epoch, cluster)
             return None
 
         return await self._threads.planning(search)
