@@ -60,7 +60,10 @@ class _Heartbeat(NamedTuple):
 
 class Consumer:
     """One consumer. Its task brings the current epoch and the next into the plan, until `close`. *now* is seconds of a
-    monotonic clock."""
+    monotonic clock.
+
+    Its attributes are many, as what it says, what is found out of it and where it is meet here.
+    """
 
     def __init__(
         self,
