@@ -39,6 +39,8 @@ class JobPublish(Message, frozen=True):
     batch_size: int = 1  # samples
     prefetch: int = 2  # batches that each worker reads ahead
     pid: int = 0  # the job ends with this process (0: none)
+    # The pid namespace in which it has that number: the inode number of its /proc/self/ns/pid. 0: the daemon's.
+    pid_namespace: int = 0
     lease: float = 60.0  # seconds without any sign of life after which it ends
     source: str = ""  # who publishes it
 

@@ -5,6 +5,7 @@ import functools
 import struct
 from array import array
 from collections.abc import Callable
+from typing import Final
 
 import numpy
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ INDEXERS = ("npy", "tar", "tfrecord", "fixed:<bytes>")
 
 # Bytes that are read rather than skipped: an object store takes less than a millisecond for 64 KiB, 20 for a request.
 AHEAD = 64 << 10
+# Records of one file, or of all files of a map, at most: their places take 16 bytes each.
+MOST: Final = 1 << 26
+
 # Bytes that are read after a longer skip: enough for a tar header with the extended headers before it.
 HEADER = 4 << 10
 
@@ -35,7 +39,8 @@ def index(kind: str, read: Read, size: int) -> Extents:
       checksums of the lengths are verified; the data is not read, so its checksums are not.
     - `fixed:<bytes>`: records of that many bytes from the start of the file to its end.
 
-    Raises ConfigError, which does not say the name of the file.
+    The file's size bounds what is done, whatever is in it. Raises ConfigError, which does not say the name of the file,
+    also for more than MOST records.
     """
     file = _Window(read, size)
     if kind == "npy":
@@ -75,9 +80,14 @@ class _Window:
         return self._held[skipped : skipped + length]
 
 
+def check_number(records: int) -> None:
+    """Raises ConfigError for more than MOST records."""
+    if records > MOST:
+        raise ConfigError(f"{records:,} records are more than the {MOST:,} that one sample map may have")
+
+
 def _evenly(start: int, length: int, count: int) -> Extents:
-    if count >= 2**32:
-        raise ConfigError(f"{count} records are more than sample numbers of 32 bits can tell apart")
+    check_number(count)
     offsets = numpy.uint64(start) + numpy.arange(count, dtype=numpy.uint64) * numpy.uint64(length)
     return offsets, numpy.full(count, length, dtype=numpy.uint64)
 
@@ -123,10 +133,10 @@ def _npy_rows(header: bytes) -> tuple[int, int]:
     try:
         described = ast.literal_eval(header.decode("utf-8" if not header.isascii() else "ascii"))
         shape: tuple[int, ...] = described["shape"]
-        dtype = numpy.lib.format.descr_to_dtype(described["descr"])
+        dtype = numpy.dtype(numpy.lib.format.descr_to_dtype(described["descr"]))
         fortran_order = bool(described["fortran_order"])
         makes_sense = type(shape) is tuple and all(type(length) is int and 0 <= length < 2**63 for length in shape)
-    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+    except (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError):
         raise ConfigError("the npy header is damaged") from None
     if not makes_sense:
         raise ConfigError("the npy header is damaged")
@@ -155,6 +165,7 @@ _TAR_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 _TAR_EXTENDED, _TAR_GLOBAL, _TAR_SPARSE = (b"x", b"X"), b"g", b"S"
 # A longer extended header (names, attributes) is damage or an attack.
 _TAR_MAX_EXTENDED = 1 << 20
+_TAR_LONGEST_NUMBER = 20  # digits
 
 
 def _tar(file: _Window) -> Extents:
@@ -175,6 +186,7 @@ def _tar(file: _Window) -> Extents:
             if kind in _TAR_FILE and not _is_old_directory(kind, header):
                 offsets.append(data)
                 lengths.append(size)
+                check_number(len(offsets))
             elif kind in _TAR_WITHOUT_DATA:
                 size = 0
         if data + size > file.size:
@@ -194,7 +206,9 @@ def _tar_size(header: bytes, position: int) -> int:
         ):
             if header[124] == 0x80:  # GNU writes a binary number where octal digits do not suffice
                 return int.from_bytes(header[125:136], "big")
-            return int(header[124:136].strip(b" \0") or b"0", 8)
+            size = int(header[124:136].strip(b" \0") or b"0", 8)
+            if size >= 0:
+                return size
     except ValueError:
         pass
     raise ConfigError(f"this is not an uncompressed tar archive, or it is damaged at byte {position}")
@@ -206,23 +220,26 @@ def _is_old_directory(kind: bytes, header: bytes) -> bool:
 
 def _tar_extend(extended: dict[bytes, bytes], kind: bytes, records: bytes, position: int) -> None:
     """Add the records of a pax header to *extended*. Each is `<its length> <key>=<value>\\n`."""
-    while records.strip(b"\0"):
-        digits, _, rest = records.partition(b" ")
+    at, end = 0, len(records.rstrip(b"\0"))
+    while at < end:
+        blank = records.find(b" ", at, at + _TAR_LONGEST_NUMBER)
+        digits = records[at:blank] if blank >= 0 else b""
         length = _number(digits, 0, position)
-        key, equals, value = rest[: length - len(digits) - 1].partition(b"=")
-        if length > len(records) or not equals or not value.endswith(b"\n"):
+        key, equals, value = records[blank + 1 : at + length].partition(b"=")
+        # A length that does not even cover its own digits would be looked at again and again.
+        if not len(digits) < length <= len(records) - at or not equals or not value.endswith(b"\n"):
             raise ConfigError(f"the tar archive has a damaged or too long extended header at byte {position}")
         if kind == _TAR_GLOBAL and key == b"size":
             raise ConfigError(f"the tar archive has a global size at byte {position}; pack it with another tar")
         if kind != _TAR_GLOBAL:
             extended[key] = value[:-1]
-        records = records[length:]
+        at += length
 
 
 def _number(digits: bytes | None, otherwise: int, position: int) -> int:
     if digits is None:
         return otherwise
-    if not (digits.isdigit() and len(digits) < 20):
+    if not (digits.isdigit() and len(digits) < _TAR_LONGEST_NUMBER):
         raise ConfigError(f"the tar archive has a damaged extended header at byte {position}")
     return int(digits)
 
@@ -249,6 +266,7 @@ def _tfrecord(file: _Window) -> Extents:
         if len(headers) == _TFRECORD_CHECKED_AT_ONCE * _TFRECORD_HEADER.size:
             _check_lengths(bytes(headers), offsets)
             headers.clear()
+            check_number(len(offsets))
     _check_lengths(bytes(headers), offsets)
     if offsets[-1] != size:
         last = next(offset for offset in reversed(offsets) if offset < size)

@@ -13,6 +13,7 @@ _UNITS: Final = {
 }  # fmt: skip
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _PERCENT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+MOST: Final = 1 << 60  # bytes
 _STEPS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -32,12 +33,17 @@ class Share:
 
 def parse_size(value: object) -> int:
     """Bytes from a number or a text. Raises ValueError saying how to write it."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
     found = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if found is None or found[2].lower() not in _UNITS:
+    size: float = -1
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif found is not None and found[2].lower() in _UNITS:
+        size = float(found[1]) * _UNITS[found[2].lower()]
+    if size < 0:
         raise ValueError('expected a size such as "4MiB", "1.5GiB" or a number of bytes')
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    if size > MOST:
+        raise ValueError("expected a size of at most 1 EiB")
+    return int(size)
 
 
 def parse_share(value: object) -> Share:

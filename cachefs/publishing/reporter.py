@@ -3,21 +3,20 @@
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import numpy
 
-from cachefs.errors import CachefsError, DaemonUnavailable, NotFound
+from cachefs.errors import Busy, CachefsError, DaemonUnavailable, NotFound
 from cachefs.inodes import slot_of
 from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, SampleMap
 from cachefs.messages import DatasetName, Empty
 from cachefs.mount_spec import MountSpec
 from cachefs.publishing.published_consumer import PublishedConsumer
 from cachefs.publishing.shares import Share
-from cachefs.rpc import DATASET_LIST, DATASET_SHOW, JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, DaemonClient
+from cachefs.rpc import DATASET_LIST, DATASET_SHOW, JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, DaemonClient
 
-# A job that says nothing for so many seconds has ended. Its process number may mean nothing to the daemon (containers).
+# A job that says nothing for so many seconds has ended, where the daemon does not see its process.
 LEASE: Final = 60.0
 RENEW_SECONDS: Final = LEASE / 4
 PUBLISH_TIMEOUT: Final = 30.0
@@ -38,7 +37,8 @@ class Reporter:
         self._said: set[str] = set()  # problems that were shown
         self._failures = 0  # to reach the daemon, one after the other
         self._quiet_until = 0.0  # when to try again (monotonic seconds)
-        self._daemon_pid: int | None = None
+        # By consumer: the epoch in which the daemon did not take another one that was too far ahead.
+        self._full: dict[str, int] = {}
 
     def say(self, problem: str) -> None:
         """Have *problem* printed on the job's stderr, each problem once, and MOST_PROBLEMS at most."""
@@ -101,24 +101,36 @@ class Reporter:
                 workers=opening.workers,
                 batch_size=opening.batch_size,
                 prefetch=opening.prefetch,
-                pid=self._shared_pid(),
+                pid=self._pid,
+                pid_namespace=_pid_namespace(),
                 lease=LEASE,
                 source=opening.source,
             )
             self._client.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT)
         consumer.published = True
         consumer.reported.clear()
+        self._full.clear()
         consumer.reported_at = 0.0
 
     def _report_orders(self, consumer: PublishedConsumer) -> None:
-        for number, share in enumerate(consumer.shares):
-            for epoch in consumer.unreported(number):
-                samples = consumer.order(epoch)
-                if samples is not None:
-                    order = numpy.ascontiguousarray(share.order(samples), dtype="<u4").tobytes()
-                    request = JobEpoch(job=self._job, consumer=_name(consumer, number), epoch=epoch, order=order)
-                    self._client.call(JOB_EPOCH, request, PUBLISH_TIMEOUT)
-                    consumer.reported.add((number, epoch))
+        for number in range(len(consumer.shares)):
+            name = _name(consumer, number)
+            if self._full.get(name) == consumer.epoch:
+                continue
+            try:
+                self._report_orders_of(consumer, number)
+            except Busy:  # until the consumer is in another epoch, and nearer
+                self._full[name] = consumer.epoch
+
+    def _report_orders_of(self, consumer: PublishedConsumer, number: int) -> None:
+        for epoch in sorted(consumer.unreported(number)):
+            samples = consumer.order(epoch)
+            if samples is not None:
+                order = consumer.shares[number].order(samples)
+                raw = numpy.ascontiguousarray(order, dtype="<u4").tobytes()
+                request = JobEpoch(job=self._job, consumer=_name(consumer, number), epoch=epoch, order=raw)
+                self._client.call(JOB_EPOCH, request, PUBLISH_TIMEOUT)
+                consumer.reported.add((number, epoch))
 
     def _report_progress(self, consumer: PublishedConsumer) -> None:
         for number in range(len(consumer.shares)):
@@ -158,16 +170,13 @@ class Reporter:
                     return view.name, snapshot
         raise NotFound(f"the daemon at {self._client.socket} does not know the snapshot at {share.mount.path}")
 
-    def _shared_pid(self) -> int:
-        """The number of the training process; 0 where it means another process to the daemon, as in a container."""
-        if self._daemon_pid is None:
-            self._daemon_pid = self._client.call(STATUS, Empty(), TIMEOUT).pid
-        try:
-            command = Path(f"/proc/{self._daemon_pid}/cmdline").read_bytes()
-            same = os.stat(f"/proc/{self._daemon_pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino
-        except OSError:
-            return 0
-        return self._pid if same and b"cachefsd" in command else 0
+
+def _pid_namespace() -> int:
+    """That in which the training process has its number, as the helper is its child; 0 where nobody can tell."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def _name(consumer: PublishedConsumer, number: int) -> str:

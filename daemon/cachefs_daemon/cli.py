@@ -14,17 +14,20 @@ import click
 
 from cachefs import __version__
 from cachefs.errors import CachefsError
-from cachefs_daemon import config as configuration
-from cachefs_daemon.api.identity import Admission
-from cachefs_daemon.api.server import Server
-from cachefs_daemon.api.service import Service
-from cachefs_daemon.config import Config, InvalidConfig
-from cachefs_daemon.node import Node, store_config
-from cachefs_daemon.runtime import descriptors
-from cachefs_daemon.runtime.systemd import feed_watchdog, notify
-from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store import config_check
-from cachefs_daemon.store.storage import Foresight, Storage
+from cachefs.extras import needs_extra
+
+with needs_extra("daemon", "cachefsd"):
+    from cachefs_daemon import config as configuration
+    from cachefs_daemon.api.identity import Admission
+    from cachefs_daemon.api.server import Server
+    from cachefs_daemon.api.service import Service
+    from cachefs_daemon.config import Config, InvalidConfig
+    from cachefs_daemon.node import Node, store_config
+    from cachefs_daemon.runtime import descriptors
+    from cachefs_daemon.runtime.systemd import feed_watchdog, notify
+    from cachefs_daemon.runtime.threads import Threads
+    from cachefs_daemon.store import config_check
+    from cachefs_daemon.store.storage import Foresight, Storage
 
 log = logging.getLogger("cachefs_daemon")
 
@@ -60,6 +63,8 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
         sys.exit(USAGE)
     if check_config:
         _check_directories(config)
+        for remark in config.remarks():
+            click.echo(f"cachefsd: {remark}", err=True)
         click.echo(f"configuration is valid: {config.summary()}")
         return
     _set_up_logging(log_level or config.daemon.log_level)
@@ -87,6 +92,8 @@ def run(config: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises CachefsError where the daemon cannot start."""
     log.info("cachefsd %s (pid %d): %s", __version__, os.getpid(), config.summary())
     descriptors.raise_limit()
+    for remark in config.remarks():
+        log.warning("%s", remark)
     if config.daemon.socket_group:
         _share_with(config.daemon.socket_group)
     storage = Storage(store_config(config), Foresight.empty())

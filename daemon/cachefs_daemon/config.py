@@ -3,6 +3,7 @@
 Every problem is found at once and told in one line that names the key, its value and what was expected.
 """
 
+import contextlib
 import difflib
 import grp
 import os
@@ -16,6 +17,7 @@ import psutil
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cachefs.block import PIECE_SIZE
+from cachefs.cgroup import memory_limits
 from cachefs.errors import ConfigError
 from cachefs.planning.eviction.policies import PolicyName
 from cachefs.sizes import Share, format_size, parse_share, parse_size
@@ -26,6 +28,8 @@ MIN_BLOCK_SIZE: Final = PIECE_SIZE
 MAX_BLOCK_SIZE: Final = 64 << 20
 # Room for a record's header in front of its data, in a segment and in a budget.
 RECORD_OVERHEAD: Final = 64 << 10
+# Characters of a wrong value that are shown.
+MOST_SHOWN: Final = 100
 
 
 class InvalidConfig(ConfigError):
@@ -39,6 +43,8 @@ class InvalidConfig(ConfigError):
 def _absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise ValueError("expected an absolute path")
+    if "\0" in str(path):
+        raise ValueError("expected a path without NUL")
     return Path(os.path.normpath(path))
 
 
@@ -154,6 +160,25 @@ class Config(_Section):
         """Bytes of the SSD tier's file system that stay free."""
         return self.ssd.min_free.of(_disk_size(self.ssd.dir)) if self.ssd is not None else 0
 
+    @property
+    def plan_memory(self) -> int:
+        """Bytes that the plans of all jobs may take: a quarter of the memory that the daemon may use."""
+        limits = (limit for limit, _ in memory_limits())
+        return min([int(psutil.virtual_memory().total), *limits]) // 4
+
+    def remarks(self) -> Iterator[str]:
+        """What is possible, but hardly meant: one line each."""
+        memory = min([int(psutil.virtual_memory().total), *(limit for limit, _ in memory_limits())])
+        rooms = [("memory", self.memory_budget, memory, "memory that the daemon may use")]
+        if self.ssd is not None:
+            rooms.append(("ssd", self.ssd_budget, _disk_size(self.ssd.dir), f"file system of {self.ssd.dir}"))
+        for name, budget, room, what in rooms:
+            if budget > room:
+                yield (
+                    f"{name}.budget = {format_size(budget)}: more than the {what} has ({format_size(room)}); "
+                    "the tier takes what there is"
+                )
+
     def summary(self) -> str:
         """What it says, in one line for people."""
         ssd = f"{format_size(self.ssd_budget)} in {self.ssd.dir}" if self.ssd and self.ssd_budget else "none"
@@ -176,8 +201,10 @@ def load(path: Path | None) -> Config:
         return parse(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InvalidConfig([f"{path}: cannot be read: {error.strerror}"]) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidConfig([f"{path}: is not valid TOML: {error}"]) from None
+    except RecursionError:
+        raise InvalidConfig([f"{path}: is not valid TOML: too many brackets within each other"]) from None
+    except ValueError as error:  # what is no TOML, no UTF-8, no path, or a number of 5,000 digits
+        raise InvalidConfig([f"{path!s}: is not valid TOML: {error}"]) from None
     except InvalidConfig as error:
         raise InvalidConfig([f"{path}: {problem}" for problem in error.problems]) from None
 
@@ -203,9 +230,18 @@ def _explain(detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key; {_nearest(location)}"
     if detail["type"] == "model_type":
-        return f"{key} = {detail['input']!r}: expected a table, [{key}]"
+        return f"{key} = {_shown(detail['input'])}: expected a table, [{key}]"
     message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
-    return f"{key} = {detail['input']!r}: {message.replace('Input should be', 'expected')}"
+    return f"{key} = {_shown(detail['input'])}: {message.replace('Input should be', 'expected')}"
+
+
+def _shown(value: object) -> str:
+    """The value in a problem's line."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of 5,000 digits
+        return "a number of very many digits"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _nearest(location: list[str]) -> str:
@@ -234,6 +270,10 @@ _GONE: Final = {
 
 def _contradictions(config: Config) -> Iterator[str]:
     """What is wrong between settings that are right one by one."""
+    impossible = list(_impossible_directories(config))
+    if impossible:
+        yield from impossible
+        return  # what the tiers may take depends on their directories
     daemon = config.daemon
     block = daemon.block_size
     if block % PIECE_SIZE or not MIN_BLOCK_SIZE <= block <= MAX_BLOCK_SIZE:
@@ -274,6 +314,19 @@ def _is_group(name: str) -> bool:
     return True
 
 
+def _impossible_directories(config: Config) -> Iterator[str]:
+    """Directories that nobody can make."""
+    ssd = {"ssd.dir": config.ssd.dir} if config.ssd is not None else {}
+    directories = {"daemon.state_dir": config.daemon.state_dir, "memory.dir": config.memory.dir, **ssd}
+    for key, directory in {"daemon.socket": config.daemon.socket.parent, **directories}.items():
+        try:
+            nearest = _nearest_existing(directory)
+            if not nearest.is_dir():
+                yield f"{key} = {_shown(str(directory))}: {nearest} is no directory"
+        except OSError as error:
+            yield f"{key} = {_shown(str(directory))}: {error.strerror}"
+
+
 def _tier_problems(name: str, tier: MemorySection | SsdSection, budget: int, block: int) -> Iterator[str]:
     record = block + RECORD_OVERHEAD
     if budget < record:
@@ -295,5 +348,13 @@ def _overlaps(memory: Path, ssd: Path) -> Iterator[str]:
 
 def _disk_size(directory: Path) -> int:
     """Bytes of the file system *directory* is on, or will be on once it is created."""
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
-    return shutil.disk_usage(existing).total
+    return shutil.disk_usage(_nearest_existing(directory)).total
+
+
+def _nearest_existing(directory: Path) -> Path:
+    """The directory, or the nearest above it that is there. Raises OSError where that cannot be found out."""
+    for path in (directory, *directory.parents):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+            return path
+    return Path("/")

@@ -25,6 +25,7 @@ from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.persistence import JobPersistence
+from cachefs_daemon.jobs.plan_room import PlanRoom
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.pushers import Pushers
@@ -69,7 +70,8 @@ class Node:
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
         self.mounts = MountRegistry()
-        loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads)
+        room = PlanRoom(config.plan_memory)
+        loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads, room)
         self.jobs = JobRegistry(self.catalog, plan, presence, loader)
         audiences = JobAudiences(self.mounts, self.jobs, self.catalog)
         self.pushers = Pushers(plan, presence, storage.foresight.coverage, audiences)
@@ -137,6 +139,7 @@ class Node:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        self.pushers.close()
         await self.warmups.close()
         await self.jobs.close()
 

@@ -17,23 +17,27 @@ from pathlib import Path
 from typing import Final
 
 import click
-import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from cachefs.errors import CachefsError
+from cachefs.extras import needs_extra
 from cachefs.messages import DatasetAdd, Empty, OriginOptions, Status
 from cachefs.rpc import DATASET_ADD, STATUS, DaemonClient
-from cachefs_tools import image_folder
-from cachefs_tools.cachectl.command_session import CommandSession
-from cachefs_tools.cachectl.display import size
-from cachefs_tools.cachectl.progress import follow_listing
-from cachefs_tools.kernel_pages import forget_pages
-from cachefs_tools.orderly_exit import orderly_exit
-from cachefs_tools.reading import Pass, find_files, read_shuffled
-from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import daemon, memory_directory, mounted, s3_server
+
+with needs_extra("demo", "cachefs-demo"):
+    import psutil
+
+    from cachefs_tools import image_folder
+    from cachefs_tools.cachectl.command_session import CommandSession
+    from cachefs_tools.cachectl.display import size
+    from cachefs_tools.cachectl.progress import follow_listing
+    from cachefs_tools.kernel_pages import forget_pages
+    from cachefs_tools.orderly_exit import orderly_exit
+    from cachefs_tools.reading import Pass, find_files, read_shuffled
+    from cachefs_tools.scratch_config import NodeSettings, TierSettings
+    from cachefs_tools.scratch_node import daemon, memory_directory, mounted, s3_server
 
 BUCKET: Final = "demo-bucket"
 DATASET: Final = "demo"

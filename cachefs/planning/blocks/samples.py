@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.blocks.space import BlockSpace, Ids, check_number, runs
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -21,18 +21,26 @@ class Samples:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
+    def own(self) -> npt.NDArray[np.bool_] | None:
+        """Which blocks of the space the samples have, shape (blocks of the space,), bool. None where it is all."""
+        own = np.zeros(self.space.count, np.bool_)
+        own[self.ids] = True
+        return None if own.all() else own
+
     def reads(self, order: npt.NDArray[np.uint32]) -> "Reads":
         """The reads of an epoch whose samples come in this *order*: sample numbers, shape (samples of the epoch,),
-        uint32. Samples that do not exist are left out, and counted."""
+        uint32. Samples that do not exist are left out, and counted. Raises ConfigError for more than
+        cachefs.planning.blocks.space.MAX_BLOCKS reads."""
         known = order if not len(order) or int(order.max()) < len(self) else order[order < len(self)]
         unknown = len(order) - len(known)
         if len(self.ids) == len(self):  # one block each
             return Reads(self.ids[known], None, len(known), unknown)
         first = self.starts[known]
         counts = self.starts[known.astype(np.int64) + 1] - first
-        ends = np.cumsum(counts)
-        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
-        return Reads(self.ids[places], ends, len(known), unknown)
+        ends = np.zeros(len(counts), np.int64)
+        np.cumsum(counts, out=ends)
+        check_number(int(ends[-1]) if len(ends) else 0)
+        return Reads(self.ids[runs(first, ends, np.int64)], ends, len(known), unknown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,13 +93,16 @@ class Course:
 
     def starts(self) -> Iterator[tuple[int, Epoch]]:
         """The known epochs from the current one on, and the read at which each starts. One that nobody published
-        counts as long as the one before it, or else the first that is known."""
+        counts as long as the one before it, or else the first that is known. Epochs with reads that an int32 cannot
+        count are too far ahead to be known, as between an old place and a late epoch with which a job resumes."""
         known = sorted(self.epochs)
         start, number = 0, self.current
         length = len(self.epochs[known[0]].blocks) if known else 0
         for following in known:
             epoch = self.epochs[following]
             start += length * (following - number)
+            if start + len(epoch.blocks) >= UNKNOWN:
+                return
             yield start, epoch
             number, length = following, len(epoch.blocks)
 
@@ -161,8 +164,10 @@ class Course:
 
     def extend(self) -> None:
         """An epoch was published that follows all the others: it decides what they leave open."""
-        start, epoch = list(self.starts())[-1]
-        _fill(self.now.next_read, start, epoch)
+        newest = self.epochs[max(self.epochs)]
+        for start, epoch in self.starts():
+            if epoch is newest:
+                _fill(self.now.next_read, start, epoch)
         self.now = replace(self.now, beyond=self._beyond())
 
     def replan(self, current: int, position: int) -> None:

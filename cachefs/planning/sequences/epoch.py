@@ -56,8 +56,11 @@ class Epoch:
 
     def next_reads_from(self, position: int) -> Ids:
         """The next read of each block from read *position* on, or UNKNOWN: shape (blocks of the space,), int32."""
-        if position == 0:
-            return self.first.copy()
+        if position <= len(self.blocks) // 2:
+            next_read = self.first.copy()
+            # Of several reads of one block, numpy keeps the one that it assigns last, which is the latest.
+            next_read[self.blocks[:position]] = UNKNOWN if self.later is None else self.later[:position]
+            return next_read
         next_read = np.full(len(self.first), UNKNOWN, np.int32)
         reads = np.arange(position, len(self.blocks), dtype=np.int32)
         # Where several reads are of one block, numpy keeps the last one that it assigns. The reads are assigned

@@ -10,9 +10,9 @@ the sequence is not what is being read.
 cachefs.planning.sequences.plan).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.ma  # the first np.unique imports it: 7 to 40 ms in which a job waits
@@ -46,6 +46,9 @@ MOSTLY: Final = 1 / 3
 
 # Reads, counted from the start of an epoch.
 Places = npt.NDArray[np.int64]
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,15 @@ class _Front:
 class Follower:
     """Follows one consumer of a plan, which must know an epoch of it."""
 
-    def __init__(self, plan: Plan, name: str, reorder_window: int, batch: int = 1) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        reorder_window: int,
+        batch: int = 1,
+        own: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """own: which blocks its samples have, shape (blocks of the space,), bool; None: all."""
         self.name = name  # in the plan
         self.reorder_window = reorder_window  # reads by which the loader's workers may differ from the order
         self.batch = batch  # reads that one of the workers does in order, 1 where that varies
@@ -111,6 +122,7 @@ class Follower:
         self.evidence = Evidence(reorder_window)
         self.visibility = Visibility()
         self._plan = plan
+        self._own = own
         self._front = _Front()
         self._far = FarOnes()
         self._said = (0, 0)  # the place it has named last
@@ -161,11 +173,16 @@ class Follower:
             gaps[late] = position - first[late]
         return Claim(reads, gaps)
 
+    def may_read(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of the blocks *ids* (shape (n,), int32) its samples have: shape (n,), bool. Reads of others say nothing
+        of it: they are somebody else's, such as of a job's other loader that published nothing."""
+        return np.ones(len(ids), np.bool_) if self._own is None else self._own[ids]
+
     def on_reads(self, ids: Ids, claim: Claim, unattributed: npt.NDArray[np.bool_]) -> None:
         """The blocks *ids* (shape (n,), int32) were read, in this order. claim: what this consumer claims of them;
         unattributed: those that no consumer explains, shape (n,), bool."""
         mine = claim.mine
-        judged = mine | unattributed
+        judged = mine | (unattributed if self._own is None else unattributed & self._own[ids])
         if not judged.any():
             return
         self.evidence.add(ids[judged], mine[judged])
@@ -342,13 +359,21 @@ class Follower:
         self.begun = True
 
 
+class FollowerFailed(Exception):
+    """A follower could not go on, for the cause of this exception. The others could, without it."""
+
+    def __init__(self, follower: Follower) -> None:
+        super().__init__(follower.name)
+        self.follower = follower
+
+
 def observe(followers: Sequence[Follower], ids: Ids) -> None:
     """The blocks *ids* (shape (n,), int32), of the space that all followers read, were read, in this order. 0.1 ms per
-    consumer and chunk."""
+    consumer and chunk. Raises FollowerFailed; what the others make of the rest is left out then."""
     size = max(CHUNK, len(ids) // MAX_CHUNKS)
     for start in range(0, len(ids), size):
         chunk = ids[start : start + size]
-        claims = [follower.claim(chunk) for follower in followers]
+        claims = [_guarded(follower, follower.claim, chunk) for follower in followers]
         closest = np.full(len(chunk), np.inf)
         for follower, claim in zip(followers, claims, strict=True):
             if follower.following:
@@ -360,7 +385,15 @@ def observe(followers: Sequence[Follower], ids: Ids) -> None:
         for follower, claim in zip(followers, claims, strict=True):
             # A read that several consumers claim belongs to the one that it fits best.
             claim.gaps[claim.gaps > closest] = np.inf
-            follower.on_reads(chunk, claim, unattributed)
+            _guarded(follower, follower.on_reads, chunk, claim, unattributed)
+
+
+def _guarded(follower: Follower, step: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
+    """A step of one follower. Raises FollowerFailed."""
+    try:
+        return step(*given, **named)
+    except Exception as error:
+        raise FollowerFailed(follower) from error
 
 
 def _explained(count: int, step: float, here: Epoch | None) -> npt.NDArray[np.float64]:

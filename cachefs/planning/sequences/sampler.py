@@ -3,6 +3,9 @@
 `torch.randperm` on a CPU is a Fisher-Yates shuffle over the 32-bit outputs of a Mersenne Twister. numpy's `RandomState`
 gives the same outputs for the same seed. The swaps are done by `_shuffle.c`, or in Python where that was not built:
 1.28 M samples take 8 ms, or 0.7 s. Equal to torch 2.13 (tests/unit/planning/sequences/test_sampler.py compares).
+
+An order of any epoch takes as long as its permutation, and 60 to 80 ms more where the generator is far ahead. Meanwhile
+other threads run.
 """
 
 import functools
@@ -14,6 +17,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cachefs.errors import ConfigError
+from cachefs.planning.sequences.twister import skip
 
 Order = NDArray[numpy.uint32]
 
@@ -23,10 +27,13 @@ TORCH_LIMIT: Final = (2**32 - 1) // 20
 # Outputs a DataLoader takes from its generator (for the workers' base seed) before epoch 0 and before each later one.
 LOADER_DRAWS: Final = {"torch-random": (0, 0), "torch-loader": (2, 2), "torch-loader-persistent": (2, 0)}
 
-# Twenty epochs of 1.28 M samples cost 0.2 s to skip, so the generators' states (2.5 KB each) are kept: of so many
-# samplers, those of the epochs that were asked for, and of the others every n-th.
+# An epoch of 1.28 M samples costs 8 ms to skip, so the generators' states (2.5 KB each) are kept: of so many samplers,
+# those of the epochs that were asked for last.
 _SAMPLERS_KEPT: Final = 16
-_STATE_EVERY: Final = 64
+_STATES_KEPT: Final = 64
+
+# Outputs of the generator that are drawn at once for a shuffle of numpy's: 4 MB.
+_DRAWN_AT_ONCE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +112,17 @@ def _numpy(spec: SamplerSpec, epoch: int) -> Order:
         seed = spec.seed + epoch
         if not 0 <= seed < 2**32:
             raise ConfigError(f"seed {spec.seed} + epoch {epoch} is not between 0 and 2^32 - 1, as numpy wants it")
-        numpy.random.RandomState(seed).shuffle(order)
+        _numpy_shuffle(numpy.random.RandomState(seed), order)
     return order
+
+
+def _numpy_shuffle(generator: numpy.random.RandomState, order: Order) -> None:
+    """As generator.shuffle(order), which would stop all other threads."""
+    last = len(order) - 1
+    while last > 0:
+        # At least half of the outputs settle a place.
+        draws = generator.randint(0, 2**32, size=min(2 * last, _DRAWN_AT_ONCE), dtype=numpy.uint32)
+        last = _shuffle_masked(order, draws, last)
 
 
 def _torch_distributed(spec: SamplerSpec, epoch: int) -> Order:
@@ -143,24 +159,25 @@ KINDS: Final = (*_ORDERS, "explicit")
 @functools.lru_cache(maxsize=_SAMPLERS_KEPT)
 def _states(kind: str, seed: int, size: int) -> dict[int, Any]:
     """Epoch -> state, as its permutation begins, of the one generator that goes on from epoch to epoch: what numpy's
-    `RandomState.set_state` takes. Epoch 0 is there, and whatever was computed since. Threads need no lock for it, since
-    each of them computes the same state for an epoch."""
-    generator = _torch_generator(seed)
-    _skip(generator, LOADER_DRAWS[kind][0])
-    return {0: generator.get_state()}
+    `RandomState.set_state` takes. Threads need no lock for it, since each of them computes the same state for an
+    epoch."""
+    return {}
 
 
 def _generator_at(kind: str, seed: int, size: int, epoch: int) -> numpy.random.RandomState:
     """The generator as the permutation of *epoch* begins."""
-    states, known = _states(kind, seed, size), epoch
-    while known not in states:
-        known -= 1
-    generator = numpy.random.RandomState(0)
-    generator.set_state(states[known])
-    for reached in range(known + 1, epoch + 1):
-        _skip(generator, 2 * max(size - 1, 0) + LOADER_DRAWS[kind][1])
-        if reached == epoch or reached % _STATE_EVERY == 0:
-            states[reached] = generator.get_state()
+    states = _states(kind, seed, size)
+    generator = _torch_generator(seed)
+    before = max((number for number in list(states) if number <= epoch), default=-1)
+    if before < 0:
+        before, draws = 0, LOADER_DRAWS[kind][0]
+    else:
+        generator.set_state(states[before])
+        draws = 0
+    skip(generator, draws + (epoch - before) * (2 * max(size - 1, 0) + LOADER_DRAWS[kind][1]))
+    states[epoch] = generator.get_state()
+    for oldest in list(states)[:-_STATES_KEPT]:
+        states.pop(oldest, None)
     return generator
 
 
@@ -168,10 +185,6 @@ def _torch_generator(seed: int) -> numpy.random.RandomState:
     if not -(2**63) <= seed < 2**64:
         raise ConfigError(f"seed {seed} is not between -2^63 and 2^64 - 1, as torch wants it")
     return numpy.random.RandomState(seed % 2**32)
-
-
-def _skip(generator: numpy.random.RandomState, draws: int) -> None:
-    generator._bit_generator.random_raw(draws, output=False)
 
 
 def _torch_permutation(generator: numpy.random.RandomState, size: int) -> Order:
@@ -192,13 +205,31 @@ def _shuffle_in_python(order: Order, draws: Order) -> None:
     order[:] = chosen
 
 
-def _fastest_shuffle() -> Callable[[Order, Order], None]:
-    """Shuffles the numbers of the first array in place, by the generator's outputs in the second, one fewer."""
+def _shuffle_masked_in_python(order: Order, draws: Order, last: int) -> int:
+    chosen = order[: last + 1].tolist()
+    for draw in draws.tolist():
+        if last <= 0:
+            break
+        other = draw & ((1 << last.bit_length()) - 1)
+        if other <= last:
+            chosen[last], chosen[other] = chosen[other], chosen[last]
+            last -= 1
+    order[: len(chosen)] = chosen
+    return last
+
+
+def _fastest_shuffles() -> tuple[Callable[[Order, Order], None], Callable[[Order, Order, int], int]]:
+    """Two functions that shuffle the numbers of the first array in place, by a generator's outputs in the second.
+
+    The first does it as torch, and needs one output fewer than there are numbers. The second goes on with a shuffle of
+    numpy's at a place, and returns the place where the next outputs go on; 0: it is done.
+    """
     try:
         from cachefs.planning.sequences import _shuffle as compiled
-    except ImportError:  # not built here, or for another machine
-        return _shuffle_in_python
-    return compiled.shuffle
+
+        return compiled.shuffle, compiled.shuffle_masked
+    except (ImportError, AttributeError):  # not built here, or for another machine or version
+        return _shuffle_in_python, _shuffle_masked_in_python
 
 
-_shuffle = _fastest_shuffle()
+_shuffle, _shuffle_masked = _fastest_shuffles()

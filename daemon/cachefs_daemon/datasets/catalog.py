@@ -8,7 +8,6 @@ import contextlib
 import logging
 import re
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from cachefs_daemon.datasets.listing import ListingPhase, ListingRequest, build_
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.unusable import UnusableOrigin
+from cachefs_daemon.runtime import boot_clock
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.runtime.unbroken import unbroken
 
@@ -196,15 +196,15 @@ class Catalog:
             dataset.record = before
             raise
 
-    async def prune(self, in_use: Callable[[str, float], bool]) -> None:
+    async def prune(self, in_use: Callable[[SnapshotRecord], bool]) -> None:
         """Forget snapshots that are older than the last KEPT_GENERATIONS and that nobody uses.
 
-        in_use: whether a snapshot may be in use, given its id and the unix time since when it is not current any more.
+        in_use: whether a snapshot that is not current any more may be in use.
         """
         changed = False
         for dataset in self:
             old = dataset.record.snapshots[KEPT_GENERATIONS:]
-            kept = [snapshot for snapshot in old if in_use(snapshot.id, snapshot.replaced)]
+            kept = [snapshot for snapshot in old if in_use(snapshot)]
             if kept != old:
                 snapshots_left = dataset.record.snapshots[:KEPT_GENERATIONS] + kept
                 dataset.record = msgspec.structs.replace(dataset.record, snapshots=snapshots_left)
@@ -247,7 +247,8 @@ class Catalog:
         fresh = path.stem
         if before and before[0].id == fresh and dataset.current is not None:
             return
-        retired = [SnapshotRecord(before[0].id, time.time()), *before[1:]] if before else []
+        moment = boot_clock.now()
+        retired = [SnapshotRecord(before[0].id, moment.seconds, moment.boot), *before[1:]] if before else []
         kept = [SnapshotRecord(fresh), *(snapshot for snapshot in retired if snapshot.id != fresh)]
         snapshot = self._held.hold(fresh, dataset.origin)
         was_current = dataset.current

@@ -8,6 +8,7 @@ import msgspec
 
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
+from cachefs_daemon.runtime.boot_clock import Moment
 
 FILE_NAME: Final = "datasets.json"
 
@@ -17,8 +18,20 @@ class SnapshotRecord(msgspec.Struct, frozen=True):
 
     # Id of the snapshot.
     id: str
-    # The unix time since which the snapshot is not the current one any more; 0 while it is.
+    # When another snapshot became the current one, in seconds since the start of the machine that `boot` names; 0 while
+    # this is the current one.
     replaced: float = 0.0
+    # Empty: `replaced` is unix time, from an older version of the daemon.
+    boot: str = ""
+
+    def replaced_before(self, moment: Moment, unknown: bool) -> bool:
+        """Was another snapshot the current one already at *moment*, which is not of an earlier start of the machine?
+        unknown: the answer where nobody can tell."""
+        if not self.replaced:
+            return False
+        if not self.boot:
+            return unknown
+        return self.boot != moment.boot or self.replaced < moment.seconds
 
 
 class DatasetRecord(msgspec.Struct, frozen=True):

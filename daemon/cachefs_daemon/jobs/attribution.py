@@ -10,7 +10,7 @@ import numpy.typing as npt
 from cachefs.messages import Stall
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.states import NOTHING, WANTED, PageStates
-from cachefs.planning.sequences.follower import Follower, Passed, observe
+from cachefs.planning.sequences.follower import Follower, FollowerFailed, Passed, observe
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import Position
 from cachefs_daemon.jobs.consumer import Consumer
@@ -68,9 +68,11 @@ class Attribution:
                 tripped[snapshot] = passed.wires
                 if len(passed.reads):
                     ids = ids[~np.isin(ids, passed.reads)]
-            observe([one.follower for one in followed], ids)
+            _observe(followed, ids)
             for one, matched in zip(followed, before, strict=True):
                 consumer, follower = one.consumer, one.follower
+                if consumer.position is None:
+                    continue
                 if follower.evidence.matched > matched:
                     consumer.liveness.renew(now)
                     own_reads[consumer.key] = follower.evidence.matched - matched
@@ -113,7 +115,8 @@ class Attribution:
             here = np.flatnonzero(ids >= 0)
             for one in followed:
                 # A sequence that is wrong claims nothing; if there is only one, it is still its job that waits.
-                theirs = np.ones(len(here), np.bool_) if len(followed) == 1 else _claims(one.follower, ids[here])
+                blocks = ids[here]
+                theirs = one.follower.may_read(blocks) if len(followed) == 1 else _claims(one.follower, blocks)
                 for place in here[theirs].tolist():
                     if owners[place] is None:
                         owners[place] = one.consumer
@@ -127,6 +130,18 @@ class Attribution:
             if consumer.position is not None:
                 found.setdefault(consumer.snapshot.id, []).append(_Followed(consumer, consumer.position))
         return found
+
+
+def _observe(followed: Sequence[_Followed], ids: Ids) -> None:
+    """Have the consumers look at the reads of the blocks *ids*: shape (n,), int32. One that cannot is given up, and the
+    others go on with the next report."""
+    try:
+        observe([one.follower for one in followed], ids)
+    except FollowerFailed as failure:
+        cause = failure.__cause__ or failure
+        for one in followed:
+            if one.follower is failure.follower:
+                one.consumer.fail(cause)
 
 
 def _claims(follower: Follower, ids: Ids) -> npt.NDArray[np.bool_]:

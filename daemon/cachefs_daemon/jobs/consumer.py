@@ -3,20 +3,24 @@
 import asyncio
 import itertools
 import logging
+from collections.abc import Iterable
+from enum import Enum, auto
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from cachefs.errors import CachefsError
+from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.job_messages import ConsumerView, JobPublish, SampleMap
 from cachefs.planning.blocks.samples import Reads, Samples
 from cachefs.planning.sequences.follower import Follower
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import Position
 from cachefs.planning.sequences.sampler import Order, SamplerSpec
+from cachefs.sizes import format_size
 from cachefs.snapshot import Snapshot
-from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.epochs import Epochs
+from cachefs_daemon.jobs.epoch_loader import EpochLoader, Prepared
+from cachefs_daemon.jobs.epochs import MAX_WAITING, MOST_WAITING, Epochs
 from cachefs_daemon.jobs.liveness import Liveness
 from cachefs_daemon.jobs.states import ConsumerState
 
@@ -29,7 +33,23 @@ SEARCHED: Final = 16
 # A reader that has begun and of which nothing is seen for so long stands still, or reads what the kernel has cached.
 STILL_SECONDS: Final = 10.0
 
+# Pauses before its samples are looked for again, where that failed in a way that passes.
+RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+# A sampler for more samples than there are is a mistake that is shown. It is refused where its orders would cost much:
+# from so many times the samples on, and from so many on (to compute a million takes 10 ms).
+OVERSIZE: Final = 2
+CHEAP: Final = 1_000_000
+
 _serial = itertools.count(1)
+
+
+class Problem(Enum):
+    """What there may be to say of a consumer."""
+
+    WORK = auto()  # it has no plan, or not yet
+    SIZE = auto()  # its sampler is for another number of samples
+    SAMPLES = auto()  # its orders name samples that do not exist
+    EPOCH = auto()  # it reads an epoch that it has not published
 
 
 class _Heartbeat(NamedTuple):
@@ -40,7 +60,10 @@ class _Heartbeat(NamedTuple):
 
 class Consumer:
     """One consumer. Its task brings the current epoch and the next into the plan, until `close`. *now* is seconds of a
-    monotonic clock."""
+    monotonic clock.
+
+    Its attributes are many, as what it says, what is found out of it and where it is meet here.
+    """
 
     def __init__(
         self,
@@ -54,19 +77,34 @@ class Consumer:
         self.request = request
         self.key = f"{request.job}/{request.consumer}#{next(_serial)}"  # its name in the plan
         self.snapshot = snapshot
-        self.liveness = Liveness(request.pid, request.lease, now)
+        self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace)
         self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
         self._plan = plan
         self._loader = loader
         self._epochs = Epochs(request.spec)
         self._said: _Heartbeat | None = None  # until the plan knows that epoch
-        self._problems: dict[str, None] = {}  # each once, in order
+        self._problems: dict[Problem, str] = {}  # the latest of each kind
+        self._own: npt.NDArray[np.bool_] | None = None  # which blocks its samples have; None: all, or not known yet
+        self._failures = 0  # to find out what its samples are, one after the other
         self._news = asyncio.Event()  # there is something to do for the task
         self._task = asyncio.create_task(self._work(sample_map))
 
     def close(self) -> None:
         self._task.cancel()
         self._plan.remove(self.key)
+        self._loader.room.give_back(self.key)
+
+    def fail(self, error: BaseException) -> None:
+        """What is known of it makes no sense. It has no plan until it is published again."""
+        log.error("job %s, consumer %s: no plan any more", self.request.job, self.name, exc_info=error)
+        self.close()
+        self.position = None
+        self._problems[Problem.WORK] = f"internal error ({error!r}); see the daemon's log, and publish again"
+
+    @property
+    def is_given_up(self) -> bool:
+        """There is no plan of it, and nobody tries to make one."""
+        return self._task.done() or self._task.cancelling() > 0
 
     @property
     def name(self) -> str:
@@ -81,17 +119,33 @@ class Consumer:
     # --- what it says ---------------------------------------------------------------------------------------------
 
     def add_order(self, epoch: int, order: Order, now: float) -> None:
-        """It has published the *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32."""
+        """It has published the *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32. Raises Busy
+        where that is too far ahead to be kept."""
         self.liveness.renew(now)
-        self._epochs.add(epoch, order, self._oldest)
+        if not self._epochs.add(epoch, order, self._oldest):
+            raise Busy(
+                f"epoch {epoch} of consumer {self.name} of job {self.request.job} is too far ahead: orders of nearer "
+                f"epochs fill {format_size(MAX_WAITING)} or are {MOST_WAITING:,}; publish it again when these are read"
+            )
         self._news.set()
+
+    @property
+    def forgotten_orders(self) -> list[int]:
+        """Epochs from the current one on whose orders it has published and nobody knows any more."""
+        return self._epochs.forgotten(self.epoch)
+
+    def lose_orders(self, epochs: Iterable[int]) -> None:
+        """Orders of these epochs, which it has published, are known no more."""
+        self._epochs.lose(epochs)
 
     def on_heartbeat(self, epoch: int, samples: int, now: float) -> None:
         """It says that so many samples of the epoch are delivered."""
         self.liveness.renew(now)
         if not self._epochs.may_be_read(epoch):
-            self._problems[f"it reads epoch {epoch}, and has published {len(self._epochs.computable)}"] = None
+            published = len(self._epochs.computable)
+            self._problems[Problem.EPOCH] = f"it reads epoch {epoch}, and has published {published}"
             return
+        self._problems.pop(Problem.EPOCH, None)
         self._said = _Heartbeat(epoch, samples, now)
         if self.position is not None:
             self.position.on_heartbeat(now)
@@ -140,46 +194,77 @@ class Consumer:
     # --- its sequence ---------------------------------------------------------------------------------------------
 
     async def _work(self, sample_map: SampleMap) -> None:
-        try:
-            samples = self._epochs.samples = await self._loader.samples(self.snapshot, sample_map)
+        if self.liveness.is_elsewhere:
+            await asyncio.to_thread(self.liveness.look)
+        while True:
+            try:
+                await self._keep_planned(sample_map)
+            except (ConfigError, NotFound) as error:  # it would be the same again
+                self._give_up(str(error))
+                return
+            except (CachefsError, OSError) as error:
+                self._problems[Problem.WORK] = f"{error}; it is tried again"
+                pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
+                self._failures += 1
+                log.warning(
+                    "job %s, consumer %s: no plan yet: %s; the next try is in %g s",
+                    self.request.job, self.name, error, pause,
+                )  # fmt: skip
+                await asyncio.sleep(pause)
+            except Exception as error:
+                log.exception("job %s, consumer %s: no plan", self.request.job, self.name)
+                self._give_up(f"internal error ({error!r}); see the daemon's log")
+                return
+
+    def _give_up(self, problem: str) -> None:
+        self._problems[Problem.WORK] = problem
+        self._loader.room.give_back(self.key)
+        log.warning("job %s, consumer %s: no plan: %s", self.request.job, self.name, problem)
+
+    async def _keep_planned(self, sample_map: SampleMap) -> None:
+        """Runs until something fails. Raises CachefsError, OSError."""
+        samples = self._epochs.samples
+        if samples is None:
+            samples = await self._loader.samples(self.snapshot, sample_map)
             self._check_size(samples)
-            while True:
-                self._news.clear()
-                while (epoch := self._epochs.missing(self.epoch)) is not None:
-                    await self._bring(samples, epoch)
-                if self._is_lost:
-                    await self._search(samples)
-                    await asyncio.sleep(SEARCH_SECONDS)
-                await self._news.wait()
-        except CachefsError as error:
-            self._problems[str(error)] = None
-            log.warning("job %s, consumer %s: no plan: %s", self.request.job, self.name, error)
-        except Exception as error:
-            self._problems[f"internal error ({error!r}); see the daemon's log"] = None
-            log.exception("job %s, consumer %s: no plan", self.request.job, self.name)
+            self._loader.room.take(self.key, samples)
+            self._own = await self._loader.own(samples)
+            self._epochs.samples = samples
+        self._problems.pop(Problem.WORK, None)
+        self._failures = 0
+        while True:
+            self._news.clear()
+            while (epoch := self._epochs.missing(self.epoch)) is not None:
+                await self._bring(samples, epoch)
+            if self._is_lost:
+                await self._search(samples)
+                await asyncio.sleep(SEARCH_SECONDS)
+            await self._news.wait()
 
     async def _bring(self, samples: Samples, epoch: int) -> None:
         order = self._epochs.take(epoch)
+        last = self._epochs.is_last(epoch)
         if order is not None:
-            reads = await self._loader.reads(samples, order)
+            prepared = await self._loader.ordered(samples, order, last)
         else:
-            reads = await self._loader.computed(samples, self._spec, epoch)
-        self._publish(samples, epoch, reads)
+            prepared = await self._loader.computed(samples, self._spec, epoch, last)
+        self._publish(samples, epoch, prepared)
         self.moved()
 
-    def _publish(self, samples: Samples, epoch: int, reads: Reads) -> None:
+    def _publish(self, samples: Samples, epoch: int, prepared: Prepared) -> None:
+        reads = prepared.reads
         if reads.unknown:
             total = reads.unknown + reads.samples
-            self._problems[f"epoch {epoch}: {reads.unknown} of {total} samples do not exist"] = None
+            self._problems[Problem.SAMPLES] = f"epoch {epoch}: {reads.unknown} of {total} samples do not exist"
         if self._plan.spaces.get(self.snapshot.id) is not samples.space:
             self._plan.add_space(samples.space)
         epochs = self._epochs
         if epochs.reads and epoch < min(epochs.reads):
             self._go_back()
-        self._plan.set_epoch(self.key, self.snapshot.id, epoch, reads.blocks, last=epochs.is_last(epoch))
+        self._plan.set_prepared(self.key, self.snapshot.id, epoch, prepared.planned)
         epochs.reads[epoch] = reads
         if self.position is None:
-            follower = Follower(self._plan, self.key, *_out_of_order(self.request, reads))
+            follower = Follower(self._plan, self.key, *_out_of_order(self.request, reads), self._own)
             self.position = Position(follower, self.request.batch_size)
             if self._said is not None:
                 self.position.on_heartbeat(self._said.when)
@@ -199,9 +284,11 @@ class Consumer:
         return self.request.spec
 
     def _check_size(self, samples: Samples) -> None:
+        """Raises ConfigError for a sampler whose orders would take more than the dataset can explain."""
         spec = self.request.spec
         if spec is not None and spec.size != len(samples):
-            self._problems[f"the sampler has {spec.size} samples, the dataset {len(samples)}"] = None
+            check_size(spec, len(samples))
+            self._problems[Problem.SIZE] = f"the sampler has {spec.size} samples, the dataset {len(samples)}"
 
     @property
     def _is_lost(self) -> bool:
@@ -220,9 +307,9 @@ class Consumer:
             return
         self._said = None
         self._go_back()
-        self._publish(samples, found.epoch, found.reads)
-        follower.found(found.epoch, found.cluster)
-        log.info("job %s, consumer %s: found again in epoch %d", self.request.job, self.name, found.epoch)
+        self._publish(samples, found.number, found.epoch)
+        follower.found(found.number, found.cluster)
+        log.info("job %s, consumer %s: found again in epoch %d", self.request.job, self.name, found.number)
 
     # --- what is shown --------------------------------------------------------------------------------------------
 
@@ -248,9 +335,14 @@ class Consumer:
 
     def _state(self, now: float) -> tuple[ConsumerState, str]:
         """Its state, and what there is to say of it."""
-        problems = list(self._problems)
+        problems = list(self._problems.values())
+        if forgotten := self.forgotten_orders:
+            problems.append(
+                f"orders of {len(forgotten)} epochs from {forgotten[0]} on were published too far ahead to be kept; "
+                "publish them again when the job is nearer"
+            )
         follower = self.follower
-        if self._task.done():
+        if self.is_given_up:
             return ConsumerState.NOT_FOLLOWED, "; ".join(problems)
         if follower is None:
             preparing = self._epochs.samples is None
@@ -281,3 +373,13 @@ def order_of(raw: bytes) -> Order:
     """The order of an epoch as sample numbers: shape (samples of the epoch,), uint32. raw: the same as it travels, u32
     little-endian."""
     return np.frombuffer(raw, "<u4").astype(np.uint32, copy=False)
+
+
+def check_size(spec: SamplerSpec, samples: int) -> None:
+    """Raises ConfigError for a sampler that determines orders of far more than the *samples* that there are: they would
+    be computed before anybody sees that it is a mistake."""
+    if spec.kind != "explicit" and spec.size > max(OVERSIZE * samples, CHEAP):
+        raise ConfigError(
+            f"the sampler has {spec.size:,} samples, the dataset {samples:,}; publish the number that the job's own "
+            "sampler has, and the files or records that are its samples"
+        )

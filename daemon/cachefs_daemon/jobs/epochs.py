@@ -1,13 +1,17 @@
 """The epochs of one consumer: those whose orders it has published, those its sampler determines, and
 those in the plan."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from cachefs.planning.blocks.samples import Reads, Samples
 from cachefs.planning.sequences.sampler import Order, SamplerSpec
 
-# Epochs that were published far ahead wait as they came, and no more than this of them (in bytes).
+# Epochs that were published far ahead wait as they came, and no more than this of them: in bytes, and how many.
 MAX_WAITING: Final = 64 << 20
+MOST_WAITING: Final = 1000
+# Epochs that are shown as known, at most: a sampler may determine a million.
+SHOWN: Final = 1000
 
 
 class Epochs:
@@ -20,15 +24,32 @@ class Epochs:
         self.reads: dict[int, Reads] = {}  # by number: the epochs in the plan, which are the current one and the next
         self._waiting: dict[int, Order] = {}  # by epoch: orders that were published and are not in the plan yet
         self._published: dict[int, Order] = {}  # by epoch, from the current one on: all orders that were published
+        self._forgotten: set[int] = set()  # epochs whose orders were published too far ahead to be kept
 
-    def add(self, epoch: int, order: Order, current: int) -> None:
+    def add(self, epoch: int, order: Order, current: int) -> bool:
         """The *order* of an epoch was published: sample numbers, shape (samples of the epoch,), uint32. current: the
-        consumer's epoch. What is too far ahead to be kept is forgotten: the nearest epochs matter."""
+        consumer's epoch. What is too far ahead to be kept is forgotten: the nearest epochs matter. False where that is
+        this very epoch."""
         self._waiting[epoch] = order
         self._published = {**self.published(current), epoch: order}
+        forgotten = set()
         for orders in (self._waiting, self._published):
-            while sum(one.nbytes for one in orders.values()) > MAX_WAITING and len(orders) > 2:
+            while len(orders) > MOST_WAITING or (
+                len(orders) > 2 and sum(one.nbytes for one in orders.values()) > MAX_WAITING
+            ):
+                forgotten.add(max(orders))
                 del orders[max(orders)]
+        left = {one for one in self._forgotten | forgotten if one >= current} - {epoch}
+        self._forgotten = set(sorted(left)[:MOST_WAITING])
+        return epoch not in forgotten
+
+    def lose(self, epochs: Iterable[int]) -> None:
+        """Orders of these epochs were published once and are known no more."""
+        self._forgotten.update(epochs)
+
+    def forgotten(self, current: int) -> list[int]:
+        """The epochs from *current* on whose orders were published too far ahead to be kept, in ascending order."""
+        return sorted(one for one in self._forgotten if one >= current and one not in self._published)
 
     def published(self, current: int) -> dict[int, Order]:
         """The orders that were published, by epoch, of epoch *current* and later ones: sample numbers, shape (samples
@@ -72,8 +93,8 @@ class Epochs:
         self.reads = {number: one for number, one in self.reads.items() if number >= current}
 
     def known(self, current: int) -> list[int]:
-        """Numbers of the epochs from *current* on whose orders are known, or can be computed."""
-        return sorted({*self.computable[current:], *self._waiting, *self.reads})
+        """Numbers of the next epochs from *current* on whose orders are known, or can be computed: SHOWN at most."""
+        return sorted({*self.computable[current : current + SHOWN], *self._waiting, *self.reads})[:SHOWN]
 
     def in_samples(self, reads: float) -> float:
         """A number of reads in samples, as far as epochs are in the plan."""

@@ -91,8 +91,10 @@ def record_of(job: Job) -> JobRecord:
             request=msgspec.structs.replace(one.request, map=None),
             map=number_of(one.request.map) if one.request.map is not None else -1,
             snapshot=one.snapshot.id,
+            pid=one.liveness.pid,
             born=one.liveness.born,
             orders={epoch: order.astype("<u4", copy=False).tobytes() for epoch, order in one.published_orders.items()},
+            forgotten=one.forgotten_orders,
         )
         for one in job.consumers.values()
     ]

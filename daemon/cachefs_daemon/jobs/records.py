@@ -16,6 +16,7 @@ import xxhash
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublish, SampleMap
+from cachefs_daemon.runtime.boot_clock import Moment
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,10 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     request: JobPublish  # without its map
     map: int  # which of the job's maps is its own, -1 for none
     snapshot: str  # id
-    born: float  # when its process started, as cachefs_daemon.jobs.liveness says; 0: it has none
+    pid: int  # of its process, for the daemon
+    born: Moment | None  # when its process started; None: it has none that the daemon sees
     orders: dict[int, bytes]  # by epoch, u32 little-endian
+    forgotten: list[int] = []  # epochs whose orders were published, and are not kept
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -140,7 +143,10 @@ def _bounded(record: JobRecord) -> JobRecord | None:
             break
         kept[number][epoch] = order
     consumers = [
-        msgspec.structs.replace(one, orders=orders) for one, orders in zip(record.consumers, kept, strict=True)
+        msgspec.structs.replace(
+            one, orders=orders, forgotten=sorted({*one.forgotten, *(one.orders.keys() - orders.keys())})
+        )
+        for one, orders in zip(record.consumers, kept, strict=True)
     ]
     return msgspec.structs.replace(record, consumers=consumers)
 

@@ -1,5 +1,6 @@
 """The jobs that have said how they will read, from their first word to their end."""
 
+import contextlib
 import logging
 import re
 import time
@@ -10,7 +11,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from cachefs.errors import CachefsError, ConfigError, NotFound
+from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.job_messages import ConsumerView, JobEpoch, JobProgress, JobPublish, JobView, SampleMap
 from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import Ids
@@ -20,29 +21,34 @@ from cachefs.planning.sequences.position import REPORT_SECONDS
 from cachefs.planning.sequences.sampler import KINDS, SamplerSpec
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.jobs.consumer import Consumer, order_of
+from cachefs_daemon.jobs.consumer import Consumer, check_size, order_of
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.liveness import birth_of
 from cachefs_daemon.jobs.records import JobRecord, Places
 from cachefs_daemon.jobs.sample_maps import TREE
 from cachefs_daemon.jobs.stalls import Stalls
 from cachefs_daemon.jobs.states import ConsumerState, JobState
+from cachefs_daemon.runtime.boot_clock import birth_of
 
 log = logging.getLogger(__name__)
 
 # With the owner, see cachefs_daemon.jobs.owners.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,127}(~\w+)?")
+MAX_NAME: Final = 256  # characters of a consumer's name
 MAPS: Final = ("tree", "files", "records")
 MAX_EPOCHS: Final = 1_000_000
 MAX_SAMPLES: Final = 2**32 - 1
 # Workers of a loader, and batches that each of them prefetches.
 MAX_WORKERS: Final = 4096
 MAX_LEASE: Final = 7 * 86400.0
+# Running jobs of the node, and consumers of all of them, at most.
+MAX_JOBS: Final = 1024
+MAX_CONSUMERS: Final = 8192
+# Reads of all consumers that are looked at for what is shown of them (20 ms). Of more, every n-th stands for others.
+LOOKED_AT: Final = 1 << 21
 # Jobs that have ended are shown for a while: what stalled, and why they ended.
 ENDED_KEPT: Final = 64
-
-# Seconds. When a process started is computed from the time of boot, which moves with the clock.
-CLOCK_STEP: Final = 5.0
+# Of a running job, the consumers that ended last are shown.
+ENDED_CONSUMERS_KEPT: Final = 64
 
 # Says how many bytes of some blocks (numbers, shape (n,), int32) of a snapshot are in a page cache.
 Pushed = Callable[[str, Ids], int]
@@ -97,6 +103,10 @@ class JobRegistry:
 
     def view(self, job: Job, pushed: Pushed = lambda snapshot, blocks: 0) -> JobView:
         """The job as `cachectl job show` shows it."""
+        consumers = [self._consumer_view(consumer, pushed) for consumer in job.consumers.values()]
+        return self._job_view(job, [*job.last, *consumers])
+
+    def _job_view(self, job: Job, consumers: list[ConsumerView]) -> JobView:
         waited, seconds = self.stalls.of(job.name)
         return JobView(
             job=job.name,
@@ -105,7 +115,7 @@ class JobRegistry:
             source=job.source,
             started=job.started,
             state=job.state,
-            consumers=[*job.last, *(self._consumer_view(consumer, pushed) for consumer in job.consumers.values())],
+            consumers=consumers,
             stalls=waited,
             stall_seconds=seconds,
             fetched_bytes=job.fetched_bytes,
@@ -118,36 +128,73 @@ class JobRegistry:
         window = self._plan.window(consumer.key, 0, MAX_SAMPLES)
         if states is None or window is None:
             return consumer.view(0, now)
-        blocks = window.blocks[states[window.blocks] != ABSENT]
-        ahead = int(self._plan.spaces[consumer.snapshot.id].sizes[blocks].sum(dtype=np.int64))
+        every = max(1, len(window.blocks) * len(self._consumers) // LOOKED_AT)
+        looked_at = window.blocks[::every]
+        here = looked_at[states[looked_at] != ABSENT]
+        ahead = every * int(self._plan.spaces[consumer.snapshot.id].sizes[here].sum(dtype=np.int64))
         view = consumer.view(ahead, now)
-        return msgspec.structs.replace(view, pushed_bytes=pushed(consumer.snapshot.id, window.blocks))
+        return msgspec.structs.replace(view, pushed_bytes=every * pushed(consumer.snapshot.id, looked_at))
 
     # --- what jobs say ----------------------------------------------------------------------------------------------
 
     def publish(self, request: JobPublish) -> JobView:
-        """A consumer says how it will read. Raises ConfigError, NotFound."""
+        """A consumer says how it will read. The view that it gets has this consumer only: with a thousand ranks, all of
+        them in each answer took a minute. Raises ConfigError, NotFound, Busy."""
         _check(request)
         snapshot = self._snapshot(request)
-        job = self._jobs.get(request.job)
-        if job is None or job.state != JobState.RUNNING:
-            if job is not None:
-                self._forget(job)
-            job = self._jobs[request.job] = Job(request.job, request.source)
-            log.info("job %s began (%s)", job.name, request.source or "published")
-        known = job.consumers.get(request.consumer)
-        if known is not None:
-            if known.request == request:
-                known.liveness.renew(time.monotonic())
-                return self.view(job)
-            self._close(job, known)
-        self._begin(job, request, snapshot)
-        return self.view(job)
+        running = self._running(request.job)
+        sample_map = request.map or (running.maps.get(snapshot.id) if running is not None else None) or TREE
+        samples = _samples_of(sample_map, snapshot)
+        if request.spec is not None and samples is not None:
+            check_size(request.spec, samples)
+        known = running.consumers.get(request.consumer) if running is not None else None
+        if known is None:
+            self._check_room(running)
+        job = running or self._create(request)
+        if known is None:
+            consumer = self._begin(job, request, snapshot)
+        elif known.request != request or known.is_given_up:
+            consumer = self._begin_again(job, known, request, snapshot)
+        else:
+            consumer = known
+            consumer.liveness.renew(time.monotonic())
+        return self._job_view(job, [consumer.view(0, time.monotonic())])
+
+    def _running(self, name: str) -> Job | None:
+        job = self._jobs.get(name)
+        return job if job is not None and job.state == JobState.RUNNING else None
+
+    def _create(self, request: JobPublish) -> Job:
+        before = self._jobs.get(request.job)
+        if before is not None:
+            self._forget(before)
+        job = self._jobs[request.job] = Job(request.job, request.source)
+        log.info("job %s began (%s)", job.name, request.source or "published")
+        return job
+
+    def _check_room(self, job: Job | None) -> None:
+        """Raises Busy where another consumer, or a job for it (None), would be one too many."""
+        if len(self._consumers) >= MAX_CONSUMERS:
+            raise Busy(f"the jobs of this node have {MAX_CONSUMERS:,} consumers; end some (`cachectl job cancel`)")
+        if job is None and sum(one.state == JobState.RUNNING for one in self._jobs.values()) >= MAX_JOBS:
+            raise Busy(f"{MAX_JOBS:,} jobs run on this node; end some (`cachectl job cancel`)")
+
+    def _begin_again(self, job: Job, known: Consumer, request: JobPublish, snapshot: Snapshot) -> Consumer:
+        """Another consumer takes the place of *known*. Where it says the same, the orders that were published stay."""
+        orders = known.published_orders if known.request == request else {}
+        self._close(job, known)
+        consumer = self._begin(job, request, snapshot)
+        for epoch, order in orders.items():
+            consumer.add_order(epoch, order, time.monotonic())
+        return consumer
 
     def _begin(self, job: Job, request: JobPublish, snapshot: Snapshot) -> Consumer:
         job.datasets[snapshot.id] = request.dataset
         if request.map is not None:
-            job.maps[snapshot.id] = request.map
+            same = job.maps.get(snapshot.id) == request.map  # then it is kept once, however many ranks publish it
+            sample_map = job.maps[snapshot.id] if same else request.map
+            request = msgspec.structs.replace(request, map=sample_map)
+            job.maps[snapshot.id] = sample_map
         sample_map = job.maps.get(snapshot.id, TREE)
         consumer = Consumer(request, snapshot, sample_map, self._plan, self._loader, time.monotonic())
         job.consumers[request.consumer] = self._consumers[consumer.key] = consumer
@@ -156,19 +203,20 @@ class JobRegistry:
         return consumer
 
     def epoch(self, request: JobEpoch) -> None:
-        """A consumer publishes the order of an epoch. Raises NotFound, ConfigError."""
+        """A consumer publishes the order of an epoch. Raises NotFound, ConfigError; Busy where it is too far ahead."""
         consumer = self._consumer(request.job, request.consumer)
-        if request.epoch < 0 or len(request.order) % 4:
+        if not 0 <= request.epoch < MAX_EPOCHS or len(request.order) % 4:
             raise ConfigError(
-                f"epoch {request.epoch} of job {request.job}: expected u32 sample numbers, and epochs from 0 on"
+                f"epoch {request.epoch} of job {request.job}: expected u32 sample numbers, and epochs from 0 to "
+                f"{MAX_EPOCHS - 1:,}"
             )
         consumer.add_order(request.epoch, order_of(request.order), time.monotonic())
         self.unsaved.add(request.job)
 
     def progress(self, request: JobProgress) -> None:
         """A consumer says where it is, or that it is through. Raises NotFound, ConfigError."""
-        if request.epoch < 0 or request.position < 0:
-            raise ConfigError(f"job {request.job}: epochs and positions count from 0")
+        if not 0 <= request.epoch < MAX_EPOCHS or request.position < 0:
+            raise ConfigError(f"job {request.job}: epochs count from 0 to {MAX_EPOCHS - 1:,}, and positions from 0")
         consumer = self._consumer(request.job, request.consumer)
         consumer.on_heartbeat(request.epoch, request.position, time.monotonic())
         if request.ended:
@@ -191,24 +239,26 @@ class JobRegistry:
         maps = {snapshot: record.maps[number] for snapshot, number in record.latest.items()}
         job.maps, living, lost = dict(maps), [], []
         for known in record.consumers:
-            request, born = known.request, birth_of(known.request.pid)
+            request = known.request
             if known.map >= 0:
                 request = msgspec.structs.replace(request, map=record.maps[known.map])
             orders = {epoch: order_of(order) for epoch, order in known.orders.items()}
             try:
-                if known.born and abs(known.born - born) > CLOCK_STEP:
-                    raise NotFound(f"its process {request.pid} is gone")
+                if known.born is not None and known.born != birth_of(known.pid):
+                    raise NotFound(f"its process {known.pid} is gone")
                 snapshot = self._snapshot(msgspec.structs.replace(known.request, snapshot=known.snapshot))
             except CachefsError as error:
                 lost.append(str(error))
                 continue
-            living.append((request, snapshot, orders))
+            living.append((request, snapshot, orders, known.forgotten))
         if not living:
             raise NotFound("; ".join(dict.fromkeys(lost)))
-        for request, snapshot, orders in living:
+        for request, snapshot, orders, forgotten in living:
             consumer = self._begin(job, request, snapshot)
+            consumer.lose_orders(forgotten)
             for epoch, order in orders.items():
-                consumer.add_order(epoch, order, now)
+                with contextlib.suppress(Busy):  # it says so itself
+                    consumer.add_order(epoch, order, now)
             if request.consumer in places:
                 consumer.on_heartbeat(*places[request.consumer], now)
         job.maps = maps
@@ -259,7 +309,7 @@ class JobRegistry:
                 reason = consumer.liveness.lapsed(now)
                 if reason:
                     self._end_consumer(job, consumer, reason)
-        await self._loader.close_unused({consumer.snapshot.id for consumer in self._consumers.values()})
+        await self._loader.close_unused(lambda: {consumer.snapshot.id for consumer in self._consumers.values()})
 
     async def close(self) -> None:
         for consumer in self._consumers.values():
@@ -274,15 +324,17 @@ class JobRegistry:
         return consumer
 
     def _end_consumer(self, job: Job, consumer: Consumer, reason: str) -> None:
-        job.last.append(self._ended_view(consumer))
-        self._close(job, consumer)
+        self._close_ended(job, consumer)
         if not job.consumers:
             self._end(job, JobState.ENDED, reason)
         else:
             log.info("consumer %s of job %s ended: %s", consumer.name, job.name, reason)
 
-    def _ended_view(self, consumer: Consumer) -> ConsumerView:
-        return msgspec.structs.replace(consumer.view(0, time.monotonic()), state=ConsumerState.ENDED)
+    def _close_ended(self, job: Job, consumer: Consumer) -> None:
+        """The consumer ends; how it was is shown for a while."""
+        view = msgspec.structs.replace(consumer.view(0, time.monotonic()), state=ConsumerState.ENDED)
+        job.last = [*job.last, view][-ENDED_CONSUMERS_KEPT:]
+        self._close(job, consumer)
 
     def _close(self, job: Job, consumer: Consumer) -> None:
         consumer.close()
@@ -294,8 +346,7 @@ class JobRegistry:
         if job.state != JobState.RUNNING:
             return
         for consumer in list(job.consumers.values()):
-            job.last.append(self._ended_view(consumer))
-            self._close(job, consumer)
+            self._close_ended(job, consumer)
         job.state, job.reason = state, reason
         log.info("job %s ended: %s", job.name, reason)
         for old in [one for one in self if one.state != JobState.RUNNING][:-ENDED_KEPT]:
@@ -315,8 +366,19 @@ class JobRegistry:
         raise NotFound(f"dataset {request.dataset} has no snapshot {request.snapshot} on this node")
 
 
+def _samples_of(sample_map: SampleMap, snapshot: Snapshot) -> int | None:
+    """How many samples the map says there are; None where only its files do."""
+    if sample_map.indexer:
+        return None
+    if sample_map.kind == "tree":
+        return snapshot.files
+    return len(sample_map.entries) // 4 or len(sample_map.paths)
+
+
 def _check(request: JobPublish) -> None:
     """Raises ConfigError."""
+    if len(request.consumer) > MAX_NAME or len(request.source) > MAX_NAME:
+        raise ConfigError(f"job {request.job}: names of consumers and publishers have at most {MAX_NAME} characters")
     if not _NAME.fullmatch(request.job):
         raise ConfigError(f"{request.job!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
     if not 0 < request.lease <= MAX_LEASE:
@@ -331,6 +393,8 @@ def _check(request: JobPublish) -> None:
             f"{request.batch_size}: expected at most {MAX_WORKERS} workers, {MAX_WORKERS} batches and "
             f"{MAX_SAMPLES} samples"
         )
+    if request.workers * request.batch_size * request.prefetch > MAX_SAMPLES:
+        raise ConfigError(f"job {request.job}: no loader reads more than {MAX_SAMPLES:,} samples ahead")
     if request.spec is not None:
         _check_spec(request.job, request.spec)
     if request.map is not None and request.map.kind not in MAPS:

@@ -1,6 +1,7 @@
 """From a published sample map to blocks. Indexing record files reads them, so it runs in a thread of its own."""
 
 import functools
+from array import array
 from collections.abc import Callable
 from typing import Final
 
@@ -54,7 +55,9 @@ def _indexed(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """The records of the map's files, one file after the other: entry number, first byte and size of each record, three
     arrays of shape (samples,)."""
-    entries, offsets, lengths = [], [], []
+    entries: list[npt.NDArray[np.int64]] = []
+    offsets: list[npt.NDArray[np.uint64]] = []
+    lengths: list[npt.NDArray[np.uint64]] = []
     files = [snapshot.entry(int(number)) for number in np.frombuffer(sample_map.entries, "<u4")]
     for entry in files or [_file(snapshot, path) for path in sample_map.paths]:
         try:
@@ -62,6 +65,7 @@ def _indexed(
         except ConfigError as error:
             path = snapshot.path(entry.number).decode(errors="backslashreplace")
             raise ConfigError(f"{path}: {error}") from None
+        records.check_number(len(begins) + sum(len(one) for one in offsets))
         entries.append(np.full(len(begins), entry.number, np.int64))
         offsets.append(begins)
         lengths.append(sizes)
@@ -79,7 +83,7 @@ def _file(snapshot: Snapshot, path: bytes) -> Entry:
 
 def _in_path_order(snapshot: Snapshot) -> npt.NDArray[np.int64]:
     """The entry numbers of all files in order of the bytes of their whole paths: shape (files,). 2.5 us per file."""
-    numbers: list[int] = []
+    numbers = array("q")  # a list would be converted in one go, in which no other thread runs
     pending = [snapshot.entry(ROOT)]
     while pending:
         entry = pending.pop()
@@ -92,5 +96,5 @@ def _in_path_order(snapshot: Snapshot) -> npt.NDArray[np.int64]:
             children.sort(key=lambda child: child.name + b"/" if child.is_dir else child.name, reverse=True)
             pending += children
         else:
-            numbers += [child.number for child in children]
-    return np.array(numbers, np.int64)
+            numbers.extend(child.number for child in children)
+    return np.frombuffer(numbers, np.int64)

@@ -1,8 +1,12 @@
 """Who waited, for what, and how long: reads that found their bytes not on the node, or not yet in memory."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from cachefs.job_messages import StallRow
+
+# Rows that are kept: those of the epochs that began last.
+MOST_ROWS: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -22,6 +26,8 @@ class Stalls:
     def add(self, job: str, consumer: str, epoch: int, source: str, seconds: float) -> None:
         """A read waited for so many seconds."""
         total = self._totals.setdefault((job, consumer, epoch, source), _Total())
+        if len(self._totals) > MOST_ROWS:
+            del self._totals[next(iter(self._totals))]
         total.count += 1
         total.seconds += seconds
         total.longest = max(total.longest, seconds)

@@ -30,6 +30,7 @@ class PushStream:
         self._plan = plan
         self._audience = audience
         self._subscription = 0  # number of the latest one; the others have ended
+        self._closed = False
         self._counters: Counter[str] = Counter()  # as this pusher last reported them
         self._past: Counter[str] = Counter()  # those of pushers that have ended
         self._news = asyncio.Event()
@@ -56,7 +57,7 @@ class PushStream:
             async for order in self._orders_of(subscription):
                 yield order
         finally:
-            if subscription == self._subscription:
+            if subscription == self._subscription or self._closed:
                 self.listening = False
 
     async def _orders_of(self, subscription: int) -> AsyncGenerator[PushOrder, None]:
@@ -79,6 +80,12 @@ class PushStream:
     def _next_orders(self, now: float) -> Iterator[Order]:
         audience = self._audience(self._plan.latency) if self._plan.needs_audience else NOBODY
         return self._plan.next_orders(audience, now)
+
+    def close(self) -> None:
+        """No more orders: the pusher asks again, of the daemon that is there then."""
+        self._closed = True
+        self._subscription += 1
+        self._news.set()
 
     def wake(self) -> None:
         """Somebody has read on."""

@@ -66,9 +66,16 @@ class Pushers:
 
     def _open(self, mount: str) -> PushStream:
         shows = functools.partial(self._audiences.shows, mount)
-        # Serial numbers begin with the time of now, so no order of an earlier daemon has one of them.
-        plan = PushPlan(self._plan, self._presence, shows, first_serial=time.time_ns())
+        # Serial numbers begin with the time since the machine started, which nobody sets back. So no order of an
+        # earlier daemon has one of them.
+        first = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        plan = PushPlan(self._plan, self._presence, shows, first_serial=first)
         return PushStream(plan, functools.partial(self._audiences.of, mount))
+
+    def close(self) -> None:
+        """End all streams of orders, which would keep the daemon from ending until its grace is over (5 s)."""
+        for stream in self._streams.values():
+            stream.close()
 
     def forget_gone(self, lives: Callable[[str], bool]) -> None:
         """Forget the pages of mounts that have ended. lives: is there a mount with that id?"""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
-import psutil
 
 from cachefs.messages import MountReport, MountView
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import mounted_paths
-from cachefs_daemon.datasets.records import DatasetRecord
+from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
+from cachefs_daemon.runtime.boot_clock import Moment, birth_of
 
 # A mount that lives reports at least every 10 s, if the daemon answers.
 SILENCE: Final = 30.0
@@ -27,7 +27,7 @@ class MountRecord(msgspec.Struct, frozen=True):
     mountpoint: str
     spec: str
     pid: int
-    born: float  # when its process started, in unix seconds
+    born: Moment  # when its process started
 
 
 @dataclass(slots=True)
@@ -36,9 +36,9 @@ class _Mount:
 
     report: MountReport  # the last one of any worker
     seen: float  # monotonic seconds of that report
-    # Unix seconds at which its process started, which tells it from another process with the same pid; 0 where the
-    # daemon cannot see the process, as in a container of its own.
-    born: float
+    # When its process started, which tells it from another process with the same pid; None where the daemon cannot see
+    # the process, as in a container of its own.
+    born: Moment | None
     workers: dict[int, MountReport] = field(default_factory=dict)  # the last report of each worker that is there
     # Counters of workers that have ended.
     past: Counter[str] = field(default_factory=Counter)
@@ -78,15 +78,15 @@ class MountRegistry:
     def records(self) -> list[MountRecord]:
         """What is to be kept of the mounts whose process the daemon sees. The other mounts are left out: nobody could
         tell later whether they still live."""
-        known = ((mount.report, mount.born) for mount in self._mounts.values() if mount.born)
-        return [MountRecord(one.id, one.mountpoint, one.spec, one.pid, born) for one, born in known]
+        known = ((mount.report, mount.born) for mount in self._mounts.values())
+        return [MountRecord(one.id, one.mountpoint, one.spec, one.pid, born) for one, born in known if born is not None]
 
     def restore(self, records: Iterable[MountRecord]) -> None:
         """Mounts that an earlier daemon knew, and that still live, count as having reported now."""
         for one in records:
             report = MountReport(id=one.id, mountpoint=one.mountpoint, spec=one.spec, pid=one.pid)
             mount = _Mount(report, time.monotonic(), one.born)
-            if one.born and _lives(mount):
+            if _lives(mount):
                 self._mounts.setdefault(one.id, mount)
             else:
                 self.unsaved = True
@@ -98,7 +98,7 @@ class MountRegistry:
                 self._forget(other)
         mount = self._mounts.get(report.id)
         if mount is None:
-            mount = self._mounts[report.id] = _Mount(report, time.monotonic(), _born(report.pid))
+            mount = self._mounts[report.id] = _Mount(report, time.monotonic(), birth_of(report.pid))
             self.unsaved = True
         mount.take(report)
         if not mount.workers:
@@ -153,13 +153,17 @@ class MountRegistry:
         wanted = (one.snapshots[:1] for one in datasets if spec.shows(one.name))
         return any(current.id == snapshot for newest in wanted for current in newest)
 
-    def may_use(self, snapshot: str, replaced: float) -> bool:
-        """May a living mount still read *snapshot*, which is not current since the unix time *replaced*?
+    def may_use(self, snapshot: SnapshotRecord) -> bool:
+        """May a living mount still read *snapshot*, which is not current any more?
 
         A mount stays at the snapshots that it found when it started, or that its spec names.
         """
         return any(
-            mount.born <= replaced or mount.spec.pins(snapshot) for mount in self._mounts.values() if _lives(mount)
+            mount.born is None
+            or not snapshot.replaced_before(mount.born, unknown=False)
+            or mount.spec.pins(snapshot.id)
+            for mount in self._mounts.values()
+            if _lives(mount)
         )
 
     def forget_gone(self) -> None:
@@ -175,32 +179,20 @@ class MountRegistry:
         self.unsaved = True
 
 
-def _generations(dataset: DatasetRecord, digits: str, born: float) -> list[str]:
-    """Ids of the snapshots that a mount of one dataset may show, started at the unix time *born* (0: unknown): those
-    that begin with *digits*, or else the one that was current then, or became current while the mount started."""
-    if digits or not born:
+def _generations(dataset: DatasetRecord, digits: str, born: Moment | None) -> list[str]:
+    """Ids of the snapshots that a mount of one dataset may show. They begin with *digits*; without digits it is the one
+    that was current when the mount was *born* (None: unknown), or became current while it started."""
+    if digits or born is None:
         return [known.id for known in dataset.snapshots if known.id.startswith(digits)]
-    later = [known for known in dataset.snapshots if not known.replaced or known.replaced >= born]
+    later = [known for known in dataset.snapshots if not known.replaced_before(born, unknown=True)]
     return [
         known.id
         for known, older in zip(later, [*later[1:], None], strict=True)
-        if older is None or older.replaced <= born + STARTING
+        if older is None or older.replaced_before(born.after(STARTING), unknown=True)
     ]
 
 
-def _born(pid: int) -> float:
-    try:
-        born: float = psutil.Process(pid).create_time()
-        return born
-    except psutil.Error:
-        return 0.0
-
-
 def _lives(mount: _Mount) -> bool:
-    if not mount.born:
+    if mount.born is None:
         return time.monotonic() - mount.seen < SILENCE
-    try:
-        process = psutil.Process(mount.report.pid)
-        return bool(process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - mount.born) < 1)
-    except psutil.Error:
-        return False
+    return birth_of(mount.report.pid) == mount.born

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs import records as module
 from cachefs.errors import ConfigError
 from cachefs.records import AHEAD, HEADER, index, masked_crc32c
 
@@ -372,3 +373,93 @@ def test_file_that_is_shorter_than_listed(kind: str) -> None:
     data = {"npy": saved(numpy.zeros(9)), "tar": TWO, "tfrecord": framed(b"data")}[kind]
     with pytest.raises(ConfigError, match="refresh the dataset"):
         index(kind, lambda offset, length: data[offset : min(offset + length, 10)], len(data))
+
+
+# --- anything at all ---
+
+
+def pax(text: bytes, kind: bytes = b"x", size: bytes = b"") -> bytes:
+    """A tar header of that kind with that text as its data."""
+    head = bytearray(512)
+    head[:5] = b"a.bin"
+    head[124:136] = (size or b"%011o" % len(text)).ljust(12, b"\0")
+    head[156:157] = kind
+    head[257:265] = b"ustar\00000"
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + text + bytes(-len(text) % 512)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (pax(b"0 a=b\n\n\n") + bytes(1024), "a damaged or too long extended header at byte 0"),
+        (pax(b"1 a=b\n") + bytes(1024), "a damaged or too long extended header at byte 0"),
+        (pax(b"", b"0", b"-0000001000") + bytes(1024), "damaged at byte 0"),
+    ],
+)
+def test_lengths_that_lead_nowhere(data: bytes, said: str) -> None:
+    assert said in complaint("tar", data)
+
+
+@pytest.mark.parametrize("descr", ["()", "('f4',)", "[()]", "('V', -1)", "{'a': 1}", "'<U99999999999'", "[[]]", "9"])
+def test_npy_types_that_make_no_sense(descr: str) -> None:
+    assert complaint("npy", header("(3,)", descr) + bytes(100)) in (
+        "the npy header is damaged",
+        "the rows of the npy array are empty",
+    )
+
+
+def test_a_long_extended_header_is_read_in_one_go() -> None:
+    """200,000 records in 1 MiB: with a copy of the rest for each, that took seconds."""
+    text = b"5 a=\n" * 200_000
+    archive = pax(text) + pax(b"data", b"0") + bytes(1024)
+    assert records("tar", archive) == [b"data"]
+
+
+def test_more_records_than_a_map_may_have_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 GB of two bytes each took 64 GB of memory."""
+
+    def refused(*given: Any) -> bytes:
+        raise AssertionError("nothing is to be read")
+
+    with pytest.raises(ConfigError, match="4,000,000,000 records are more than"):
+        index("fixed:2", refused, 8_000_000_000)
+    monkeypatch.setattr(module, "MOST", 3)
+    assert "4 records are more than" in complaint("npy", saved(numpy.zeros((4, 1))))
+    assert "4 records are more than" in complaint("tar", pax(b"x", b"0") * 4)
+
+
+FRAGMENTS = st.one_of(
+    st.binary(max_size=600),
+    st.builds(
+        pax,
+        st.binary(max_size=80) | st.from_regex(rb"([0-9]{0,3} [a-zA-Z.]{0,9}=[0-9]{0,3}\n){0,4}", fullmatch=True),
+        st.sampled_from([b"x", b"g", b"0", b"\0", b"5", b"L", b"S", b"X"]),
+        st.binary(max_size=12) | st.from_regex(rb"-?[0-7]{1,11}", fullmatch=True),
+    ),
+    st.builds(header, st.text("0123456789,()- ", max_size=12), st.text("'<f48()[],Vi|O{}:-", max_size=12)),
+    st.just(bytes(512)),
+)
+
+
+@given(st.sampled_from(["npy", "tar", "tfrecord", "fixed:7"]), st.lists(FRAGMENTS, max_size=6).map(b"".join))
+def test_whatever_a_file_holds_it_is_refused_or_its_records_are_in_it(kind: str, data: bytes) -> None:
+    file, looks = File(data), 0
+    at = module._Window.at
+
+    def counted(window: module._Window, offset: int, length: int) -> bytes:
+        nonlocal looks
+        looks += 1
+        return at(window, offset, length)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module._Window, "at", counted)
+        try:
+            offsets, lengths = index(kind, file.read, len(data))
+        except ConfigError:
+            pass
+        else:
+            ends = [begin + length for begin, length in zip(offsets.tolist(), lengths.tolist(), strict=True)]
+            assert all(end <= len(data) for end in ends)
+    assert looks <= 2 + len(data) // 16

@@ -40,6 +40,12 @@ def test_wrong_sizes(text: object) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize("size", ["9" * 400, 1 << 61, "9" * 400 + "GiB"])
+def test_sizes_that_nothing_has(size: object) -> None:
+    with pytest.raises(ValueError, match="at most 1 EiB"):
+        parse_size(size)
+
+
 def test_shares() -> None:
     assert parse_share("25%").of(1000) == 250
     assert parse_share("4KiB").of(1000) == 4096
@@ -226,3 +232,34 @@ def test_a_valid_file_is_explained(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--config", str(path), "--check-config"])
     assert result.exit_code == 0, result.output
     assert "memory tier 64 MiB in /dev/shm/cachefs, ssd tier none" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[memory]\nbudget = " + "9" * 5000, "is not valid TOML: Exceeds the limit"),
+        ("[memory]\nbudget = " + "9" * 4000, "memory.budget = 9999"),
+        ("[memory]\nbudget = '" + "9" * 5000 + "'", "memory.budget = '9999"),
+        ('[memory]\ndir = "/a\\u0000b"', "memory.dir = '/a\\x00b': expected a path without NUL"),
+        ('[daemon]\nsocket = "/a\\u0000b"', "expected a path without NUL"),
+        ("[ssd]\ndir = '/dev/null/x'", "ssd.dir = '/dev/null/x': /dev/null is no directory"),
+        ("[memory]\ndir = '/" + "x" * 300 + "'", "File name too long"),
+        ("x = " + "[" * 5000, "is not valid TOML"),
+    ],
+)
+def test_whatever_the_file_holds_each_problem_is_a_short_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(InvalidConfig) as caught:
+        config.load(tmp_path / "c.toml")
+    [problem] = caught.value.problems
+    assert said in problem
+    assert "\n" not in problem
+    assert len(problem) < 500
+
+
+def test_more_than_there_is_is_remarked(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(f"[memory]\nbudget = '900TiB'\n[ssd]\nbudget = '900TiB'\ndir = '{tmp_path}'")
+    done = CliRunner().invoke(main, ["--check-config", "--config", str(tmp_path / "c.toml")])
+    assert done.exit_code == 0
+    assert "cachefsd: memory.budget = 900 TiB: more than the memory that the daemon may use has" in done.output
+    assert f"cachefsd: ssd.budget = 900 TiB: more than the file system of {tmp_path} has" in done.output

@@ -1,14 +1,17 @@
 """What a helper does where the daemon refuses, or something unexpected happens: one line, and the job goes on."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy
 import pytest
 
-from cachefs.errors import AccessDenied, ConfigError, DaemonUnavailable
+from cachefs.errors import AccessDenied, Busy, ConfigError, DaemonUnavailable
+from cachefs.job_messages import JobEpoch
 from cachefs.publishing import reporter as module
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 from cachefs.publishing.reporter import Reporter
+from cachefs.rpc import DaemonClient
 from tests.unit.publishing.test_published_consumer import plain_share
 
 
@@ -60,3 +63,31 @@ def test_the_number_of_lines_has_a_limit() -> None:
     for number in range(2 * module.MOST_PROBLEMS):
         reporter.say(str(number))
     assert len(lines) == module.MOST_PROBLEMS
+
+
+def test_an_epoch_that_is_too_far_ahead_is_published_again_when_it_is_nearer() -> None:
+    tried: list[int] = []
+    nearest = 2
+
+    def call(method: Any, request: JobEpoch, timeout: float) -> None:
+        tried.append(request.epoch)
+        if request.epoch >= nearest:
+            raise Busy("too far ahead")
+
+    reporter = Reporter(cast(DaemonClient, SimpleNamespace(call=call)), "train", 1, print)
+    reported: set[tuple[int, int]] = set()
+    consumer: Any = SimpleNamespace(
+        shares=[SimpleNamespace(order=lambda samples: samples)],
+        epoch=0,
+        opening=SimpleNamespace(name="0"),
+        reported=reported,
+        unreported=lambda number: [epoch for epoch in range(5) if (number, epoch) not in reported],
+        order=lambda epoch: numpy.array([epoch], numpy.uint32),
+    )
+    for _ in range(3):  # a report every quarter of a second
+        reporter._report_orders(cast(PublishedConsumer, consumer))
+    assert tried == [0, 1, 2]
+    consumer.epoch, nearest = 1, 3
+    reporter._report_orders(cast(PublishedConsumer, consumer))
+    assert tried == [0, 1, 2, 2, 3]
+    assert reported == {(0, 0), (0, 1), (0, 2)}

@@ -14,9 +14,12 @@ from pathlib import Path
 import click
 
 from cachefs.errors import CachefsError
-from cachefs_tools.bench import metadata, planning, reads
-from cachefs_tools.bench.push_command import push_command
-from cachefs_tools.bench.train_command import train_command
+from cachefs.extras import needs_extra
+
+with needs_extra("bench", "cachefs-bench"):
+    from cachefs_tools.bench import metadata, planning, reads
+    from cachefs_tools.bench.push_command import push_command
+    from cachefs_tools.bench.train_command import train_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,7 +1,9 @@
 """cachectl job and stalls: what jobs will read, how far they are, and what they waited for."""
 
 import dataclasses
+import os
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +25,8 @@ from cachefs_tools.cachectl.display import name as shown
 SOURCE = "cachectl"
 # Seconds. People publish by hand before the training starts, and nobody sends heartbeats.
 LEASE = 3600.0
+# Ranks that are published at once.
+MOST_RANKS = 8192
 
 
 @click.group()
@@ -34,9 +38,12 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
     """The ranks that an option such as `3`, `0-7` or `0-3,8` means."""
     try:
         parts = [part.partition("-") for part in text.split(",")]
-        return [rank for first, _, last in parts for rank in range(int(first), int(last or first) + 1)]
+        ranges = [range(int(first), int(last or first) + 1) for first, _, last in parts]
     except ValueError:
         raise click.BadParameter(f"{text!r} is neither a number nor ranges of them like 0-3,8") from None
+    if any(each.stop <= each.start for each in ranges) or sum(each.stop - each.start for each in ranges) > MOST_RANKS:
+        raise click.BadParameter(f"{text!r}: each range goes up, and there are {MOST_RANKS:,} ranks at most")
+    return list(dict.fromkeys(rank for each in ranges for rank in each))
 
 
 @job.command()
@@ -121,11 +128,21 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
             job=name, dataset=dataset, consumer=str(rank), map=sample_map, rank=rank, source=SOURCE,
             spec=spec_of_rank(spec, rank), world_size=given["world_size"], workers=given["workers"],
             batch_size=given["batch_size"], prefetch=given["prefetch"], pid=given["pid"], lease=given["lease"],
+            pid_namespace=_pid_namespace(),
         )  # fmt: skip
-        view = session.call(JOB_PUBLISH, request)
+        session.call(JOB_PUBLISH, request)
         for epoch, order in enumerate(orders):
             session.call(JOB_EPOCH, JobEpoch(job=name, consumer=str(rank), epoch=epoch, order=order))
+    view = session.call(JOB_SHOW, JobName(job=name))
     session.answer(view, f"published {name}: {spec.size:,} samples of {dataset}; see `cachectl job show {name}`")
+
+
+def _pid_namespace() -> int:
+    """The one in which numbers of processes are given: that of this command. 0 where nobody can tell."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def spec_of_rank(spec: SamplerSpec, rank: int) -> SamplerSpec:
@@ -160,11 +177,18 @@ def samples_of(session: CommandSession, dataset: str, sample_map: SampleMap | No
 def order_of(path: Path) -> bytes:
     """The sample numbers in a file, as little-endian uint32. Raises ConfigError where the file holds anything else."""
     try:
-        numbers = np.load(path) if path.suffix == ".npy" else np.loadtxt(path, dtype=np.int64, ndmin=1)
-        if numbers.ndim != 1 or (len(numbers) and not 0 <= numbers.min() <= numbers.max() < 2**32):
+        if path.suffix == ".npy":
+            numbers = np.load(path)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of an empty file, which is told below
+                numbers = np.loadtxt(path, dtype=np.int64, ndmin=1)
+        if not isinstance(numbers, np.ndarray) or not numbers.size or not np.issubdtype(numbers.dtype, np.integer):
+            raise ValueError("expected whole numbers, one per sample")
+        if numbers.ndim != 1 or not 0 <= numbers.min() <= numbers.max() < 2**32:
             raise ValueError("expected one sample number per line, or an array of one dimension")
         return bytes(numbers.astype("<u4").tobytes())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EOFError) as error:
         raise ConfigError(f"{path} is no order of samples: {error}") from None
 
 

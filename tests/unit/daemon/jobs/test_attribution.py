@@ -87,3 +87,20 @@ def test_tripwires_say_where_a_consumer_is_whose_other_pages_are_in_the_page_cac
     assert observed.own_reads == {"job0": 1}
     assert node.plan.place("job0") == (0, 32)
     assert node.jobs.consumers[0].position.follower.visibility.hidden == MOST_HIDDEN
+
+
+def test_reads_of_blocks_that_are_no_samples_of_a_consumer_say_nothing_of_it() -> None:
+    """A job's train loader has published nothing; its validation loader, which has, does not read yet."""
+    node = Node(np.arange(COUNT - 100, COUNT))
+    own = np.arange(COUNT) >= COUNT - 100
+    [consumer] = node.jobs.consumers
+    consumer.position = Position(Follower(node.plan, consumer.key, 0, 1, own), 1)
+    trained = np.random.default_rng(1).permutation(COUNT - 100)
+    [key] = node.keys(trained[:1])
+    node.attribution.on_reads(node.keys(trained[:180]), [Stall(key=key, seconds=2.0, source="origin")], NOW)
+    evidence = consumer.position.follower.evidence
+    assert (evidence.matched, evidence.mismatched, consumer.position.follower.following) == (0, 0, True)
+    assert node.jobs.stalls.of(consumer.key) == (0, 0.0)
+    node.attribution.on_reads(node.keys(np.arange(COUNT - 100, COUNT - 60)), [], NOW)
+    assert (evidence.matched, evidence.mismatched) == (40, 0)
+    assert node.plan.place(consumer.key) == (0, 40)

@@ -9,6 +9,7 @@ from typing import cast
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.plan_room import PlanRoom
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.job_messages import JobPublish, SampleMap
@@ -28,7 +29,7 @@ def with_consumer(directory: Path, files: int, check: Callable[[Consumer], None]
         threads = Threads()
         with memory_directory() as root, opened(store_config(root)) as store:
             loader = EpochLoader(
-                store.plan, store.storage.watch, store.blocks, cast(Fetcher, None), threads
+                store.plan, store.storage.watch, store.blocks, cast(Fetcher, None), threads, PlanRoom(1 << 30)
             )  # a tree of files needs none
             consumer = Consumer(request, snapshot, SampleMap(kind="tree"), store.plan, loader, time.monotonic())
             try:

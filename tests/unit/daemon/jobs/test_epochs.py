@@ -53,7 +53,30 @@ def test_orders_that_are_published_wait_to_be_taken_and_are_kept_while_they_matt
 def test_what_is_published_too_far_ahead_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 3 * ORDER.nbytes)
     epochs = Epochs(EXPLICIT)
-    for number in (9, 1, 5, 3):
-        epochs.add(number, ORDER, 0)
+    assert [epochs.add(number, ORDER, 0) for number in (9, 1, 5, 3)] == [True] * 4
     assert sorted(epochs.published(0)) == [1, 3, 5]
     assert epochs.take(9) is None
+    assert epochs.forgotten(0) == [9]  # it had been accepted
+    assert not epochs.add(8, ORDER, 0)  # it is not: whoever publishes it learns that
+    assert (epochs.forgotten(0), epochs.forgotten(10)) == ([9], [])
+    for number in (1, 3, 5):
+        epochs.take(number)
+    assert epochs.add(9, ORDER, 7)
+    assert epochs.forgotten(7) == []
+    epochs.lose([12])
+    assert epochs.forgotten(7) == [12]
+
+
+def test_many_empty_epochs_cost_no_more_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 5)
+    epochs = Epochs(EXPLICIT)
+    added = [epochs.add(number, ORDER[:0], 0) for number in range(20)]
+    assert added == [True] * 5 + [False] * 15
+    for number in range(-1, -20, -1):
+        epochs.add(number, ORDER[:0], -20)
+    assert len(epochs.forgotten(-20)) == 5
+
+
+def test_of_a_million_epochs_the_next_ones_are_shown() -> None:
+    epochs = Epochs(SamplerSpec(kind="numpy", size=10, epochs=10**6))
+    assert epochs.known(7) == list(range(7, 7 + module.SHOWN))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.jobs import records as job_store
 from cachefs_daemon.jobs.records import ConsumerRecord, JobFiles, JobRecord
+from cachefs_daemon.runtime.boot_clock import Moment
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublish, SampleMap
@@ -14,7 +15,14 @@ from cachefs.planning.sequences.sampler import SamplerSpec
 def record(job: str = "train", orders: dict[int, bytes] | None = None, paths: int = 2) -> JobRecord:
     spec = SamplerSpec(kind="numpy", size=9, seed=2)
     consumers = [
-        ConsumerRecord(JobPublish(job=job, dataset="d", consumer=name, spec=spec), 0, "ab" * 16, 12.5, orders or {})
+        ConsumerRecord(
+            JobPublish(job=job, dataset="d", consumer=name, spec=spec),
+            0,
+            "ab" * 16,
+            4711,
+            Moment(12.5, "a boot"),
+            orders or {},
+        )
         for name in ("0", "a strange/name")
     ]
     sample_map = SampleMap(kind="files", paths=[b"path \xff %d" % number for number in range(paths)])
@@ -68,6 +76,7 @@ def test_what_is_too_much_is_left_out_furthest_first(
     store.save(record(orders={epoch: bytes(150) for epoch in range(10)}))
     [(loaded, _)] = store.load()
     assert [sorted(one.orders) for one in loaded.consumers] == [[0, 1, 2], [0, 1, 2]]
+    assert [one.forgotten for one in loaded.consumers] == [[3, 4, 5, 6, 7, 8, 9]] * 2
     store.save(record(paths=1000))
     assert "sample maps are too large" in caplog.text
     assert store.load() == []

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
+from cachefs_daemon.datasets.records import SnapshotRecord
 from cachefs_daemon.mounts.persistence import FILE_NAME, MountPersistence
 from cachefs_daemon.mounts.registry import MountRecord, MountRegistry
 from cachefs_daemon.runtime import autosave as keeping
+from cachefs_daemon.runtime.boot_clock import Moment, birth_of
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.messages import MountReport
@@ -33,6 +34,12 @@ def reported(*pids: int) -> MountRegistry:
     return mounts
 
 
+def own_birth() -> Moment:
+    born = birth_of(os.getpid())
+    assert born is not None
+    return born
+
+
 def save(mounts: MountRegistry, directory: Path, threads: Threads) -> None:
     asyncio.run(MountPersistence(mounts, directory, threads).save())
 
@@ -50,14 +57,15 @@ def test_mounts_whose_process_lives_are_known_again(tmp_path: Path, threads: Thr
     mounts = restored(tmp_path, threads)
     assert [(view.mountpoint, view.alive) for view in mounts.views()] == [(f"/nowhere/{os.getpid()}", True)]
     assert mounts.using("images") is not None
-    assert mounts.may_use("3f9c", psutil.Process().create_time() + 1)
-    assert not mounts.may_use("3f9c", 1.0)
+    born = own_birth()
+    assert mounts.may_use(SnapshotRecord("3f9c", born.seconds + 1, born.boot))
+    assert not mounts.may_use(SnapshotRecord("3f9c", 1.0, born.boot))
     save(mounts, tmp_path, threads)
     assert [record.pid for record in records(tmp_path)] == [os.getpid()]
 
 
 def test_a_process_that_took_over_the_pid_is_no_mount(tmp_path: Path, threads: Threads) -> None:
-    born = psutil.Process().create_time() - 60
+    born = own_birth().after(-60)
     record = MountRecord("m", "/nowhere", "images", os.getpid(), born)
     (tmp_path / FILE_NAME).write_bytes(msgspec.json.encode([record]))
     assert restored(tmp_path, threads).views() == []

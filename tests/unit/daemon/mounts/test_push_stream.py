@@ -72,6 +72,19 @@ def test_what_an_order_left_open_counts_as_pushed(store: OpenStore) -> None:
     asyncio.run(run())
 
 
+def test_orders_end_with_the_daemon(store: OpenStore) -> None:
+    async def run() -> None:
+        pusher = pusher_of(store)
+        orders = pusher.orders(PushSubscribe("m", 16 * SIZE))
+        await anext(orders)
+        pusher.close()
+        async with asyncio.timeout(20):
+            assert [order async for order in orders] == []
+        assert not pusher.listening
+
+    asyncio.run(run())
+
+
 def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,10 +5,10 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-import psutil
 import pytest
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.mounts.registry import MountRegistry
+from cachefs_daemon.runtime.boot_clock import birth_of
 
 from cachefs.messages import MountReport, OriginOptions
 
@@ -45,7 +45,7 @@ def test_a_mount_whose_process_cannot_be_seen_lives_as_long_as_it_reports(monkey
         mounts.report(report("a", unseen, hits=hits))
         mounts.forget_gone()
     assert mounts.using("images") is not None
-    assert mounts.may_use("3f9c", replaced=time.time())
+    assert mounts.may_use(replaced("3f9c", 0))
     assert mounts.counters()["hits_memory"] == 7
     later = time.monotonic() + 60
     monkeypatch.setattr(time, "monotonic", lambda: later)
@@ -80,13 +80,13 @@ def test_which_mounts_use_a_dataset(spec: str, uses: bool) -> None:
 
 def test_a_mount_may_use_what_was_current_when_it_started() -> None:
     mounts = MountRegistry()
-    assert not mounts.may_use("3f9c00", time.time())
+    assert not mounts.may_use(replaced("3f9c00", 0))
     mounts.report(report("a", os.getpid()))
-    assert mounts.may_use("3f9c00", time.time())
-    assert not mounts.may_use("3f9c00", 1.0)
+    assert mounts.may_use(replaced("3f9c00", 0))
+    assert not mounts.may_use(replaced("3f9c00", -1.0))
     mounts.report(report("a", os.getpid(), "images@3f9c"))
-    assert mounts.may_use("3f9c00", 1.0)
-    assert not mounts.may_use("4f9c00", 1.0)
+    assert mounts.may_use(replaced("3f9c00", -1.0))
+    assert not mounts.may_use(replaced("4f9c00", -1.0))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,7 @@ def test_a_mount_may_use_what_was_current_when_it_started() -> None:
 def test_a_mount_shows_the_snapshots_its_spec_names(spec: str, shown: set[str]) -> None:
     mounts = MountRegistry()
     mounts.report(report("m", os.getpid(), spec))
-    long_ago = time.time() - 86400
-    datasets = [dataset("images", SnapshotRecord("a2"), SnapshotRecord("a1", long_ago)), dataset("texts", "b1")]
+    datasets = [dataset("images", SnapshotRecord("a2"), replaced("a1", -86400)), dataset("texts", "b1")]
     assert {one for one in ("a1", "a2", "b1") if mounts.shows("m", one, datasets)} == shown
     assert mounts.shows("not reported yet", "a1", datasets)
 
@@ -113,9 +112,31 @@ def test_a_mount_shows_the_snapshots_its_spec_names(spec: str, shown: set[str]) 
 def test_a_mount_of_one_dataset_stays_at_its_snapshot(refreshed_after: float, shown: set[str]) -> None:
     mounts = MountRegistry()
     mounts.report(report("m", os.getpid()))
-    born = psutil.Process().create_time()
-    datasets = [dataset("images", SnapshotRecord("a2"), SnapshotRecord("a1", born + refreshed_after))]
+    datasets = [dataset("images", SnapshotRecord("a2"), replaced("a1", refreshed_after))]
     assert {one for one in ("a1", "a2") if mounts.shows("m", one, datasets)} == shown
+
+
+def test_a_snapshot_of_an_older_daemon_is_kept_and_not_shown() -> None:
+    """It has unix time, which nobody can compare."""
+    mounts = MountRegistry()
+    mounts.report(report("m", os.getpid()))
+    old = SnapshotRecord("a1", time.time())
+    assert mounts.may_use(old)
+    assert not mounts.shows("m", "a1", [dataset("images", "a2", old)])
+    assert mounts.shows("m", "a2", [dataset("images", "a2", old)])
+
+
+def test_what_was_replaced_before_the_machine_started_is_used_by_nobody() -> None:
+    mounts = MountRegistry()
+    mounts.report(report("m", os.getpid()))
+    assert not mounts.may_use(SnapshotRecord("a1", 1e9, "another boot"))
+
+
+def replaced(snapshot: str, after: float) -> SnapshotRecord:
+    """Another one became current so many seconds after this process began."""
+    born = birth_of(os.getpid())
+    assert born is not None
+    return SnapshotRecord(snapshot, born.seconds + after, born.boot)
 
 
 def dataset(name: str, *snapshots: SnapshotRecord | str) -> DatasetRecord:

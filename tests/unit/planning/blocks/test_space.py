@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.block import block_count, block_key, block_length
-from cachefs.errors import SnapshotDamaged
-from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace
+from cachefs.errors import ConfigError, SnapshotDamaged
+from cachefs.planning.blocks import space as module
+from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, runs
 from cachefs.snapshot import SUFFIX, Snapshot
 from cachefs.snapshot_builder import ListedObject, build
 from tests.simulated import space_of
@@ -101,3 +103,38 @@ def test_counterparts_are_the_same_blocks_elsewhere() -> None:
     assert back is not None
     assert back.tolist() == [*range(old.count), NO_BLOCK, NO_BLOCK, NO_BLOCK, NO_BLOCK, NO_BLOCK]
     assert old.counterparts(space_of(sizes, "other", 100, seed=1)) is None
+
+
+def test_more_blocks_than_can_be_planned_are_refused_before_they_are_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match="has 3,221,225,472 blocks"):
+        space_of([3 << 60], block_size=1 << 30)
+    space = space_of([BLOCK_SIZE * 5] * 3, block_size=BLOCK_SIZE)
+    samples = Samples(space, *space.blocks_of(np.arange(3)))
+    monkeypatch.setattr(module, "MAX_BLOCKS", 20)
+    assert len(samples.reads(np.array([0, 1, 2, 0], np.uint32)).blocks) == 20
+    with pytest.raises(ConfigError, match="are 25 blocks"):
+        samples.reads(np.array([0, 1, 2, 0, 1], np.uint32))
+    with pytest.raises(ConfigError, match="are 25 blocks"):
+        space.blocks_of(np.array([0, 0, 0, 0, 0]))
+
+
+def test_bytes_that_no_file_can_have_are_no_blocks() -> None:
+    space = space_of([BLOCK_SIZE * 3] * 2, block_size=BLOCK_SIZE)
+    far = np.array([0, 2**63, 2**64 - 1, BLOCK_SIZE, 0], np.uint64)
+    long = np.array([2**64 - 1, 2**64 - 1, 1, 2**63, 1], np.uint64)
+    starts, ids = space.blocks_of(np.array([1, 1, 1, 1, 1]), far, long)
+    assert np.diff(starts).tolist() == [3, 0, 0, 2, 1]
+    assert ids.tolist() == [3, 4, 5, 4, 5, 3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=30), st.integers(1, 12))
+def test_runs_are_written_part_by_part(given_runs: list[tuple[int, int]], at_once: int) -> None:
+    first = np.array([start for start, _ in given_runs], np.int64)
+    ends = np.cumsum([count for _, count in given_runs], dtype=np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_AT_ONCE", at_once)
+        found = runs(first, ends, np.int32)
+    assert found.dtype == np.int32
+    assert found.tolist() == [number for start, count in given_runs for number in range(start, start + count)]

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from cachefs.planning.sequences import plan as module
 from cachefs.planning.sequences.course import FIRST_RATE
 from cachefs.planning.sequences.epoch import UNKNOWN
 from cachefs.planning.sequences.plan import Plan
@@ -227,3 +228,30 @@ def test_what_was_consumed_can_be_asked_for_until_it_is_forgotten() -> None:
 
 def test_unknown_blocks_are_unknown_as_reads() -> None:
     assert plan_of([3, 1, 2]).expected("job", ALL[:4]).tolist() == [UNKNOWN, 1, 2, 0]
+
+
+def test_a_late_epoch_is_not_counted_from_an_early_one() -> None:
+    """A job that resumes: the plan has epochs 0 and 1, and the next that is published begins 2^31 reads later."""
+    plan = plan_of([0, 1, 2], [2, 1, 0], last=False)
+    before = next_use(plan)
+    late = 1_000_000_000
+    plan.set_epoch("job", "space", late, np.array([5, 4, 3]))
+    assert next_use(plan) == before
+    plan.set_progress("job", 0, 2)
+    assert plan.place("job") == (0, 2)
+    plan.set_progress("job", late, 0, RATE)
+    plan.set_epoch("job", "space", late + 1, np.array([3, 4, 5]))
+    assert [plan.place("job"), next_use(plan)[3:6]] == [(late, 0), [0.2, 0.1, 0.0]]
+
+
+@pytest.mark.parametrize("position", [0, 1, 3])
+def test_a_leap_to_the_next_epoch_is_planned_as_if_all_had_been_read(
+    monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    found = []
+    for leap in (0, 100):
+        monkeypatch.setattr(module, "_LEAP", leap)
+        plan = plan_of([0, 1, 2, 0], [2, 1, 0, 2], [4, 2])
+        plan.set_progress("job", 1, position)
+        found.append((plan.place("job"), next_use(plan)))
+    assert found[0] == found[1]

@@ -1,0 +1,41 @@
+"""Process numbers of containers: which process here has that number there.
+
+The first process of a pid namespace has number 1 in it. It, and all others in it, have numbers of their own in every
+namespace around it, and the daemon is usually in one of these.
+"""
+
+import os
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def own() -> int:
+    """The inode number of this process's pid namespace, by which others name it; 0 where nobody can tell."""
+    return of("self")
+
+
+def of(pid: str) -> int:
+    """The inode number of the pid namespace of a process; 0 where this one may not know it."""
+    try:
+        return os.stat(_PROC / pid / "ns" / "pid").st_ino
+    except OSError:
+        return 0
+
+
+def find(pid: int, namespace: int) -> int:
+    """The number, here, of the process that has the number *pid* in that namespace; 0 where it is not to be seen. It
+    looks at all processes (10 us each), so call it in a thread."""
+    for name in os.listdir(_PROC):
+        if name.isdigit() and of(name) == namespace and _innermost(name) == pid:
+            return int(name)
+    return 0
+
+
+def _innermost(pid: str) -> int:
+    """The number of a process in its own namespace; 0 where it has ended."""
+    try:
+        status = (_PROC / pid / "status").read_bytes()
+    except OSError:
+        return 0
+    return next((int(line.split()[-1]) for line in status.splitlines() if line.startswith(b"NSpid:")), 0)

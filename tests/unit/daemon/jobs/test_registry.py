@@ -1,0 +1,348 @@
+"""What jobs say, and how they end: with real snapshots, plan and threads, and without a daemon around them."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.jobs import consumer as consumer_module
+from cachefs_daemon.jobs import epochs as epochs_module
+from cachefs_daemon.jobs import registry as registry_module
+from cachefs_daemon.jobs.attribution import Attribution
+from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.persistence import record_of
+from cachefs_daemon.jobs.plan_room import PlanRoom
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.runtime.threads import Threads
+
+from cachefs.block import block_key
+from cachefs.errors import Busy, ConfigError, OriginUnavailable, StoreFull
+from cachefs.job_messages import JobEpoch, JobProgress, JobPublish, SampleMap
+from cachefs.planning.sequences.sampler import SamplerSpec
+from cachefs.snapshot import Snapshot
+from cachefs.snapshot_builder import ListedObject, build
+from tests.blockstore import BLOCK_SIZE, OpenStore, memory_directory, opened, store_config
+
+FILES = 40
+DATASETS = ("train", "val")
+
+
+class Jobs(JobRegistry):
+    """The jobs of a node with two datasets."""
+
+    def __init__(self, directory: Path, store: OpenStore, threads: Threads, room: int) -> None:
+        self.snapshots = {name: snapshot_of(directory, name) for name in DATASETS}
+        self.loader = EpochLoader(
+            store.plan, store.storage.watch, store.blocks, cast(Fetcher, None), threads, PlanRoom(room)
+        )
+        self.store = store
+        catalog: Any = SimpleNamespace(snapshot=self.snapshots.__getitem__)
+        super().__init__(cast(Catalog, catalog), store.plan, store.storage.foresight.presence, self.loader)
+
+    def say(self, job: str = "j", dataset: str = "train", consumer: str = "0", **fields: Any) -> JobPublish:
+        spec = SamplerSpec(kind="torch-distributed", size=FILES, epochs=900_000)
+        request = JobPublish(**{"job": job, "dataset": dataset, "consumer": consumer, "spec": spec, **fields})
+        self.publish(request)
+        return request
+
+    def state(self, job: str = "j", consumer: str = "0") -> tuple[str, str]:
+        """State and problem of a consumer."""
+        [view] = [view for view in self.view(self.get(job)).consumers if view.consumer == consumer]
+        return view.state, view.problem
+
+
+def snapshot_of(directory: Path, name: str) -> Snapshot:
+    objects = [ListedObject(b"%05d" % number, 1000, 7, b"v") for number in range(FILES)]
+    prefix = name.encode()
+    return Snapshot(build(objects, f"s3://{name}", BLOCK_SIZE, lambda key: b"s3:" + prefix + key, directory))
+
+
+def play(directory: Path, scene: Callable[[Jobs], Awaitable[None]], room: int = 1 << 30) -> None:
+    async def run() -> None:
+        threads = Threads()
+        with memory_directory() as root, opened(store_config(root)) as store:
+            jobs = Jobs(directory, store, threads, room)
+            try:
+                async with asyncio.timeout(30):
+                    await scene(jobs)
+            finally:
+                await jobs.close()
+                threads.close()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+async def planned(jobs: Jobs, count: int = 1) -> None:
+    await until(lambda: len(jobs.readers(0.0)) == count)
+
+
+def test_a_job_that_begins_while_others_are_cleaned_up_is_planned_for(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        for dataset in DATASETS:
+            jobs.say("one", dataset, dataset)
+        await planned(jobs, 2)
+        watch, go_on, began = jobs.store.storage.watch, threading.Event(), threading.Event()
+        unwatch = watch.unwatch
+
+        def slow(snapshot: str) -> None:
+            began.set()
+            go_on.wait(20)
+            unwatch(snapshot)
+
+        watch.unwatch = slow  # type: ignore[method-assign]
+        jobs.cancel("one")
+        cleaning = asyncio.create_task(jobs.end_lapsed())
+        await until(began.is_set)
+        for dataset in DATASETS:
+            jobs.say("two", dataset, dataset)
+        go_on.set()
+        await cleaning
+        await planned(jobs, 2)
+        ids = {snapshot.id for snapshot in jobs.snapshots.values()}
+        assert set(jobs.store.plan.spaces) == set(watch.watched) == ids
+        assert [jobs.state("two", dataset)[0] for dataset in DATASETS] == ["waiting", "waiting"]
+
+    play(tmp_path, scene)
+
+
+def test_a_failure_that_passes_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_module, "RETRY_SECONDS", (0.01,))
+
+    async def scene(jobs: Jobs) -> None:
+        samples, failures = jobs.loader.samples, iter([OriginUnavailable("the origin is away"), OSError("no files")])
+
+        async def unsteady(*given: Any) -> Any:
+            for failure in failures:
+                raise failure
+            return await samples(*given)
+
+        monkeypatch.setattr(jobs.loader, "samples", unsteady)
+        jobs.say()
+        await until(lambda: jobs.state()[1] != "")
+        state, problem = jobs.state()
+        assert (state, problem.partition(";")[2]) == ("preparing", " it is tried again")
+        await planned(jobs)
+        assert jobs.state() == ("waiting", "")
+
+    play(tmp_path, scene)
+
+
+def test_a_consumer_that_was_given_up_begins_anew_when_it_is_published_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(jobs: Jobs) -> None:
+        samples = jobs.loader.samples
+
+        async def wrong(*given: Any) -> Any:
+            raise ConfigError("this makes no sense")
+
+        monkeypatch.setattr(jobs.loader, "samples", wrong)
+        spec = SamplerSpec(kind="explicit", size=FILES)
+        request = jobs.say(spec=spec)
+        order = np.arange(5, dtype="<u4").tobytes()
+        jobs.epoch(JobEpoch(job="j", consumer="0", epoch=3, order=order))
+        await until(lambda: jobs.state() == ("not followed", "this makes no sense"))
+        monkeypatch.setattr(jobs.loader, "samples", samples)
+        jobs.publish(request)
+        await planned(jobs)
+        assert jobs.state() == ("waiting", "")
+        assert [view.known_epochs for view in jobs.view(jobs.get("j")).consumers] == [[3]]
+
+    play(tmp_path, scene)
+
+
+def test_a_consumer_that_fails_does_not_take_others_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(jobs: Jobs) -> None:
+        spec = SamplerSpec(kind="sequential", size=FILES)
+        requests = [jobs.say(consumer=name, spec=spec) for name in ("good", "bad")]
+        await planned(jobs, 2)
+        attribution = Attribution(jobs.store.plan, jobs)
+        [bad] = [consumer for consumer in jobs.consumers if consumer.name == "bad"]
+        assert bad.follower is not None
+
+        def fail(*given: Any) -> Any:
+            raise KeyError("it is not in the plan")
+
+        monkeypatch.setattr(bad.follower, "claim", fail)
+        keys = [block_key(jobs.snapshots["train"].file(number)[1], 0) for number in range(1, 11)]
+        attribution.on_reads(keys[:5], [], 1.0)
+        assert jobs.state(consumer="bad")[0] == "not followed"
+        assert "internal error (KeyError" in jobs.state(consumer="bad")[1]
+        assert attribution.on_reads(keys[:5], [], 1.0).own_reads.keys() == {
+            consumer.key for consumer in jobs.consumers if consumer.name == "good"
+        }
+        jobs.margin()
+        jobs.publish(requests[1])
+        await planned(jobs, 2)
+        assert jobs.state(consumer="bad") == ("waiting", "")
+
+    play(tmp_path, scene)
+
+
+def test_a_job_that_resumes_at_a_late_epoch_is_followed(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        jobs.say()
+        await planned(jobs)
+        jobs.progress(JobProgress(job="j", consumer="0", epoch=899_999, position=3))
+        await until(lambda: jobs.state()[0] == "following")
+        [view] = jobs.view(jobs.get("j")).consumers
+        assert (view.epoch, view.position, view.problem) == (899_999, 3, "")
+
+    play(tmp_path, scene)
+
+
+def test_samplers_of_far_more_samples_than_there_are_are_refused_at_once(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        typo = SamplerSpec(kind="numpy", size=100_000_000)
+        paths = SampleMap(kind="files", paths=[b"00001", b"00002"])
+        for sample_map, there in ((None, FILES), (paths, 2)):
+            with pytest.raises(ConfigError, match=rf"the sampler has 100,000,000 samples, the dataset {there};"):
+                jobs.say(spec=typo, map=sample_map)
+        assert list(jobs) == []
+        # Only the files say how many records there are.
+        jobs.say(spec=typo, map=SampleMap(kind="records", indexer="fixed:100", paths=[b"00001"]))
+        await until(lambda: jobs.state()[0] == "not followed")
+        assert "the sampler has 100,000,000 samples, the dataset 10;" in jobs.state()[1]
+
+    play(tmp_path, scene)
+
+
+def test_jobs_and_their_consumers_are_limited_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "MAX_JOBS", 2)
+    monkeypatch.setattr(registry_module, "MAX_CONSUMERS", 4)
+
+    async def scene(jobs: Jobs) -> None:
+        jobs.say("a")
+        jobs.say("b")
+        with pytest.raises(Busy, match="2 jobs run on this node"):
+            jobs.say("c")
+        jobs.say("b")  # it is there
+        for name in "12":
+            jobs.say("b", consumer=name)
+        with pytest.raises(Busy, match="have 4 consumers"):
+            jobs.say("b", consumer="3")
+        jobs.cancel("b")
+        jobs.say("c")
+        with pytest.raises(ConfigError, match="at most 256 characters"):
+            jobs.say(consumer="x" * 257)
+        with pytest.raises(ConfigError, match="epochs count from 0 to 999,999"):
+            jobs.progress(JobProgress(job="c", consumer="0", epoch=10**6, position=0))
+
+    play(tmp_path, scene)
+
+
+def test_what_is_shown_of_ended_consumers_does_not_grow(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        jobs.say(consumer="stays")
+        for number in range(registry_module.ENDED_CONSUMERS_KEPT + 5):
+            jobs.say(consumer=str(number))
+            jobs.progress(JobProgress(job="j", consumer=str(number), epoch=0, position=0, ended=True))
+        views = jobs.view(jobs.get("j")).consumers
+        assert len(views) == registry_module.ENDED_CONSUMERS_KEPT + 1
+        assert [view.consumer for view in views[-2:]] == ["68", "stays"]
+        for epoch in range(900_000, 900_050):
+            jobs.progress(JobProgress(job="j", consumer="stays", epoch=epoch, position=0))
+        assert jobs.state(consumer="stays")[1] == "it reads epoch 900049, and has published 900000"
+
+    play(tmp_path, scene)
+
+
+def test_a_map_that_many_ranks_publish_is_kept_once(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        for rank in range(3):
+            paths = [b"%05d" % number for number in range(FILES)]
+            request = JobPublish(job="j", dataset="train", consumer=str(rank), map=SampleMap(kind="files", paths=paths))
+            assert [view.consumer for view in jobs.publish(request).consumers] == [str(rank)]
+        assert len({id(consumer.request.map) for consumer in jobs.consumers}) == 1
+        [record] = [record_of(job) for job in jobs]
+        assert len(record.maps) == 1
+
+    play(tmp_path, scene)
+
+
+def test_an_epoch_that_is_too_far_ahead_is_refused_and_one_that_has_to_go_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs_module, "MOST_WAITING", 3)
+
+    async def scene(jobs: Jobs) -> None:
+        jobs.say(spec=SamplerSpec(kind="explicit", size=FILES))
+        order = np.arange(5, dtype="<u4").tobytes()
+
+        def publish(epoch: int) -> None:
+            jobs.epoch(JobEpoch(job="j", consumer="0", epoch=epoch, order=order))
+
+        for epoch in (5, 6, 9):
+            publish(epoch)
+        with pytest.raises(Busy, match="epoch 10 of consumer 0 of job j is too far ahead"):
+            publish(10)
+        assert jobs.state()[1] == ""
+        publish(4)
+        problem = "orders of 1 epochs from 9 on were published too far ahead to be kept; "
+        assert jobs.state()[1] == problem + "publish them again when the job is nearer"
+        [record] = [record_of(job) for job in jobs]
+        assert [one.forgotten for one in record.consumers] == [[9]]
+
+    play(tmp_path, scene)
+
+
+def test_a_plan_that_memory_does_not_allow_is_not_made_until_others_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "RETRY_SECONDS", (0.01,))
+
+    async def scene(jobs: Jobs) -> None:
+        jobs.say("one")
+        await planned(jobs)
+        jobs.say("two")
+        await until(lambda: "no memory for its plan" in jobs.state("two")[1])
+        jobs.cancel("one")
+        await until(lambda: jobs.state("two") == ("waiting", ""))
+
+    play(tmp_path, scene, room=60 * FILES)
+
+
+def test_room_that_is_given_back_can_be_taken() -> None:
+    samples: Any = SimpleNamespace(space=SimpleNamespace(count=100), ids=range(10))
+    room = PlanRoom(3000)
+    room.take("a", samples)
+    room.take("a", samples)
+    room.take("b", samples)
+    with pytest.raises(StoreFull, match=r"it would take 1\.406 KiB, and the plans of other consumers take 2\.812 KiB"):
+        room.take("c", samples)
+    room.give_back("a")
+    room.give_back("nobody")
+    room.take("c", samples)
+
+
+def test_an_indexer_ends_when_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    def endless(sample_map: Any, snapshot: Any, space: Any, read: Callable[[int, int, int], bytes]) -> None:
+        started.set()
+        try:
+            while True:
+                read(1, 0, 0)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("cachefs_daemon.jobs.sample_maps.resolve", endless)
+
+    async def scene(jobs: Jobs) -> None:
+        jobs.say(map=SampleMap(kind="records", indexer="tar", paths=[b"00001"]), spec=None)
+        await until(started.is_set)
+        jobs.cancel("j")
+        await until(ended.is_set)
+
+    play(tmp_path, scene)

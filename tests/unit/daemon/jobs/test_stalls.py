@@ -1,0 +1,18 @@
+"""Sums of what readers waited for."""
+
+import pytest
+from cachefs_daemon.jobs import stalls as module
+from cachefs_daemon.jobs.stalls import Stalls
+
+
+def test_a_job_of_a_million_epochs_keeps_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_ROWS", 3)
+    stalls = Stalls()
+    for epoch in range(10):
+        stalls.add("j", "0", epoch, "origin", 0.5)
+        stalls.add("j", "0", epoch, "origin", 1.5)
+    assert [(row.epoch, row.count, row.seconds, row.longest) for row in stalls.rows("j")] == [
+        (7, 2, 2.0, 1.5), (8, 2, 2.0, 1.5), (9, 2, 2.0, 1.5),
+    ]  # fmt: skip
+    stalls.forget("j")
+    assert stalls.rows() == []

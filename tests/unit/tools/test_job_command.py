@@ -1,0 +1,52 @@
+"""What `cachectl job publish` makes of odd arguments, before any daemon is asked."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+from cachefs_tools.cachectl.job import order_of, ranks_of
+
+from cachefs.errors import ConfigError
+from cachefs.job_messages import JobPublish
+from cachefs.planning.sequences.sampler import SamplerSpec
+from cachefs.rpc import encode
+
+CONTEXT: Any = None
+
+
+def test_ranks() -> None:
+    assert ranks_of(CONTEXT, CONTEXT, "0-3,8,2") == [0, 1, 2, 3, 8]
+    for text in ("7-3", "0-99999999999", "x", "-1", "", ",".join(["0-8191"] * 2)):
+        with pytest.raises(click.BadParameter):
+            ranks_of(CONTEXT, CONTEXT, text)
+
+
+@pytest.mark.parametrize(
+    "name", ["empty.txt", "empty.npy", "none.npy", "floats.npy", "text.npy", "objects.npy", "x.txt"]
+)
+def test_files_that_hold_no_order(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "x.txt").write_text("1 2 x")
+    np.save(tmp_path / "none.npy", np.zeros(0, np.int64))
+    np.save(tmp_path / "floats.npy", np.array([1.5, 2]))
+    np.save(tmp_path / "text.npy", np.array(["a"]))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
+    with pytest.raises(ConfigError, match=f"{name} is no order of samples: ") as caught:
+        order_of(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_hold_one(tmp_path: Path) -> None:
+    (tmp_path / "order").write_text("3\n1\n2\n")
+    np.save(tmp_path / "order.npy", np.array([3, 1, 2], np.int16))
+    expected = np.array([3, 1, 2], "<u4").tobytes()
+    assert order_of(tmp_path / "order") == order_of(tmp_path / "order.npy") == expected
+
+
+def test_numbers_of_more_than_64_bits_are_named() -> None:
+    for seed in (1 << 64, -(1 << 63) - 1):
+        with pytest.raises(ConfigError, match="a number is too large"):
+            encode(JobPublish(job="j", dataset="d", spec=SamplerSpec(kind="numpy", size=1, seed=seed)))
