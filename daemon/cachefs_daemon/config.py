@@ -321,7 +321,8 @@ def _impossible_directories(config: Config) -> Iterator[str]:
     for key, directory in {"daemon.socket": config.daemon.socket.parent, **directories}.items():
         try:
             nearest = _nearest_existing(directory)
-            if not nearest.is_dir():
+            # What is at the path itself is for `cachefs_daemon.store.config_check`.
+            if nearest != directory and not nearest.is_dir():
                 yield f"{key} = {_shown(str(directory))}: {nearest} is no directory"
         except OSError as error:
             yield f"{key} = {_shown(str(directory))}: {error.strerror}"

@@ -33,6 +33,7 @@ def test_nothing_else_of_the_environment_changes() -> None:
     added = {"PYTHONPATH": str(STARTUP), "CACHEFS_PYTHON": sys.executable, "CACHEFS_SOCKET": "/s"}
     name = once.pop("CACHEFS_JOB")
     assert name.startswith("train-")
+    assert once.pop("LD_PRELOAD", "").endswith(".so")  # see cachefs.preload
     assert once == given | added
 
 
