@@ -62,9 +62,9 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
             click.echo(f"cachefsd: {problem}", err=True)
         sys.exit(USAGE)
     if check_config:
+        _check_directories(config)
         for remark in config.remarks():
             click.echo(f"cachefsd: note: {remark}", err=True)
-        _check_directories(config)
         click.echo(f"configuration is valid: {config.summary()}")
         return
     _set_up_logging(log_level or config.daemon.log_level)

@@ -258,7 +258,13 @@ def test_whatever_the_file_holds_each_problem_is_a_short_line(tmp_path: Path, te
 
 
 def test_more_than_there_is_is_remarked(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text(f"[memory]\nbudget = '900TiB'\n[ssd]\nbudget = '900TiB'\ndir = '{tmp_path}'")
-    done = CliRunner().invoke(main, ["--check-config", "--config", str(tmp_path / "c.toml")])
-    assert "cachefsd: note: memory.budget = 900 TiB: more than the memory that the daemon may use has" in done.output
-    assert f"cachefsd: note: ssd.budget = 900 TiB: more than the file system of {tmp_path} has" in done.output
+    parsed = config.parse({"memory": {"budget": "900TiB"}, "ssd": {"budget": "900TiB", "dir": str(tmp_path / "ssd")}})
+    memory, ssd = parsed.remarks()
+    assert memory.startswith("memory.budget = 900 TiB: more than the memory that the daemon may use has")
+    assert ssd.startswith(f"ssd.budget = 900 TiB: more than the file system of {tmp_path}/ssd has")
+    state = {"state_dir": f"{tmp_path}/state"}
+    large = {"dir": f"{tmp_path}/ssd", "budget": "900TiB"}
+    status, said = checked(
+        tmp_path / "c.toml", daemon=state, memory={"dir": "/dev/shm/none", "budget": "64MiB"}, ssd=large
+    )
+    assert (status, said) == (0, [f"cachefsd: note: {ssd}"])
