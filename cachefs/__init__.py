@@ -6,7 +6,7 @@ For training code: `publish` and `PublishedSampler` (see docs/publishing.md), an
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cachefs.planning.sequences.sampler import SamplerSpec as SamplerSpec
+    from cachefs.planning.sequences.sampler_spec import SamplerSpec as SamplerSpec
     from cachefs.publishing.publication import Publication as Publication
     from cachefs.publishing.sampler import PublishedSampler as PublishedSampler
     from cachefs.publishing.sampler import publish as publish
@@ -16,7 +16,7 @@ __version__ = "0.2.0.dev0"
 _PUBLIC = {
     "Publication": "cachefs.publishing.publication",
     "PublishedSampler": "cachefs.publishing.sampler",
-    "SamplerSpec": "cachefs.planning.sequences.sampler",
+    "SamplerSpec": "cachefs.planning.sequences.sampler_spec",
     "publish": "cachefs.publishing.sampler",
 }
 

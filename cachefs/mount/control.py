@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import numpy
 import trio
 
 from cachefs.errors import CachefsError, NotFound
@@ -24,7 +23,7 @@ from cachefs.job_messages import JobEpoch, JobProgress, JobPublish, SampleMap
 from cachefs.messages import Message
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.namespace import Namespace
-from cachefs.planning.sequences.sampler import SamplerSpec
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, Method
 
 log = logging.getLogger(__name__)
@@ -174,6 +173,8 @@ class Control:
     def _request(self, line: bytes) -> tuple[Method[Any, Any], Message]:
         said = self._decode(line)
         if isinstance(said, Epoch):
+            import numpy  # 0.1 s of the start of every mount, and few get orders
+
             order = numpy.array(said.order, dtype="<u4").tobytes()
             return JOB_EPOCH, JobEpoch(job=said.job, consumer=said.consumer, epoch=said.epoch, order=order)
         if isinstance(said, Progress):

@@ -58,7 +58,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def environment(node: Node, job: str) -> dict[str, str]:
-    return {**os.environ, "CACHEFS_SOCKET": str(node.socket), "CACHEFS_JOB": job}
+    told = {"TOLD": str(node.record.notes), "PYTHONPATH": str(SCRIPT.parent)}
+    return {**os.environ, **told, "CACHEFS_SOCKET": str(node.socket), "CACHEFS_JOB": job}
 
 
 def run(node: Node, job: str, code: str) -> str:
@@ -144,6 +145,7 @@ def test_a_sampler_publishes_what_it_says(node: Node) -> None:
         """
         import json, pickle, torch
         from torch.utils.data import DataLoader, DistributedSampler
+        from told import wait_until_told
 
         class Files:
             samples = [(f"{MOUNT}/class{n % 3}/{n:02}.bin", 0) for n in range(12)]
@@ -156,7 +158,7 @@ def test_a_sampler_publishes_what_it_says(node: Node) -> None:
         for epoch in (4, 5):
             sampler.set_epoch(epoch)
             print(json.dumps([int(index) for batch in loader for index in batch]))
-            time.sleep(0.6)
+            wait_until_told("JobProgress", epoch)
         assert len(sampler) == 6
         """,
     )

@@ -256,3 +256,7 @@ def test_a_late_epoch_costs_its_epochs_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert (late.tolist(), following.tolist()) == (
         epoch_order(spec, 20_000).tolist(), epoch_order(spec, 20_001).tolist()
     )  # fmt: skip
+
+
+def test_a_kind_is_explicit_or_its_order_is_computed() -> None:
+    assert (*sampler._ORDERS, "explicit") == sampler.KINDS
