@@ -218,6 +218,8 @@ class OriginOptions(Message, frozen=True):
     addressing_style: str | None = None
     profile: str | None = None
     anonymous: bool = False
+    # Tell versions of files apart by size and mtime only, not by ctime and inode.
+    mtime_only: bool = False
 
 
 class DatasetAdd(Message, frozen=True):

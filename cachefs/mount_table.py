@@ -48,6 +48,11 @@ def mounted_paths() -> set[str]:
     return {row.path for row in _rows()}
 
 
+def file_system_kinds() -> dict[str, str]:
+    """By device, as in "0:57": what kind of file system is mounted, such as `ext4`."""
+    return {row.device: row.kind.decode(errors="replace") for row in _rows()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A line of the table (proc_pid_mountinfo(5))."""

@@ -20,6 +20,7 @@ from cachefs_daemon.api.server import Server
 from cachefs_daemon.api.service import Service
 from cachefs_daemon.config import Config, InvalidConfig
 from cachefs_daemon.node import Node, store_config
+from cachefs_daemon.runtime import descriptors
 from cachefs_daemon.runtime.systemd import feed_watchdog, notify
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store import config_check
@@ -85,6 +86,7 @@ def _check_directories(config: Config) -> None:
 def run(config: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises CachefsError where the daemon cannot start."""
     log.info("cachefsd %s (pid %d): %s", __version__, os.getpid(), config.summary())
+    descriptors.raise_limit()
     if config.daemon.socket_group:
         _share_with(config.daemon.socket_group)
     storage = Storage(store_config(config), Foresight.empty())

@@ -93,7 +93,6 @@ class OriginSection(_Section):
     max_bytes_in_flight: Size = 512 << 20
     connect_timeout: Seconds = 5.0
     read_timeout: Seconds = 20.0
-    attempts: Count = 8
 
 
 class PrefetchSection(_Section):
@@ -105,9 +104,11 @@ class PrefetchSection(_Section):
 
 
 class SecuritySection(_Section):
-    """[security]: who may do what."""
+    """[security]: who may do what, and what a dataset may show."""
 
     admin_group: str = ""
+    file_roots: tuple[Directory, ...] = ()
+    follow_symlinks: bool = False
 
 
 class Config(_Section):
@@ -119,6 +120,18 @@ class Config(_Section):
     origin: OriginSection = OriginSection()
     prefetch: PrefetchSection = PrefetchSection()
     security: SecuritySection = SecuritySection()
+
+    @property
+    def origin_timeouts(self) -> tuple[float, float]:
+        """Seconds that connecting and waiting for bytes may take. What is not in the file is at most half of
+        read_deadline, so that there is time for a second attempt."""
+        half = self.daemon.read_deadline / 2
+        given = self.origin.model_fields_set
+        connect, read = self.origin.connect_timeout, self.origin.read_timeout
+        return (
+            connect if "connect_timeout" in given else min(connect, half),
+            read if "read_timeout" in given else min(read, half),
+        )
 
     @property
     def memory_budget(self) -> int:
@@ -179,6 +192,8 @@ def _explain(detail: Any) -> str:
     """One line for one of pydantic's findings."""
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location)
+    if key in _GONE:
+        return f"{key}: {_GONE[key]}"
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key; {_nearest(location)}"
     if detail["type"] == "model_type":
@@ -205,6 +220,11 @@ _SECTIONS: Final[dict[str, type[_Section]]] = {
     "prefetch": PrefetchSection, "security": SecuritySection,
 }  # fmt: skip
 
+# Keys of earlier releases, and what became of them.
+_GONE: Final = {
+    "origin.attempts": "is not used any more: a read is tried until daemon.read_deadline; remove the line",
+}
+
 
 def _contradictions(config: Config) -> Iterator[str]:
     """What is wrong between settings that are right one by one."""
@@ -224,6 +244,12 @@ def _contradictions(config: Config) -> Iterator[str]:
             f"origin.max_bytes_in_flight = {format_size(config.origin.max_bytes_in_flight)}: "
             f"expected at least daemon.block_size ({format_size(block)})"
         )
+    for name, seconds in zip(("connect_timeout", "read_timeout"), config.origin_timeouts, strict=True):
+        if seconds > daemon.read_deadline:
+            yield (
+                f"origin.{name} = {seconds:g}: longer than daemon.read_deadline ({daemon.read_deadline:g}), "
+                "so a silent server would never be asked twice; lower it or leave it out"
+            )
     if len(os.fsencode(daemon.socket)) > MAX_SOCKET_PATH:
         yield f"daemon.socket = {str(daemon.socket)!r}: longer than the {MAX_SOCKET_PATH} bytes that it may have"
     for key, group in (

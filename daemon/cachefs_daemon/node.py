@@ -151,10 +151,11 @@ def store_config(config: Config) -> StoreConfig:
 
 
 def origin_settings(config: Config) -> OriginSettings:
-    origin = config.origin
+    connect_timeout, read_timeout = config.origin_timeouts
     return OriginSettings(
-        max_connections=origin.max_connections,
-        connect_timeout=origin.connect_timeout,
-        read_timeout=origin.read_timeout,
-        attempts=origin.attempts,
+        max_connections=config.origin.max_connections,
+        connect_timeout=connect_timeout,
+        read_timeout=read_timeout,
+        file_roots=tuple(str(path) for path in config.security.file_roots),
+        follow_symlinks=config.security.follow_symlinks,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.fetch.fetcher import FAILURE_MEMORY
+from cachefs_daemon.fetch.fetcher import OUTAGE_MEMORY
 
 from cachefs import errors
 from cachefs.messages import DatasetView, OriginOptions, Warmup
@@ -21,9 +21,8 @@ from tests.servers.s3 import S3Server
 
 SIZE = 300_000
 BLOCK = 128 << 10
-QUICK = {
-    "daemon": {"block_size": BLOCK, "read_deadline": 6},
-    "origin": {"attempts": 4, "read_timeout": 2, "connect_timeout": 2},
+QUICK: dict[str, dict[str, int]] = {
+    "daemon": {"block_size": BLOCK, "read_deadline": 4},
 }
 
 
@@ -45,8 +44,15 @@ def proxy(radosgw: S3Server) -> Iterator[FaultyProxy]:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, radosgw: S3Server) -> Iterator[Daemon]:
-    with Daemon(tmp_path / "node", QUICK, radosgw.environment) as running:
+def read_deadline() -> int:
+    """Of the daemon. Tests in which a read fails for want of an answer have a shorter one."""
+    return 20
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, radosgw: S3Server, read_deadline: int) -> Iterator[Daemon]:
+    sections = {**QUICK, "daemon": {**QUICK["daemon"], "read_deadline": read_deadline}}
+    with Daemon(tmp_path / "node", sections, radosgw.environment) as running:
         yield running
 
 
@@ -92,6 +98,7 @@ def test_what_passes_is_repeated(
     assert status.errors == []
 
 
+@pytest.mark.parametrize("read_deadline", [2])
 @pytest.mark.parametrize(
     "fault",
     [
@@ -112,13 +119,33 @@ def test_what_does_not_pass_is_an_error_and_nothing_is_kept(
     assert daemon.read(view, "004") == content["004"]
 
 
-def test_an_outage_that_ends_is_over(
+def test_a_read_waits_for_the_end_of_an_outage_which_the_log_has_once(
+    daemon: Daemon, view: DatasetView, proxy: FaultyProxy, content: dict[str, bytes]
+) -> None:
+    proxy.add(Fault("/data/", times=None, drop=True))
+
+    def end_once_it_is_in_the_log() -> None:
+        while "has not answered for" not in daemon.log.read_text():
+            time.sleep(0.05)
+        proxy.clear()
+
+    ending = threading.Thread(target=end_once_it_is_in_the_log)
+    ending.start()
+    assert daemon.read(view, "003") == content["003"]
+    ending.join()
+    said = daemon.log.read_text()
+    assert (said.count("has not answered for"), said.count("answers again, after")) == (1, 1)
+
+
+@pytest.mark.parametrize("read_deadline", [2])
+def test_after_an_outage_that_was_too_long_reads_succeed_again(
     daemon: Daemon, view: DatasetView, proxy: FaultyProxy, content: dict[str, bytes]
 ) -> None:
     proxy.add(Fault("/data/", times=None, drop=True))
     failure(daemon, view, "003")
     proxy.clear()
-    time.sleep(FAILURE_MEMORY)
+    assert daemon.read(view, "004") == content["004"]
+    time.sleep(OUTAGE_MEMORY)
     assert daemon.read(view, "003") == content["003"]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from cachefs_daemon.origin import retry
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
+from cachefs_daemon.origin.patience import Patience
 
 from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
@@ -42,7 +43,7 @@ def proxy(radosgw: S3Server, listed: ListedObject, monkeypatch: pytest.MonkeyPat
 
 def list_through(proxy: FaultyProxy) -> list[ListedObject]:
     async def once() -> list[ListedObject]:
-        origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), OriginSettings(attempts=4))
+        origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), OriginSettings())
         try:
             return [found async for batch in origin.list(lambda key, reason: None) for found in batch]
         finally:
@@ -55,10 +56,10 @@ def read(
     proxy: FaultyProxy, listed: ListedObject, span: tuple[int, int], deadline: float = 60, read_timeout: float = 20
 ) -> bytes:
     async def once() -> bytes:
-        settings = OriginSettings(attempts=4, read_timeout=read_timeout)
+        settings = OriginSettings(read_timeout=read_timeout)
         origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), settings)
         try:
-            data = await origin.read(ObjectRange(listed.key, listed.version, listed.size, *span), deadline)
+            data = await origin.read(ObjectRange(listed.key, listed.version, listed.size, *span), Patience.of(deadline))
             assert origin.errors == origin.requests - 1
             return bytes(data)
         finally:
@@ -91,34 +92,39 @@ def test_transient_faults_are_overcome(
 
 
 PERMANENT = [
-    (Fault(headers={"ETag": '"other"'}, times=None), ObjectChanged, 1),
-    (Fault(status=412, times=None), ObjectChanged, 1),
-    (Fault(status=404, times=None), ObjectChanged, 1),
-    (Fault(status=403, times=None), OriginAccessDenied, 1),
-    (Fault(extra=b"more", times=None), ObjectChanged, 1),
-    (Fault(headers={"Content-Length": "100"}, truncate=100, times=None), ObjectChanged, 1),
-    (Fault(truncate=100, times=None), OriginUnavailable, 4),
-    # aiohttp itself repeats, once, a request whose connection closes before any answer.
-    (Fault(drop=True, times=None), OriginUnavailable, 2 * 4),
-    (Fault(status=503, times=None), OriginUnavailable, 4),
+    (Fault(headers={"ETag": '"other"'}, times=None), ObjectChanged),
+    (Fault(status=412, times=None), ObjectChanged),
+    (Fault(status=404, times=None), ObjectChanged),
+    (Fault(status=403, times=None), OriginAccessDenied),
+    (Fault(extra=b"more", times=None), ObjectChanged),
+    (Fault(headers={"Content-Length": "100"}, truncate=100, times=None), ObjectChanged),
 ]
+# They might pass, and are waited for.
+LASTING = [Fault(truncate=100, times=None), Fault(drop=True, times=None), Fault(status=503, times=None)]
 
 
 @pytest.mark.parametrize("span", [WHOLE, PART], ids=["whole", "part"])
-@pytest.mark.parametrize(("fault", "error", "requests"), PERMANENT)
-def test_lasting_faults_are_named(
-    proxy: FaultyProxy,
-    listed: ListedObject,
-    fault: Fault,
-    error: type[CachefsError],
-    requests: int,
-    span: tuple[int, int],
+@pytest.mark.parametrize(("fault", "error"), PERMANENT)
+def test_what_is_final_is_named_at_once(
+    proxy: FaultyProxy, listed: ListedObject, fault: Fault, error: type[CachefsError], span: tuple[int, int]
 ) -> None:
     proxy.add(fault)
     with pytest.raises(error, match="s3://faults/data/object") as raised:
         read(proxy, listed, span)
     assert "\n" not in str(raised.value)
-    assert proxy.count(path="object") == requests
+    assert proxy.count(path="object") == 1
+
+
+@pytest.mark.parametrize("span", [WHOLE, PART], ids=["whole", "part"])
+@pytest.mark.parametrize("fault", LASTING)
+def test_what_might_pass_is_tried_until_the_deadline_and_named(
+    proxy: FaultyProxy, listed: ListedObject, fault: Fault, span: tuple[int, int]
+) -> None:
+    proxy.add(fault)
+    with pytest.raises(OriginUnavailable, match="s3://faults/data/object") as raised:
+        read(proxy, listed, span, deadline=0.7)
+    assert "\n" not in str(raised.value)
+    assert proxy.count(path="object") > 3
 
 
 @pytest.mark.parametrize(

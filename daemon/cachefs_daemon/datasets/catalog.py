@@ -26,6 +26,7 @@ from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.datasets.listing import ListingPhase, ListingRequest, build_snapshot
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.unusable import UnusableOrigin
 from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,10 @@ class Catalog:
         self._saving = threading.Lock()
         for record in records.load(state_dir):
             self._load(record)
+        # Older ones come later: where descriptors are short, each dataset has its current snapshot.
+        for dataset in self:
+            for old in dataset.record.snapshots[1:]:
+                self._held_or_none(dataset.record.name, old, dataset.origin)
         self._tidy()
 
     def __iter__(self) -> Iterator[Dataset]:
@@ -262,21 +267,25 @@ class Catalog:
         return ListingProgress(phase=ListingPhase.BUILDING, objects=view.files, bytes=view.bytes, dataset=view)
 
     def _load(self, record: DatasetRecord) -> None:
+        """Take up a dataset of an earlier run. What is wrong with it is logged and concerns no other dataset."""
+        origin: Origin
         try:
             origin = open_origin(record.url, record.options, self._settings)
         except CachefsError as error:
-            raise CachefsError(f"dataset {record.name}: {error}") from error
-        current: Snapshot | None = None
-        for generation, snapshot in enumerate(record.snapshots):
-            try:
-                snapshots.verify(self._held.path(snapshot.id))
-                opened = self._held.hold(snapshot.id, origin)
-            except CachefsError as error:
-                log.error("dataset %s: %s", record.name, error)
-                continue
-            if generation == 0:
-                current = opened
+            log.error("dataset %s: %s", record.name, error)
+            origin = UnusableOrigin(record.url, error)
+        current = self._held_or_none(record.name, record.snapshots[0], origin) if record.snapshots else None
         self._datasets[record.name] = Dataset(record, origin, current)
+
+    def _held_or_none(self, name: str, record: SnapshotRecord, origin: Origin) -> Snapshot | None:
+        try:
+            snapshots.verify(self._held.path(record.id))
+            return self._held.hold(record.id, origin)
+        except CachefsError as error:
+            log.error("dataset %s: %s", name, error)
+        except OSError as error:
+            log.error("dataset %s: snapshot %s cannot be read: %s", name, record.id, error.strerror)
+        return None
 
     def _tidy(self) -> None:
         """Let go of the snapshots that no dataset refers to, and remove their files and what a broken listing left.

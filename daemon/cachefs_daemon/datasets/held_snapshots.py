@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cachefs import snapshot as snapshots
 from cachefs.block import block_count, block_key, block_length
@@ -11,10 +12,15 @@ from cachefs.errors import CachefsError, ConfigError, NotFound
 from cachefs.messages import BlockRef
 from cachefs.sizes import format_size
 from cachefs.snapshot import Snapshot
+from cachefs_daemon.datasets.any_origin import AnyOrigin
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.base import ObjectRange, Origin
+from cachefs_daemon.runtime import descriptors
 
 log = logging.getLogger(__name__)
+
+# The part of the files that the daemon may open which may be snapshots. Segments and connections need the rest.
+SHARE_OF_DESCRIPTORS: Final = 0.75
 
 
 @dataclass(slots=True)
@@ -25,8 +31,13 @@ class _Held:
     """
 
     snapshot: Snapshot
-    # The origins of the datasets that have the snapshot.
-    origins: list[Origin] = field(default_factory=list)
+    # The origins of the datasets that have the snapshot; and what reads from any of them.
+    origins: list[Origin]
+    any_origin: Origin
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, origins: list[Origin]) -> "_Held":
+        return cls(snapshot, origins, origins[0] if len(origins) == 1 else AnyOrigin(origins))
 
 
 class HeldSnapshots:
@@ -55,18 +66,26 @@ class HeldSnapshots:
         return held.snapshot if held is not None else None
 
     def hold(self, snapshot_id: str, origin: Origin) -> Snapshot:
-        """Open a snapshot, if it is not open yet, whose files *origin* has. Raises SnapshotDamaged, ConfigError."""
+        """Open a snapshot, if it is not open yet, whose files *origin* has.
+
+        Raises SnapshotDamaged, ConfigError, and CachefsError where too many are open.
+        """
         held = self._held.get(snapshot_id)
         if held is None:
+            if len(self._held) >= descriptors.limit() * SHARE_OF_DESCRIPTORS:
+                raise CachefsError(
+                    f"snapshot {snapshot_id} is not opened, since {len(self._held)} are open with a limit of "
+                    f"{descriptors.limit()} open files; raise the hard limit (LimitNOFILE, ulimit -n)"
+                )
             snapshot = Snapshot(self.path(snapshot_id))
             if snapshot.block_size > self.block_size:
                 raise ConfigError(
                     f"snapshot {snapshot_id} has blocks of {format_size(snapshot.block_size)}, larger than "
                     "daemon.block_size; refresh the dataset to list it anew"
                 )
-            held = self._held[snapshot_id] = _Held(snapshot)
-        if origin not in held.origins:
-            held.origins.append(origin)
+            held = self._held[snapshot_id] = _Held.of(snapshot, [origin])
+        elif origin not in held.origins:
+            held = self._held[snapshot_id] = _Held.of(held.snapshot, [*held.origins, origin])
         return held.snapshot
 
     def source(self, ref: BlockRef) -> BlockSource:
@@ -85,12 +104,16 @@ class HeldSnapshots:
             offset=ref.number * snapshot.block_size,
             length=block_length(entry.size, snapshot.block_size, ref.number),
         )
-        return BlockSource(block_key(entry.content, ref.number), held.origins[0], wanted, ref.snapshot)
+        return BlockSource(block_key(entry.content, ref.number), held.any_origin, wanted, ref.snapshot)
 
     def keep(self, wanted: Mapping[str, list[Origin]]) -> None:
         """Let go of all snapshots but the *wanted* ones. wanted: by id of a snapshot, the origins that have its
         files."""
-        self._held = {held: _Held(one.snapshot, wanted[held]) for held, one in self._held.items() if held in wanted}
+        self._held = {
+            held: one if one.origins == wanted[held] else _Held.of(one.snapshot, wanted[held])
+            for held, one in self._held.items()
+            if held in wanted
+        }
 
     def remove_files(self, wanted: Mapping[str, list[Origin]]) -> None:
         """Remove all files but those of the *wanted* snapshots: also what a broken listing left."""

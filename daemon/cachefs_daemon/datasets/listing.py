@@ -123,8 +123,6 @@ def main() -> int:
         path = _build(request)
     except CachefsError as error:
         _say(_Failed(error=type(error).__name__, message=str(error)))
-    except (OSError, lmdb.Error) as error:
-        _say(_Failed(error="CachefsError", message=f"cannot write a snapshot into {request.directory}: {error}"))
     else:
         _say(_Built(path=str(path)))
         return 0
@@ -132,7 +130,11 @@ def main() -> int:
 
 
 def _build(request: ListingRequest) -> Path:
-    builder = asyncio.run(_list(request))
+    """Raises CachefsError."""
+    try:
+        builder = asyncio.run(_list(request))
+    except OSError as error:
+        raise OriginUnavailable(f"the listing of {request.url} failed: {error}") from None
     if not builder.objects:
         raise NotFound(f"there is nothing at {request.url}; check the URL (a prefix is a whole directory name)")
     next_report = 0.0
@@ -143,7 +145,10 @@ def _build(request: ListingRequest) -> Path:
             next_report = time.monotonic() + _INTERVAL
             _say(_Progress(phase=ListingPhase(phase), objects=objects, bytes=size))
 
-    return builder.write(Path(request.directory), progress)
+    try:
+        return builder.write(Path(request.directory), progress)
+    except (OSError, lmdb.Error) as error:
+        raise CachefsError(f"cannot write a snapshot into {request.directory}: {error}") from None
 
 
 async def _list(request: ListingRequest) -> SnapshotBuilder:

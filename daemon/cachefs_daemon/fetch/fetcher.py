@@ -1,8 +1,9 @@
 """Bringing blocks onto this node: each one once, however many ask for it.
 
 Each fetch in flight runs for itself: it goes on when a reader that asked for it goes away (a killed process, a mount
-that died), and all who asked for its block meanwhile get its result. What somebody waits for is fetched before what is
-fetched ahead of all readers.
+that died), and all who asked for its block meanwhile get its result. It is tried until the deadline of the last of
+them, and each of them waits until a deadline of its own. What somebody waits for is fetched before what is fetched
+ahead of all readers.
 """
 
 import asyncio
@@ -18,13 +19,16 @@ from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 
-# Seconds that a failure is remembered. The kernel asks again at once for a page that failed, and must not wait for a
-# second deadline.
+# Seconds that a failure is remembered which does not pass by itself, such as that of an object that has changed.
 FAILURE_MEMORY: Final = 2.0
+# Seconds that any other one is remembered. The kernel asks again at once for a page that failed, and must not wait for
+# a second deadline; a reader that comes later must, since the origin may have come back.
+OUTAGE_MEMORY: Final = 0.1
 # Fetches whose outcomes are remembered.
 RECENT: Final = 4096
 # Reading ahead is a hint. More reads ahead than this in the queue for slots help nobody.
@@ -49,8 +53,8 @@ class _Flight:
     source: BlockSource
     # True where somebody waits for the block.
     demanded: bool
-    # Loop time at which reading must have ended, counted from the first demand.
-    deadline: float
+    # It ends a read deadline after the last one who waits has come, or after it has got its slot if nobody waits.
+    patience: Patience
     # Loop time at which somebody will want what is fetched ahead; inf: nobody knows.
     needed: float
     task: "asyncio.Task[Outcome]" = field(init=False)
@@ -78,7 +82,7 @@ class Fetcher:
         read_deadline: float,
     ) -> None:
         """resolve: where a block comes from, to be called in any thread; it raises CachefsError. read_deadline: seconds
-        that a read of an origin may take."""
+        that anybody waits for a read of an origin, at most."""
         self._store = store
         self._resolve = resolve
         self._threads = threads
@@ -179,7 +183,8 @@ class Fetcher:
         if landing is None:
             return source
         if isinstance(landing.outcome, CachefsError):
-            fresh = asyncio.get_running_loop().time() - landing.when < FAILURE_MEMORY
+            memory = OUTAGE_MEMORY if isinstance(landing.outcome, OriginUnavailable) else FAILURE_MEMORY
+            fresh = asyncio.get_running_loop().time() - landing.when < memory
             return landing.outcome if fresh else source
         return landing.outcome if landing.when >= looked and landing.outcome is not None else source
 
@@ -188,24 +193,23 @@ class Fetcher:
         return source.length >= length and asyncio.get_running_loop().time() - when < REFUSAL_MEMORY
 
     def _join(self, source: BlockSource, *, ahead: bool, needed: float = math.inf) -> _Flight:
-        now = asyncio.get_running_loop().time()
+        until = asyncio.get_running_loop().time() + self._read_deadline
         flight = self._flights.get(source.key)
+        if flight is not None and not ahead and not flight.patience.extend(until):
+            flight = None  # it has just been given up
         if flight is None:
-            flight = _Flight(source, not ahead, now + self._read_deadline, needed)
+            flight = self._flights[source.key] = _Flight(source, not ahead, Patience(until), needed)
             flight.task = asyncio.create_task(self._fly(flight))
-            self._flights[source.key] = flight
         elif not ahead and not flight.demanded:
             flight.demanded = True
-            flight.deadline = now + self._read_deadline
             self._slots.promote(source.key)
         return flight
 
     def _result(self, flight: _Flight) -> Outcome:
         if flight.task.done():
             return flight.task.result() if not flight.task.cancelled() else CachefsError("the daemon is stopping")
-        return OriginUnavailable(
-            f"{flight.source.subject} did not come within the read deadline; its origin is slow or unreachable"
-        )
+        why = flight.patience.trouble or "its origin is slow or unreachable"
+        return OriginUnavailable(f"{flight.source.subject} did not come within the read deadline; {why}")
 
     async def _fly(self, flight: _Flight) -> Outcome:
         key = flight.source.key
@@ -219,7 +223,8 @@ class Fetcher:
             outcome = CachefsError(f"{flight.source.subject}: internal error ({error!r}); see the daemon's log")
             self._errors.add(flight.source.subject, str(outcome), bug=error)
         finally:
-            del self._flights[key]
+            if self._flights.get(key) is flight:
+                del self._flights[key]
         self._recent[key] = _Landing(asyncio.get_running_loop().time(), outcome)
         self._recent.move_to_end(key)
         if len(self._recent) > RECENT:
@@ -227,28 +232,45 @@ class Fetcher:
         return outcome
 
     async def _bring(self, flight: _Flight) -> Location | None:
-        source = flight.source
+        source, patience = flight.source, flight.patience
         ahead = not flight.demanded
-        async with self._slots.slot(source.key, source.length, ahead=ahead, needed=flight.needed):
+        place = self._slots.slot(source.key, source.length, ahead=ahead, needed=flight.needed, origin=source.origin.url)
+        async with place as slot:
             # A caller who knows when a block is needed has asked for room before.
             if not flight.demanded and flight.needed == math.inf and self._is_futile(source):
                 return None
-            now = asyncio.get_running_loop().time()
-            # A read ahead may have waited long for its slot; its time starts now.
-            left = flight.deadline - now if flight.demanded else self._read_deadline
-            if left <= 0:
+            began = asyncio.get_running_loop().time()
+            if not flight.demanded:
+                # It may have waited long for its slot; its time starts now.
+                patience.extend(began + self._read_deadline)
+            if patience.left <= 0:
                 raise OriginUnavailable(
                     f"{source.subject} found no free connection within the read deadline; "
                     "its origin is slow, or raise origin.max_connections"
                 )
-            data = await source.origin.read(source.range, left)
+
+            async def rest(seconds: float) -> None:
+                """Between two attempts. Fetches from other origins have the slot meanwhile."""
+                nonlocal began
+                slot.give_back()
+                await asyncio.sleep(seconds)
+                await slot.take(ahead=not flight.demanded, needed=flight.needed)
+                began = asyncio.get_running_loop().time()
+
+            patience.rest = rest
+            data = await source.origin.read(source.range, patience)
             if len(data) != source.length:
                 raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
             run = self._threads.run if flight.demanded else self._threads.background
             location = await run(self._store.put, source.key, data, transient=flight.demanded, snapshot=source.snapshot)
-            self.latency.measure(asyncio.get_running_loop().time() - now)
+            self.latency.measure(asyncio.get_running_loop().time() - began)
         self.fetched_blocks += 1
         self.fetched_bytes += source.length
         if location is None and flight.needed == math.inf:
-            self._refused[source.snapshot] = source.length, asyncio.get_running_loop().time()
+            self._note_refusal(source)
         return location
+
+    def _note_refusal(self, source: BlockSource) -> None:
+        now = asyncio.get_running_loop().time()
+        self._refused = {key: seen for key, seen in self._refused.items() if now - seen[1] < REFUSAL_MEMORY}
+        self._refused[source.snapshot] = source.length, now

@@ -273,7 +273,8 @@ def _out_of_order(request: JobPublish, reads: Reads) -> tuple[int, int]:
     samples = request.workers * request.prefetch * request.batch_size
     per_sample = len(reads.blocks) / max(1, reads.samples)
     batch = request.batch_size if reads.ends is None and samples else 1
-    return int(samples * max(1.0, per_sample)), batch
+    # Positions of a plan are 32 bits wide.
+    return min(int(samples * max(1.0, per_sample)), 2**31 - 1), batch
 
 
 def order_of(raw: bytes) -> Order:

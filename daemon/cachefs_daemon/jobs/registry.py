@@ -35,6 +35,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,127}(~\w+)?")
 MAPS: Final = ("tree", "files", "records")
 MAX_EPOCHS: Final = 1_000_000
 MAX_SAMPLES: Final = 2**32 - 1
+# Workers of a loader, and batches that each of them prefetches.
+MAX_WORKERS: Final = 4096
 MAX_LEASE: Final = 7 * 86400.0
 # Jobs that have ended are shown for a while: what stalled, and why they ended.
 ENDED_KEPT: Final = 64
@@ -323,6 +325,12 @@ def _check(request: JobPublish) -> None:
         raise ConfigError(f"job {request.job}: rank {request.rank} is not below the world size {request.world_size}")
     if request.workers < 0 or request.batch_size < 1 or request.prefetch < 0:
         raise ConfigError(f"job {request.job}: workers, batch size and prefetch cannot be negative, or a batch empty")
+    if max(request.workers, request.prefetch) > MAX_WORKERS or request.batch_size > MAX_SAMPLES:
+        raise ConfigError(
+            f"job {request.job}: {request.workers} workers that prefetch {request.prefetch} batches of "
+            f"{request.batch_size}: expected at most {MAX_WORKERS} workers, {MAX_WORKERS} batches and "
+            f"{MAX_SAMPLES} samples"
+        )
     if request.spec is not None:
         _check_spec(request.job, request.spec)
     if request.map is not None and request.map.kind not in MAPS:

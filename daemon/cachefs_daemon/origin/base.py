@@ -12,6 +12,7 @@ from typing import Protocol
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.patience import Patience
 
 Report = Callable[[bytes, str], None]  # told of (key, reason) for what cannot be listed
 
@@ -26,8 +27,10 @@ class OriginSettings:
     connect_timeout: float = 5
     # Seconds that may pass without a byte, per attempt.
     read_timeout: float = 20
-    # Tries per request, the first included.
-    attempts: int = 8
+    # Directories of which one must have a file:// dataset in it; empty: any.
+    file_roots: tuple[str, ...] = ()
+    # Whether links in a file:// dataset are followed where they lead out of it.
+    follow_symlinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,17 @@ class ObjectRange:
 class Origin(Protocol):
     """The origin of one dataset."""
 
-    url: str  # as the dataset was added, without a slash at the end
-    requests: int  # sent so far, every attempt counted
-    errors: int  # attempts that failed so far
+    @property
+    def url(self) -> str:
+        """As the dataset was added, without a slash at the end."""
+
+    @property
+    def requests(self) -> int:
+        """Sent so far, every attempt counted."""
+
+    @property
+    def errors(self) -> int:
+        """Attempts that failed so far."""
 
     def identity(self, key: bytes) -> bytes:
         """The name of the object *key*, which is unique among the objects of all origins."""
@@ -61,10 +72,11 @@ class Origin(Protocol):
         Raises NotFound, OriginAccessDenied, OriginUnavailable, ConfigError.
         """
 
-    async def read(self, wanted: ObjectRange, deadline: float) -> bytes | bytearray:
+    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes | bytearray:
         """The *wanted* bytes of the object as it was listed, and never any others.
 
-        deadline: seconds from now. Raises ObjectChanged, OriginAccessDenied, OriginUnavailable.
+        Where the origin may come back, it is asked again as long as the *patience* lasts. Raises ObjectChanged,
+        OriginAccessDenied, OriginUnavailable, ConfigError.
         """
 
     async def close(self) -> None:
@@ -74,7 +86,7 @@ class Origin(Protocol):
 def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
     from cachefs_daemon.origin.file import FileOrigin
 
-    return FileOrigin(url, settings)
+    return FileOrigin(url, options, settings)
 
 
 def _s3(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:

@@ -1,7 +1,8 @@
 """Origin `file:///directory`: a tree of files, such as a network file system.
 
-Symbolic links to files are followed. Links to directories, which may form loops, and special files are left out and
-reported. A file's version is its size and mtime, checked on the open file before and after each read.
+Symbolic links to files are followed where they stay beneath the directory, or anywhere if security.follow_symlinks says
+so. Links to directories, which may form loops, and special files are left out and reported. A file's version is checked
+on the open file before and after each read (see cachefs_daemon.origin.file_version).
 """
 
 import asyncio
@@ -9,10 +10,9 @@ import errno
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from cachefs.errors import (
@@ -23,14 +23,22 @@ from cachefs.errors import (
     OriginAccessDenied,
     OriginUnavailable,
 )
+from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.file_tree import FileTree
+from cachefs_daemon.origin.file_version import FileVersions, is_version
+from cachefs_daemon.origin.idle_threads import IdleThreads
+from cachefs_daemon.origin.outage import Outage
+from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.retry import Failure, retrying
 
 # Entries per portion of a directory: one of a million files is to show progress, and not to fill the memory.
 _PORTION: Final = 5000
 _PARALLEL_SCANS: Final = 16
-
-Result = TypeVar("Result")
+_LINK: Final = "is a symbolic link that leads out of the dataset, and security.follow_symlinks is not set"
+# What the path of a file that is gone, or is none any more, can fail with.
+_GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
 
 class _Scan(NamedTuple):
@@ -38,8 +46,10 @@ class _Scan(NamedTuple):
 
     # Key of the directory, with a slash at the end; empty for the root.
     prefix: bytes
+    # Its descriptor. It stays open as long as there are entries, which are examined through it.
+    fd: int
     # Entries still to come.
-    entries: Iterator[os.DirEntry[bytes]]
+    entries: "Iterator[os.DirEntry[str]]"
 
 
 class _Portion(NamedTuple):
@@ -57,7 +67,7 @@ class _Portion(NamedTuple):
 class FileOrigin:
     """A tree of files as an origin (see cachefs_daemon.origin.base.Origin)."""
 
-    def __init__(self, url: str, settings: OriginSettings) -> None:
+    def __init__(self, url: str, options: OriginOptions, settings: OriginSettings) -> None:
         """Raises ConfigError."""
         host, slash, rest = url.removeprefix("file://").partition("/")
         path = unquote_to_bytes(slash + rest)
@@ -66,14 +76,18 @@ class FileOrigin:
         self.url = f"file:///{rest.strip('/')}"
         self.requests = 0
         self.errors = 0
-        self._root = os.path.normpath(path).replace(b"//", b"/")
-        self._threads = ThreadPoolExecutor(settings.max_connections, thread_name_prefix="file-origin")
+        root = os.path.normpath(path).replace(b"//", b"/")
+        self._tree = FileTree(root, settings.file_roots, follow_symlinks=settings.follow_symlinks)
+        self._versions = FileVersions(mtime_only=options.mtime_only)
+        # Threads of its own, so that a file server that hangs delays no reads of another one.
+        self._threads = IdleThreads(settings.max_connections, "file-origin")
+        self._outage = Outage(self.url)
 
     def identity(self, key: bytes) -> bytes:
-        return b"file:" + self._path(key)
+        return b"file:" + self._tree.path(key)
 
     async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
-        pending = {self._in_thread(self._first_scan)}
+        pending = {self._threads.run(partial(self._scan, b""))}
         waiting: list[Callable[[], _Portion]] = []
         try:
             while pending:
@@ -86,90 +100,111 @@ class FileOrigin:
                     waiting += [partial(self._scan, prefix) for prefix in portion.directories]
                     yield portion.objects
                 while waiting and len(pending) < _PARALLEL_SCANS:
-                    pending.add(self._in_thread(waiting.pop()))
+                    pending.add(self._threads.run(waiting.pop()))
         finally:
             for task in pending:
                 task.cancel()
 
-    async def read(self, wanted: ObjectRange, deadline: float) -> bytes:
-        self.requests += 1
-        try:
-            async with asyncio.timeout(deadline):
-                return await self._in_thread(partial(self._read, wanted))
-        except TimeoutError:
-            self.errors += 1
-            raise OriginUnavailable(
-                f"reading {self._shown(wanted.key)} took over {deadline:.0f} s; is its file system reachable?"
-            ) from None
-        except CachefsError:
-            self.errors += 1
-            raise
+    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
+        async def attempt() -> bytes:
+            self.requests += 1
+            data = await self._threads.run(partial(self._read, wanted))
+            self._outage.answered()
+            return data
+
+        subject = f"{self._shown(wanted.key)}; is its file system reachable?"
+        return await retrying(attempt, self._judge, subject, patience)
 
     async def close(self) -> None:
-        # Not waited for: a thread may hang in a dead network file system.
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Nothing is waited for: a thread may hang in a dead network file system."""
 
-    def _in_thread(self, work: Callable[[], Result]) -> "asyncio.Future[Result]":
-        return asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    def _path(self, key: bytes) -> bytes:
-        return os.path.join(self._root, key) if key else self._root
+    def _judge(self, error: Exception) -> Failure:
+        self.errors += 1
+        if isinstance(error, OSError):  # no thread could be started
+            error = self._unavailable(b"", error)
+        if not isinstance(error, CachefsError):
+            raise error
+        transient = isinstance(error, OriginUnavailable)
+        if transient:
+            self._outage.failed(str(error))
+        return Failure(error, transient)
 
     def _shown(self, key: bytes) -> str:
-        return os.fsdecode(self._path(key)).encode("utf-8", "backslashreplace").decode()
+        return os.fsdecode(self._tree.path(key)).encode("utf-8", "backslashreplace").decode()
 
     # --- listing, in threads ---
 
-    def _first_scan(self) -> _Portion:
-        try:
-            return self._portion(_Scan(b"", os.scandir(self._root)))
-        except FileNotFoundError:
-            raise NotFound(f"there is no directory {self._shown(b'')}; see {self.url}") from None
-        except NotADirectoryError:
-            raise ConfigError(f"{self._shown(b'')} is not a directory; name one in {self.url}") from None
-        except PermissionError:
-            raise OriginAccessDenied(f"the daemon may not read the directory {self._shown(b'')}") from None
-        except OSError as error:
-            raise self._unavailable(b"", error) from None
-
     def _scan(self, prefix: bytes) -> _Portion:
         try:
-            return self._portion(_Scan(prefix, os.scandir(self._path(prefix))))
-        except PermissionError:
-            return _Portion([], [(prefix, "is a directory the daemon may not read")], [], None)
-        except (FileNotFoundError, NotADirectoryError):
-            return _Portion([], [(prefix, "vanished while it was listed")], [], None)
+            fd = self._tree.open(prefix, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                return _Portion([], [(prefix, "is a directory with too long a path to be opened")], [], None)
-            raise self._unavailable(prefix, error) from None
+            if not prefix:
+                raise self._no_root(error) from None
+            reason = _why_no_directory(error)
+            if reason is None:
+                raise self._unavailable(prefix, error) from None
+            return _Portion([], [(prefix, reason)], [], None)
+        return self._portion(_Scan(prefix, fd, os.scandir(fd)))
 
     def _portion(self, scan: _Scan) -> _Portion:
         found = _Portion([], [], [], None)
-        entries = list(islice(scan.entries, _PORTION))
-        for entry in entries:
-            key = scan.prefix + entry.name
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    found.directories.append(key + b"/")
-                    found.objects.append(ListedObject(key + b"/", 0, entry.stat().st_mtime_ns, b""))
-                    continue
-                status = entry.stat()
-            except OSError as error:
-                found.problems.append((key, _why_no_status(error)))
-                continue
-            if stat.S_ISREG(status.st_mode):
-                found.objects.append(ListedObject(key, status.st_size, status.st_mtime_ns, _version(status)))
-            else:
-                kind = "a symbolic link to a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
-                found.problems.append((key, f"is {kind}"))
-        return found._replace(rest=scan) if len(entries) == _PORTION else found
+        try:
+            entries = list(islice(scan.entries, _PORTION))
+            for entry in entries:
+                self._examine(entry, scan.prefix + os.fsencode(entry.name), found)
+        except OSError as error:
+            os.close(scan.fd)
+            raise self._unavailable(scan.prefix, error) from None
+        if len(entries) == _PORTION:
+            return found._replace(rest=scan)
+        os.close(scan.fd)
+        return found
+
+    def _examine(self, entry: "os.DirEntry[str]", key: bytes, found: _Portion) -> None:
+        """Add what *entry* is to what was *found*."""
+        try:
+            is_link = entry.is_symlink()
+            status = self._status_of_target(key) if is_link else entry.stat(follow_symlinks=False)
+        except OSError as error:
+            found.problems.append((key, _why_no_status(error)))
+            return
+        if stat.S_ISREG(status.st_mode):
+            version = self._versions.version(status)
+            found.objects.append(ListedObject(key, status.st_size, status.st_mtime_ns, version))
+        elif stat.S_ISDIR(status.st_mode) and not is_link:
+            found.directories.append(key + b"/")
+            found.objects.append(ListedObject(key + b"/", 0, status.st_mtime_ns, b""))
+        else:
+            kind = "a symbolic link to a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            found.problems.append((key, f"is {kind}"))
+
+    def _status_of_target(self, key: bytes) -> os.stat_result:
+        fd = self._tree.open(key, os.O_PATH)
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def _no_root(self, error: OSError) -> CachefsError:
+        shown = self._shown(b"")
+        match error:
+            case FileNotFoundError():
+                return NotFound(f"there is no directory {shown}; see {self.url}")
+            case NotADirectoryError():
+                return ConfigError(f"{shown} is not a directory; name one in {self.url}")
+            case PermissionError():
+                return OriginAccessDenied(f"the daemon may not read the directory {shown}")
+        return self._unavailable(b"", error)
 
     # --- reading, in threads ---
 
     def _read(self, wanted: ObjectRange) -> bytes:
+        """All bytes come from one open file, whose version is the same before and after.
+
+        Raises OriginUnavailable where another try may succeed, else another CachefsError.
+        """
         try:
-            fd = os.open(self._path(wanted.key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = self._tree.open(wanted.key, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 self._check_version(fd, wanted)
                 data = _pread(fd, wanted.length, wanted.offset)
@@ -183,15 +218,19 @@ class FileOrigin:
         return data
 
     def _check_version(self, fd: int, wanted: ObjectRange) -> None:
-        if _version(os.fstat(fd)) != wanted.version:
+        if not is_version(os.fstat(fd), wanted.version):
             raise ObjectChanged(f"{self._shown(wanted.key)} has changed since it was listed; refresh the dataset")
 
     def _read_error(self, key: bytes, error: OSError) -> CachefsError:
         if isinstance(error, PermissionError):
             return OriginAccessDenied(f"the daemon may not read {self._shown(key)}; check its owner and mode")
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR):
-            if not os.path.isdir(self._root):
-                return OriginUnavailable(f"the directory {self._shown(b'')} is gone; is its file system mounted?")
+        if error.errno == errno.EXDEV:
+            return OriginAccessDenied(f"{self._shown(key)} {_LINK}")
+        if error.errno in _GONE:
+            if not self._tree.is_there():
+                return OriginUnavailable(
+                    f"the directory {self._shown(b'')} is gone or empty; is its file system mounted?"
+                )
             return ObjectChanged(f"{self._shown(key)} is gone since it was listed; refresh the dataset")
         return self._unavailable(key, error)
 
@@ -199,12 +238,21 @@ class FileOrigin:
         return OriginUnavailable(f"{self._shown(key)} cannot be read: {error.strerror}")
 
 
-def _version(status: os.stat_result) -> bytes:
-    return b"%d-%d" % (status.st_size, status.st_mtime_ns)
+def _why_no_directory(error: OSError) -> str | None:
+    """Why a directory is left out; None where that would hide files that are there."""
+    if isinstance(error, PermissionError):
+        return "is a directory the daemon may not read"
+    if isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == errno.EXDEV:
+        return "vanished while it was listed"
+    return "is a directory with too long a path to be opened" if error.errno == errno.ENAMETOOLONG else None
 
 
 def _why_no_status(error: OSError) -> str:
-    reasons = {errno.ENOENT: "is a broken symbolic link, or vanished", errno.ELOOP: "is a loop of symbolic links"}
+    reasons = {
+        errno.ENOENT: "is a broken symbolic link, or vanished",
+        errno.ELOOP: "is a loop of symbolic links",
+        errno.EXDEV: _LINK,
+    }
     return reasons.get(error.errno or 0, f"cannot be examined: {error.strerror}")
 
 

@@ -1,19 +1,23 @@
-"""Trying a failed request again, with jittered exponential backoff, up to a number of attempts and to a deadline.
+"""Trying a failed request again, with jittered exponential backoff, for as long as somebody waits for its answer.
 
 The wait is drawn evenly from zero to a bound that doubles ("full jitter", Marc Brooker, "Exponential Backoff And
-Jitter", AWS Architecture Blog, 2015), so that many clients that failed together do not return together.
+Jitter", AWS Architecture Blog, 2015), so that many clients that failed together do not return together. Not the number
+of attempts is bounded but the time: eight refused connections are used up in six seconds, and a server that restarts
+takes longer.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
 from cachefs.errors import CachefsError, OriginUnavailable
+from cachefs_daemon.origin.patience import Patience
 
-# The longest a wait may be, in seconds: the first one, and any.
+# The longest a wait may be, in seconds: the first one, and any. An outage is over for a reader so much later.
 _FIRST: Final = 0.1
-_LONGEST: Final = 5.0
+_LONGEST: Final = 3.0
 
 Result = TypeVar("Result")
 
@@ -33,30 +37,37 @@ def longest_wait(failed: int) -> float:
 
 
 async def retrying(
-    work: Callable[[], Awaitable[Result]],
+    attempt: Callable[[], Awaitable[Result]],
     judge: Callable[[Exception], Failure],
     subject: str,
-    attempts: int,
-    deadline: float,
+    patience: Patience,
+    give_up: float = math.inf,
 ) -> Result:
-    """The result of *work*, tried at most *attempts* times within *deadline* seconds.
+    """The result of *attempt*, which is tried again until the *patience* ends.
 
-    judge: what an exception of *work* means; it raises exceptions that it does not know. subject: what is asked for, in
-    messages. Raises the error of the last attempt, or OriginUnavailable where the first attempt takes too long.
+    judge: what an exception of *attempt* means; it raises exceptions that it does not know. subject: what is asked for,
+    in messages. give_up: loop time after which what fails is not tried again, though a slow attempt may go on.
+    Raises the error of the last attempt, or OriginUnavailable where the first attempt takes too long.
     """
+    failed = 0
     failure: Failure | None = None
     try:
-        async with asyncio.timeout(deadline):
-            for attempt in range(1, attempts + 1):
+        async with patience.enforced():
+            while True:
                 try:
-                    return await work()
+                    return await attempt()
                 except Exception as error:
                     failure = judge(error)
-                if not failure.transient:
-                    break
-                if attempt < attempts:
-                    await asyncio.sleep(random.uniform(0, longest_wait(attempt)))
+                failed += 1
+                pause = _pause(failed, patience.left)
+                if not failure.transient or asyncio.get_running_loop().time() + pause > give_up:
+                    raise failure.error
+                patience.trouble = failure.error
+                await patience.rest(pause)
     except TimeoutError:
-        failure = failure or Failure(OriginUnavailable(f"no answer within {deadline:.0f} s for {subject}"), True)
-    assert failure is not None
-    raise failure.error
+        raise (failure or Failure(OriginUnavailable(f"no answer in time for {subject}"), True)).error from None
+
+
+def _pause(failed: int, left: float) -> float:
+    """Towards the end the waits become shorter, so that an origin that comes back at the last moment is in time."""
+    return min(random.uniform(0, longest_wait(failed)), max(_FIRST, left / 2))

@@ -5,27 +5,26 @@ listed: ETag, length, range and total size. botocore's own retries are off, sinc
 """
 
 import asyncio
-import os
+import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from typing import Any, Final, TypeVar
-
-from aiobotocore.config import AioConfig
-from aiobotocore.session import AioSession
-from botocore import UNSIGNED
-from botocore.exceptions import ProfileNotFound
 
 from cachefs.errors import ConfigError, ObjectChanged
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
-from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, judge
-from cachefs_daemon.origin.s3_listing import Page, list_bucket, parse_page, parse_time
+from cachefs_daemon.origin.s3_connection import connection
+from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, are_credentials_refused, judge
+from cachefs_daemon.origin.s3_listing import Page, list_bucket, parse_page
 
 # All attempts for one page of the listing together, in seconds.
 _PAGE_DEADLINE: Final = 120.0
+# Seconds after which the first page is not tried again: an endpoint that does not answer at all may be a typing error,
+# and somebody who has just typed it waits for the listing.
+_FIRST_PAGE_TRIED: Final = 3.0
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _ADDRESSING: Final = ("auto", "path", "virtual")
 
@@ -51,48 +50,70 @@ class S3Origin:
         self.errors = 0
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._options = options
-        self._settings = settings
-        self._endpoint = (
-            options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        )
+        self._connection = connection(options, settings)
+        self._connection.hold()
+        self._endpoint = self._connection.endpoint
         self._identity = f"s3:{self._endpoint or 'aws'}:{bucket}/{self._prefix}".encode()
-        self._opening = asyncio.Lock()
-        self._open = AsyncExitStack()
-        self._client: Any = None
+        self._outage = self._connection.outage
+        self._has_answered = False
 
     def identity(self, key: bytes) -> bytes:
         return self._identity + key
 
     async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
-        async for objects in list_bucket(self._page, self._prefix):
-            readable = []
-            for listed in objects:
-                if reason := _unreadable(listed):
-                    report(listed.key, reason)
-                else:
-                    readable.append(listed)
-            yield readable
+        try:
+            async for objects in list_bucket(self._page, self._prefix):
+                readable = []
+                for listed in objects:
+                    if reason := _unreadable(listed):
+                        report(listed.key, reason)
+                    else:
+                        readable.append(listed)
+                yield readable
+        except BrokenAnswer as error:
+            raise judge(error, self._place("")).error from None
 
-    async def read(self, wanted: ObjectRange, deadline: float) -> bytes | bytearray:
+    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes | bytearray:
         name = self._prefix + wanted.key.decode()
 
-        async def attempt() -> bytearray:
-            return await self._read(name, wanted)
+        async def request(client: Any) -> bytearray:
+            return await self._read(client, name, wanted)
 
-        return await self._retrying(attempt, name, deadline)
+        return await self._retrying(request, self._place(name), patience)
 
     async def close(self) -> None:
-        await self._open.aclose()
+        await self._connection.release()
 
-    async def _retrying(self, work: Callable[[], Awaitable[Result]], key: str, deadline: float) -> Result:
-        place = self._place(key)
-
+    async def _retrying(
+        self, request: Callable[[Any], Awaitable[Result]], place: Place, patience: Patience, give_up: float = math.inf
+    ) -> Result:
         def judge_attempt(error: Exception) -> Failure:
             self.errors += 1
-            return judge(error, place)
+            failure = judge(error, place)
+            if failure.transient:
+                self._outage.failed(str(failure.error))
+            return failure
 
-        return await retrying(work, judge_attempt, str(place), self._settings.attempts, deadline)
+        async def attempt() -> Result:
+            result = await self._attempt(request)
+            self._outage.answered()
+            return result
+
+        return await retrying(attempt, judge_attempt, str(place), patience, give_up)
+
+    async def _attempt(self, request: Callable[[Any], Awaitable[Result]]) -> Result:
+        """What the *request* brings, which is sent once more where there are other credentials than those refused."""
+        async with self._connection.client() as client:
+            try:
+                self.requests += 1
+                return await request(client)
+            except Exception as error:
+                if not are_credentials_refused(error) or not await self._connection.renew(client):
+                    raise
+                self.errors += 1
+        async with self._connection.client() as client:
+            self.requests += 1
+            return await request(client)
 
     def _place(self, key: str) -> Place:
         return Place(self._bucket, key, self._endpoint or "AWS")
@@ -100,19 +121,17 @@ class S3Origin:
     async def _page(self, **query: Any) -> Page:
         """One page of the listing."""
 
-        async def attempt() -> Page:
-            client = await self._connected()
-            self.requests += 1
+        async def request(client: Any) -> Page:
             # We decode the keys ourselves: botocore would silently replace what is not UTF-8.
-            return parse_page(
-                await client.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query), self._prefix
-            )
+            answer = await client.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query)
+            return parse_page(answer, self._prefix)
 
-        return await self._retrying(attempt, "", _PAGE_DEADLINE)
+        give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
+        page = await self._retrying(request, self._place(""), Patience.of(_PAGE_DEADLINE), give_up)
+        self._has_answered = True
+        return page
 
-    async def _read(self, name: str, wanted: ObjectRange) -> bytearray:
-        client = await self._connected()
-        self.requests += 1
+    async def _read(self, client: Any, name: str, wanted: ObjectRange) -> bytearray:
         etag, first, last = wanted.version.decode(), wanted.offset, wanted.offset + wanted.length - 1
         # A whole object needs no range, and servers that answer ranges oddly then answer right.
         part = {} if wanted.length == wanted.size else {"Range": f"bytes={first}-{last}"}
@@ -128,42 +147,6 @@ class S3Origin:
                 )
             end = skip + wanted.length
             return await _receive(body, skip, wanted.length, (answer.get("ContentLength") or 0) > end)
-
-    async def _connected(self) -> Any:
-        async with self._opening:
-            if self._client is None:
-                self._client = await self._connect()
-            return self._client
-
-    async def _connect(self) -> Any:
-        options = self._options
-        try:
-            session = AioSession(profile=options.profile)
-            session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parse_time)
-            client = session.create_client(
-                "s3",
-                region_name=options.region or session.get_config_variable("region") or "us-east-1",
-                endpoint_url=self._endpoint,
-                config=self._config(),
-            )
-            return await self._open.enter_async_context(client)
-        except (ValueError, ProfileNotFound) as error:
-            raise ConfigError(f"{self.url} cannot be reached as configured: {error}") from error
-
-    def _config(self) -> AioConfig:
-        # Servers other than AWS are seldom set up for bucket names in host names.
-        style = self._options.addressing_style or ("path" if self._endpoint else "auto")
-        return AioConfig(
-            max_pool_connections=self._settings.max_connections,
-            connect_timeout=self._settings.connect_timeout,
-            read_timeout=self._settings.read_timeout,
-            retries={"total_max_attempts": 1},
-            s3={"addressing_style": style},
-            signature_version=UNSIGNED if self._options.anonymous else None,
-            # Some servers send the whole object's checksum with a range of it, which fails botocore's own check.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-        )
 
 
 def _bytes_before(answer: Any, wanted: ObjectRange) -> int | None:

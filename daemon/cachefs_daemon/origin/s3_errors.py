@@ -10,11 +10,12 @@ from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, O
 from cachefs_daemon.origin.retry import Failure
 
 _THROTTLED: Final = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"}
-_STALE: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"}
+_EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
+# Said of wrong credentials, but also of those that were replaced by others a moment ago.
+_UNKNOWN: Final = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"}
 _CREDENTIALS: Final = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
-    boto.CredentialRetrievalError,
     boto.TokenRetrievalError,
     boto.NoAuthTokenError,
     boto.SSOError,
@@ -44,6 +45,13 @@ class BrokenAnswer(Exception):
     """The server's answer is not what it promised, for instance cut short; another try may be better."""
 
 
+def are_credentials_refused(error: Exception) -> bool:
+    """Whether other credentials, such as renewed ones, may help."""
+    if isinstance(error, boto.ClientError):
+        return _code(error) in _EXPIRED | _UNKNOWN
+    return isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError)
+
+
 def judge(error: Exception, place: Place) -> Failure:
     """What an exception means. Raises *error* itself where neither the network nor the server is its cause."""
     if isinstance(error, CachefsError):
@@ -58,6 +66,8 @@ def judge(error: Exception, place: Place) -> Failure:
             ),
             False,
         )
+    if isinstance(error, boto.CredentialRetrievalError):
+        return Failure(OriginAccessDenied(f"the credentials for {place} cannot be renewed: {_line(error)}"), True)
     if isinstance(error, boto.ParamValidationError):
         return Failure(ConfigError(f"{place}: S3 allows no such bucket name or key"), False)
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
@@ -68,20 +78,33 @@ def judge(error: Exception, place: Place) -> Failure:
             True,
         )
     if isinstance(error, _SETTINGS):
-        return Failure(ConfigError(f"{place} cannot be asked for: {' '.join(str(error).split())}"), False)
+        return Failure(ConfigError(f"{place} cannot be asked for: {_line(error)}"), False)
     if isinstance(error, ResponseParserError | boto.BotoCoreError | BrokenAnswer | aiohttp.ClientError | OSError):
-        return Failure(OriginUnavailable(f"{place} is unreachable or broken: {' '.join(str(error).split())}"), True)
+        return Failure(OriginUnavailable(f"{place} is unreachable or broken: {_line(error)}"), True)
     raise error
 
 
 def _refusal(error: boto.ClientError, place: Place) -> Failure:
-    code = str(error.response.get("Error", {}).get("Code", ""))
+    code = _code(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in _THROTTLED or status == 429 or status >= 500:
         return Failure(
             OriginUnavailable(f"{place}: the server answers {status} {code}; it is overloaded or down"), True
         )
+    if code in _EXPIRED:
+        # Whoever renews them may be late by a moment. They are read again before each attempt.
+        return Failure(
+            OriginAccessDenied(f"{place}: the credentials have expired ({code}); renew them for the daemon"), True
+        )
     return Failure(_permanent(code, status, place), False)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _code(error: boto.ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def _permanent(code: str, status: int, place: Place) -> CachefsError:
@@ -95,9 +118,7 @@ def _permanent(code: str, status: int, place: Place) -> CachefsError:
         return ObjectChanged(f"{place} is shorter than it was when listed; refresh the dataset")
     if code == "RequestTimeTooSkewed":
         return OriginAccessDenied(f"{place}: the server's clock and this node's differ too much; set this node's clock")
-    if code in _STALE:
-        return OriginAccessDenied(f"{place}: the credentials have expired ({code}); renew them for the daemon")
-    if status in (401, 403) or "AccessDenied" in code:
+    if status in (401, 403) or "AccessDenied" in code or code in _UNKNOWN:
         return OriginAccessDenied(
             f"{place} is refused ({status} {code}); check the daemon's AWS credentials and the bucket's policy"
         )

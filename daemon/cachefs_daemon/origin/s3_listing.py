@@ -32,6 +32,8 @@ _FIRST_PAGES: Final = 8
 _MAX_RANGES: Final = 64
 # Requests at once.
 _PARALLEL: Final = 32
+# Pages in a row with nothing on them. A server that has deleted much may send some; one that sends more will never end.
+_MOST_EMPTY: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -55,6 +57,8 @@ class _Range(NamedTuple):
     until: bytes | None
     # Asks for the next page; None before the first one.
     token: str | None = None
+    # How many pages before it had nothing on them.
+    empty: int = 0
 
 
 class _OutOfOrder(Exception):
@@ -65,7 +69,10 @@ FetchPage = Callable[..., Awaitable[Page]]
 
 
 async def list_bucket(fetch: FetchPage, prefix: str) -> AsyncIterator[list[ListedObject]]:
-    """All objects below *prefix*, in batches. fetch: returns one page, given the parameters of the query."""
+    """All objects below *prefix*, in batches. fetch: returns one page, given the parameters of the query.
+
+    Raises BrokenAnswer where the listing would never end.
+    """
     keys = _Range(b"", None)
     try:
         for _ in range(_FIRST_PAGES):
@@ -121,14 +128,28 @@ def _ns(time: datetime) -> int:
 
 
 async def _pages(fetch: FetchPage, query: dict[str, str], most: int | None = None) -> AsyncIterator[Page]:
-    """The pages of one listing, at most *most* of them."""
+    """The pages of one listing, at most *most* of them. Raises BrokenAnswer where they would never end."""
     token: str | None = None
+    seen: set[str] = set()
+    empty = 0
     for _ in count() if most is None else range(most):
         page = await fetch(**query, **_after(token))
         yield page
         token = page.token
         if token is None:
             return
+        empty = _empty_pages(empty, page)
+        if token in seen:
+            raise BrokenAnswer("the listing repeats itself: a token to go on with came twice")
+        seen.add(token)
+
+
+def _empty_pages(before: int, page: Page) -> int:
+    """How many pages in a row had nothing on them, *page* included. Raises BrokenAnswer where there are too many."""
+    empty = 0 if page.objects or page.directories else before + 1
+    if empty > _MOST_EMPTY:
+        raise BrokenAnswer(f"the listing does not go on: {empty} pages in a row had nothing on them")
+    return empty
 
 
 def _after(token: str | None) -> dict[str, str]:
@@ -185,7 +206,11 @@ async def _list_page(fetch: FetchPage, prefix: str, keys: _Range) -> tuple[list[
         last = listed.key
     if keys.until is not None and last > keys.until:
         return [listed for listed in page.objects if listed.key <= keys.until], None
-    return page.objects, _Range(last, keys.until, page.token) if page.token else None
+    if not page.token:
+        return page.objects, None
+    if page.token == keys.token:
+        raise BrokenAnswer("the listing repeats itself: a token to go on with came twice")
+    return page.objects, _Range(last, keys.until, page.token, _empty_pages(keys.empty, page))
 
 
 def _cut(keys: _Range, names: list[bytes]) -> list[_Range]:

@@ -2,23 +2,30 @@
 
 import asyncio
 import contextlib
+import errno
 import itertools
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from cachefs_daemon.datasets import records as registry
 from cachefs_daemon.datasets.catalog import KEPT_GENERATIONS, Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
-from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings
+from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.runtime import descriptors
 from cachefs_daemon.runtime.threads import Threads
 
+from cachefs import snapshot as snapshots
+from cachefs.errors import CachefsError, ConfigError, OriginAccessDenied
 from cachefs.messages import BlockRef, DatasetAdd, Empty, ListingProgress, Warmup
 from cachefs.rpc import DATASET_ADD, DATASET_LIST, WARMUP
-from tests.daemon import Daemon
+from tests.daemon import Daemon, block_ref
 
 
 def with_datasets(state: Path, scene: Callable[[Catalog], Awaitable[None]]) -> None:
@@ -89,6 +96,56 @@ def test_two_datasets_share_a_snapshot_until_both_are_gone(tmp_path: Path) -> No
     with_datasets(state, scene)
 
 
+def test_a_dataset_that_cannot_be_used_any_more_concerns_no_other_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin, state = tmp_path / "origin", tmp_path / "state"
+    origin.mkdir()
+    (origin / "file").write_bytes(b"x")
+    with_datasets(state, lambda datasets: _drain(datasets.add(DatasetAdd(name="good", url=f"file://{origin}"))))
+    (good,) = registry.load(state)
+    lost = msgspec.structs.replace(good, name="lost", snapshots=[registry.SnapshotRecord("0" * 32)])
+    wrong = msgspec.structs.replace(good, name="wrong", url="ftp://nowhere")
+    registry.save(state, [lost, wrong, good])
+
+    async def scene(datasets: Catalog) -> None:
+        assert [dataset.record.name for dataset in datasets if dataset.current] == ["wrong", "good"]
+        with pytest.raises(ConfigError, match="ftp://nowhere cannot be used"):
+            await datasets.get("wrong").origin.read(ObjectRange(b"file", b"", 1, 0, 1), Patience.of(10))
+
+    with_datasets(state, scene)
+    assert [message.partition(":")[0] for message in caplog.messages if "dataset" in message[:7]] == [
+        "dataset lost", "dataset wrong",
+    ]  # fmt: skip
+    monkeypatch.setattr(snapshots, "verify", _no_descriptors)
+
+    async def without_descriptors(datasets: Catalog) -> None:
+        assert len(datasets) == 3
+        assert not datasets.readable()
+
+    with_datasets(state, without_descriptors)
+    assert "Too many open files" in caplog.text
+
+
+def _no_descriptors(path: Path) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+
+def test_not_all_descriptors_are_for_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "limit", lambda: 2)
+
+    async def scene(datasets: Catalog) -> None:
+        for name in ("a", "b"):
+            (tmp_path / name / name).mkdir(parents=True)
+            await _drain(datasets.add(DatasetAdd(name=name, url=f"file://{tmp_path}/{name}")))
+        (tmp_path / "c" / "c").mkdir(parents=True)
+        with pytest.raises(CachefsError, match="2 are open with a limit of 2 open files; raise"):
+            await _drain(datasets.add(DatasetAdd(name="c", url=f"file://{tmp_path}/c")))
+        assert len(datasets) == 2
+
+    with_datasets(tmp_path / "state", scene)
+
+
 def test_the_origin_of_a_removed_dataset_serves_no_other_one(tmp_path: Path) -> None:
     origin = tmp_path / "origin"
     origin.mkdir()
@@ -133,6 +190,41 @@ def test_changes_at_once_are_all_remembered(tmp_path: Path, monkeypatch: pytest.
 async def _drain(steps: AsyncIterator[ListingProgress]) -> None:
     async for _ in steps:
         pass
+
+
+def test_the_daemon_shows_nothing_beyond_its_roots_and_no_link_out_of_a_dataset(tmp_path: Path) -> None:
+    allowed, elsewhere = tmp_path / "allowed", tmp_path / "elsewhere"
+    for directory in (allowed, elsewhere):
+        directory.mkdir()
+        (directory / "file").write_bytes(b"x")
+    (allowed / "link").symlink_to(elsewhere / "file")
+    with Daemon(tmp_path / "node", {"security": {"file_roots": [str(allowed)]}}) as daemon:
+        view = daemon.add_dataset("allowed", f"file://{allowed}")
+        assert (view.files, view.problems) == (1, 1)
+        assert daemon.read(view, "file") == b"x"
+        with pytest.raises(OriginAccessDenied, match=f"{elsewhere} is in none of security.file_roots"):
+            daemon.add_dataset("elsewhere", f"file://{elsewhere}")
+
+
+def test_a_file_is_never_a_mixture_of_two_with_one_size_and_mtime(tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    path, fresh = origin / "file", tmp_path / "fresh"
+    for one, byte in ((path, b"A"), (fresh, b"B")):
+        one.write_bytes(byte * 300_000)
+        os.utime(one, (1e9, 1e9))
+    with Daemon(tmp_path / "node", {"daemon": {"block_size": "128KiB"}}) as daemon:
+        view = daemon.add_dataset("d", f"file://{origin}")
+        assert daemon.fetch(block_ref(view, "file"))[0].errno == 0
+        fresh.rename(path)
+        with pytest.raises(OSError, match="has changed") as raised:
+            daemon.read(view, "file")
+        assert raised.value.errno == errno.ESTALE
+        refreshed = daemon.refresh_dataset("d")
+        assert refreshed.diff is not None
+        assert refreshed.dataset is not None
+        assert refreshed.diff.changed == 1
+        assert daemon.read(refreshed.dataset, "file") == b"B" * 300_000
 
 
 def test_a_listing_ends_with_its_caller(tmp_path: Path) -> None:

@@ -203,6 +203,9 @@ def test_bad_publications_are_refused_with_a_reason(tmp_path: Path) -> None:
             publish(spec=SamplerSpec(kind="torch-distributed", size=1, replicas=2, rank=2))
         with pytest.raises(ConfigError, match="cannot name a job"):
             publish(job="../x")
+        for field in ("workers", "prefetch", "batch_size"):
+            with pytest.raises(ConfigError, match="expected at most 4096 workers"):
+                publish(**{field: 2**32})
         with pytest.raises(NotFound, match="no job named 'train'"):
             daemon.client.call(JOB_EPOCH, JobEpoch(job="train", consumer="0", epoch=0, order=b""))
         assert daemon.client.call(JOB_LIST, Empty()).jobs == []

@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
-from cachefs_daemon.origin import s3_listing
+from cachefs_daemon.origin import s3, s3_listing
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.patience import Patience
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
@@ -42,7 +43,7 @@ def _credentials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def with_origin(url: str, endpoint: str, work: Callable[[Origin], Awaitable[Result]], **options: object) -> Result:
     async def run() -> Result:
         chosen = OriginOptions(endpoint_url=endpoint, **options)  # type: ignore[arg-type]
-        origin = open_origin(url, chosen, OriginSettings(attempts=2, connect_timeout=2, read_timeout=5))
+        origin = open_origin(url, chosen, OriginSettings(connect_timeout=2, read_timeout=5))
         try:
             return await work(origin)
         finally:
@@ -68,8 +69,8 @@ def test_every_key_is_listed_and_read(server: S3Server) -> None:
         for key, listed in found.items():
             content = key.encode() * 10
             assert listed.size == len(content)
-            assert await origin.read(part_of(listed, 0, listed.size), 10) == content
-            assert await origin.read(part_of(listed, 3, 5), 10) == content[3:8]
+            assert await origin.read(part_of(listed, 0, listed.size), Patience.of(10)) == content
+            assert await origin.read(part_of(listed, 3, 5), Patience.of(10)) == content[3:8]
 
     with_origin("s3://odd/set/", server.endpoint, work)
 
@@ -89,7 +90,7 @@ def test_what_changed_is_an_error_that_names_it(server: S3Server) -> None:
         for key, listed in found.items():
             for offset, length in ((0, 6), (2, 4)):
                 with pytest.raises(ObjectChanged, match=f"s3://changing/{key.decode()} .*refresh"):
-                    await origin.read(part_of(listed, offset, length), 10)
+                    await origin.read(part_of(listed, offset, length), Patience.of(10))
 
     with_origin("s3://changing", server.endpoint, work)
 
@@ -101,7 +102,7 @@ def test_an_empty_object(server: S3Server) -> None:
     async def work(origin: Origin) -> None:
         (listed,) = await listing(origin)
         assert (listed.size, listed.key) == (0, b"nothing")
-        assert await origin.read(part_of(listed, 0, 0), 10) == b""
+        assert await origin.read(part_of(listed, 0, 0), Patience.of(10)) == b""
 
     with_origin("s3://empty", server.endpoint, work)
 
@@ -126,7 +127,8 @@ def test_bad_settings_are_named(
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:{port}", "nonsense"])
-def test_unreachable_endpoints_are_named(endpoint: str) -> None:
+def test_unreachable_endpoints_are_named(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "_FIRST_PAGE_TRIED", 0.1)
     endpoint = endpoint.format(port=free_port())
     with pytest.raises((OriginUnavailable, ConfigError), match=endpoint):
         with_origin("s3://odd/set", endpoint, listing)

@@ -12,7 +12,7 @@ import pytest
 from cachefs_daemon import config
 from cachefs_daemon.cli import main
 from cachefs_daemon.config import Config, InvalidConfig
-from cachefs_daemon.node import store_config
+from cachefs_daemon.node import origin_settings, store_config
 from click.testing import CliRunner
 
 from cachefs.sizes import Share, format_size, parse_share, parse_size
@@ -102,11 +102,23 @@ def test_all_problems_are_found_at_once() -> None:
         ({"daemon": {"socket_group": "no-such-group"}}, "no such group on this machine"),
         ({"origin": {"max_connections": 0}}, "origin.max_connections = 0: expected greater than or equal to 1"),
         ({"daemon": {"read_deadline": float("inf")}}, "daemon.read_deadline = inf: expected"),
+        ({"origin": {"read_timeout": 61}}, "origin.read_timeout = 61: longer than daemon.read_deadline (60)"),
+        ({"daemon": {"read_deadline": 3}, "origin": {"connect_timeout": 4}}, "origin.connect_timeout = 4: longer than"),
+        ({"origin": {"attempts": 8}}, "origin.attempts: is not used any more: a read is tried until"),
+        ({"security": {"file_roots": ["data"]}}, "security.file_roots.0 = 'data': expected an absolute path"),
     ],
 )
 def test_contradictions_and_limits(values: dict[str, Any], said: str) -> None:
     (problem,) = problems(values)
     assert said in problem
+
+
+def test_default_timeouts_leave_time_for_a_second_attempt() -> None:
+    assert origin_settings(config.parse({})).read_timeout == 20
+    short = origin_settings(config.parse({"daemon": {"read_deadline": 6}}))
+    assert (short.connect_timeout, short.read_timeout) == (3, 3)
+    given = origin_settings(config.parse({"daemon": {"read_deadline": 6}, "origin": {"read_timeout": 5}}))
+    assert (given.connect_timeout, given.read_timeout) == (3, 5)
 
 
 def test_there_is_an_ssd_tier_where_the_table_is(tmp_path: Path) -> None:

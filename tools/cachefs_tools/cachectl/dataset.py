@@ -40,6 +40,12 @@ def dataset() -> None:
 @click.option("--addressing-style", type=click.Choice(["auto", "path", "virtual"]), help="How URLs name the bucket.")
 @click.option("--profile", metavar="NAME", help="Profile in the AWS configuration of the daemon.")
 @click.option("--anonymous", is_flag=True, help="Send unsigned requests. Public buckets take them.")
+@click.option(
+    "--mtime-only",
+    is_flag=True,
+    help="Tell versions of files apart by size and mtime only, not by ctime and inode. "
+    "For file servers of a farm that show different ones, and for trees whose modes and owners change.",
+)
 @with_session
 def add(session: CommandSession, name: str, url: str, **origin: Any) -> None:
     """List URL (s3://bucket/prefix or file:///dir) as the dataset NAME."""

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch import fetcher
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import StoreConfig
@@ -37,6 +39,9 @@ class ObedientOrigin:
         self.failure: Exception | None = None  # what reads raise
         self.extra = b""  # bytes at the end of each answer
         self.order: list[bytes] = []  # keys, as they were read
+        self.trouble: CachefsError | None = None  # what the first attempt of each read ends with, if anything
+        self.patience: Patience  # that of the last read
+        self.rests: list[float] = []  # the next read rests for so many seconds
 
     def identity(self, key: bytes) -> bytes:
         return key
@@ -45,11 +50,15 @@ class ObedientOrigin:
         raise NotImplementedError
         yield
 
-    async def read(self, wanted: ObjectRange, deadline: float) -> bytes:
+    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
         self.requests += 1
         self.order.append(wanted.key)
+        self.patience = patience
         try:
-            async with asyncio.timeout(deadline):
+            async with patience.enforced():
+                patience.trouble = self.trouble
+                if self.rests:
+                    await patience.rest(self.rests.pop())
                 await self.open.wait()
         except TimeoutError:
             raise OriginUnavailable(f"{wanted.key.decode()} did not answer") from None
@@ -77,7 +86,7 @@ class Bench:
         if ref.entry == 0:
             raise NotFound("no entry 0")
         name = b"object-%d" % ref.entry
-        return BlockSource(key_of(ref.entry), self.origin, ObjectRange(name, b"v1", SIZE, 0, SIZE))
+        return BlockSource(key_of(ref.entry), self.origin, ObjectRange(name, b"v1", SIZE, 0, SIZE), ref.snapshot)
 
     def bytes_at(self, entry: int, outcome: object) -> bytes | None:
         assert isinstance(outcome, Location), outcome
@@ -174,6 +183,90 @@ def test_a_second_try_does_not_wait_a_second_deadline(store: OpenStore) -> None:
         assert (view.subject, view.count) == ("test://origin/object-1", 1)
 
     on_bench(store, scene, read_deadline=0.05)
+
+
+def test_a_later_reader_has_a_deadline_of_its_own(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        first = asyncio.create_task(bench.fetcher.demand([ref(1)], 0.05))
+        await until(lambda: bench.origin.requests == 1)
+        patience = bench.origin.patience
+        of_first = patience.until
+        (outcome,) = await first
+        assert isinstance(outcome, OriginUnavailable)
+        later = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
+        await until(lambda: patience.until > of_first)
+        bench.origin.open.set()
+        (outcome,) = await later
+        assert bench.bytes_at(1, outcome)
+        assert bench.origin.requests == 1
+
+    on_bench(store, scene)
+
+
+def test_who_comes_when_a_flight_has_just_been_given_up_gets_one_of_its_own(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        first = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
+        await until(lambda: bench.origin.requests == 1)
+        bench.origin.patience.until = -1.0
+        later = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
+        await until(lambda: bench.origin.requests == 2)
+        bench.origin.open.set()
+        (outcome,) = await later
+        assert bench.bytes_at(1, outcome)
+        await first
+
+    on_bench(store, scene)
+
+
+def test_a_failure_that_may_pass_is_not_told_to_who_comes_later(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "OUTAGE_MEMORY", 0)
+
+    async def scene(bench: Bench) -> None:
+        bench.origin.failure = OriginUnavailable("down")
+        (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+        assert isinstance(outcome, OriginUnavailable)
+        bench.origin.failure = None
+        (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+        assert bench.bytes_at(1, outcome)
+
+    on_bench(store, scene)
+
+
+def test_the_reader_learns_why_the_last_attempt_failed(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        bench.origin.trouble = OriginUnavailable("connection refused")
+        (outcome,) = await bench.fetcher.demand([ref(1)], 0.05)
+        assert "connection refused" in str(outcome)
+
+    on_bench(store, scene)
+
+
+def test_between_two_attempts_the_slot_is_for_others(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.rests.append(60.0)
+        waiting = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
+        await until(lambda: bench.origin.requests == 1)
+        (outcome,) = await bench.fetcher.demand([ref(2)], 20)
+        assert bench.bytes_at(2, outcome)
+        waiting.cancel()
+
+    on_bench(store, scene, slots=1)
+
+
+def test_refusals_of_snapshots_long_gone_are_forgotten(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "REFUSAL_MEMORY", 0)
+
+    async def scene(bench: Bench) -> None:
+        for number in range(1, 301):
+            await bench.fetcher.ahead([BlockRef(f"snapshot {number}", number, 0)])
+        assert len(bench.fetcher._refused) == 1
+
+    on_bench(store, scene)
 
 
 def test_failures_keep_their_kind_and_do_not_spoil_others(store: OpenStore) -> None:

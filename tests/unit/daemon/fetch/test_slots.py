@@ -3,8 +3,9 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
-from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.slots import FetchSlots, Slot
 
 
 class Crowd:
@@ -15,18 +16,22 @@ class Crowd:
         self.admitted: list[str] = []  # names of those that have a slot
         self._leave: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.slot_of: dict[str, Slot] = {}
 
-    async def come(self, name: str, size: int = 1, *, ahead: bool = False, needed: float = math.inf) -> None:
+    async def come(
+        self, name: str, size: int = 1, *, ahead: bool = False, needed: float = math.inf, origin: str = ""
+    ) -> None:
         self._leave[name] = asyncio.Event()
-        self.tasks[name] = asyncio.create_task(self._visit(name, size, ahead, needed))
+        slot = self.slots.slot(name.encode(), size, ahead=ahead, needed=needed, origin=origin)
+        self.tasks[name] = asyncio.create_task(self._visit(name, slot))
         await settle()
 
     async def leave(self, name: str) -> None:
         self._leave[name].set()
         await settle()
 
-    async def _visit(self, name: str, size: int, ahead: bool, needed: float) -> None:
-        async with self.slots.slot(name.encode(), size, ahead=ahead, needed=needed):
+    async def _visit(self, name: str, slot: AbstractAsyncContextManager[Slot]) -> None:
+        async with slot as self.slot_of[name]:
             self.admitted.append(name)
             try:
                 await self._leave[name].wait()
@@ -142,3 +147,36 @@ def test_reads_ahead_are_admitted_by_the_time_they_are_needed() -> None:
         assert order == ["first", "soon", "later", "whenever", "also whenever"]
 
     with_slots(2, 100, scene)
+
+
+def test_an_origin_that_hangs_holds_up_no_other_one() -> None:
+    async def scene(crowd: Crowd) -> None:
+        for number in range(20):
+            await crowd.come(f"hung {number}", origin="hung")
+        for number in range(3):
+            await crowd.come(f"good {number}", 2, origin="good")
+        assert [name for name in crowd.admitted if "good" in name] == ["good 0", "good 1"]
+        assert crowd.slots.in_use == 16 + 2
+        await crowd.leave("good 1")
+        assert "good 2" in crowd.admitted
+        await crowd.come("ahead", ahead=True, origin="good")
+        assert "ahead" not in crowd.admitted
+
+    with_slots(16, 100, scene)
+
+
+def test_a_slot_that_is_given_back_is_for_others_until_it_is_taken_again() -> None:
+    async def scene(crowd: Crowd) -> None:
+        await crowd.come("a")
+        await crowd.come("b")
+        assert crowd.admitted == ["a"]
+        crowd.slot_of["a"].give_back()
+        await settle()
+        assert crowd.admitted == ["a", "b"]
+        again = asyncio.create_task(crowd.slot_of["a"].take(ahead=False))
+        await settle()
+        assert not again.done()
+        await crowd.leave("b")
+        assert again.done()
+
+    with_slots(1, 100, scene)

@@ -1,26 +1,31 @@
 import asyncio
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cachefs_daemon.origin import file_version
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.patience import Patience
 
-from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginUnavailable
+from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 
 
-def opened(url: str) -> Origin:
-    return open_origin(url, OriginOptions(), OriginSettings(max_connections=4))
+def opened(url: str, *, mtime_only: bool = False, **settings: Any) -> Origin:
+    return open_origin(url, OriginOptions(mtime_only=mtime_only), OriginSettings(max_connections=4, **settings))
 
 
-def listing(url: str) -> tuple[dict[bytes, ListedObject], dict[bytes, str]]:
+def listing(url: str, **settings: Any) -> tuple[dict[bytes, ListedObject], dict[bytes, str]]:
     """(objects, problems) by key."""
     objects: dict[bytes, ListedObject] = {}
     problems: dict[bytes, str] = {}
 
     async def collect() -> None:
-        origin = opened(url)
+        origin = opened(url, **settings)
         async for batch in origin.list(problems.__setitem__):
             objects.update((found.key, found) for found in batch)
         await origin.close()
@@ -29,12 +34,15 @@ def listing(url: str) -> tuple[dict[bytes, ListedObject], dict[bytes, str]]:
     return objects, problems
 
 
-def read(url: str, found: ListedObject, offset: int, length: int, deadline: float = 10) -> bytes:
+def part_of(found: ListedObject, offset: int, length: int) -> ObjectRange:
+    return ObjectRange(found.key, found.version, found.size, offset, length)
+
+
+def read(url: str, found: ListedObject, offset: int, length: int, deadline: float = 10, **settings: Any) -> bytes:
     async def once() -> bytes:
-        origin = opened(url)
+        origin = opened(url, **settings)
         try:
-            wanted = ObjectRange(found.key, found.version, found.size, offset, length)
-            return bytes(await origin.read(wanted, deadline))
+            return bytes(await origin.read(part_of(found, offset, length), Patience.of(deadline)))
         finally:
             await origin.close()
 
@@ -110,6 +118,7 @@ def test_reads_ranges(tmp_path: Path) -> None:
 def test_a_changed_file_is_an_error_that_names_it(tmp_path: Path, change: str) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"before")
+    (tmp_path / "other").touch()  # an empty root would be taken for one that is not mounted
     url = f"file://{tmp_path}"
     found = listing(url)[0][b"data"]
     if change == "append":
@@ -126,16 +135,169 @@ def test_a_changed_file_is_an_error_that_names_it(tmp_path: Path, change: str) -
         read(url, found, 0, 6)
 
 
+def replaced(path: Path, how: str) -> None:
+    """Another file of the same size and mtime, as `cp -p`, `rsync -t` and tar leave it."""
+    before = path.stat()
+    fresh = path if how == "in place" else path.with_name("fresh")
+    # The clock of files is coarse: two changes within 4 or 10 ms may have one time.
+    while not fresh.exists() or fresh.stat().st_ctime_ns == before.st_ctime_ns:
+        fresh.write_bytes(b"B" * before.st_size)
+        os.utime(fresh, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    fresh.rename(path)
+
+
+@pytest.mark.parametrize("how", ["in place", "by another file"])
+def test_another_file_of_the_same_size_and_mtime_is_another_version(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"A" * 1000)
+    url = f"file://{tmp_path}"
+    found = listing(url)[0][b"data"]
+    assert read(url, found, 0, 1000) == b"A" * 1000
+    replaced(path, how)
+    with pytest.raises(ObjectChanged):
+        read(url, found, 0, 1000)
+    again = listing(url)[0][b"data"]
+    assert again.version != found.version
+    assert read(url, again, 0, 1000) == b"B" * 1000
+
+
+def test_a_version_says_what_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"x")
+    status = path.stat()
+    of_earlier_releases = b"1-%d" % status.st_mtime_ns
+    without_inode = of_earlier_releases + b"-%d" % status.st_ctime_ns
+    assert listing(f"file://{tmp_path}")[0][b"data"].version == without_inode + b"-%d" % status.st_ino
+    assert listing(f"file://{tmp_path}", mtime_only=True)[0][b"data"].version == of_earlier_releases
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    monkeypatch.setattr(file_version, "file_system_kinds", lambda: {device: "fuse.sshfs"})
+    assert listing(f"file://{tmp_path}")[0][b"data"].version == without_inode
+    path.chmod(0o600)  # changes the ctime
+    assert file_version.is_version(path.stat(), of_earlier_releases)
+    assert not file_version.is_version(path.stat(), without_inode)
+    assert not file_version.is_version(path.stat(), of_earlier_releases[:-1])
+
+
+def test_links_that_lead_out_are_not_shown_and_not_read(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "data").write_bytes(b"x")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x")
+    (root / "link").symlink_to(secret)
+    url = f"file://{root}"
+    objects, problems = listing(url)
+    assert set(objects) == {b"data"}
+    assert "security.follow_symlinks" in problems[b"link"]
+    (root / "data").rename(root / "before")
+    (root / "data").symlink_to(secret)
+    with pytest.raises(OriginAccessDenied, match="link that leads out"):
+        read(url, objects[b"data"], 0, 1)
+
+
+def test_links_that_lead_out_are_followed_where_that_is_allowed(tmp_path: Path) -> None:
+    root = tmp_path / "allowed" / "root"
+    root.mkdir(parents=True)
+    (tmp_path / "allowed" / "other").write_bytes(b"12345")
+    (tmp_path / "elsewhere").write_bytes(b"1")
+    (root / "near").symlink_to("../other")
+    (root / "far").symlink_to(tmp_path / "elsewhere")
+    url = f"file://{root}"
+    assert set(listing(url, follow_symlinks=True)[0]) == {b"near", b"far"}
+    rooted = {"follow_symlinks": True, "file_roots": (str(tmp_path / "allowed"),)}
+    objects, problems = listing(url, **rooted)
+    assert (set(objects), set(problems)) == ({b"near"}, {b"far"})
+    assert read(url, objects[b"near"], 0, 5, **rooted) == b"12345"
+
+
+def test_datasets_lie_below_the_allowed_roots(tmp_path: Path) -> None:
+    (tmp_path / "allowed" / "data").mkdir(parents=True)
+    (tmp_path / "allowed" / "data" / "file").touch()
+    (tmp_path / "allowed" / "link").symlink_to("/usr")
+    (tmp_path / "alias").symlink_to("allowed")
+    for root in ("allowed", "alias"):
+        assert b"file" in listing(f"file://{tmp_path}/allowed/data", file_roots=(str(tmp_path / root),))[0]
+    for elsewhere in (f"{tmp_path}/allowed/link", "/usr", f"{tmp_path}", f"{tmp_path}/allowed/../"):
+        with pytest.raises(OriginAccessDenied, match=r"is in none of security.file_roots \(.*allowed\)"):
+            listing(f"file://{elsewhere}", file_roots=(str(tmp_path / "allowed"),))
+
+
+def test_a_directory_that_cannot_be_read_to_its_end_ends_the_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+
+    def broken(fd: int) -> Iterator[None]:
+        raise OSError(errno.EIO, "Input/output error")
+        yield
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(OriginUnavailable, match=f"{tmp_path} cannot be read: Input/output error"):
+        listing(f"file://{tmp_path}")
+
+
 def test_a_vanished_root_is_unavailable(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (root / "data").write_bytes(b"x")
     found = listing(f"file://{root}")[0][b"data"]
     root.rename(tmp_path / "moved")
-    with pytest.raises(OriginUnavailable, match=f"{root} is gone"):
-        read(f"file://{root}", found, 0, 1)
+    for _ in range(2):
+        with pytest.raises(OriginUnavailable, match=f"{root} is gone"):
+            read(f"file://{root}", found, 0, 1, deadline=0.1)
+        if not root.exists():
+            root.mkdir()  # as the mount point of a file system that is not mounted
+    root.rmdir()
     with pytest.raises(NotFound, match=str(root)):
         listing(f"file://{root}")
+
+
+def test_a_root_that_comes_back_within_the_deadline_is_read(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "data").write_bytes(b"x")
+    found = listing(f"file://{root}")[0][b"data"]
+    root.rename(tmp_path / "moved")
+
+    async def scene() -> bytes:
+        origin, patience = opened(f"file://{root}"), Patience.of(30)
+        reading = asyncio.create_task(origin.read(part_of(found, 0, 1), patience))
+        while not patience.trouble:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (tmp_path / "moved").rename(root)
+        return bytes(await reading)
+
+    assert asyncio.run(scene()) == b"x"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN])
+def test_errors_of_network_file_systems_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    (tmp_path / "data").write_bytes(b"x")
+    found = listing(f"file://{tmp_path}")[0][b"data"]
+    pread, failures = os.pread, [OSError(number, os.strerror(number))] * 2
+
+    def failing(fd: int, length: int, offset: int) -> bytes:
+        if failures:
+            raise failures.pop()
+        return pread(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    assert read(f"file://{tmp_path}", found, 0, 1) == b"x"
+    assert not failures
+
+
+def test_a_file_that_may_not_be_read_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").write_bytes(b"x")
+    found = listing(f"file://{tmp_path}")[0][b"data"]
+
+    def refused(fd: int, length: int, offset: int) -> bytes:
+        raise PermissionError(errno.EACCES, "refused")
+
+    monkeypatch.setattr(os, "pread", refused)
+    with pytest.raises(OriginAccessDenied, match="data"):
+        read(f"file://{tmp_path}", found, 0, 1)
 
 
 def test_a_read_that_hangs_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

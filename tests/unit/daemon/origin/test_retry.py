@@ -1,7 +1,9 @@
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from cachefs_daemon.origin import retry
+from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, longest_wait, retrying
 
 from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
@@ -29,13 +31,17 @@ def judge(error: Exception) -> Failure:
     raise error
 
 
-def run(work: Flaky, attempts: int = 5, deadline: float = 30) -> str:
-    return asyncio.run(retrying(work, judge, "the thing", attempts, deadline))
+def run(work: Callable[[], Awaitable[str]], deadline: float = 30) -> str:
+    async def once() -> str:
+        return await retrying(work, judge, "the thing", Patience.of(deadline))
+
+    return asyncio.run(once())
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_FIRST", 0.001)
+    monkeypatch.setattr(retry, "_FIRST", 0.0001)
+    monkeypatch.setattr(retry, "_LONGEST", 0.001)
 
 
 def test_transient_failures_are_tried_again() -> None:
@@ -44,11 +50,50 @@ def test_transient_failures_are_tried_again() -> None:
     assert work.attempts == 3
 
 
-def test_attempts_are_bounded_and_the_last_error_is_raised() -> None:
-    work = Flaky(*(OSError(str(number)) for number in range(9)))
-    with pytest.raises(OriginUnavailable, match="4"):
-        run(work)
-    assert work.attempts == 5
+def test_not_their_number_but_the_time_bounds_attempts_and_the_last_error_is_raised() -> None:
+    assert run(Flaky(*[OSError("down")] * 100)) == "done"
+    work = Flaky(*(OSError(str(number)) for number in range(10_000)))
+    with pytest.raises(OriginUnavailable) as raised:
+        run(work, deadline=0.05)
+    assert str(raised.value) == str(work.attempts - 1)
+
+
+def test_what_still_fails_after_some_time_may_be_given_up() -> None:
+    async def once() -> str:
+        now = asyncio.get_running_loop().time()
+        return await retrying(work, judge, "the thing", Patience(now + 30), give_up=now)
+
+    work = Flaky(OSError("refused"))
+    with pytest.raises(OriginUnavailable, match="refused"):
+        asyncio.run(once())
+    assert work.attempts == 1
+
+
+def test_patience_that_grows_lets_an_attempt_go_on() -> None:
+    async def once() -> tuple[str, bool]:
+        patience, answer = Patience.of(0.05), asyncio.Event()
+
+        async def work() -> str:
+            await answer.wait()
+            return "done"
+
+        task = asyncio.create_task(retrying(work, judge, "the thing", patience))
+        await asyncio.sleep(0)
+        assert patience.extend(asyncio.get_running_loop().time() + 30)
+        await asyncio.sleep(0.1)
+        answer.set()
+        return await task, patience.extend(0)
+
+    assert asyncio.run(once()) == ("done", True)
+
+
+def test_patience_that_has_ended_does_not_grow() -> None:
+    async def once() -> bool:
+        patience = Patience.of(0)
+        async with patience.enforced():
+            return patience.extend(asyncio.get_running_loop().time() + 30)
+
+    assert asyncio.run(once()) is False
 
 
 def test_a_permanent_failure_ends_it_at_once() -> None:
@@ -69,17 +114,19 @@ def test_the_deadline_ends_an_attempt_that_hangs() -> None:
         return "never"
 
     with pytest.raises(OriginUnavailable, match="the thing"):
-        asyncio.run(retrying(hang, judge, "the thing", 5, 0.05))
+        run(hang, deadline=0.05)
 
 
 def test_the_deadline_ends_a_wait_with_the_error_that_caused_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.uniform", lambda low, high: 1000)
+    monkeypatch.setattr(retry, "_FIRST", 1000)
     with pytest.raises(OriginUnavailable, match="reset by peer"):
         run(Flaky(OSError("reset by peer")), deadline=0.05)
 
 
 def test_waits_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "_FIRST", 0.1)
+    monkeypatch.setattr(retry, "_LONGEST", 3.0)
     waits = [longest_wait(failed) for failed in range(1, 2000)]
     assert waits[:4] == [0.1, 0.2, 0.4, 0.8]
-    assert max(waits) == waits[-1] == 5.0
+    assert max(waits) == waits[-1] == 3.0

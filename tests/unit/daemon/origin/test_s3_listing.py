@@ -134,3 +134,30 @@ def test_times_in_headers_are_understood_too() -> None:
 def test_a_page_that_cannot_be_followed_is_not_taken_for_the_last() -> None:
     with pytest.raises(BrokenAnswer, match="cut short"):
         parse_page({"IsTruncated": True, "Contents": []}, "p/")
+
+
+async def _same_page(**query: str) -> Page:
+    return Page([ListedObject(b"key", 1, 0, b"v")], [], "token")
+
+
+async def _two_pages_in_turn(**query: str) -> Page:
+    second = query.get("ContinuationToken") == "a"
+    return Page([ListedObject(b"b" if second else b"a", 1, 0, b"v")], [], "b" if second else "a")
+
+
+async def _empty_pages(**query: str) -> Page:
+    return Page([], [], query.get("ContinuationToken", "") + "x")
+
+
+@pytest.mark.parametrize("fetch", [_same_page, _two_pages_in_turn, _empty_pages])
+def test_a_listing_that_would_never_end_is_an_error(
+    fetch: s3_listing.FetchPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_listing, "_MOST_EMPTY", 50)
+
+    async def collect() -> None:
+        async for _ in list_bucket(fetch, "p/"):
+            pass
+
+    with pytest.raises(BrokenAnswer, match=r"repeats itself|does not go on"):
+        asyncio.run(asyncio.wait_for(collect(), 20))

@@ -1,0 +1,39 @@
+"""What the log says of an origin that does not answer: one line when that has lasted, and one when it is over.
+
+Readers wait meanwhile, so without a line nobody would know why. With a line for each of them, or for each attempt, the
+log would be full of one outage.
+"""
+
+import logging
+import time
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+# Seconds without any answer that are called an outage. One refusal between many answers is none.
+NOTICED_AFTER: Final = 1.0
+
+
+class Outage:
+    """Whether an origin answers. Used on the event loop."""
+
+    def __init__(self, name: str) -> None:
+        """name: how a person calls the origin."""
+        self._name = name
+        self._since: float | None = None  # monotonic seconds of the first failure since the last answer
+        self._told = False
+
+    def failed(self, reason: str) -> None:
+        """An attempt has failed for a reason that may pass."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        elif not self._told and now - self._since >= NOTICED_AFTER:
+            self._told = True
+            log.warning("%s has not answered for %.0f s; readers wait: %s", self._name, now - self._since, reason)
+
+    def answered(self) -> None:
+        """The origin has answered, whatever it said."""
+        if self._told and self._since is not None:
+            log.warning("%s answers again, after %.0f s", self._name, time.monotonic() - self._since)
+        self._since, self._told = None, False

@@ -1,0 +1,206 @@
+"""Clients of S3 servers: one for all datasets that are reached in the same way, open only while it is used.
+
+Each client has its own connections, and reads credentials once. The description of the S3 protocol, which takes 100 ms
+and 14 MiB, is loaded in a thread and once per process; with it, a client takes 8 ms and 0.2 MiB.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+import botocore.loaders
+import botocore.session
+import msgspec
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+from botocore import UNSIGNED
+from botocore.exceptions import BotoCoreError, ProfileNotFound
+
+from cachefs.errors import ConfigError
+from cachefs.messages import OriginOptions
+from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.origin.outage import Outage
+from cachefs_daemon.origin.s3_listing import parse_time
+
+# Seconds after its last request when a client is closed.
+IDLE_SECONDS: Final = 300.0
+# Seconds between two looks for other credentials, since some come from a server or a program.
+RENEW_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """An open client."""
+
+    client: Any
+    # The access key and the session token that it uses; None where it has none.
+    credentials: tuple[str, str | None] | None
+    # Closes the client.
+    stack: contextlib.AsyncExitStack
+    # The loop to which its connections belong.
+    loop: asyncio.AbstractEventLoop
+    # Requests that are under way.
+    users: int = 0
+    # Another client has taken its place.
+    retired: bool = False
+
+
+class S3Connection:
+    """The way to one S3 server with one set of options. Used on the event loop."""
+
+    def __init__(self, options: OriginOptions, settings: OriginSettings) -> None:
+        self.endpoint = (
+            options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        )
+        self.outage = Outage(f"S3 at {self.endpoint or 'AWS'}")
+        self._options = options
+        self._settings = settings
+        self._holders = 0
+        self._opening = asyncio.Lock()
+        self._current: _Client | None = None
+        self._looked = float("-inf")  # monotonic seconds of the last look for other credentials
+        self._idle: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[Any]:
+        """A client, for one request. Raises ConfigError."""
+        current = await self._open()
+        current.users += 1
+        if self._idle is not None:
+            self._idle.cancel()
+        try:
+            yield current.client
+        finally:
+            current.users -= 1
+            if not current.users:
+                self._unused(current)
+
+    async def renew(self, refused: Any) -> bool:
+        """Look for other credentials than those of the client *refused*. Returns whether the next client has any."""
+        async with self._opening:
+            current = self._current
+            if current is None or current.client is not refused:
+                return True
+            if time.monotonic() - self._looked < RENEW_SECONDS or self._options.anonymous:
+                return False
+            self._looked = time.monotonic()
+            try:
+                found = await _credentials_of(await self._session())
+            except BotoCoreError:
+                return False  # somebody may be writing them right now
+            if found == current.credentials:
+                return False
+            self._retire()
+            return True
+
+    def hold(self) -> None:
+        """One more origin uses it."""
+        self._holders += 1
+
+    async def release(self) -> None:
+        """One origin less uses it. The last one closes the client."""
+        self._holders -= 1
+        if not self._holders:
+            self._retire()
+            await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def _open(self) -> _Client:
+        async with self._opening:
+            if self._current is None or self._current.loop is not asyncio.get_running_loop():
+                self._current = await self._connect()
+            return self._current
+
+    def _unused(self, current: _Client) -> None:
+        if current.retired:
+            task = current.loop.create_task(current.stack.aclose())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        else:
+            self._idle = current.loop.call_later(IDLE_SECONDS, self._retire)
+
+    def _retire(self) -> None:
+        """Let the next request have another client."""
+        current, self._current = self._current, None
+        if self._idle is not None:
+            self._idle.cancel()
+        if current is not None:
+            current.retired = True
+            if not current.users and current.loop.is_running():
+                self._unused(current)
+
+    async def _session(self) -> AioSession:
+        session = AioSession(profile=self._options.profile)
+        loader = await asyncio.get_running_loop().run_in_executor(None, _protocol)
+        session.register_component("data_loader", loader)
+        session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parse_time)
+        return session
+
+    async def _connect(self) -> _Client:
+        try:
+            session = await self._session()
+            credentials = None if self._options.anonymous else await _credentials_of(session)
+            made = session.create_client(
+                "s3",
+                region_name=self._options.region or session.get_config_variable("region") or "us-east-1",
+                endpoint_url=self.endpoint,
+                config=self._config(),
+            )
+            stack = contextlib.AsyncExitStack()
+            client = await stack.enter_async_context(made)
+        except (ValueError, ProfileNotFound) as error:
+            raise ConfigError(f"{self.endpoint or 'AWS'} cannot be reached as configured: {error}") from error
+        return _Client(client, credentials, stack, asyncio.get_running_loop())
+
+    def _config(self) -> AioConfig:
+        # Servers other than AWS are seldom set up for bucket names in host names.
+        style = self._options.addressing_style or ("path" if self.endpoint else "auto")
+        return AioConfig(
+            max_pool_connections=self._settings.max_connections,
+            connect_timeout=self._settings.connect_timeout,
+            read_timeout=self._settings.read_timeout,
+            retries={"total_max_attempts": 1},
+            s3={"addressing_style": style},
+            signature_version=UNSIGNED if self._options.anonymous else None,
+            # Some servers send the whole object's checksum with a range of it, which fails botocore's own check.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+
+
+_shared: Final[WeakValueDictionary[tuple[OriginOptions, OriginSettings], S3Connection]] = WeakValueDictionary()
+
+
+def connection(options: OriginOptions, settings: OriginSettings) -> S3Connection:
+    """The connection that all origins with these options and settings share. Call its `hold` and `release`."""
+    key = msgspec.structs.replace(options, mtime_only=False), settings
+    found = _shared.get(key)
+    if found is None:
+        found = _shared[key] = S3Connection(options, settings)
+    return found
+
+
+async def _credentials_of(session: AioSession) -> tuple[str, str | None] | None:
+    found = await session.get_credentials()
+    if found is None:
+        return None
+    frozen = await found.get_frozen_credentials()
+    return frozen.access_key, frozen.token
+
+
+@functools.cache
+def _protocol() -> Any:
+    """The description of the S3 protocol, loaded. Call it in a thread."""
+    loader = botocore.loaders.create_loader(os.environ.get("AWS_DATA_PATH"))
+    with contextlib.suppress(BotoCoreError, ValueError):
+        session = botocore.session.Session()
+        session.register_component("data_loader", loader)
+        # Making a client loads all that other clients need.
+        session.create_client("s3", region_name="us-east-1", aws_access_key_id="-", aws_secret_access_key="-")
+    return loader

@@ -1,0 +1,33 @@
+"""The origin of a dataset that cannot be opened as it was added, for instance since the configuration has changed."""
+
+from collections.abc import AsyncIterator
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.origin.patience import Patience
+
+
+class UnusableOrigin:
+    """Fails each request with the same reason (see cachefs_daemon.origin.base.Origin), so that what is cached of the
+    dataset can still be read, and other datasets are not affected."""
+
+    def __init__(self, url: str, reason: CachefsError) -> None:
+        self.url = url
+        self.requests = 0
+        self.errors = 0
+        self._reason = ConfigError(f"{url} cannot be used: {reason}")
+
+    def identity(self, key: bytes) -> bytes:
+        raise self._reason
+
+    async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+        raise self._reason
+        yield
+
+    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
+        self.errors += 1
+        raise self._reason
+
+    async def close(self) -> None:
+        pass

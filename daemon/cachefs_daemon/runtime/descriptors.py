@@ -1,0 +1,32 @@
+"""How many files the daemon may have open.
+
+Each snapshot takes a descriptor, each segment and connection one more. The usual soft limit, 1,024, is meant for
+programs that use select(2); the hard one is far higher.
+"""
+
+import logging
+import resource
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+# No more is asked for: with a limit of a billion, programs that close all descriptors one by one take minutes.
+ENOUGH: Final = 1 << 20
+
+
+def raise_limit() -> None:
+    """Raise the soft limit to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(ENOUGH, hard) if hard != resource.RLIM_INFINITY else ENOUGH
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        log.warning("the limit of %d open files cannot be raised to %d: %s", soft, wanted, error)
+
+
+def limit() -> int:
+    """Files that may be open now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ENOUGH if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,158 @@
+"""Credentials that expire, are replaced, or are withdrawn, and clients that are shared and closed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from cachefs_daemon.origin import s3_connection
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.s3_connection import connection
+
+from cachefs.errors import OriginAccessDenied
+from cachefs.messages import OriginOptions
+
+WANTED = ObjectRange(b"key", b"e", 5, 0, 5)
+
+
+class KeyedServer:
+    """Serves one object to whoever signs with a key that it takes. It does not check signatures."""
+
+    def __init__(self) -> None:
+        self.refuses: dict[str, str] = {}  # access key -> code of the error
+        self.seen: list[str] = []  # the access key of each request
+        self.endpoint = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        key = request.headers["Authorization"].partition("Credential=")[2].partition("/")[0]
+        self.seen.append(key)
+        if code := self.refuses.get(key):
+            text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>"
+            return web.Response(status=400, content_type="application/xml", text=text)
+        return web.Response(body=b"hello", headers={"ETag": '"e"'})
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[KeyedServer]:
+    server = KeyedServer()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+class Credentials:
+    """The file with the daemon's credentials."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def set(self, key: str) -> None:
+        self._path.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=x\naws_session_token={key}\n")
+
+
+@pytest.fixture
+def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Credentials:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(s3_connection, "RENEW_SECONDS", 0)
+    found = Credentials(tmp_path / "credentials")
+    found.set("old")
+    return found
+
+
+def scene(play: Callable[[KeyedServer, Origin], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with serving() as server:
+            origin = open_origin("s3://bucket", OriginOptions(endpoint_url=server.endpoint), OriginSettings())
+            try:
+                await asyncio.wait_for(play(server, origin), 30)
+            finally:
+                await origin.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"])
+def test_credentials_that_were_replaced_are_read_again(credentials: Credentials, code: str) -> None:
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+        server.refuses["old"] = code
+        credentials.set("new")
+        both = [origin.read(WANTED, Patience.of(20)) for _ in range(2)]
+        assert await asyncio.gather(*both) == [b"hello", b"hello"]
+        assert server.seen[0] == "old"
+        assert server.seen[-1] == "new"
+
+    scene(play)
+
+
+def test_whoever_renews_expired_credentials_may_be_late(credentials: Credentials) -> None:
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        server.refuses["old"] = "ExpiredToken"
+        patience = Patience.of(20)
+        reading = asyncio.create_task(origin.read(WANTED, patience))
+        while not patience.trouble:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert "expired" in str(patience.trouble)
+        credentials.set("new")
+        assert await reading == b"hello"
+
+    scene(play)
+
+
+def test_wrong_credentials_fail_at_once(credentials: Credentials) -> None:
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        server.refuses["old"] = "InvalidAccessKeyId"
+        with pytest.raises(OriginAccessDenied):
+            await origin.read(WANTED, Patience.of(20))
+        assert server.seen == ["old"]
+
+    scene(play)
+
+
+def test_datasets_that_are_reached_alike_share_a_client_which_the_last_one_closes(credentials: Credentials) -> None:
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        options = OriginOptions(endpoint_url=server.endpoint)
+        other = open_origin("s3://other", options, OriginSettings())
+        shared = connection(options, OriginSettings())
+        clients = []
+        for one in (origin, other):
+            assert await one.read(WANTED, Patience.of(20)) == b"hello"
+            async with shared.client() as client:
+                clients.append(client)
+        assert clients[0] is clients[1]
+        await other.close()
+        assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+        different = OriginOptions(endpoint_url=server.endpoint, region="eu-west-1")
+        assert connection(different, OriginSettings()) is not shared
+
+    scene(play)
+
+
+def test_a_client_that_nobody_uses_is_closed_and_made_again(
+    credentials: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_connection, "IDLE_SECONDS", 0)
+
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        shared = connection(OriginOptions(endpoint_url=server.endpoint), OriginSettings())
+        await origin.read(WANTED, Patience.of(20))
+        while shared._current is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+
+    scene(play)
