@@ -5,7 +5,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from cachefs_tools.kernel_pages import PAGE, forget_pages, resident_bytes
 
 
