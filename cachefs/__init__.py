@@ -1,6 +1,7 @@
 """cachefs: a clairvoyant cache between training jobs and object storage, read as plain files.
 
-For training code: `publish` and `PublishedSampler` (see docs/publishing.md), and the `SamplerSpec` they take.
+For training code: `publish` and `PublishedSampler` (see docs/publishing.md), the `SamplerSpec` they take, and
+`pure_sampler`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cachefs.planning.sequences.sampler_spec import SamplerSpec as SamplerSpec
     from cachefs.publishing.publication import Publication as Publication
+    from cachefs.publishing.pure import pure_sampler as pure_sampler
     from cachefs.publishing.sampler import PublishedSampler as PublishedSampler
     from cachefs.publishing.sampler import publish as publish
 
@@ -18,6 +20,7 @@ _PUBLIC = {
     "PublishedSampler": "cachefs.publishing.sampler",
     "SamplerSpec": "cachefs.planning.sequences.sampler_spec",
     "publish": "cachefs.publishing.sampler",
+    "pure_sampler": "cachefs.publishing.pure",
 }
 
 

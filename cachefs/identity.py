@@ -15,6 +15,11 @@ IDENTITY_SUFFIX: Final = ".id"
 IDENTITY_KEY: Final = "cachefs-identity"
 # Stands for somebody unknown: a mount passes on what its control file says, and cannot tell who has written it.
 ANONYMOUS: Final = "anonymous"
+# Between a job's name and whose it is, where that is not the user that the daemon runs as. No name that a user may give
+# has this character.
+OWNER_MARK: Final = "~"
+# Whose the jobs of somebody unknown are.
+UNKNOWN_OWNER: Final = "control"
 # The daemon answers at once, without looking at anything but the connection.
 _SECONDS: Final = 5.0
 _MAX_BYTES: Final = 256

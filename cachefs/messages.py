@@ -99,8 +99,14 @@ class BlockRef(Message, frozen=True, array_like=True):
     entry: int
     # Number of the block in the file.
     number: int
-    # The packed Location whose bytes failed verification; empty where none has failed.
+    # The packed Location whose bytes failed verification, or could not be had; empty where none has failed.
     bad: bytes = b""
+    # The bytes of the block that the reader waits for: it takes them out of the reply where no tier can hold the block.
+    # With a size of 0 it does not.
+    start: int = 0
+    size: int = 0
+    # The tier at *bad* does not answer: take the bytes from the origin, and do not wait for it either.
+    slow: bool = False
 
 
 class Fetch(Message, frozen=True):
@@ -116,11 +122,15 @@ class Fetch(Message, frozen=True):
 class FetchedBlock(Message, frozen=True, array_like=True):
     """What came of a block."""
 
-    # The packed Location; empty where the fetch has failed.
+    # The packed Location; empty where the fetch has failed, and where no tier can hold the block.
     location: bytes
     # Why it has failed: for the reader, and as one line of text.
     errno: int = 0
     message: str = ""
+    # Where no tier can hold the block: the whole pieces around the bytes that the reader waits for, and the checksums
+    # of all pieces of the block.
+    data: bytes = b""
+    checksums: bytes = b""
 
 
 class Fetched(Message, frozen=True):
@@ -208,6 +218,8 @@ class Status(Message, frozen=True):
     warmups: int
     index_blocks: int
     errors: list[ErrorView] = []
+    # Blocks that no tier had room for, and that went straight to their readers.
+    passed_blocks: int = 0
 
 
 class OriginOptions(Message, frozen=True):

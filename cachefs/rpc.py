@@ -142,12 +142,23 @@ ERROR_TRAILER: Final = "cachefs-error"
 
 
 def encode(message: Message) -> bytes:
-    """Raises ConfigError for a text that is not UTF-8, which can come from the command line."""
+    """Raises ConfigError for a text that is not UTF-8 and a number of more than 64 bits, which can come from users."""
     try:
         return msgspec.msgpack.encode(message)
     except UnicodeEncodeError as error:
         shown = error.object.encode("utf-8", "backslashreplace").decode()
         raise errors.ConfigError(f"{shown!r} is not UTF-8; only paths in a dataset may be anything else") from None
+    except OverflowError:
+        raise errors.ConfigError(f"a number of more than 64 bits in {type(message).__name__}") from None
+
+
+def _is_forbidden(socket: Path) -> bool:
+    """Is there a socket that this user may not connect to?"""
+    try:
+        socket.stat()
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return not os.access(socket, os.W_OK, effective_ids=True)
 
 
 def decoder(kind: type[Reply]) -> Callable[[bytes], Reply]:
@@ -192,23 +203,54 @@ class DaemonClient:
     def begin(self, method: Method[Request, Reply], request: Request, timeout: float) -> Any:
         """Start a call. Returns its gRPC future: result() gives the reply or raises grpc.RpcError (see `error`).
 
-        Whoever waits for it tries again where `identified` says so.
+        Whoever waits for it tries again where `identified` says so. Raises ConfigError as `encode` does.
         """
-        stub = self._channel.unary_unary(method.path, encode, decoder(method.reply))
-        return stub.future(request, timeout=timeout, wait_for_ready=True, metadata=self._metadata)
+        encoded = encode(request)
+        stub = self._channel.unary_unary(method.path, None, decoder(method.reply))
+        return stub.future(encoded, timeout=timeout, wait_for_ready=True, metadata=self._metadata)
 
-    def stream(self, method: Method[Request, Reply], request: Request, timeout: float | None = None) -> Iterator[Reply]:
-        """The replies. Raises as `call` does, also where the daemon stops answering before the last reply."""
+    def stream(
+        self,
+        method: Method[Request, Reply],
+        request: Request,
+        timeout: float | None = None,
+        *,
+        until_daemon_ends: bool = False,
+    ) -> Iterator[Reply]:
+        """The replies. Raises as `call` does, also where the daemon stops answering before the last reply.
+
+        until_daemon_ends: hang up as soon as the daemon says that it is about to end. Otherwise it waits for the last
+        reply for a while.
+        """
         encoded = encode(request)
         stub = self._channel.unary_stream(method.path, None, decoder(method.reply))
         while True:
             used = self.identity
+            replies = stub(encoded, timeout=timeout, metadata=self._metadata)
+            watch = self._watch(replies.cancel) if until_daemon_ends else None
             try:
-                yield from stub(encoded, timeout=timeout, metadata=self._metadata)
+                yield from replies
                 return
             except grpc.RpcError as error:
                 if not self.identified(error, used):
                     raise self.error(error) from None
+            finally:
+                if watch is not None:
+                    self._channel.unsubscribe(watch)
+
+    def _watch(self, lost: Callable[[], object]) -> Callable[[grpc.ChannelConnectivity], None]:
+        """Have *lost* called when the connection that is there, or is being made, is not used for new calls any
+        more."""
+        was_ready = False
+
+        def changed(state: grpc.ChannelConnectivity) -> None:
+            nonlocal was_ready
+            if was_ready and state is not grpc.ChannelConnectivity.READY:
+                lost()
+            was_ready = was_ready or state is grpc.ChannelConnectivity.READY
+
+        self._channel.subscribe(changed)
+        return changed
 
     def identified(self, error: grpc.RpcError, used: str) -> bool:
         """Has a call failed since the daemon did not know who we are, and does it now? Then it is to be made again.
@@ -238,6 +280,8 @@ class DaemonClient:
                 f"the daemon at {self.socket} did not answer in time; is it running? See its log"
             )
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            if _is_forbidden(self.socket):
+                return errors.AccessDenied(f"you may not use the socket {self.socket} of the daemon; ask who runs it")
             return errors.DaemonUnavailable(
                 f"no daemon answers at {self.socket}; start it with `cachefsd`, or name its socket with --socket"
             )

@@ -10,6 +10,8 @@ from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
 from cachefs.socket_path import SOCKET_VARIABLE
 
 STARTUP: Final = Path(__file__).parent / "hooks" / "startup"
+# With these names ends the directory of every installation of cachefs.
+_ENDING: Final = STARTUP.parts[-3:]
 # Exit status for a command that does not exist, and for one that cannot be run, as of every shell.
 NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
@@ -18,16 +20,24 @@ NOT_RUN: Final = 126
 def environment(
     given: Mapping[str, str], command: Sequence[str], job: str | None, socket: str | None
 ) -> dict[str, str]:
-    """The environment *given*, with what makes *command* publish as *job* to the daemon at *socket*."""
-    paths = [str(STARTUP), *filter(None, given.get("PYTHONPATH", "").split(os.pathsep))]
+    """The environment *given*, with what makes *command* publish as *job* to the daemon at *socket*.
+
+    Inside another `cachefs run`, the job stays the same, and the directory of the other one leaves PYTHONPATH.
+    """
     changed = {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONPATH": _python_path(given.get("PYTHONPATH", "")),
         PYTHON_VARIABLE: sys.executable,
         JOB_VARIABLE: job or job_name(command),
     }
     if socket:
         changed[SOCKET_VARIABLE] = os.path.abspath(socket)
     return {**given, **changed}
+
+
+def _python_path(given: str) -> str:
+    """PYTHONPATH with our directory in front. All else stays as it is: an empty entry means the current directory."""
+    others = [path for path in given.split(os.pathsep) if Path(path).parts[-len(_ENDING) :] != _ENDING]
+    return os.pathsep.join([str(STARTUP), *others]) if others != [""] else str(STARTUP)
 
 
 def run(command: Sequence[str], job: str | None, socket: str | None) -> int:

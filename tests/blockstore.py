@@ -64,13 +64,17 @@ class OpenStore:
         )  # fmt: skip
         self.evict, self.promote = self.blocks.evict, self.blocks.promote
         self.keys, self.blocks_of, self.index_path = self.index.keys, self.index.blocks_of, self.index.path
-        self.usage, self.maintain = self.storage.usage, self.storage.maintenance.run
+        self.usage = self.storage.usage
         self.watch, self.unwatch = self.storage.watch.watch, self.storage.watch.unwatch
         self.close = self.storage.close
 
     @property
     def repairs(self) -> int:
         return self.blocks.repairs
+
+    def maintain(self) -> None:
+        self.storage.maintenance.keep_limits()
+        self.storage.maintenance.compact()
 
     def accessed(self, keys: Sequence[bytes]) -> None:
         with self.tiering as tiering:

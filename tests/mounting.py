@@ -17,17 +17,20 @@ from cachefs.rpc import STATUS, DaemonClient
 COMMAND = [sys.executable, "-m", "cachefs.mount"]
 
 
-def run_mount(socket: Path, spec: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run `mount.cachefs SPEC DIRECTORY -o ...`. It may fail."""
-    command = [*COMMAND, spec, str(directory), "-o", ",".join((f"socket={socket}", *options))]
+def run_mount(
+    socket: Path, spec: str, directory: Path, *options: str, patch: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run `mount.cachefs SPEC DIRECTORY -o ...`. It may fail. *patch* is Python code that runs before its own."""
+    program = [sys.executable, "-c", f"{patch}\nfrom cachefs.mount.cli import main\nmain()"] if patch else COMMAND
+    command = [*program, spec, str(directory), "-o", ",".join((f"socket={socket}", *options))]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextlib.contextmanager
-def mounted(socket: Path, spec: str, directory: Path, *options: str) -> Iterator[Path]:
+def mounted(socket: Path, spec: str, directory: Path, *options: str, patch: str = "") -> Iterator[Path]:
     """The directory with *spec* mounted on it. It is unmounted in the end, whatever has happened."""
     directory.mkdir(exist_ok=True)
-    done = run_mount(socket, spec, directory, f"log={directory}.log", *options)
+    done = run_mount(socket, spec, directory, f"log={directory}.log", *options, patch=patch)
     assert done.returncode == 0, done.stderr
     try:
         yield directory

@@ -1,192 +1,253 @@
 """Watching torch's DataLoader: which loader begins an epoch, in which order it reads, and how far it is.
 
-Four methods of torch are wrapped. `_BaseDataLoaderIter.__init__` runs before any worker is started. `_next_index` is
-called once per batch, in the process that has the sampler. Its first call comes exactly when the sampler begins, which
-fixes the order. `_MapDatasetFetcher.__init__` and `fetch` are where a process that loads calls the dataset. An error in
-here ends the watching and not the job.
+Two methods of `_BaseDataLoaderIter` are watched. `__init__` runs before any worker is started. `_next_index` is called
+once per batch, in the process that has the sampler. Both are replaced by descriptors: when torch looks one up, what is
+to be seen before the call is seen; then the method itself is called, with no function of ours in between, so that
+tracebacks, and the places that warnings name, are what they are without us. An error in here ends the watching and not
+the job.
 """
 
-import contextlib
 import functools
-import os
+import multiprocessing
+import sys
+import threading
 import weakref
-from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
 from typing import Any, Final
 
-import numpy
-
-from cachefs.hooks import opened
-from cachefs.hooks.order import AnyOrder, SamplerOrder
+from cachefs.hooks import held, opened, order, watch
+from cachefs.hooks.order import SamplerOrder
+from cachefs.hooks.watch import Stream, Watch, size_of
+from cachefs.publishing import channel, places, publication, pure, sample_files
 from cachefs.publishing.channel import warn
 from cachefs.publishing.places import Places
-from cachefs.publishing.publication import Publication
 from cachefs.publishing.sample_files import listed_files
 from cachefs.publishing.sampler import PublishedSampler
 
-# A script may make a loader anew for each epoch; so a consumer ends only so many seconds after its loader.
-CLOSE_SECONDS: Final = 10.0
 # Files of a dataset's list that are looked at to see whether the list is of files under a mount.
 PROBES: Final = 16
-# Epochs that are published where they follow from a spec: a job does not say how many it will run.
-EPOCHS_AHEAD: Final = 1000
-
-
-class Watch:
-    """One loader, from its first epoch to its end."""
-
-    def __init__(self, sampler: SamplerOrder, publication: Publication, observed: str) -> None:
-        """observed: value of opened.CONSUMER_VARIABLE that has workers learn which files samples are; empty where that
-        is known."""
-        self.observed = observed
-        self._sampler = sampler
-        self._publication = publication
-        self._epoch = -1
-        self._spec: dict[str, Any] | None = None  # as last published
-        # Are epochs counted here? They are unless all epochs follow from a spec, which has a count of its own.
-        self._is_counting = False
-        self._guess: AnyOrder | None = None  # the order that the next epoch was expected to have
-        # Are guesses published? They are where the last one was right, or nobody else draws from the generator.
-        self._trusts = sampler.has_own_generator
-        weakref.finalize(self, publication.close, after=CLOSE_SECONDS).atexit = False
-
-    def begin(self, index_iterator: Any) -> None:
-        """The sampler is about to be asked for the first time in this epoch."""
-        spec = None if self._is_counting else self._sampler.spec()
-        if spec is not None and self._sampler.epoch != self._epoch:
-            if self._spec != spec:
-                self._publication.sampler({**spec, "epochs": self._sampler.epoch + EPOCHS_AHEAD}, self._sampler.epoch)
-            self._spec, self._epoch = spec, self._sampler.epoch
-            self.move(0)
-            return
-        # A DistributedSampler comes here where the script does not set its epoch, so that it repeats itself.
-        self._is_counting = True
-        self._epoch += 1
-        if self._sampler.is_known:
-            self._publish_known()
-        elif not self._sampler.run_in_child(index_iterator, self._publication.sender(self._epoch)):
-            warn(f"{self._sampler.name} gives an order only it knows; wrap it in cachefs.PublishedSampler")
-        self.move(0)
-
-    def move(self, position: int) -> None:
-        """*position* samples of the epoch have been delivered."""
-        self._publication.progress(self._epoch, position)
-
-    def _publish_known(self) -> None:
-        current, following = self._sampler.run_ahead()
-        was_right = self._guess is not None and numpy.array_equal(self._guess, current)
-        if not (was_right and self._trusts):
-            self._publication.order(self._epoch, current)
-        if self._guess is not None:
-            self._trusts = was_right
-        self._guess = following
-        if self._trusts:
-            self._publication.order(self._epoch + 1, following)
-
-
-_watches: "weakref.WeakKeyDictionary[Any, Watch | None]" = weakref.WeakKeyDictionary()
+# Modules whose functions run while a job goes through a loader.
+_OURS: Final = (held, opened, order, pure, watch, channel, places, publication, sample_files)
 
 
 def install(dataloader: Any) -> None:
-    """Wrap methods of the module torch.utils.data.dataloader. Raises AttributeError where this torch lacks one."""
-    iterator, fetcher = dataloader._BaseDataLoaderIter, dataloader._utils.fetch._MapDatasetFetcher
-    iterator_init, next_index = iterator.__init__, iterator._next_index
-    fetcher_init, fetch = fetcher.__init__, fetcher.fetch
+    """Watch the loaders of the module torch.utils.data.dataloader. Raises AttributeError where this torch lacks
+    something."""
+    iterator = dataloader._BaseDataLoaderIter
+    if isinstance(iterator.__dict__["_next_index"], NextIndex):
+        return  # by another installation of cachefs, or since the module was loaded before
+    fetch = dataloader._utils.fetch
+    opened.install(fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
+    keep_untraced()
+    iterable = dataloader._DatasetKind.Iterable
+    iterator._cachefs = None
+    iterator.__init__ = Init(iterator.__init__, iterable)
+    iterator._next_index = NextIndex(iterator._next_index)
 
-    @functools.wraps(iterator_init)
-    def init_watched(self: Any, loader: Any, *arguments: Any, **named: Any) -> None:
-        self._cachefs_watch = _watch(loader, dataloader)
-        iterator_init(self, loader, *arguments, **named)
 
-    @functools.wraps(next_index)
-    def next_index_watched(self: Any) -> Any:
-        watch = self._cachefs_watch
-        if watch is None:
-            return next_index(self)
-        _before(self, watch)
-        index = next_index(self)
-        drawn = self._cachefs_drawn
-        drawn.append(drawn[-1] + (len(index) if isinstance(index, (list, tuple)) else 1))
+class Init:
+    """`_BaseDataLoaderIter.__init__`."""
+
+    def __init__(self, method: Any, iterable: Any) -> None:
+        """iterable: the kind of dataset that has no samples to name."""
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+        self._method = method
+        self._iterable = iterable
+
+    def __get__(self, iterator: Any, kind: Any = None) -> Any:
+        if iterator is None:
+            return self._method
+        try:
+            # torch calls it by `super().__init__(loader)`.
+            loader = sys._getframe(1).f_locals.get("loader")
+            opened.load_for(None, is_spawned=False)
+            if loader is not None:
+                _begin(iterator, loader, self._iterable)
+        except Exception as error:
+            warn(f"cannot watch a DataLoader ({error!r})")
+        return functools.partial(self._method, iterator)
+
+
+class NextIndex:
+    """`_BaseDataLoaderIter._next_index`."""
+
+    def __init__(self, method: Any) -> None:
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+        self._method = method
+
+    def __get__(self, iterator: Any, kind: Any = None) -> Any:
+        if iterator is None:
+            return self._method
+        method = functools.partial(self._method, iterator)
+        progress = iterator._cachefs
+        if progress is None or not progress.before(iterator):
+            return method
+        # `next` of C calls the method, and `after` once it has returned: neither has a frame while the sampler runs.
+        return functools.partial(next, map(progress.after, iter(method, _NEVER)))
+
+
+class _Never:
+    """Ends an iterator of calls; no call returns anything that is equal to it."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+
+_NEVER: Final = _Never()
+
+
+class Progress:
+    """How far one iterator of a loader is in its epoch."""
+
+    def __init__(self, watched: Watch | Stream, iterator: Any) -> None:
+        self.watch: Final = watched
+        self._iterator = weakref.ref(iterator)
+        self._is_watching = True
+        self._epoch: Any = None  # the sampler's iterator, or a reference to it
+        self._is_drawing = False  # the sampler was asked, and has not answered yet
+        self._yielded = 0  # batches
+        self._delivered = 0  # samples
+        self._lengths: deque[int] = deque()  # of the batches that are drawn and not delivered
+
+    def before(self, iterator: Any) -> bool:
+        """A batch is about to be drawn. The batches that were yielded so far have been delivered. False where that is
+        not watched any more."""
+        if not self._is_watching:
+            return False
+        try:
+            if not self._is_same_epoch(iterator):
+                self._yielded = self._delivered = 0
+                self._lengths.clear()
+                self._is_drawing = False
+                self.watch.begin()
+            else:
+                while self._yielded < iterator._num_yielded and self._lengths:
+                    self._yielded += 1
+                    self._delivered += self._lengths.popleft()
+                self.watch.move(self._delivered, at_end=self._is_drawing)
+            self._is_drawing = True
+        except Exception as error:
+            self._give_up(error)
+        return self._is_watching
+
+    def after(self, index: Any) -> Any:
+        """*index* was drawn."""
+        iterator = self._iterator()
+        try:
+            self._is_drawing = False
+            self._lengths.append(size_of(index))
+            if iterator is not None:
+                self.watch.drew(index, iterator._sampler_iter, self._delivered)
+        except Exception as error:
+            self._give_up(error)
         return index
 
-    @functools.wraps(fetcher_init)
-    def fetcher_init_watched(self: Any, *arguments: Any, **named: Any) -> None:
-        fetcher_init(self, *arguments, **named)
-        with contextlib.suppress(Exception):
-            self.dataset = opened.watched(self.dataset)
-
-    @functools.wraps(fetch)
-    def fetch_watched(self: Any, index: Any) -> Any:
-        if not isinstance(self.dataset, opened.Watched):
-            return fetch(self, index)
+    def _is_same_epoch(self, iterator: Any) -> bool:
+        """Is it the sampler's iterator of the last call? It is not kept alive, if anybody could see that."""
+        current = iterator._sampler_iter
+        known = self._epoch() if isinstance(self._epoch, weakref.ref) else self._epoch
+        if known is current:
+            return True
         try:
-            return fetch(self, index)
-        finally:
-            self.dataset.observer.flush()
+            self._epoch = weakref.ref(current)
+        except TypeError:  # an iterator of Python itself
+            self._epoch = current
+        return False
 
-    iterator._cachefs_watch = iterator._cachefs_begun = None
-    iterator._cachefs_drawn = array("Q", [0])
-    iterator.__init__, iterator._next_index = init_watched, next_index_watched
-    fetcher.__init__, fetcher.fetch = fetcher_init_watched, fetch_watched
-
-
-def _before(iterator: Any, watch: Watch) -> None:
-    """A batch is about to be drawn. The batches that were yielded so far have been delivered."""
-    try:
-        if iterator._cachefs_begun is not iterator._sampler_iter:
-            iterator._cachefs_begun = iterator._sampler_iter
-            iterator._cachefs_drawn = array("Q", [0])
-            watch.begin(iterator._sampler_iter)
-        else:
-            drawn = iterator._cachefs_drawn
-            watch.move(drawn[min(iterator._num_yielded, len(drawn) - 1)])
-    except Exception as error:
-        iterator._cachefs_watch = None
+    def _give_up(self, error: Exception) -> None:
+        self._is_watching = False
         warn(f"cannot tell how a DataLoader goes on ({error!r})")
 
 
-def _watch(loader: Any, dataloader: Any) -> Watch | None:
-    os.environ.pop(opened.CONSUMER_VARIABLE, None)
-    try:
-        if loader not in _watches:
-            _watches[loader] = _new_watch(loader, dataloader)
-        watch = _watches[loader]
-    except Exception as error:
-        warn(f"cannot watch a DataLoader ({error!r})")
-        return None
-    if watch is not None and watch.observed:
-        os.environ[opened.CONSUMER_VARIABLE] = watch.observed
-    return watch
+# By identity, since a loader may say that it equals another.
+_watches: dict[int, tuple[weakref.ref[Any], Watch | Stream | None]] = {}
+_lock = threading.Lock()
 
 
-def _new_watch(loader: Any, dataloader: Any) -> Watch | None:
-    places = Places()
-    if not places or _publishes_itself(loader):
+def _begin(iterator: Any, loader: Any, iterable: Any) -> None:
+    """*iterator* is made for an epoch of *loader*, or for all its epochs."""
+    known = _watches.get(id(loader))
+    if known is None or known[0]() is not loader:
+        number = id(loader)
+        known = (weakref.ref(loader, lambda _: _forget(number)), _new_watch(loader, iterable))
+        _watches[number] = known
+    watched = known[1]
+    if watched is not None:
+        iterator._cachefs = Progress(watched, iterator)
+        if watched.is_learning:
+            is_spawned = bool(loader.num_workers) and _start_method(loader.multiprocessing_context) != "fork"
+            opened.load_for(watched.number, is_spawned=is_spawned)
+
+
+def _forget(number: int) -> None:
+    known = _watches.get(number)
+    if known is not None and known[0]() is None:
+        del _watches[number]
+
+
+def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
+    points = Places()
+    if not points or _publishes_itself(loader):
         return None
-    if loader._dataset_kind == dataloader._DatasetKind.Iterable:
-        name = type(loader.dataset).__name__
-        warn(f"{name} is an IterableDataset, which alone knows what it reads; publish its shards with cachefs.publish")
-        return None
-    if not hasattr(loader.dataset, "__len__"):
-        return None
+    if loader._dataset_kind == iterable:
+        opened.watch()
+        return Stream(type(loader.dataset).__name__)
     files = listed_files(loader.dataset)
-    length = len(loader.dataset)
-    if files is not None and not any(map(places.mount_of, files[:: max(1, length // PROBES)])):
+    if files is None:
+        opened.watch()
+    elif not any(map(points.mount_of, files[:: max(1, len(files) // PROBES)])):
         return None
     sampler = SamplerOrder(loader)
-    rank, world_size = sampler.rank()
     opening = {
         "source": "cachefs run",
-        "length": length,
-        "learn": files is None,
+        "length": len(files or ()),
         "workers": loader.num_workers,
         "batch_size": sampler.batch_size,
         "prefetch": loader.prefetch_factor or 0,
-        "world_size": world_size,
+        "world_size": sampler.rank()[1],
     }
-    publication = Publication(files or (), opening, rank=rank)
-    return Watch(sampler, publication, f"{publication.slot}:{length}" if files is None else "")
+    return Watch(loader, sampler, opening, files)
 
 
 def _publishes_itself(loader: Any) -> bool:
     samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     return any(isinstance(sampler, PublishedSampler) for sampler in samplers)
+
+
+def _start_method(context: Any) -> str:
+    """How workers are started. Asking does not settle it for the job."""
+    settled = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
+    return settled or ("fork" if sys.version_info < (3, 14) else "forkserver")
+
+
+def keep_untraced() -> None:
+    """Keep torch.compile out of our functions, and of what they call. A job may compile the function that goes through
+    a loader."""
+    frames = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
+    if frames is None:
+        return  # this torch does not compile
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        exclude: Callable[[CodeType], Any] = functools.partial(_apply, frames.set_code_exec_strategy, skip)
+    else:
+        exclude = frames.skip_code
+    for module in (sys.modules[__name__], *_OURS):
+        for function in _functions(vars(module), module.__name__):
+            exclude(function.__code__)
+
+
+def _apply(function: Any, strategy: Any, code: CodeType) -> None:
+    function(code, strategy)
+
+
+def _functions(names: Any, module: str) -> Iterator[FunctionType]:
+    for value in list(names.values()):
+        value = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if isinstance(value, FunctionType) and value.__module__ == module:
+            yield value
+        elif isinstance(value, type) and value.__module__ == module:
+            yield from _functions(vars(value), module)

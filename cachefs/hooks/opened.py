@@ -1,140 +1,331 @@
 """Which files a dataset opens for a sample, seen in the process that loads it.
 
-An audit hook sees every `open` of Python itself. It does not see a library that opens files in C.
+An audit hook sees every `open` of Python itself, but no library that opens files in C. For which sample it was stands
+in torch's own frame: the hook looks from the `open` down the stack until it comes to the fetcher that has called the
+dataset. So nothing of the job is wrapped, and a loader that opens nothing under a mount costs nothing.
 """
 
 import contextlib
 import os
 import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, Final
 
-from cachefs.publishing.channel import DIRECTORY_VARIABLE, PAGE_NAME, Line, Op, Page, Unheard
+import numpy
+
+from cachefs.publishing.channel import PAGE_NAME, Line, Op, Page, Unheard
 from cachefs.publishing.places import Places
 
-# Tells a worker for which consumer it loads: the consumer's slot, and how many samples the dataset has.
-CONSUMER_VARIABLE: Final = "CACHEFS_CONSUMER"
+# Tells a worker that is spawned for which loader it works: the loader's number, and its process.
+LOADER_VARIABLE: Final = "CACHEFS_LOADER"
+# Files of more samples are not learned: the helper keeps a path for each.
+MAX_SAMPLES: Final = 1 << 24
 # Characters of paths that one packet has, at most. JSON may make six characters of one.
 MAX_CHARACTERS: Final = 9_000
-
-_is_auditing = False
-
-
-class _Opening(threading.local):
-    """What a thread opens for the sample that it loads."""
-
-    # None while the thread loads no sample.
-    paths: list[Any] | None = None
+# Samples that wait, at most, until the helper is there.
+MAX_WAITING: Final = 4096
+# Seconds between two looks whether it is.
+LOOK_SECONDS: Final = 0.1
+# Directories that are remembered to be below a mount or not.
+MAX_DIRECTORIES: Final = 100_000
 
 
-_opening = _Opening()
+def install(fetcher: Any, stream_fetcher: Any) -> None:
+    """torch's classes _MapDatasetFetcher and _IterableDatasetFetcher."""
+    for method in (stream_fetcher.__init__, stream_fetcher.fetch):
+        _fetching[method.__code__] = method.__code__
+        _streaming.add(method.__code__)
+    code = fetcher.fetch.__code__
+    _fetching[code] = code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):  # its list comprehension, before Python 3.12
+            _fetching[inner] = code
+    if LOADER_VARIABLE in os.environ:
+        watch()
+
+
+def watch() -> None:
+    """See what this process opens from now on, and the processes that it forks."""
+    global _audits, _places
+    _places = Places()
+    if not _audits:
+        _audits = True
+        sys.addaudithook(_audit)
+
+
+def load_for(number: int | None, *, is_spawned: bool) -> None:
+    """Workers that this thread is about to start load for this loader. is_spawned: they do not inherit memory."""
+    _thread.loader = None if number is None else (number, os.getpid())
+    if number is not None and is_spawned:
+        os.environ[LOADER_VARIABLE] = f"{number}:{os.getpid()}"
+    elif LOADER_VARIABLE in os.environ:
+        del os.environ[LOADER_VARIABLE]
+
+
+def was_opened(number: int, mark: str) -> bool:
+    """Was a file under a mount opened for a sample of this loader, here or in a worker? Costs 1 us."""
+    if number in _opened_here:
+        return True
+    with contextlib.suppress(OSError):
+        os.unlink(mark)
+        return True
+    return False
+
+
+def forget(number: int, mark: str, owner: int) -> None:
+    """This loader of the process *owner* has ended."""
+    if os.getpid() == owner:
+        _opened_here.discard(number)
+        _readers.pop((number, owner), None)
+        with contextlib.suppress(OSError):
+            os.unlink(mark)
+
+
+def mark_of(number: int, owner: int) -> str:
+    """The file whose existence says that a file was opened for a sample of a loader of the process *owner*."""
+    return f"{_directory()}/opened-{owner}-{number}"
+
+
+def found(number: int, slot: int, length: int, directory: Path) -> None:
+    """This loader of this process is now a consumer: who sees its files opened tells the helper in *directory*."""
+    with contextlib.suppress(OSError):
+        (directory / f"loader-{number}").symlink_to(f"{slot}:{length}")
+
+
+class _Thread(threading.local):
+    # The number of the loader, and its process, for which workers are started.
+    loader: tuple[int, int] | None = None
+    # The hook looks at an `open`, and may itself cause others.
+    is_busy: bool = False
+
+
+_thread = _Thread()
+_opened_here: set[int] = set()  # numbers of loaders of this process
+_fetching: dict[CodeType, CodeType] = {}  # code of the fetcher, and of its comprehension -> of the fetcher
+_streaming: set[CodeType] = set()  # code of the fetcher that has no samples to name
+_audits = False
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and _opening.paths is not None:
-        _opening.paths.append(arguments[0])
+    if event == "open" and not _thread.is_busy and type(arguments[0]) in (str, bytes):
+        _thread.is_busy = True
+        try:
+            _on_open(os.fsdecode(arguments[0]))
+        except Exception:  # it would be raised out of the job's `open`
+            pass
+        finally:
+            _thread.is_busy = False
 
 
-class Observer:
-    """Tells the helper, once for each sample, which files under a mount were opened for it."""
+def _on_open(path: str) -> None:
+    global _places
+    if _places.known > MAX_DIRECTORIES:
+        _places = Places()
+    path = os.path.abspath(path)
+    if _places.mount_of(path) is None:
+        return
+    frame: FrameType | None = sys._getframe(2)
+    inner = None
+    while frame is not None and frame.f_code not in _fetching:
+        frame = frame.f_back
+    if frame is None:
+        return
+    if _fetching[frame.f_code] is not frame.f_code:
+        inner, frame = frame, frame.f_back
+    assert frame is not None
+    reader = _reader_of(frame.f_back)
+    if reader is not None and frame.f_code in _streaming:
+        reader.tell_owner()
+        reader.is_needed = False
+    elif reader is not None:
+        reader.note(frame.f_locals, inner.f_locals if inner is not None else {}, path)
 
-    def __init__(self, slot: int, length: int, directory: Path) -> None:
-        """Raises OSError where the helper is gone."""
-        global _is_auditing
+
+def _reader_of(caller: FrameType | None) -> "Reader | None":
+    """The loader that has called the fetcher: of this process, or the one that this process works for."""
+    iterator = caller.f_locals.get("self") if caller is not None else None
+    watched = getattr(iterator, "_cachefs", None)
+    if iterator is not None:
+        key = (watched.watch.number, os.getpid()) if watched is not None else None
+    else:
+        key = _thread.loader or _named()
+    if key is None:
+        return None
+    reader = _readers.get(key)
+    if reader is None:
+        reader = _readers[key] = Reader(*key)
+    return reader if reader.is_needed else None
+
+
+def _named() -> tuple[int, int] | None:
+    number, _, process = os.environ.get(LOADER_VARIABLE, "").partition(":")
+    return (int(number), int(process)) if process else None
+
+
+class Reader:
+    """A process that loads samples for a loader: tells the helper, once for each sample, which files under a mount were
+    opened for it."""
+
+    def __init__(self, number: int, owner: int) -> None:
+        """number: of the loader in its process, which is *owner*."""
+        self.is_needed = True
+        self._number = number
+        self._owner = owner
+        self._helper: _Helper | None = None
+        self._looked = 0.0  # for the helper, at this time (monotonic seconds)
+        self._seen = bytearray()  # by sample
+        self._pairs: list[tuple[int, list[str]]] = []  # samples with their paths, not sent yet
+        # What is being loaded: an object that stands for it, its samples, and what was opened for them.
+        self._loading: object = None
+        self._samples: list[int] = []
+        self._paths: list[str] = []
+        if owner != os.getpid():
+            _at_exit(self.finish)
+
+    def note(self, fetching: Any, each: Any, path: str) -> None:
+        """*path* was opened. fetching, each: variables of torch's fetcher, and of its comprehension."""
+        batch = fetching.get("possibly_batched_index")
+        if "data" in fetching:
+            return  # the samples are loaded, and being put together
+        one = each.get("idx", fetching.get("idx", self))
+        loading = (batch, one)
+        known = self._loading
+        if not (isinstance(known, tuple) and known[0] is batch and known[1] is one):
+            self.finish()
+            self._loading = loading
+            self._samples = _samples(batch if one is self else one)
+        self._paths.append(path)
+
+    def tell_owner(self) -> None:
+        """Tell the process that has the loader that a file was opened."""
+        if self._owner == os.getpid():
+            _opened_here.add(self._number)
+        else:
+            _make_mark(self._number, self._owner)
+
+    def finish(self) -> None:
+        """What was being loaded is loaded."""
+        samples, paths = self._samples, self._paths
+        self._loading, self._samples, self._paths = None, [], []
+        # Which files belong to which sample of a batch is known where all have equally many.
+        each, rest = divmod(len(paths), len(samples)) if samples else (0, 0)
+        if each and not rest:
+            for number, sample in enumerate(samples):
+                self._add(sample, list(dict.fromkeys(paths[number * each : (number + 1) * each])))
+        if self._pairs:
+            self._send()
+
+    def _add(self, sample: int, paths: list[str]) -> None:
+        if not 0 <= sample < MAX_SAMPLES or sum(map(len, paths)) > MAX_CHARACTERS or len(self._pairs) >= MAX_WAITING:
+            return
+        if sample >= len(self._seen):
+            self._seen.extend(bytes(sample + 1 - len(self._seen)))
+        if not self._seen[sample]:
+            self._seen[sample] = 1
+            self._pairs.append((sample, paths))
+
+    def _send(self) -> None:
+        now = time.monotonic()
+        if self._helper is None:
+            if now < self._looked + LOOK_SECONDS:
+                return
+            self._looked = now
+            self._helper = _helper_of(self._number, self._owner)
+        if self._helper is None:
+            self.tell_owner()
+            return
+        while self._pairs:
+            count = _fitting(self._pairs)
+            pairs, self._pairs = self._pairs[:count], self._pairs[count:]
+            try:
+                self._helper.tell(pairs)
+            except (OSError, Unheard):
+                # The helper is behind, or gone. The samples are noted again in the next epoch.
+                for sample, _ in pairs:
+                    self._seen[sample] = 0
+        self.is_needed = self._helper.is_learning
+
+
+class _Helper:
+    """The helper of the process that has the loader."""
+
+    def __init__(self, directory: Path, slot: int, length: int) -> None:
+        self._directory = directory
         self._slot = slot
         self._length = length
-        self._places = Places()
-        self._page = Page(directory / PAGE_NAME)
-        self._line = Line(directory)
-        self._seen: set[int] = set()  # samples
-        self._pairs: list[tuple[int, list[str]]] = []  # samples with their paths, not sent yet
-        self._characters = 0  # of these paths
-        if not _is_auditing:
-            sys.addaudithook(_audit)
-            _is_auditing = True
 
     @property
-    def is_needed(self) -> bool:
-        return not self._page.learned(self._slot)
+    def is_learning(self) -> bool:
+        """Are there samples whose files it does not know? The page is not kept: it has a descriptor too."""
+        with contextlib.suppress(OSError):
+            return not Page(self._directory / PAGE_NAME).learned(self._slot)
+        return False
 
-    def note(self, sample: Any, opened: list[Any]) -> None:
-        """These paths were opened for the sample."""
-        if type(sample) is not int or sample in self._seen:
-            return
-        paths = [os.path.abspath(path) for path in map(_path, opened) if path and self._places.mount_of(path)]
-        paths = list(dict.fromkeys(paths))
-        length = sum(map(len, paths)) + 16
-        if paths and length < MAX_CHARACTERS:
-            if self._characters + length > MAX_CHARACTERS:
-                self.flush()
-            self._seen.add(sample)
-            self._pairs.append((sample, paths))
-            self._characters += length
-
-    def flush(self) -> None:
-        """Send what was noted."""
-        pairs, self._pairs, self._characters = self._pairs, [], 0
-        if pairs:
+    def tell(self, pairs: list[tuple[int, list[str]]]) -> None:
+        """Raises OSError, Unheard. No connection is kept: it would be one more descriptor in the job."""
+        line = Line(self._directory)
+        try:
             message = {"op": Op.OPENED, "slot": self._slot, "length": self._length, "pairs": pairs}
-            try:
-                self._line.send(message, wait=False)
-            except Unheard:
-                # The helper is behind, or gone. The samples are noted again in the next epoch.
-                self._seen.difference_update(sample for sample, _ in pairs)
-
-
-class Watched:
-    """A dataset of which single samples are fetched: `dataset[index]`."""
-
-    def __init__(self, dataset: Any, observer: Observer) -> None:
-        self.dataset = dataset
-        self.observer = observer
-
-    def __getitem__(self, index: Any) -> Any:
-        opened = _opening.paths = []
-        try:
-            return self.dataset[index]
+            line.send(message, wait=False)
         finally:
-            _opening.paths = None
-            self.observer.note(index, opened)
+            line.close()
 
 
-class WatchedBatches(Watched):
-    """A dataset of which whole batches are fetched. Which files belong to which sample is known where all samples have
-    equally many."""
-
-    def __getitems__(self, indices: Any) -> Any:
-        opened = _opening.paths = []
-        try:
-            return self.dataset.__getitems__(indices)
-        finally:
-            _opening.paths = None
-            each, rest = divmod(len(opened), len(indices)) if len(indices) else (0, 0)
-            if each and not rest:
-                for number, index in enumerate(indices):
-                    self.observer.note(index, opened[number * each : (number + 1) * each])
+_readers: dict[tuple[int, int], Reader] = {}
+_places = Places([])
 
 
-def watched(dataset: Any) -> Any:
-    """*dataset*, watched if this process loads for a consumer of which the files of samples have to be learned."""
-    consumer, directory = os.environ.get(CONSUMER_VARIABLE, ""), os.environ.get(DIRECTORY_VARIABLE, "")
-    if not consumer or not directory:
-        return dataset
-    slot, _, length = consumer.partition(":")
-    try:
-        if len(dataset) != int(length):
-            return dataset
-        observer = Observer(int(slot), int(length), Path(directory))
-    except (OSError, TypeError, ValueError):
-        return dataset
-    if not observer.is_needed:
-        return dataset
-    return (WatchedBatches if getattr(dataset, "__getitems__", None) else Watched)(dataset, observer)
+def _samples(batch: Any) -> list[int]:
+    """The sample numbers in what the sampler gave; none where they are no numbers."""
+    batch = batch if isinstance(batch, (list, tuple)) else [batch]
+    plain = all(isinstance(one, (int, numpy.integer)) or type(one).__name__ == "Tensor" for one in batch)
+    return [int(one) for one in batch] if plain else []
 
 
-def _path(opened: Any) -> str:
-    """The path; empty for what is none, as a descriptor."""
-    with contextlib.suppress(TypeError):
-        return os.fsdecode(opened)
-    return ""
+def _fitting(pairs: list[tuple[int, list[str]]]) -> int:
+    """How many of the pairs one packet takes."""
+    characters = 0
+    for count, (_, paths) in enumerate(pairs):
+        characters += sum(map(len, paths)) + 16
+        if count and characters > MAX_CHARACTERS:
+            return count
+    return len(pairs)
+
+
+def _directory() -> Path:
+    """The user's directory, in which helpers have theirs."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
+    return Path(shared, f"cachefs-{os.geteuid()}")
+
+
+def _make_mark(number: int, owner: int) -> None:
+    with contextlib.suppress(OSError):
+        directory = _directory()
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(0o700)
+        if directory.lstat().st_uid != os.geteuid():
+            return  # somebody else may have put a link there
+        for old in directory.glob("opened-*"):
+            if not os.path.exists(f"/proc/{old.name.split('-')[1]}"):
+                old.unlink()  # of a job that has ended before it has seen it
+        os.close(os.open(mark_of(number, owner), os.O_CREAT | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
+def _helper_of(number: int, owner: int) -> _Helper | None:
+    """The helper of the process *owner*, once it knows this loader."""
+    for directory in _directory().glob(f"*/{owner}-*"):
+        with contextlib.suppress(OSError, ValueError):
+            slot, _, length = os.readlink(directory / f"loader-{number}").partition(":")
+            return _Helper(directory, int(slot), int(length))
+    return None
+
+
+def _at_exit(finish: Any) -> None:
+    """Call it when this process, a worker of multiprocessing, ends."""
+    from multiprocessing import util
+
+    util.Finalize(None, finish, exitpriority=0)

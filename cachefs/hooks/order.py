@@ -1,28 +1,27 @@
-"""Which order a loader's sampler is going to give, found without advancing the sampler.
+"""Which orders a loader's sampler is going to give, where that follows from what can be read without touching it.
 
-torch's own samplers are run ahead of time, and the random generators that they draw from are restored afterwards. Any
-other sampler may do anything while it is iterated, so it is run in a forked child, where that does not matter. All
-epochs of a DistributedSampler follow from its seed.
+torch's own samplers draw from generators, whose states are read, and copied into generators of our own: the job's are
+never drawn from and never set. All epochs of a DistributedSampler follow from its seed. Any other sampler is left
+alone, unless it is pure (see cachefs.publishing.pure): what it gives is seen as the loader draws it.
 """
 
 import contextlib
 import itertools
-import multiprocessing
-import os
-import random
-import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
+from cachefs.publishing.pure import is_pure, is_seedable
+
 AnyOrder = NDArray[numpy.int64]
 
-# Samples that are taken, at most, of a sampler that neither says its length nor ends.
+# Samples that are taken, at most, of a pure sampler, which may be endless.
 MAX_SAMPLES: Final = 1 << 27
-CHILD_SECONDS: Final = 120
+# RandomSampler draws so many numbers at once where it draws with replacement.
+REPLACEMENTS: Final = 32
 
 
 class SamplerOrder:
@@ -36,21 +35,19 @@ class SamplerOrder:
         self._loader_generator = loader.generator
         # _BaseDataLoaderIter.__init__ draws a seed for workers, but only once where workers are persistent.
         self._draws_worker_seeds = not (loader.persistent_workers and loader.num_workers)
-        self._may_fork = loader.num_workers > 0 and _start_method(loader.multiprocessing_context) == "fork"
-        self._children: list[int] = []
-        batches = _iterates_as(self._indices, data.BatchSampler)
+        batches = iterates_as(self._indices, data.BatchSampler)
         self._sampler = self._indices.sampler if batches else self._indices
-        self._whole_batches = self._indices.batch_size if batches and self._indices.drop_last else 1
-        self._is_distributed = _iterates_as(self._sampler, data.distributed.DistributedSampler)
-        kinds = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
-        # Is it made of torch's own samplers, which draw from a generator and do nothing else?
-        self.is_known = self._is_distributed or any(_iterates_as(self._sampler, kind) for kind in kinds)
-        self.name = type(self._sampler).__name__
+        # Samples of a batch, where a last one that is smaller is dropped, else 1.
+        self.whole_batches = self._indices.batch_size if batches and self._indices.drop_last else 1
+        self._is_distributed = iterates_as(self._sampler, data.distributed.DistributedSampler)
         self.batch_size = max(1, loader.batch_size or getattr(self._indices, "batch_size", None) or 1)
+        # Does its next order follow from what can be read?
+        self.is_known = self._is_distributed or self._can_be_foreseen()
 
     @property
     def has_own_generator(self) -> bool:
-        return getattr(self._sampler, "generator", None) is not None
+        """Does nobody but the sampler draw from what it draws from?"""
+        return getattr(self._sampler, "generator", None) is not None or is_pure(self._sampler)
 
     @property
     def epoch(self) -> int:
@@ -80,96 +77,133 @@ class SamplerOrder:
             "rank": self._sampler.rank,
         }
 
-    def run_ahead(self) -> tuple[AnyOrder, AnyOrder]:
-        """The orders of the epoch that is about to begin and of the one after it, as shape (n,), int64. For a known
-        sampler. The second one is right if this epoch is read to its end and nothing else draws from the generators.
+    def foresee(self) -> tuple[AnyOrder, AnyOrder | None] | None:
+        """The orders of the epoch that is about to begin and of the one after it, as shape (n,), int64.
+
+        For a known sampler; None where it draws from a generator that cannot be copied, as one on a GPU. The second
+        order is right if this epoch is read to its end and nobody else draws from the generators; it is None where it
+        depends on what the job does to the sampler in between.
         """
-        given = (self._loader_generator, getattr(self._sampler, "generator", None))
-        generators = [self._torch.default_generator, *(one for one in given if one is not None)]
-        states = [generator.get_state() for generator in generators]
-        try:
-            current = self._whole(self._samples())
+        if self._torch._C._len_torch_dispatch_stack():
+            return None  # what torch computes now is not computed as usual
+        with self._torch._C.DisableTorchFunction():
+            if self._is_distributed or is_pure(self._sampler):
+                order = self._whole(numpy.fromiter(itertools.islice(self._flat(), MAX_SAMPLES), dtype=numpy.int64))
+                return order, order if self._is_distributed else None
+            copies = _Copies(self._torch)
+            current = self._whole(self._samples(copies, 0))
             if self._draws_worker_seeds:
-                self._torch.empty((), dtype=self._torch.int64).random_(generator=self._loader_generator)
-            return current, self._whole(self._samples())
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+                self._number(copies.of(self._loader_generator))
+            return current, self._whole(self._samples(copies, 1))
 
-    def run_in_child(self, indices: Iterator[Any], send: Callable[[AnyOrder], None]) -> bool:
-        """Exhaust *indices*, the iterator that the loader is about to use, in a forked child, which then calls *send*.
-
-        What the child does to the iterator, to generators and to anything else is done to copies. False where the
-        loader does not fork either.
-        """
-        self._children = [child for child in self._children if not _has_ended(child)]
-        if not self._may_fork:
-            return False
-        limit = None
-        with contextlib.suppress(TypeError, NotImplementedError):
-            limit = len(self._indices)
-        # Python's own generator, unlike those of torch and numpy, is seeded anew in a forked child.
-        state = random.getstate()
-        child = os.fork()
-        if child:
-            self._children.append(child)
+    def _can_be_foreseen(self) -> bool:
+        torch, sampler = self._torch, self._sampler
+        data = torch.utils.data
+        if is_pure(sampler):
             return True
-        try:
-            for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
-            signal.alarm(CHILD_SECONDS)
-            random.setstate(state)
-            # OpenMP's other threads do not exist in the child, which would wait for them.
-            self._torch.set_num_threads(1)
-            found = flattened(itertools.islice(indices, limit))
-            if found is not None:
-                send(found)
-        finally:
-            os._exit(0)
+        generators = (torch.default_generator, self._loader_generator, getattr(sampler, "generator", None))
+        if not all(one is None or _is_plain(torch, one) for one in generators):
+            return False
+        if is_seedable(sampler) or iterates_as(sampler, data.RandomSampler):
+            return type(sampler).num_samples is data.RandomSampler.num_samples
+        if iterates_as(sampler, data.SubsetRandomSampler):
+            # Any other sequence may compute its items, or read them.
+            return type(sampler.indices) in (list, tuple, range, numpy.ndarray)
+        if iterates_as(sampler, data.WeightedRandomSampler):
+            return bool(sampler.weights.device.type == "cpu")
+        return iterates_as(sampler, data.SequentialSampler)
 
-    def _samples(self) -> AnyOrder:
-        """What the sampler gives now. The generators are advanced as the sampler does it."""
+    def _samples(self, copies: "_Copies", ahead: int) -> AnyOrder:
+        """What the sampler gives, now (ahead = 0) or the next time (1), as it draws from copies of the generators."""
         sampler, torch = self._sampler, self._torch
-        is_permutation = _iterates_as(sampler, torch.utils.data.RandomSampler) and not sampler.replacement
-        if not is_permutation or sampler.num_samples != len(sampler.data_source):
-            return numpy.fromiter(sampler, dtype=numpy.int64)
-        # RandomSampler.__iter__ in the usual case, written out: for 1.28 M samples it takes 20 ms instead of 200.
-        generator = sampler.generator
-        if generator is None:
-            generator = torch.Generator()
-            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        order: AnyOrder = torch.randperm(sampler.num_samples, generator=generator).numpy()
-        if sampler.generator is not None:
-            # At its end it computes another permutation, of which it uses nothing.
-            torch.randperm(sampler.num_samples, generator=generator)
+        data = torch.utils.data
+        if isinstance(sampler, data.SequentialSampler):
+            return numpy.arange(len(sampler.data_source), dtype=numpy.int64)
+        if is_seedable(sampler):
+            generator = torch.Generator().manual_seed(sampler.epoch + ahead + sampler.initial_seed)
+            return self._random(generator)
+        if isinstance(sampler, data.RandomSampler):
+            if sampler.generator is not None:
+                return self._random(copies.of(sampler.generator))
+            return self._random(torch.Generator().manual_seed(self._number(copies.of(None))))
+        generator = copies.of(sampler.generator)
+        if isinstance(sampler, data.SubsetRandomSampler):
+            return numpy.asarray(sampler.indices, dtype=numpy.int64)[self._permutation(len(sampler.indices), generator)]
+        drawn = torch.multinomial(sampler.weights, sampler.num_samples, sampler.replacement, generator=generator)
+        return numpy.asarray(drawn.numpy(), dtype=numpy.int64)
+
+    def _random(self, generator: Any) -> AnyOrder:
+        """What RandomSampler draws from *generator*."""
+        sampler, torch = self._sampler, self._torch
+        size, number = len(sampler.data_source), sampler.num_samples
+        if sampler.replacement:
+            sizes = [REPLACEMENTS] * (number // REPLACEMENTS) + [number % REPLACEMENTS]
+            drawn = [torch.randint(size, (one,), generator=generator, device="cpu") for one in sizes]
+            return numpy.asarray(torch.cat(drawn).numpy(), dtype=numpy.int64)
+        # The last permutation is drawn even if nothing of it is used.
+        parts = [self._permutation(size, generator) for _ in range(number // size + 1)]
+        return numpy.concatenate(parts)[:number]
+
+    def _permutation(self, size: int, generator: Any) -> AnyOrder:
+        order: AnyOrder = self._torch.randperm(size, generator=generator, device="cpu").numpy()
         return order
 
+    def _number(self, generator: Any) -> int:
+        """A number as samplers and loaders draw it for a seed."""
+        drawn = self._torch.empty((), dtype=self._torch.int64, device="cpu").random_(generator=generator)
+        return int(drawn.item())
+
+    def _flat(self) -> Iterable[int]:
+        """The samples that a pure sampler gives, also where it gives batches of them."""
+        return (one for index in self._sampler for one in (index if isinstance(index, (list, tuple)) else (index,)))
+
     def _whole(self, samples: AnyOrder) -> AnyOrder:
-        return samples[: len(samples) // self._whole_batches * self._whole_batches]
+        return samples[: len(samples) // self.whole_batches * self.whole_batches]
 
 
-def flattened(indices: Iterable[Any]) -> AnyOrder | None:
-    """The sample numbers in single numbers or batches of them, shape (n,), int64; None where they are no numbers, or
-    do not end."""
-    samples = (sample for index in indices for sample in (index if isinstance(index, (list, tuple)) else (index,)))
+class _Copies:
+    """Generators of our own, each with the state that one of the job's had when it was first asked for."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._copies: dict[int, Any] = {}
+
+    def of(self, generator: Any) -> Any:
+        """generator: one of the job's; None for torch's default one."""
+        given = self._torch.default_generator if generator is None else generator
+        copy = self._copies.get(id(given))
+        if copy is None:
+            copy = self._copies[id(given)] = self._torch.Generator()
+            copy.set_state(given.get_state())
+        return copy
+
+
+def numbers_in(index: Any) -> list[int] | None:
+    """The sample numbers in what a sampler gives: a number, or a batch of them. None where it is anything else."""
+    torch = sys.modules.get("torch")
+    if type(index) is int:
+        return [index]
+    if isinstance(index, numpy.ndarray) or (torch is not None and type(index) is torch.Tensor):
+        is_here = not hasattr(index, "is_cpu") or index.is_cpu  # a tensor on a GPU would be waited for
+        index = index.reshape(-1).tolist() if is_here else None
+    elif isinstance(index, numpy.integer):
+        return [int(index)]
+    if type(index) not in (list, tuple):
+        return None
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        found = numpy.fromiter(itertools.islice(samples, MAX_SAMPLES + 1), dtype=numpy.int64)
-        if len(found) <= MAX_SAMPLES:
-            return found
+        if all(kind is int or issubclass(kind, numpy.integer) for kind in set(map(type, index))):
+            return [int(one) for one in index]
+        found = [numbers_in(one) for one in index]
+        if None not in found:
+            return [one for part in found if part is not None for one in part]
     return None
 
 
-def _iterates_as(sampler: Any, kind: Any) -> bool:
+def iterates_as(sampler: Any, kind: Any) -> bool:
     """Is it of this kind, or of a derived class that does not change how it is iterated?"""
     return isinstance(sampler, kind) and type(sampler).__iter__ is kind.__iter__
 
 
-def _start_method(context: Any) -> str | None:
-    return context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
-
-
-def _has_ended(child: int) -> bool:
-    try:
-        return os.waitpid(child, os.WNOHANG)[0] != 0
-    except ChildProcessError:
-        return True
+def _is_plain(torch: Any, generator: Any) -> bool:
+    """Is it one of torch's generators, on the CPU?"""
+    return type(generator) is torch.Generator and generator.device.type == "cpu"

@@ -1,9 +1,12 @@
-/* Zero-open: give FUSE handlers the inode of a READ or READDIRPLUS that carries no file handle.
+/* What a mount needs of libfuse and what pyfuse3 does not pass on.
  *
- * A mount that answers the first OPEN (OPENDIR) with ENOSYS is never sent OPEN, FLUSH or RELEASE again, and every read
- * then arrives with fi->fh == 0. pyfuse3 hands its handlers fi->fh and not the inode. This object is loaded with
- * RTLD_GLOBAL before pyfuse3, so that pyfuse3's call of fuse_session_new lands here; it passes libfuse a copy of
- * pyfuse3's operations in which read and readdirplus first store the inode in fi->fh.
+ * Zero-open: a mount that answers the first OPEN (OPENDIR) with ENOSYS is never sent OPEN, FLUSH or RELEASE again, and
+ * every read then arrives with fi->fh == 0. pyfuse3 hands its handlers fi->fh and not the inode; here the inode of a
+ * READ or READDIRPLUS is put into fi->fh first. Also what the kernel says of itself when it greets the mount, how many
+ * requests it may have under way, and a note of each request that is taken, for the supervisor (cachefs.mount.blame).
+ *
+ * This object is loaded with RTLD_GLOBAL before pyfuse3, so that pyfuse3's calls of libfuse land here; fuse_session_new
+ * passes libfuse a copy of pyfuse3's operations, some of which are replaced.
  */
 #define FUSE_USE_VERSION 31
 #define _GNU_SOURCE
@@ -11,9 +14,26 @@
 #include <errno.h>
 #include <fuse_lowlevel.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct fuse_lowlevel_ops theirs, ours;
+
+/* Nearly every read is a "background" request: one that the kernel's readahead sends. Of these the kernel has 12 under
+ * way at once unless it is told otherwise, and a read of another file waits behind them. */
+#define MOST_UNDER_WAY 16384
+
+static unsigned kernel_can; /* FUSE_CAP_... bits of the kernel */
+
+static void init_and_ask(void *userdata, struct fuse_conn_info *conn) {
+    theirs.init(userdata, conn);
+    kernel_can = conn->capable;
+    conn->max_background = MOST_UNDER_WAY;
+    conn->congestion_threshold = MOST_UNDER_WAY;
+}
+
+unsigned cachefs_kernel_can(void) { return kernel_can; }
 
 static void read_by_inode(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi) {
     fi->fh = ino;
@@ -28,6 +48,7 @@ static void readdirplus_by_inode(fuse_req_t req, fuse_ino_t ino, size_t size, of
 static const struct fuse_lowlevel_ops *interpose(const struct fuse_lowlevel_ops *op, size_t size) {
     memcpy(&theirs, op, size < sizeof theirs ? size : sizeof theirs);
     ours = theirs;
+    if (ours.init) ours.init = init_and_ask;
     if (ours.read) ours.read = read_by_inode;
     if (ours.readdirplus) ours.readdirplus = readdirplus_by_inode;
     return &ours;
@@ -59,6 +80,40 @@ struct fuse_session *session_new_versioned(struct fuse_args *args, const struct 
     return create ? create(args, interpose(op, size), known_size(size), version, userdata) : NULL;
 }
 
+/* What one mount's supervisor and its workers share (cachefs.mount.blame): the requests that nobody takes any more, and
+ * for each worker the request that it took last. */
+#define CONDEMNED 8
+static uint64_t *blame; /* numbers of CONDEMNED requests, then one for each worker */
+static unsigned worker;
+
+void cachefs_note_requests(void *page, unsigned number) {
+    blame = page;
+    worker = number;
+}
+
+/* The beginning of a request (struct fuse_in_header), and an answer without content (struct fuse_out_header). */
+struct request { uint32_t length, opcode; uint64_t number; };
+struct answer { uint32_t length; int32_t error; uint64_t number; };
+#define HANDED_OUT_AGAIN (UINT64_C(1) << 63) /* a flag in the number of a request */
+
+/* Takes note of a request; answers it with EIO where it is condemned. */
+static int is_condemned(struct fuse_session *session, const struct fuse_buf *buf, int got) {
+    struct request request;
+    if (!blame || got < (int) sizeof request || buf->flags & FUSE_BUF_IS_FD) return 0;
+    memcpy(&request, buf->mem, sizeof request);
+    uint64_t number = request.number & ~HANDED_OUT_AGAIN;
+    for (int i = 0; number && i < CONDEMNED; i++)
+        if (__atomic_load_n(&blame[i], __ATOMIC_RELAXED) == number) {
+            struct answer answer = {sizeof answer, -EIO, request.number};
+            int (*descriptor)(struct fuse_session *) = real("fuse_session_fd");
+            /* Nobody is left to tell where this fails: the request is gone. */
+            if (descriptor && write(descriptor(session), &answer, sizeof answer) < 0) return 1;
+            return 1;
+        }
+    __atomic_store_n(&blame[CONDEMNED + worker], number, __ATOMIC_RELAXED);
+    return 0;
+}
+
 /* Several processes wait for requests on descriptors that do not block, and one gets each. pyfuse3 takes EAGAIN for a
  * failure and EINTR for what it is: nothing there yet. */
 int session_receive_buf(struct fuse_session *, struct fuse_buf *) __asm__("fuse_session_receive_buf");
@@ -66,6 +121,7 @@ int session_receive_buf(struct fuse_session *session, struct fuse_buf *buf) {
     static int (*receive)(struct fuse_session *, struct fuse_buf *);
     if (!receive) receive = real("fuse_session_receive_buf");
     int got = receive ? receive(session, buf) : -ENOSYS;
+    if (got > 0 && is_condemned(session, buf, got)) return -EINTR;
     return got == -EAGAIN ? -EINTR : got;
 }
 

@@ -5,35 +5,42 @@ that would wait (for a cold SSD page, or for a block that is not on the node) is
 """
 
 import logging
-import math
-from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import trio
 
-from cachefs.block import MAX_READ, MEMORY, PIECE_SIZE, SSD, TIER_NAMES, Location, block_count, block_key
-from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.messages import BlockRef, Fetch, NodeView, Stall
+from cachefs.block import (
+    MAX_READ,
+    MEMORY,
+    PIECE_SIZE,
+    SSD,
+    TIER_NAMES,
+    Location,
+    block_count,
+    block_key,
+    block_number,
+    pieces_match,
+)
+from cachefs.errors import CachefsError
+from cachefs.messages import BlockRef, FetchedBlock, NodeView, Stall
+from cachefs.mount.cold_reads import ColdReads, TierAiling
 from cachefs.mount.counters import Counters
 from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.fetches import Fetches
 from cachefs.mount.read_marks import ReadMarks
 from cachefs.mount.tier_view import TierView
-from cachefs.rpc import FETCH
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
+# Reads that wait at once in one worker, for a disk, the daemon or the origin. One more fails at once: a reader of what
+# is on the node must not wait behind those that an origin has left waiting. A waiting read takes 35 KiB.
+MOST_WAITING: Final = 4096
 # Blocks asked for ahead of a reader that goes through a large file: 16 MiB at the default block size hides 80 ms of
 # origin latency from a reader of 200 MB/s.
 BLOCKS_AHEAD: Final = 4
-# Threads that read from the disk at once.
-COLD_READS: Final = 32
-# Seconds between tries to reach a daemon that is not there.
-DAEMON_RETRY: Final = 0.1
-# Seconds for which the failure of a block is remembered. The kernel follows a failed readahead with a read of the same
-# page, which must not wait for a whole deadline again.
-FAILURE_SECONDS: Final = 1.0
 # Seconds between tries of a block that the daemon says is there and that we cannot read, as in a tier that we may not
 # open.
 UNREADABLE_PAUSE: Final = 0.01
@@ -43,54 +50,50 @@ MAX_ACCESSED: Final = 1_000_000
 MUCH_ACCESSED: Final = 32
 # Stalls that are kept between two reports, at most.
 MAX_STALLS: Final = 100_000
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A fetch that reads wait for."""
-
-    landed: trio.Event = field(default_factory=trio.Event)
-    # Once it has landed, one of these two is set.
-    location: Location | None = None
-    error: CachefsError | None = None
-    # The time of trio's clock from which on the block is asked for again, and not answered with the error.
-    forget_at: float = math.inf
-    # Was a part of the wait for a daemon that was not there?
-    daemon_away: bool = False
+# Blocks of a file that are located before others are let in: a look-up takes 1.3 us.
+_LOCATED_AT_ONCE: Final = 512
 
 
 class BlockReader:
     """Reads for one worker of a mount, from the look-up to the wait for a fetch, and what is to be reported of them."""
 
-    def __init__(self, link: DaemonLink, view: NodeView, counters: Counters, marks: ReadMarks) -> None:
-        """counters: of all requests of this worker; marks: where blocks that are read are marked. Raises CachefsError
-        where the index cannot be read."""
+    def __init__(
+        self, link: DaemonLink, view: NodeView, counters: Counters, marks: ReadMarks, failures: ReadMarks
+    ) -> None:
+        """counters: of all requests of this worker; marks: where blocks that are read are marked; failures: see
+        Fetches. Raises CachefsError where the index cannot be read."""
         self.counters = counters
         self.accessed: dict[bytes, None] = {}  # keys of the blocks read since the last report, oldest first
         self.much_accessed = trio.Event()  # set once there are MUCH_ACCESSED of them
         self.stalls: list[Stall] = []  # reads that have waited since the last report
-        self._link = link
         self._marks = marks
         # Room for the whole pieces around a read, since only whole pieces can be verified.
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
-        self._flights: dict[bytes, _Flight] = {}  # by block key: the fetch under way, or its recent failure
-        self._cold_limiter = trio.CapacityLimiter(COLD_READS)
         self._tiers = TierView(view)
         self._segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
+        self._cold = ColdReads(self._tiers.directories, self._tiers.index.owner)
+        self._fetches = Fetches(link, failures, self._note_stall)
         self._read_deadline = view.read_deadline  # seconds that a read may wait in all
+        self._waiting = 0  # reads that wait now
 
     def follow(self, view: NodeView) -> None:
         """Use what a daemon, which may have restarted, says of its index and its tiers. Raises as TierView.follow."""
         if self._tiers.follow(view):
             self._segments.close()
             self._segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
+            self._cold.use(self._tiers.directories, self._tiers.index.owner)
         self._segments.forget_unlinked()
         self._read_deadline = view.read_deadline
 
-    def locate(self, snapshot: Snapshot, number: int) -> list[Location | None]:
-        """Where each block of file *number* is now; None for a block that is not on this node."""
+    async def locate(self, snapshot: Snapshot, number: int, most: int) -> list[Location | None]:
+        """Where each of the first *most* blocks of file *number* is now; None for a block that is not on this node."""
         size, content = snapshot.file(number)
-        return [self._tiers.index.get(block_key(content, n)) for n in range(block_count(size, snapshot.block_size))]
+        found: list[Location | None] = []
+        for block in range(min(most, block_count(size, snapshot.block_size))):
+            if block % _LOCATED_AT_ONCE == _LOCATED_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
+            found.append(self._tiers.index.get(block_key(content, block)))
+        return found
 
     async def read(self, snapshot: Snapshot, number: int, offset: int, size: int) -> bytes | memoryview:
         """Bytes [offset, offset + size) of file *number*, fewer at its end.
@@ -102,49 +105,117 @@ class BlockReader:
         if size <= 0:
             return b""
         block, start = divmod(offset, snapshot.block_size)
-        if start == 0 and (size == MAX_READ or offset + size == length):
-            # Only of a block that is read from its start do all pages come into the page cache.
-            self._marks.set(block_key(content, block))
+        key = block_key(content, block)
+        if start == 0:
+            if size == MAX_READ or offset + size == length:
+                # Only of a block that is read from its start do all pages come into the page cache.
+                self._marks.set(key)
+            if block > 0:
+                self._ask_ahead(snapshot, number, key)
         if start + size <= snapshot.block_size:
-            return await self._read_block(snapshot, number, content, block, start, size)
-        parts = []
+            data = self._read_here(key, start, size)
+            if data is not None:
+                return data
+            deadline = trio.current_time() + self._read_deadline
+            return await self._read_waiting(snapshot, number, key, start, size, deadline)
+        return await self._read_blocks(snapshot, number, offset, size)
+
+    async def _read_blocks(self, snapshot: Snapshot, number: int, offset: int, size: int) -> bytes:
+        """Of several blocks."""
+        deadline = trio.current_time() + self._read_deadline
+        _, content = snapshot.file(number)
+        block, start = divmod(offset, snapshot.block_size)
+        parts: list[bytes] = []
         while size > 0:
-            step = min(size, snapshot.block_size - start)
-            parts.append(bytes(await self._read_block(snapshot, number, content, block, start, step)))
+            step, key = min(size, snapshot.block_size - start), block_key(content, block)
+            if start == 0 and parts:
+                self._ask_ahead(snapshot, number, key)
+            data = self._read_here(key, start, step)
+            if data is None:
+                data = await self._read_waiting(snapshot, number, key, start, step, deadline)
+            parts.append(bytes(data))
             block, start, size = block + 1, 0, size - step
         return b"".join(parts)
 
-    async def _read_block(
-        self, snapshot: Snapshot, number: int, content: bytes, block: int, start: int, size: int
-    ) -> memoryview:
-        key = block_key(content, block)
-        if start == 0 and block > 0:
-            self._ask_ahead(snapshot, number, content, block + 1)
+    def _read_here(self, key: bytes, start: int, size: int) -> memoryview | None:
+        """Verified bytes of a block, if they can be had without waiting."""
         location = self._tiers.index.get(key)
-        bad = b""
-        if location is not None:
-            data = await self._copy(key, location, start, size)
-            if data is not None:
-                self.counters.hit(location.tier, size)
-                self._note_access(key)
-                return data
-            bad = self._blame(key, location)
+        if location is None or size > MAX_READ:
+            return None
+        try:
+            data = self._segments.read(key, location, start, size, self._buffer, wait=location.tier == MEMORY)
+        except BlockingIOError:
+            return None
+        if data is not None:
+            self.counters.hit(location.tier, size)
+            self._note_access(key)
+        return data
+
+    async def _read_waiting(
+        self, snapshot: Snapshot, number: int, key: bytes, start: int, size: int, deadline: float
+    ) -> memoryview:
+        """deadline: by trio's clock, from the moment in which the request has come."""
+        if self._waiting >= MOST_WAITING:
+            raise CachefsError(f"{MOST_WAITING} reads of this worker wait already; is an origin or a disk hanging?")
+        self._waiting += 1
+        try:
+            location = self._tiers.index.get(key)
+            bad, slow = b"", False
+            if location is not None:
+                try:
+                    data = await self._copy(key, location, start, size, deadline)
+                except TierAiling:
+                    bad, slow = location.pack(), True
+                else:
+                    if data is not None:
+                        self.counters.hit(location.tier, size)
+                        self._note_access(key)
+                        return data
+                    bad = self._blame(key, location)
+            ref = BlockRef(snapshot.id, number, block_number(key), bad=bad, start=start, size=size, slow=slow)
+            return await self._fetch(snapshot, key, ref, start, size, deadline)
+        finally:
+            self._waiting -= 1
+
+    async def _fetch(
+        self, snapshot: Snapshot, key: bytes, ref: BlockRef, start: int, size: int, deadline: float
+    ) -> memoryview:
         self.counters.misses += 1
         self.counters.miss_bytes += size
-        deadline = trio.current_time() + self._read_deadline
         while True:
-            ref = BlockRef(snapshot=snapshot.id, entry=number, number=block, bad=bad)
-            location = await self._fetch(key, ref, deadline)
-            data = await self._copy(key, location, start, size)
+            answer = await self._fetches.fetch(key, ref, deadline)
+            slow = False
+            try:
+                if answer.location:
+                    data = await self._copy(key, Location.unpack(answer.location), start, size, deadline)
+                else:
+                    data = _passed(key, answer, start, size)
+            except TierAiling:
+                data, slow = None, True
             if data is not None:
                 self._note_access(key)
                 return data
-            # It was evicted again before we could read it, or written badly: the daemon finds out which.
-            bad = location.pack()
+            # It was evicted again before we could read it, or written badly: the daemon finds out which. Or we have
+            # shared the call of a read of other bytes of a block that no tier can hold.
+            ref = msgspec.structs.replace(ref, bad=answer.location, slow=slow)
             await trio.sleep(UNREADABLE_PAUSE)
             if trio.current_time() > deadline:
-                name = snapshot.path(number).decode(errors="backslashreplace")
-                raise CachefsError(f"block {block} of {name} could not be read within the deadline")
+                name = snapshot.path(ref.entry).decode(errors="backslashreplace")
+                raise CachefsError(f"block {ref.number} of {name} could not be read within the deadline")
+
+    async def _copy(self, key: bytes, location: Location, start: int, size: int, deadline: float) -> memoryview | None:
+        """Verified bytes in a buffer of ours; None where the copy in the tier is not right. Raises TierAiling."""
+        if size <= MAX_READ:
+            try:
+                return self._segments.read(key, location, start, size, self._buffer, wait=location.tier == MEMORY)
+            except BlockingIOError:
+                pass
+        began = trio.current_time()
+        try:
+            return await self._cold.read(key, location, start, size, deadline)
+        finally:
+            if location.tier == SSD:
+                self._note_stall(key, began, "ssd")
 
     def _blame(self, key: bytes, location: Location) -> bytes:
         """The location of bytes that are wrong, packed; empty where the block was evicted while we read it."""
@@ -157,33 +228,6 @@ class BlockReader:
         )  # fmt: skip
         return location.pack()
 
-    async def _copy(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
-        """Verified bytes in a buffer of ours; None where the copy in the tier is not right."""
-        if size > MAX_READ:
-            return await self._copy_in_thread(key, location, start, size)
-        try:
-            return self._segments.read(key, location, start, size, self._buffer, wait=location.tier == MEMORY)
-        except BlockingIOError:
-            return await self._copy_in_thread(key, location, start, size)
-
-    async def _copy_in_thread(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
-        began = trio.current_time()
-        try:
-            return await self._copy_waiting(key, location, start, size)
-        finally:
-            if location.tier == SSD:
-                self._note_stall(key, began, "ssd")
-
-    async def _copy_waiting(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
-        def copy() -> memoryview | None:
-            segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
-            try:
-                return segments.read(key, location, start, size, memoryview(bytearray(size + 2 * PIECE_SIZE)))
-            finally:
-                segments.close()
-
-        return await trio.to_thread.run_sync(copy, limiter=self._cold_limiter)
-
     def _note_access(self, key: bytes) -> None:
         if len(self.accessed) < MAX_ACCESSED:
             self.accessed.pop(key, None)
@@ -195,60 +239,26 @@ class BlockReader:
         if len(self.stalls) < MAX_STALLS:
             self.stalls.append(Stall(key, trio.current_time() - began, source))
 
-    async def _fetch(self, key: bytes, ref: BlockRef, deadline: float) -> Location:
-        """Where the daemon has put the block. Reads of one block share one call, and its failure for a moment."""
-        began = trio.current_time()
-        flight = self._flights.get(key)
-        if flight is None or trio.current_time() > flight.forget_at:
-            flight = self._flights[key] = _Flight()
-            try:
-                flight.location = await self._ask(flight, ref, deadline)
-            except CachefsError as error:
-                flight.error = error
-                self._forget_old_failures()
-                flight.forget_at = trio.current_time() + FAILURE_SECONDS
-            finally:
-                flight.landed.set()
-                if flight.error is None:
-                    del self._flights[key]
-        else:
-            await flight.landed.wait()
-        self._note_stall(key, began, "daemon" if flight.daemon_away else "origin")
-        if flight.location is None:
-            raise flight.error or CachefsError("the mount is ending")
-        return flight.location
-
-    def _forget_old_failures(self) -> None:
-        now = trio.current_time()
-        self._flights = {key: flight for key, flight in self._flights.items() if flight.forget_at >= now}
-
-    async def _ask(self, flight: _Flight, ref: BlockRef, deadline: float) -> Location:
-        while True:
-            left = deadline - trio.current_time()
-            try:
-                reply = await self._link.call(FETCH, Fetch(blocks=[ref], deadline=left), seconds=left)
-            except DaemonUnavailable:
-                # The daemon may be restarting: it has time until the deadline to come back.
-                flight.daemon_away = True
-                if trio.current_time() + DAEMON_RETRY > deadline:
-                    raise
-                await trio.sleep(DAEMON_RETRY)
-                continue
-            answer = reply.blocks[0]
-            if answer.errno:
-                error = CachefsError(answer.message)
-                error.errno = answer.errno
-                raise error
-            return Location.unpack(answer.location)
-
-    def _ask_ahead(self, snapshot: Snapshot, number: int, content: bytes, first: int) -> None:
-        """Have the next blocks brought to the node. To be called where a reader comes to the start of a later block:
-        it is going through the file."""
-        last = min(first + BLOCKS_AHEAD, block_count(snapshot.file(number)[0], snapshot.block_size))
+    def _ask_ahead(self, snapshot: Snapshot, number: int, key: bytes) -> None:
+        """Have the blocks after the block *key* brought to the node. To be called where a reader comes to the start of
+        a later block: it is going through the file."""
+        size, content = snapshot.file(number)
+        first = block_number(key) + 1
+        last = min(first + BLOCKS_AHEAD, block_count(size, snapshot.block_size))
         missing = [
             BlockRef(snapshot=snapshot.id, entry=number, number=n)
             for n in range(first, last)
-            if (key := block_key(content, n)) not in self._flights and self._tiers.index.get(key) is None
+            if (after := block_key(content, n)) not in self._fetches and self._tiers.index.get(after) is None
         ]
         if missing:
-            self._link.send(FETCH, Fetch(blocks=missing, ahead=True, deadline=self._read_deadline))
+            self._fetches.ahead(missing, self._read_deadline)
+
+
+def _passed(key: bytes, answer: FetchedBlock, start: int, size: int) -> memoryview | None:
+    """Verified bytes of a block that no tier can hold, out of the daemon's answer; None where it has others."""
+    pieces = memoryview(answer.data)
+    first = start // PIECE_SIZE
+    begin = first * PIECE_SIZE
+    if len(pieces) < start + size - begin or not pieces_match(key, answer.checksums, first, pieces):
+        return None
+    return pieces[start - begin : start + size - begin]

@@ -71,7 +71,11 @@ def main(  # noqa: PLR0913  # one for each option
     try:
         switches = ("no_zero_open",) * no_zero_open + (() if workers is None else (f"workers={workers}",))
         parsed = parse((*options, *switches))
-        directory = directory.absolute()
+        if not foreground:
+            # What the caller has open, such as a pipe or a lock, would stay open for as long as the mount.
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        directory = kernel.place_of(directory.absolute())
+        handler = logging.StreamHandler() if foreground else background_log(parsed)
         claim = kernel.prepare_mount_point(directory)
     except ConfigError as error:
         fail(error, USAGE_STATUS)
@@ -79,7 +83,7 @@ def main(  # noqa: PLR0913  # one for each option
         fail(error, FAILURE_STATUS)
     level = logging.DEBUG if verbose else logging.INFO
     if foreground:
-        log_to(logging.StreamHandler(), level)
+        log_to(handler, level)
 
         def ready() -> None:
             kernel.release(claim)
@@ -90,7 +94,8 @@ def main(  # noqa: PLR0913  # one for each option
         except CachefsError as error:
             fail(error, FAILURE_STATUS)
     else:
-        sys.exit(in_background(spec, directory, parsed, level, claim))
+        log_to(handler, level)
+        sys.exit(in_background(spec, directory, parsed, claim))
 
 
 def serve(
@@ -118,7 +123,7 @@ def serve(
     Supervisor(MountSpec.parse(spec), directory, options).run(interposer, mounted, ready)
 
 
-def in_background(spec: str, directory: Path, options: MountOptions, level: int, claim: int) -> int:
+def in_background(spec: str, directory: Path, options: MountOptions, claim: int) -> int:
     """The exit status of the command, once the child serves or has failed. claim: released when the child serves."""
     reader, writer = os.pipe()
     if os.fork():
@@ -132,7 +137,6 @@ def in_background(spec: str, directory: Path, options: MountOptions, level: int,
     os.close(reader)
     os.setsid()
     os.chdir("/")
-    log_to(background_log(options), level)
 
     def tell(word: str) -> None:
         nonlocal writer
@@ -160,11 +164,12 @@ def in_background(spec: str, directory: Path, options: MountOptions, level: int,
 
 
 def background_log(options: MountOptions) -> logging.Handler:
+    """Raises ConfigError where the file of the option cannot be written."""
     if options.log is not None:
         try:
             return logging.FileHandler(options.log)
         except OSError as error:
-            fail(ConfigError(f"mount option log={options.log}: {error.strerror}"), USAGE_STATUS)
+            raise ConfigError(f"mount option log={options.log}: {error.strerror}") from None
     if Path("/dev/log").exists():
         return logging.handlers.SysLogHandler("/dev/log")
     return logging.NullHandler()

@@ -81,6 +81,13 @@ class Connection:
         except (OSError, ValueError):
             return True
 
+    def allow_requests(self, most: int) -> None:
+        """Have the kernel's readahead keep up to *most* requests under way. Takes root; else it stays at 12."""
+        try:
+            self._control.allow_requests(most)
+        except OSError as error:
+            log.info("the kernel sends few requests at once: %s", error.strerror)
+
     def abort(self) -> None:
         """End the connection: waiting readers get an error, processes that serve get ENODEV. The mount point stays."""
         try:

@@ -55,16 +55,28 @@ class ControlFiles:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "abort")
         os.write(self._abort, b"1")
 
+    def allow_requests(self, most: int) -> None:
+        """Let *most* requests of the kernel's readahead be under way at once. Raises OSError."""
+        for name in ("max_background", "congestion_threshold"):
+            file = self._open(name, os.O_WRONLY)
+            try:
+                os.write(file, b"%d" % most)
+            finally:
+                os.close(file)
+
     def waiting(self) -> int:
         """How many requests wait to be taken or answered. Raises OSError where that cannot be known."""
-        if self._directory is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "waiting")
         # Opened anew, since a descriptor gives the number at its first read for ever.
-        file = os.open("waiting", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
+        file = self._open("waiting", os.O_RDONLY)
         try:
             return int(os.read(file, 32))
         finally:
             os.close(file)
+
+    def _open(self, name: str, flags: int) -> int:
+        if self._directory is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return os.open(name, flags | os.O_CLOEXEC, dir_fd=self._directory)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,22 @@ UNMOUNT_SECONDS: Final = 10
 # A mount that has not answered for so long is taken to hang.
 ANSWER_SECONDS: Final = 5
 _MNT_FORCE: Final = 1
+_MOST_LINKS: Final = 40
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def place_of(directory: Path) -> Path:
+    """Where a mount on *directory* is, without links; found without asking what is mounted there. Raises
+    CachefsError."""
+    place = directory.parent.resolve() / directory.name
+    for _ in range(_MOST_LINKS):
+        try:
+            target = os.readlink(place)  # asks no mount, unlike lstat(2)
+        except OSError:
+            return place
+        place = place.parent / target
+        place = place.parent.resolve() / place.name
+    raise CachefsError(f"mount point {directory} is a symbolic link to itself")
 
 
 def is_dead(directory: Path) -> bool:

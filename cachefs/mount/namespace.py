@@ -1,7 +1,10 @@
 """The tree a mount shows: which inode is which entry of which snapshot (see cachefs.inodes for the numbers)."""
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +18,12 @@ from cachefs.snapshot import SUFFIX, Snapshot
 
 log = logging.getLogger(__name__)
 
+# Seconds after which a snapshot that is not shown any more, and that nobody asks for, is closed; longer than any read
+# may wait. More than MOST_OLD of them are closed sooner.
+IDLE_SECONDS: Final = 300.0
+MOST_OLD: Final = 16
+# Snapshots that were shown once and whose inodes are known, at most.
+MOST_KNOWN: Final = 4096
 # The extended attribute, of everything in a dataset, that names the snapshot shown.
 SNAPSHOT: Final = "user.cachefs.snapshot"
 
@@ -36,6 +45,17 @@ def wanted_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[Da
     return found
 
 
+def shown_datasets(spec: MountSpec, first: Sequence[DatasetView], now: Sequence[DatasetView]) -> list[DatasetView]:
+    """What a mount of *spec* shows, where the node had the datasets *first* when it was mounted and has *now* others.
+
+    Raises NotFound.
+    """
+    if spec.is_single:
+        return wanted_datasets(spec, first)
+    pinned = [dataset for dataset in wanted_datasets(spec, first) if not spec.follows(dataset.name)]
+    return pinned + [dataset for dataset in now if spec.follows(dataset.name)]
+
+
 def at_snapshot(dataset: DatasetView, digits: str) -> DatasetView:
     """The dataset at the snapshot whose id begins with *digits*, while that is still on this node. Raises NotFound."""
     paths = list(Path(dataset.path).parent.glob(f"{digits}*{SUFFIX}")) if digits.isalnum() else []
@@ -45,12 +65,26 @@ def at_snapshot(dataset: DatasetView, digits: str) -> DatasetView:
     return msgspec.structs.replace(dataset, snapshot=paths[0].stem, path=str(paths[0]))
 
 
+class Slot(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot that is or was shown, and the slot of its inodes."""
+
+    slot: int
+    # The dataset. Each has slots of its own, also where two share a snapshot: a directory inode has one place.
+    name: str
+    # Id of the snapshot, and path of its file.
+    snapshot: str
+    path: str
+
+
 class Namespace:
     """The tree of one mount.
 
     A mount of one dataset shows the dataset's root as its own root, and stays at the snapshot it was mounted with.
     Any other mount lists its datasets by name in its root and follows their refreshes. A snapshot that was shown once
-    stays readable by its inodes.
+    stays readable by its inodes, as long as its file is there: the daemon keeps it for as long as the mount lives.
+
+    Snapshots are opened when they are needed. Those that are not shown any more are closed when they have not been used
+    for a while.
     """
 
     def __init__(
@@ -71,18 +105,34 @@ class Namespace:
         self.root_changed_ns = now_ns()  # unix time in nanoseconds at which `names` last changed
         self._now_ns = now_ns
         self._catch_up = catch_up
-        self._by_slot: dict[int, Snapshot] = {}  # all snapshots ever shown
-        self._slots: dict[tuple[str, str], int] = {}  # (dataset name, snapshot id) -> slot
+        self._by_slot: dict[int, Snapshot] = {}  # the open snapshots of those that are shown
+        self._old: OrderedDict[int, tuple[Snapshot, float]] = OrderedDict()  # of others; when last used (monotonic)
+        self._known: dict[int, Slot] = {}  # all that were ever shown, those last that were shown last
+        self._slots: dict[tuple[str, str], int] = {}  # (dataset name, snapshot id) -> slot, of the same
         wanted = wanted_datasets(spec, datasets)
         # Datasets that the SPEC names at one of their snapshots, and which so do not follow refreshes.
         self._pinned = [dataset for dataset in wanted if not spec.follows(dataset.name)]
         self._show(wanted)
         self._root_slot = next(iter(self.names.values())) if self.single else 0
+        if self.single:
+            self._resolve(self._root_slot)
 
     def update(self, datasets: Sequence[DatasetView]) -> None:
         """Follow datasets that were added, refreshed or removed."""
         if not self.single:
             self._show(self._pinned + [dataset for dataset in datasets if self.spec.follows(dataset.name)])
+
+    def slots(self) -> list[Slot]:
+        """What a worker must know that has not seen all that was shown; see `resume`."""
+        return list(self._known.values())
+
+    def resume(self, slots: Sequence[Slot], datasets: Sequence[DatasetView], changed_ns: int) -> None:
+        """Take up what another worker of the mount has shown so far, and `update`. changed_ns: its
+        `root_changed_ns`."""
+        self._known = {slot.slot: slot for slot in slots}
+        self._slots = {(slot.name, slot.snapshot): slot.slot for slot in slots}
+        self.update(datasets)
+        self.root_changed_ns = changed_ns
 
     def catch_up(self) -> None:
         """Show what any worker of the mount has heard of. To be called before a mount of several datasets lists them.
@@ -94,16 +144,14 @@ class Namespace:
         self._catch_up()
 
     def resolve(self, inode: int) -> tuple[Snapshot, int]:
-        """Snapshot and entry number. Raises NotFound, also for the root of a mount of several datasets."""
+        """Snapshot and entry number. Raises NotFound, also for the root of a mount of several datasets, and what
+        opening the snapshot raises."""
         # `slot_and_entry` written out: every read passes here.
         if inode == ROOT:
             inode = self._root_slot << ENTRY_BITS
         snapshot = self._by_slot.get(inode >> ENTRY_BITS)
         if snapshot is None:
-            self._catch_up()
-            snapshot = self._by_slot.get(inode >> ENTRY_BITS)
-        if snapshot is None:
-            raise NotFound(f"inode {inode} belongs to no dataset of this mount")
+            snapshot = self._resolve(inode >> ENTRY_BITS)
         return snapshot, inode & ENTRY_MASK
 
     def sibling(self, inode: int, number: int) -> int:
@@ -111,39 +159,100 @@ class Namespace:
         slot = self._root_slot if inode == ROOT else inode >> ENTRY_BITS
         return ROOT if number == 0 and slot == self._root_slot else (slot << ENTRY_BITS) | number
 
+    def roots(self) -> list[tuple[bytes, int]]:
+        """Name and root inode of each dataset, in name order."""
+        return [(name, inode_of(slot, 0)) for name, slot in sorted(self.names.items())]
+
     def datasets(self) -> list[tuple[bytes, int, Snapshot]]:
-        """Name, root inode and snapshot of each dataset, in name order."""
-        return [(name, inode_of(slot, 0), self._by_slot[slot]) for name, slot in sorted(self.names.items())]
+        """Name, root inode and snapshot of each dataset that can be opened, in name order."""
+        found = []
+        for name, inode in self.roots():
+            try:
+                found.append((name, inode, self.resolve(inode)[0]))
+            except CachefsError as error:
+                log.warning("%s", error)
+        return found
+
+    def close_idle(self) -> None:
+        """Close snapshots that are not shown any more and that nobody has asked for lately."""
+        self._close_old(MOST_OLD, time.monotonic() - IDLE_SECONDS)
+
+    def _close_old(self, most: int, since: float) -> None:
+        """Close those that are not shown, but for the *most* that were used last, if they were used *since* then."""
+        while self._old:
+            slot, (snapshot, used) = next(iter(self._old.items()))
+            if used > since and len(self._old) <= most:
+                return
+            del self._old[slot]
+            if not any(other is snapshot for other in self._all_open()):
+                snapshot.close()
+
+    def _all_open(self) -> Iterator[Snapshot]:
+        yield from self._by_slot.values()
+        for snapshot, _ in self._old.values():
+            yield snapshot
+
+    def _resolve(self, number: int) -> Snapshot:
+        """The snapshot of a slot, opened if it is not. Raises NotFound for a slot that is not known."""
+        if number not in self._known:
+            self._catch_up()
+        slot = self._known.get(number)
+        if slot is None:
+            raise NotFound(f"slot {number} of inodes belongs to no dataset of this mount")
+        snapshot = self._by_slot.get(number) or self._old.pop(number, (None, 0.0))[0]
+        if snapshot is None:
+            snapshot = next((other for other in self._all_open() if other.id == slot.snapshot), None)
+        if snapshot is None:
+            snapshot = self._open(slot)
+        if number in self.names.values():
+            self._by_slot[number] = snapshot
+        else:
+            self._old[number] = snapshot, time.monotonic()
+        return snapshot
+
+    def _open(self, slot: Slot) -> Snapshot:
+        try:
+            return Snapshot(Path(slot.path))
+        except NotFound:
+            raise
+        except CachefsError:
+            if not self._old:
+                raise
+            self._close_old(0, math.inf)  # too many files may be open
+            return Snapshot(Path(slot.path))
 
     def _show(self, datasets: Sequence[DatasetView]) -> None:
         names = {}
         for dataset in datasets:
+            # One of several datasets may be gone that was there when the mount began: a worker that starts later takes
+            # up again what the mount was told then. One that cannot be opened now is shown all the same.
+            if not self.single and not (dataset.path and Path(dataset.path).exists()):
+                log.warning("dataset %s is not shown: it has no snapshot file %s", dataset.name, dataset.path)
+                continue
             slot = self._slot(dataset)
-            try:
-                self._open(slot, dataset)
-            except CachefsError as error:
-                # One of several datasets may be gone that was there when the mount began: a worker that starts later
-                # takes up again what the mount was told then.
-                if self.single:
-                    raise
-                log.warning("dataset %s is not shown: %s", dataset.name, error)
-            else:
-                names[dataset.name.encode()] = slot
+            self._known.pop(slot, None)
+            self._known[slot] = Slot(slot, dataset.name, dataset.snapshot, dataset.path)
+            names[dataset.name.encode()] = slot
         if names != self.names:
             self.names = names
             self.root_changed_ns = self._now_ns()
+            for slot in self._by_slot.keys() - names.values():
+                self._old[slot] = self._by_slot.pop(slot), time.monotonic()
+        self._forget_oldest()
 
     def _slot(self, dataset: DatasetView) -> int:
-        """Each name has its own slot, even where two datasets share a snapshot: a directory inode has one place."""
         slot = self._slots.get((dataset.name, dataset.snapshot))
         if slot is None:
             slot = slot_of(dataset.snapshot)
-            while slot in self._slots.values():
+            while slot in self._known:
                 slot = next_slot(slot)
             self._slots[dataset.name, dataset.snapshot] = slot
         return slot
 
-    def _open(self, slot: int, dataset: DatasetView) -> None:
-        if slot not in self._by_slot:
-            shared = (snapshot for snapshot in self._by_slot.values() if snapshot.id == dataset.snapshot)
-            self._by_slot[slot] = next(shared, None) or Snapshot(Path(dataset.path))
+    def _forget_oldest(self) -> None:
+        """All workers do this after the same views, so that they agree on the slots of those that come later."""
+        shown = set(self.names.values())
+        for slot in [slot for slot in self._known if slot not in shown][: max(0, len(self._known) - MOST_KNOWN)]:
+            old = self._known.pop(slot)
+            del self._slots[old.name, old.snapshot]
+            self._old.pop(slot, None)

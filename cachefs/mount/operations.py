@@ -15,15 +15,16 @@ from typing import Any, Final, TypeVar
 
 import pyfuse3
 
-from cachefs.block import TIER_NAMES, Location
+from cachefs.block import TIER_NAMES, Location, block_count
 from cachefs.errors import CachefsError, NotFound
-from cachefs.inodes import ROOT
+from cachefs.inodes import ROOT, inode_of
 from cachefs.mount import control
 from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.control import Control
 from cachefs.mount.counters import Counters
 from cachefs.mount.namespace import SNAPSHOT, Namespace
 from cachefs.mount.options import MountOptions
+from cachefs.mount.zero_open import NOTHING, KernelOpens
 from cachefs.snapshot import Entry, Snapshot
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 FOR_EVER: Final = 1e9
 ROOT_SECONDS: Final = 1.0
 MAX_NAME: Final = 255
+# Blocks of a file whose tier is told, those of 32 GiB at the default block size: they take some 15 ms to look up, and
+# their tiers as text take at most 58 of the 64 KiB that an attribute may have.
+MOST_LOCATED: Final = 8192
 ETAG: Final = b"user.cachefs.etag"
 TIER: Final = b"user.cachefs.tier"
 _SNAPSHOT: Final = SNAPSHOT.encode()
@@ -81,6 +85,7 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self.options = options
         self.counters = Counters()
+        self.kernel_opens: KernelOpens = NOTHING  # set by whoever has answered the kernel's INIT
         # Called when the kernel's INIT is being answered, before any other request.
         self.when_initialised: Callable[[], None] = lambda: None
         self._file_mode = stat.S_IFREG | (0o444 & ~options.umask)
@@ -107,6 +112,8 @@ class Operations(pyfuse3.Operations):
         if name == b".":
             entry: Entry | None = snapshot.entry(number)
         elif name == b"..":
+            if number == 0 and not self.namespace.single:
+                return self._root_attributes()
             entry = snapshot.entry(snapshot.entry(number).parent)
         else:
             entry = snapshot.lookup(number, name)
@@ -145,13 +152,13 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def open(self, inode: int, flags: int, ctx: object) -> pyfuse3.FileInfo:
-        if self.options.zero_open:
+        if self.kernel_opens.files:
             raise pyfuse3.FUSEError(errno.ENOSYS)
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
     @handler
     async def opendir(self, inode: int, ctx: object) -> int:
-        if self.options.zero_open:
+        if self.kernel_opens.directories:
             raise pyfuse3.FUSEError(errno.ENOSYS)
         return inode
 
@@ -184,7 +191,7 @@ class Operations(pyfuse3.Operations):
         if name == ETAG and not entry.is_dir:
             return entry.version
         if name == TIER and not entry.is_dir:
-            return describe_tiers(self.reader.locate(snapshot, entry.number))
+            return await self._tiers_of(snapshot, entry)
         raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
 
     @handler
@@ -208,6 +215,11 @@ class Operations(pyfuse3.Operations):
         """ENOSYS has the kernel send no more FLUSH when a file is closed."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
+    async def _tiers_of(self, snapshot: Snapshot, entry: Entry) -> bytes:
+        found = describe_tiers(await self.reader.locate(snapshot, entry.number, MOST_LOCATED))
+        more = block_count(entry.size, snapshot.block_size) - MOST_LOCATED
+        return found if more <= 0 else found + b" more*%d" % more
+
     def _path(self, inode: int) -> str:
         try:
             snapshot, number = self.namespace.resolve(inode)
@@ -230,8 +242,8 @@ class Operations(pyfuse3.Operations):
     def _listing(self, inode: int, start: int) -> Iterator[tuple[bytes, pyfuse3.EntryAttributes]]:
         if inode == ROOT and not self.namespace.single:
             self.namespace.catch_up()
-            for name, root, snapshot in itertools.islice(self.namespace.datasets(), start, None):
-                yield name, self._dataset_attributes(root, snapshot)
+            for name, root in itertools.islice(self.namespace.roots(), start, None):
+                yield name, self._dataset_attributes(root)
             return
         if inode == control.DIRECTORY:
             yield from itertools.islice(
@@ -246,13 +258,17 @@ class Operations(pyfuse3.Operations):
         if name in (b".", b".."):
             return self._root_attributes()
         self.namespace.catch_up()
-        for known, root, snapshot in self.namespace.datasets():
-            if known == name:
-                return self._dataset_attributes(root, snapshot)
-        return _absent(ROOT_SECONDS)
+        slot = self.namespace.names.get(name)
+        return _absent(ROOT_SECONDS) if slot is None else self._dataset_attributes(inode_of(slot, 0))
 
-    def _dataset_attributes(self, root: int, snapshot: Snapshot) -> pyfuse3.EntryAttributes:
-        attributes = self._attributes(root, snapshot.entry(0))
+    def _dataset_attributes(self, root: int) -> pyfuse3.EntryAttributes:
+        try:
+            attributes = self._attributes(root, self._entry(root))
+        except CachefsError as error:
+            # As with too many files open: it is there all the same, and its time is known later.
+            log.error("a dataset cannot be opened: %s", error)
+            attributes = self._new_attributes(root, self._dir_mode, 0, self.namespace.root_changed_ns)
+            attributes.attr_timeout = ROOT_SECONDS
         attributes.entry_timeout = ROOT_SECONDS
         return attributes
 

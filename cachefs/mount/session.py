@@ -1,6 +1,7 @@
 """The FUSE session: it is mounted and the kernel's INIT answered before any process that serves it is forked."""
 
 import ctypes
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import source_of
 
 INIT_SECONDS: Final = 20.0
+# Requests of the kernel's readahead that may be under way at once, as in _zero_open.c, which says so in time.
+MOST_UNDER_WAY: Final = 16384
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,13 @@ class Session:
     # libfuse's own descriptor of the device.
     device: int
     connection: Connection
-    # May several processes wait for its requests?
-    shared: bool
+    # The piece of C under pyfuse3 (cachefs.mount.zero_open), where it is used.
+    library: ctypes.CDLL | None
+
+    @property
+    def shared(self) -> bool:
+        """May several processes wait for its requests?"""
+        return self.library is not None
 
     def clone(self) -> int:
         """Another descriptor of the connection, for `use`. Raises OSError."""
@@ -57,11 +67,18 @@ def open_session(spec: MountSpec, directory: Path, options: MountOptions, interp
         number = kernel.connection_number(directory)
         if number is None:
             raise CachefsError(f"{directory} was unmounted while it was being mounted")
+        if interposer is not None:
+            operations.kernel_opens = zero_open.kernel_opens(interposer)
+            if operations.kernel_opens != zero_open.KernelOpens(files=True, directories=True):
+                log.warning("this kernel cannot open everything by itself, so opens are requests to the mount")
     except BaseException:
         pyfuse3.close(unmount=True)
         raise
     (own,) = descriptors() - before
-    return Session(operations, own, Connection(number, directory), interposer is not None)
+    session = Session(operations, own, Connection(number, directory), interposer)
+    if interposer is None:
+        session.connection.allow_requests(MOST_UNDER_WAY)
+    return session
 
 
 async def _answer_init(operations: Operations) -> bool:

@@ -6,6 +6,7 @@ It holds the device, and does nothing that could fail or wait: it uses no gRPC, 
 import ctypes
 import logging
 import os
+import resource
 import select
 import signal
 import time
@@ -18,6 +19,7 @@ from cachefs.errors import CachefsError
 from cachefs.messages import MountReport
 from cachefs.mount import kernel, read_marks
 from cachefs.mount.attach import attach
+from cachefs.mount.control_process import ControlProcess
 from cachefs.mount.guard import Guard
 from cachefs.mount.namespace import wanted_datasets
 from cachefs.mount.options import MountOptions
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
 GOODBYE_SECONDS: Final = 3.0
+# Files that each process of a mount may have open.
+MOST_FILES: Final = 1 << 16
 
 
 def default_workers() -> int:
@@ -54,37 +58,47 @@ class Supervisor:
         spec = spec.resolved(view.datasets)
         self._shown = wanted_datasets(spec, view.datasets)
         wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        marks = read_marks.create()
-        self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks)
+        marks, failures = read_marks.create(), read_marks.create()
+        self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks, failures)
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
         """Mount, call *mounted*, call *ready* once reads are answered; return when the mount has ended, or a signal
         asked for the end. Raises CachefsError.
         """
         mount = self._mount
+        _raise_soft_limit()
         session = open_session(mount.spec, mount.directory, mount.options, interposer)
         mounted()
         signals = _listen_to_signals()
         guard = Guard(session.connection)
         workers = WorkerPool(mount, session, self._worker_count(session))
+        control = ControlProcess(mount)
         pusher = PusherProcess(mount, self._pinned_spec(), session) if mount.options.push else None
         try:
-            self._supervise(workers, guard, pusher, signals, ready)
+            self._supervise(workers, control, guard, pusher, signals, ready)
             if workers.failure is not None:
                 raise workers.failure
         finally:
             self._unmount(session)
             workers.end(GOODBYE_SECONDS)
+            control.end()
             if pusher is not None:
                 pusher.end()
             guard.end()
 
     def _supervise(
-        self, workers: WorkerPool, guard: Guard, pusher: PusherProcess | None, signals: int, ready: Callable[[], None]
+        self,
+        workers: WorkerPool,
+        control: ControlProcess,
+        guard: Guard,
+        pusher: PusherProcess | None,
+        signals: int,
+        ready: Callable[[], None],
     ) -> None:
         announced, ticked = False, time.monotonic()
         while not workers.over and workers.failure is None:
-            workers.wait(TICK_SECONDS, signals)
+            workers.wait(TICK_SECONDS, [signals, *control.wakes])
+            control.tend()
             if select.select([signals], [], [], 0)[0]:
                 log.info("told to end: unmounting %s", self._mount.directory)
                 return
@@ -123,10 +137,19 @@ class Supervisor:
         return self._mount.spec
 
 
+def _raise_soft_limit() -> None:
+    """Let all processes of the mount have as many files open as is allowed: a snapshot is a file, and so is a
+    segment, of which each thread of the pusher keeps some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _listen_to_signals() -> int:
     """A descriptor that can be read once a signal has asked for the end."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     return reader

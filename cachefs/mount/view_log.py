@@ -4,9 +4,14 @@ All workers of a mount must show the same tree. A worker that takes the place of
 kernel has got from that one. So the views that they act on are in one file without a name, which all of them have open.
 A worker that the daemon tells something new adds it to the file, and all workers take it from there. A worker that
 starts needs no daemon for it.
+
+Where the file has become long, a worker adds a summary: the last view, and the slots of all that was shown. Whoever has
+not read so far goes on from there, and what is before it is thrown away, but for the first view.
 """
 
+import ctypes
 import fcntl
+import logging
 import os
 import struct
 import time
@@ -18,12 +23,28 @@ from typing import Final
 import msgspec
 
 from cachefs.messages import NodeView
-from cachefs.rpc import decoder, encode
+from cachefs.mount.namespace import Slot
 
-# At the start of the file: where the last whole record ends. It is written after the record, so that a writer may die
-# at any time.
-_END: Final = struct.Struct("<Q")
+log = logging.getLogger(__name__)
+
+# At the start of the file: where the last whole record ends, and where the last summary begins. They are written after
+# the record, so that a writer may die at any time.
+_HEAD: Final = struct.Struct("<QQ")
+# A log that has become longer than this since the last summary, and four times as long as that, is summed up.
+_LONG: Final = 1 << 20
+# FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE.
+_PUNCH: Final = 3
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 _HEADER: Final = struct.Struct("<IQ")  # length of what follows, unix time in nanoseconds
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """A record of the log."""
+
+    view: NodeView
+    # Of a summary, what Summary has; None for a view.
+    slots: list[Slot] | None = None
+    changed_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +54,9 @@ class Heard:
     # When the mount heard it: unix time in nanoseconds.
     when_ns: int
     view: NodeView
+    # Where views before it may be missing: what was shown so far, and when that has changed last, in nanoseconds.
+    slots: list[Slot] | None = None
+    changed_ns: int = 0
 
 
 class ViewLog:
@@ -40,40 +64,69 @@ class ViewLog:
 
     def __init__(self, first: NodeView) -> None:
         self._fd = os.memfd_create("cachefs-views", os.MFD_CLOEXEC)
-        self._decode = decoder(NodeView)
-        self._place = _END.size  # up to which this process has read, in bytes
-        self._last = _lasting(first)  # the last record that this process has read or written
-        self._append(self._place, self._last)
+        self._decode = msgspec.msgpack.Decoder(_Record).decode
+        self._place = _HEAD.size  # up to which this process has read, in bytes
+        self._last = _lasting(first)  # the last view that this process has read or written
+        self._begin = _HEAD.size  # where the last summary begins that this process knows of
+        self._append(self._place, _Record(self._last))
 
     def news(self) -> list[Heard]:
         """What was added since the last call, oldest first; at the first call, all there is."""
-        end = self._end()
         heard = []
-        while self._place < end:
-            length, when = _HEADER.unpack(os.pread(self._fd, _HEADER.size, self._place))
-            self._last = os.pread(self._fd, length, self._place + _HEADER.size)
-            self._place += _HEADER.size + length
-            heard.append(Heard(when, self._decode(self._last)))
+        while self._place < self._ends()[0]:
+            place, (length, when) = self._place, _HEADER.unpack(os.pread(self._fd, _HEADER.size, self._place))
+            packed = os.pread(self._fd, length, place + _HEADER.size)
+            self._begin = self._ends()[1]
+            if _HEAD.size < place < self._begin:
+                self._place = self._begin  # what was read may have been thrown away meanwhile
+                continue
+            record = self._decode(packed)
+            self._place, self._last = place + _HEADER.size + length, record.view
+            heard.append(Heard(when, record.view, record.slots, record.changed_ns))
         return heard
 
     def add(self, view: NodeView) -> list[Heard]:
         """Add *view*, unless nothing in it is new. Returns what `news` returns then."""
-        record = _lasting(view)
-        if record == self._last and self._place == self._end():
+        view = _lasting(view)
+        if view == self._last and self._place == self._ends()[0]:
             return []
         with self._locked():
             heard = self.news()
-            if record != self._last:
-                self._append(self._place, record)
+            if view != self._last:
+                self._append(self._place, _Record(view))
             return heard + self.news()
 
-    def _end(self) -> int:
-        end: int = _END.unpack(os.pread(self._fd, _END.size, 0) or bytes(_END.size))[0]
-        return end
+    @property
+    def is_long(self) -> bool:
+        """Is it time to `sum_up`?"""
+        end, begin = self._ends()
+        (length, _) = _HEADER.unpack(os.pread(self._fd, _HEADER.size, begin))
+        return bool(end - begin > max(_LONG, 4 * length))
 
-    def _append(self, place: int, record: bytes) -> None:
-        os.pwrite(self._fd, _HEADER.pack(len(record), time.time_ns()) + record, place)
-        os.pwrite(self._fd, _END.pack(place + _HEADER.size + len(record)), 0)
+    def sum_up(self, slots: list[Slot], changed_ns: int) -> None:
+        """Throw away what is not needed any more. slots, changed_ns: see Heard, after all views that this process has
+        read. Does nothing where there are news."""
+        with self._locked():
+            begin, (first, _) = self._place, _HEADER.unpack(os.pread(self._fd, _HEADER.size, _HEAD.size))
+            if begin != self._ends()[0]:
+                return
+            self._append(begin, _Record(self._last, slots, changed_ns), begin=begin)
+            rest = _HEAD.size + _HEADER.size + first
+            sizes = ctypes.c_int64(rest), ctypes.c_int64(begin - rest)
+            if begin > rest and _libc.fallocate(self._fd, _PUNCH, *sizes):
+                log.warning("the mount's log of views cannot be cut: %s", os.strerror(ctypes.get_errno()))
+
+    def _ends(self) -> tuple[int, int]:
+        """Where the last whole record ends, and where the last summary begins."""
+        head = os.pread(self._fd, _HEAD.size, 0)
+        end, begin = _HEAD.unpack(head) if head else (_HEAD.size, _HEAD.size)
+        return end, begin
+
+    def _append(self, place: int, record: _Record, begin: int | None = None) -> None:
+        packed = msgspec.msgpack.encode(record)
+        begin = self._ends()[1] if begin is None else begin
+        os.pwrite(self._fd, _HEADER.pack(len(packed), time.time_ns()) + packed, place)
+        os.pwrite(self._fd, _HEAD.pack(place + _HEADER.size + len(packed), begin), 0)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -86,6 +139,6 @@ class ViewLog:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
 
-def _lasting(view: NodeView) -> bytes:
-    """The view as a record, without what changes with every block."""
-    return encode(msgspec.structs.replace(view, capacity=0, used=0))
+def _lasting(view: NodeView) -> NodeView:
+    """The view without what changes with every block."""
+    return msgspec.structs.replace(view, capacity=0, used=0)

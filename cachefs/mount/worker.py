@@ -19,10 +19,9 @@ import pyfuse3
 import trio
 
 from cachefs.errors import CachefsError
-from cachefs.identity import ANONYMOUS
 from cachefs.messages import Empty, MountReport, NodeView
 from cachefs.mount import kernel
-from cachefs.mount.block_reader import BlockReader
+from cachefs.mount.block_reader import MOST_WAITING, BlockReader
 from cachefs.mount.control import Control
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.namespace import Namespace
@@ -46,6 +45,9 @@ IDLE_REPORT_SECONDS: Final = 10.0
 REPORT_TIMEOUT: Final = 5.0
 READY_SECONDS: Final = 20.0
 BEAT_SECONDS: Final = 1.0
+# Requests that a worker works on at once. So many reads may wait (MOST_WAITING in cachefs.mount.block_reader), and then
+# there is still room for requests that need not wait. pyfuse3 starts a task for each, when it has none that is idle.
+MOST_REQUESTS: Final = MOST_WAITING + 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,9 @@ class Mount:
     views: ViewLog
     # An eventfd that is set where somebody wants to write to the control FIFO (cachefs.mount.control).
     wanted: int
-    # Descriptor of the marks of what was read (cachefs.mount.read_marks).
+    # Descriptors of marks (cachefs.mount.read_marks): of what was read, and of what an absent daemon has not brought.
     marks: int
+    failures: int
 
 
 def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
@@ -82,7 +85,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class Worker:
-    """One worker, in which all parts of a serving process are put together. Worker 0 also reads the control FIFO.
+    """One worker, in which all parts of a serving process are put together.
 
     It is to be made after the fork, which gRPC, LMDB and trio do not survive.
     """
@@ -104,8 +107,7 @@ class Worker:
         """Serve until the mount ends. Raises CachefsError where serving cannot begin."""
         link = DaemonLink(self._client)
         self._reader = self._open_reader(link)
-        strangers = DaemonLink(DaemonClient(self._mount.options.socket, ANONYMOUS))
-        control = Control(self._mount.directory, self._namespace, strangers, self._mount.wanted)
+        control = Control(self._namespace, self._mount.wanted)
         self._operations.attach(self._namespace, control, self._reader)
         try:
             async with trio.open_nursery() as nursery:
@@ -113,9 +115,7 @@ class Worker:
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._keep_reporting, link)
                 nursery.start_soon(self._announce)
-                if self._number == 0:
-                    nursery.start_soon(control.serve)
-                await pyfuse3.main()
+                await pyfuse3.main(max_tasks=MOST_REQUESTS)
                 if not self._told_to_end:
                     self._say(WorkerMessage.OVER)
                 nursery.cancel_scope.cancel()
@@ -123,14 +123,14 @@ class Worker:
             self._say_goodbye()
 
     def _open_reader(self, link: DaemonLink) -> BlockReader:
-        marks = ReadMarks(self._mount.marks)
+        marks, failures = ReadMarks(self._mount.marks), ReadMarks(self._mount.failures)
         try:
-            return BlockReader(link, self._heard.view, self._counters, marks)
+            return BlockReader(link, self._heard.view, self._counters, marks, failures)
         except CachefsError:
             # Another index may have taken the place of this one while no worker was there to be told.
             view = self._client.call(NODE, Empty(), timeout=REPORT_TIMEOUT)
             self._take_up(self._mount.views.add(view))
-            return BlockReader(link, view, self._counters, marks)
+            return BlockReader(link, view, self._counters, marks, failures)
 
     async def _announce(self) -> None:
         """Tell the supervisor that requests are answered; a stat through the mount proves it."""
@@ -153,6 +153,7 @@ class Worker:
         while True:
             self._say(WorkerMessage.BEAT)
             self._catch_up()
+            self._namespace.close_idle()
             await trio.sleep(BEAT_SECONDS)
 
     def _say(self, message: WorkerMessage) -> None:
@@ -188,6 +189,8 @@ class Worker:
         try:
             self._take_up(self._mount.views.add(view))
             self._reader.follow(view)
+            if self._mount.views.is_long:
+                self._mount.views.sum_up(self._namespace.slots(), self._namespace.root_changed_ns)
         except (CachefsError, OSError) as error:
             log.warning("cannot follow the daemon's news: %s", error)
 
@@ -201,7 +204,10 @@ class Worker:
     def _take_up(self, news: Sequence[Heard]) -> None:
         for heard in news:
             self._heard = heard
-            self._namespace.update(heard.view.datasets)
+            if heard.slots is None:
+                self._namespace.update(heard.view.datasets)
+            else:
+                self._namespace.resume(heard.slots, heard.view.datasets, heard.changed_ns)
 
     def _say_goodbye(self) -> None:
         try:

@@ -15,11 +15,13 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.mount import device
+from cachefs.mount.blame import Blame
 from cachefs.mount.process import fork
 from cachefs.mount.session import Session
 from cachefs.mount.worker import Mount, work
@@ -67,16 +69,21 @@ class WorkerPool:
         self.failure: CachefsError | None = None  # why the mount has to end
         self._mount = mount
         self._session = session
+        self._blame = Blame(size)
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
         # Number of each worker that does not run -> when to start it (monotonic seconds).
         self._empty_places = dict.fromkeys(range(size), 0.0)
         self._crashes = 0  # one soon after the other
+        self._wakes: set[int] = set()  # descriptors of others that are watched
 
-    def wait(self, seconds: float, wake: int) -> None:
-        """Handle whatever happens within *seconds*, or until the descriptor *wake* can be read."""
-        if wake not in self._selector.get_map():
+    def wait(self, seconds: float, wakes: Sequence[int]) -> None:
+        """Handle whatever happens within *seconds*, or until one of the descriptors *wakes* can be read."""
+        for wake in self._wakes.difference(wakes):
+            self._ignore(wake)
+        for wake in set(wakes) - self._wakes:
             self._selector.register(wake, selectors.EVENT_READ, lambda: None)
+        self._wakes = set(wakes)
         self._fill_places()
         if self._empty_places:
             seconds = min(seconds, max(0.0, min(self._empty_places.values()) - time.monotonic()))
@@ -92,6 +99,7 @@ class WorkerPool:
                 log.warning("worker %d (process %d) does nothing and is replaced", worker.number, worker.pid)
                 signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
                 # Not only when it has died, since its death may have to wait for what it hangs on.
+                self._blame.died(worker.number)
                 self._remove(worker)
 
     def end(self, seconds: float) -> None:
@@ -120,6 +128,8 @@ class WorkerPool:
         def serve() -> None:
             self._close_in_worker(ours)
             self._session.use(clone)
+            if self._session.library is not None:
+                self._blame.note_requests(self._session.library, number)
             work(self._mount, number, self._session.operations, theirs)
 
         try:
@@ -175,12 +185,15 @@ class WorkerPool:
         _, status = os.waitpid(worker.pid, 0)
         if worker not in self._workers:
             return
+        how = os.waitstatus_to_exitcode(status)
+        crashed = how != -signal.SIGKILL or not self.ready
+        if crashed and not self.over:
+            self._blame.died(worker.number)
         self._remove(worker)
         if self.over:
             return
-        how = os.waitstatus_to_exitcode(status)
         log.warning("worker %d (process %d) ended with %d and is replaced", worker.number, worker.pid, how)
-        if how != -signal.SIGKILL or not self.ready:
+        if crashed:
             self._note_crash(worker.number, time.monotonic() - worker.began)
         elif not worker.ready:
             self._empty_places[worker.number] += FIRST_PAUSE

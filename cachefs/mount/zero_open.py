@@ -2,8 +2,25 @@
 
 import ctypes
 import sys
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Final
+
+# FUSE_CAP_NO_OPEN_SUPPORT (Linux 3.16) and FUSE_CAP_NO_OPENDIR_SUPPORT (Linux 5.1).
+_FILES: Final = 1 << 17
+_DIRECTORIES: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOpens:
+    """What the kernel opens by itself once the mount has said ENOSYS; any other open would fail then."""
+
+    files: bool
+    directories: bool
+
+
+NOTHING: Final = KernelOpens(False, False)
 
 
 class ZeroOpenUnavailable(Exception):
@@ -29,3 +46,9 @@ def load() -> ctypes.CDLL:
 def is_active(library: ctypes.CDLL) -> bool:
     """Has the interposer taken hold of the session? To be asked after pyfuse3.init."""
     return bool(library.cachefs_zero_open_active())
+
+
+def kernel_opens(library: ctypes.CDLL) -> KernelOpens:
+    """What the kernel has said that it can do, when it greeted the mount."""
+    can: int = library.cachefs_kernel_can()
+    return KernelOpens(bool(can & _FILES), bool(can & _DIRECTORIES))

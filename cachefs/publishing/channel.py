@@ -2,16 +2,19 @@
 
 A message is one packet of JSON on a socket. What is large (an order, a list of paths) goes into an anonymous file whose
 descriptor travels with the packet, so that sending a million samples takes as long as copying them. The position of
-each consumer is on a page of memory that both processes map, so that setting it is one store.
+each consumer is on a page of memory that both processes map, so that setting it is one store. What the helper has to
+say comes back on that page, and the training process prints it: the helper has nothing of the job's open.
 """
 
 import array
+import atexit
 import contextlib
+import fcntl
 import hashlib
 import json
-import mmap
 import os
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -22,21 +25,24 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-import cachefs
+from cachefs.publishing.page import PAGE_NAME as PAGE_NAME
+from cachefs.publishing.page import SLOTS
+from cachefs.publishing.page import Page as Page
+from cachefs.socket_path import SOCKET_VARIABLE
 
 # Names the helper's directory to worker processes, in whatever way they are started.
 DIRECTORY_VARIABLE: Final = "CACHEFS_PUBLISHER"
 PYTHON_VARIABLE: Final = "CACHEFS_PYTHON"
 JOB_VARIABLE: Final = "CACHEFS_JOB"
 SOCKET_NAME: Final = "s"
-PAGE_NAME: Final = "page"
-# Consumers of one training process at most.
-SLOTS: Final = 256
-PAGE_SIZE: Final = 8 * 2 * SLOTS
 MAX_PACKET: Final = 60_000
+# Bytes that travel with a packet at most. The paths of ten million samples have fewer.
+MAX_BULK: Final = 2 << 30
 # A send waits so long at most. Only a helper that is stuck lets its socket fill up.
 SEND_SECONDS: Final = 2.0
-_POSITION_BITS: Final = 40
+# A Python that needs longer to start counts as one that does not start. It usually takes 20 ms.
+START_SECONDS: Final = 10.0
+_LAUNCH: Final = Path(__file__).with_name("launch.py")
 
 
 class Op(StrEnum):
@@ -50,6 +56,8 @@ class Op(StrEnum):
     SPEC = "spec"
     # The paths that were opened for some samples.
     OPENED = "opened"
+    # The files of some samples, as another helper has learned them.
+    LEARNED = "learned"
     # A consumer ends.
     CLOSE = "close"
 
@@ -58,44 +66,12 @@ class Unheard(Exception):
     """The helper is gone, or does not receive."""
 
 
-class Page:
-    """What changes with every batch, in one slot per consumer.
-
-    A slot is two 64-bit words, each of which is written in one store. The first word is the epoch and the position in
-    it. The second word says whether the files of all the consumer's samples are known.
-    """
-
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Raises OSError."""
-        fd = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0) | os.O_CLOEXEC, 0o600)
-        try:
-            if create:
-                os.ftruncate(fd, PAGE_SIZE)
-            self._words = memoryview(mmap.mmap(fd, PAGE_SIZE)).cast("Q")
-        finally:
-            os.close(fd)
-
-    def set_position(self, slot: int, epoch: int, position: int) -> None:
-        self._words[2 * slot] = (epoch + 1) << _POSITION_BITS | position
-
-    def position(self, slot: int) -> tuple[int, int] | None:
-        """(epoch, position); None where none was set yet."""
-        word = self._words[2 * slot]
-        return ((word >> _POSITION_BITS) - 1, word & ((1 << _POSITION_BITS) - 1)) if word else None
-
-    def set_learned(self, slot: int, learned: bool) -> None:
-        self._words[2 * slot + 1] = learned
-
-    def learned(self, slot: int) -> bool:
-        return bool(self._words[2 * slot + 1])
-
-
 class Line:
     """A connection to the helper that has this directory. Any process of the job may have one of its own."""
 
     def __init__(self, directory: Path) -> None:
         """Raises OSError."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = _packet_socket()
         try:
             # This fails at once, and does not wait, where too many connections wait to be accepted.
             self._socket.settimeout(SEND_SECONDS)
@@ -120,6 +96,17 @@ class Line:
             for fd in fds:
                 os.close(fd)
 
+    @property
+    def was_hung_up(self) -> bool:
+        """Has the helper closed the connection? It sends nothing, so there is nothing else to receive."""
+        self._socket.settimeout(0)
+        try:
+            return not self._socket.recv(1)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         self._socket.close()
 
@@ -130,17 +117,21 @@ class Channel:
     def __init__(self, job: str) -> None:
         """Start the helper. Raises OSError where it cannot be started."""
         self.job = job
+        # Is there a process that publishes among those that have started this one? It has the job's rank already.
+        self.descends = os.path.exists(os.path.join(os.environ.get(DIRECTORY_VARIABLE) or os.devnull, SOCKET_NAME))
+        self.directory = _helper_directory(job)
         self._owner = os.getpid()
         self._free = list(range(SLOTS - 1, -1, -1))  # slots, the smallest last
-        self.directory = _helper_directory(job)
-        self.page = Page(self.directory / PAGE_NAME, create=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(str(self.directory / SOCKET_NAME))
-            # From here on messages wait until the helper has come up.
-            listener.listen(1024)
-            self._process = _start(listener.fileno(), self._owner, self.directory)
-        self.line = Line(self.directory)
+        self._heard = 0  # bytes that the helper has said and that were printed
+        self.is_closed = False
+        try:
+            self.page = self._start()
+            self.line = Line(self.directory)
+        except BaseException:
+            remove(self.directory)
+            raise
         os.environ[DIRECTORY_VARIABLE] = str(self.directory)
+        atexit.register(self.close)
 
     @property
     def is_ours(self) -> bool:
@@ -155,6 +146,36 @@ class Channel:
         self._free.append(slot)
         self._free.sort(reverse=True)
 
+    def hear(self) -> None:
+        """Print what the helper has said since the last call; it says each thing once."""
+        said = self.page.said
+        if said == self._heard:
+            return
+        text, self._heard = self.page.text(self._heard, said), said
+        for line in text.splitlines():
+            _print(line)
+
+    def close(self) -> None:
+        """The process ends, and with it the helper."""
+        if self.is_ours and not self.is_closed:
+            self.hear()
+            self.is_closed = True
+            self.line.close()
+
+    def _start(self) -> Page:
+        """Start the helper, and return the page that is shared with it. Raises OSError."""
+        with contextlib.ExitStack() as closing, _packet_socket() as listener:
+            listener.bind(str(self.directory / SOCKET_NAME))
+            # From here on messages wait until the helper has come up.
+            listener.listen(1024)
+            alive = _above_stderr(os.pidfd_open(self._owner))
+            closing.callback(os.close, alive)
+            page = _above_stderr(Page.create())
+            closing.callback(os.close, page)
+            fds = (alive, listener.fileno(), page)
+            _launch([*map(str, (self.directory, self._owner, *fds)), self.job], fds)
+            return Page(page)
+
 
 _channel: Channel | None = None
 
@@ -162,14 +183,18 @@ _channel: Channel | None = None
 def channel() -> Channel:
     """The channel of this process, which is made at the first call. Raises OSError."""
     global _channel
-    if _channel is None or not _channel.is_ours:
+    if _channel is not None and not _channel.is_ours:
+        _channel.line.close()  # the copy that this process was forked with
+        _channel = None
+    if _channel is None:
         _channel = Channel(job_name())
     return _channel
 
 
-def job_name(command: Sequence[str] = sys.argv) -> str:
+def job_name(command: Sequence[str] | None = None) -> str:
     """The name of this job: as `cachefs run --job` or the environment says; else made of the number that the cluster's
-    scheduler has given it; else of the script and the process number."""
+    scheduler has given it; else of the script and the process number. command: None for that of this process."""
+    command = getattr(sys, "argv", []) if command is None else command
     named = os.environ.get(JOB_VARIABLE)
     for variable in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
         if not named and os.environ.get(variable):
@@ -188,14 +213,38 @@ def warn(problem: str) -> None:
     global _warned
     if not _warned:
         _warned = True
-        with contextlib.suppress(Exception):
-            print(f"cachefs: {problem}; the job goes on without publishing that", file=sys.stderr, flush=True)
+        _print(f"{problem}; the job goes on without publishing that")
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(Exception):
+        print(f"cachefs: {line}", file=sys.stderr, flush=True)
+
+
+def _packet_socket() -> socket.socket:
+    """Raises OSError."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return made if made.fileno() > 2 else socket.socket(fileno=_above_stderr(made.detach()))
+
+
+def _above_stderr(fd: int) -> int:
+    """The descriptor, moved where it would be one of the first three, which a job may have closed: neither it nor the
+    helper may take ours for its stdout. Raises OSError."""
+    if fd > 2:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
 
 
 def _anonymous_file(bulk: Any) -> int:
+    """A descriptor of a new file with these bytes. Raises OSError."""
+    view = memoryview(bulk).cast("B")
+    if len(view) > MAX_BULK:
+        raise OSError(f"{len(view) >> 20} MiB at once; the limit is {MAX_BULK >> 20} MiB")
     fd = os.memfd_create("cachefs")
     try:
-        view = memoryview(bulk).cast("B")
         while view:
             view = view[os.write(fd, view) :]
         return fd
@@ -208,13 +257,19 @@ def _helper_directory(job: str) -> Path:
     """A new directory for the helper, beside those of the job's other processes on this node. It is private to the
     user. Raises OSError.
     """
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
-    top = Path(shared, f"cachefs-{os.geteuid()}")
-    of_job = top / hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
+    of_job = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
+    try:
+        return _new_directory(Path("/dev/shm", f"cachefs-{os.geteuid()}", of_job))
+    except OSError:  # there is none, or it is full
+        return _new_directory(Path(tempfile.gettempdir(), f"cachefs-{os.geteuid()}", of_job))
+
+
+def _new_directory(of_job: Path) -> Path:
+    """A new directory in one that is private to the user, and whose parent is. Raises OSError."""
     attempts = 3
     while True:
         try:
-            _make_private(top)
+            _make_private(of_job.parent)
             _make_private(of_job)
             return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=of_job))
         except FileNotFoundError:
@@ -222,6 +277,14 @@ def _helper_directory(job: str) -> Path:
             attempts -= 1
             if not attempts:
                 raise
+
+
+def remove(directory: Path) -> None:
+    """Remove the directory of a helper, and those of the job and of the user if it was the last one in them."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        directory.parent.rmdir()
+        directory.parent.parent.rmdir()
 
 
 def _make_private(directory: Path) -> None:
@@ -233,25 +296,28 @@ def _make_private(directory: Path) -> None:
         raise PermissionError(f"{directory} is not a private directory of this user; remove it")
 
 
-def _start(listener: int, owner: int, directory: Path) -> subprocess.Popen[bytes]:
-    """Start the helper. It gets a session of its own, since it must outlive a Ctrl-C: it ends with its owner."""
-    package = str(Path(cachefs.__file__).parents[1])
-    code = "import sys; sys.path.append(sys.argv[1]); from cachefs.publishing.helper import main; main(*sys.argv[2:])"
+def _launch(arguments: Sequence[str], fds: Sequence[int]) -> None:
+    """Run launch.py, which leaves the helper behind. It gets a session of its own, since it must outlive a Ctrl-C: it
+    ends with its owner. Raises OSError.
+    """
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
-    return subprocess.Popen(
-        [python, "-P", "-c", code, package, str(listener), str(owner), str(directory)],
+    environment = dict(os.environ)
+    if environment.get(SOCKET_VARIABLE):
+        environment[SOCKET_VARIABLE] = os.path.abspath(environment[SOCKET_VARIABLE])
+    started = subprocess.Popen(
+        [python, "-I", "-S", str(_LAUNCH), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        pass_fds=[listener],
+        stderr=subprocess.DEVNULL,
+        pass_fds=fds,
         start_new_session=True,
-        env=_without_hooks(os.environ),
+        env=environment,
     )
-
-
-def _without_hooks(environment: "os._Environ[str]") -> dict[str, str]:
-    """The environment without what `cachefs run` puts into it: the helper is no training process."""
-    hooks = str(Path(cachefs.__file__).parent / "hooks")
-    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-    kept = os.pathsep.join(path for path in paths if not path.startswith(hooks))
-    without = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
-    return {**without, "PYTHONPATH": kept} if kept else without
+    try:
+        status = started.wait(START_SECONDS)
+    except subprocess.TimeoutExpired:
+        started.kill()
+        started.wait()
+        raise OSError(f"{python} does not start within {START_SECONDS:.0f} s") from None
+    if status:
+        raise OSError(f"{python} cannot run {_LAUNCH} (exit status {status})")

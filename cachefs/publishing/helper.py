@@ -1,7 +1,8 @@
 """The helper process: it receives what one training process and its workers say, and tells the daemon.
 
-It ends when the training process has ended, in whatever way. Where the daemon cannot be reached, it tries again at
-growing intervals, and says so once on stderr.
+It ends when the training process has ended, in whatever way. It is no child of that process and has nothing of it open:
+what it has to say, it leaves on their shared page. Where the daemon cannot be reached, it tries again at growing
+intervals, and says so once.
 """
 
 import os
@@ -14,19 +15,25 @@ import contextlib
 import json
 import select
 import selectors
-import shutil
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy
 
 from cachefs.errors import CachefsError, ConfigError
-from cachefs.publishing.channel import MAX_PACKET, PAGE_NAME, SLOTS, SOCKET_NAME, Line, Op, Page, Unheard
-from cachefs.publishing.published_consumer import Opening, PublishedConsumer, as_order, spec_of
+from cachefs.mount_table import MountPoint
+from cachefs.publishing.channel import MAX_BULK, MAX_PACKET, SOCKET_NAME, Line, Op, remove
+from cachefs.publishing.learned import MOST_SAMPLES
+from cachefs.publishing.page import SLOTS, Page
+from cachefs.publishing.places import Places
+from cachefs.publishing.published_consumer import Opening, PublishedConsumer, order_of, spec_of
 from cachefs.publishing.reporter import Reporter
+from cachefs.publishing.siblings import Siblings
 from cachefs.rpc import DaemonClient
 from cachefs.socket_path import socket_path
 
@@ -42,55 +49,60 @@ STARTING_SECONDS: Final = 60.0
 _ONE_FD: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
-def main(listener: str, owner: str, directory: str) -> None:
-    """listener: descriptor of a listening socket; owner: process number of the training process."""
+def main(directory: str, owner: int, alive: int, listener: int, page: int, job: str) -> None:
+    """directory: of this helper; owner: process number of the training process; alive: descriptor that can be read when
+    that has ended; listener: descriptor of a listening socket; page: descriptor of the shared page; job: its name.
+    """
+    home, shared = Path(directory), Page(page)
     try:
-        alive = os.pidfd_open(int(owner))
-    except ProcessLookupError:
-        _clean_up(Path(directory))
-        return
-    try:
-        # If it died before we could watch it, its number may be that of another process by now.
-        if os.getppid() == int(owner):
-            _sweep(Path(directory).parent.parent)
-            threading.Thread(target=_end_soon_after, args=(alive, Path(directory)), daemon=True).start()
-            Helper(socket.socket(fileno=int(listener)), alive, Path(directory), int(owner)).run()
+        _sweep(home.parent.parent)
+        threading.Thread(target=_end_soon_after, args=(alive, home), daemon=True).start()
+        reporter = Reporter(DaemonClient(socket_path()), job, owner, shared.say)
+        Helper(socket.socket(fileno=listener), alive, home, shared, reporter).run()
+    except CachefsError as error:
+        shared.say(f"{error}; the job goes on without publishing")
     finally:
-        _clean_up(Path(directory))
+        remove(home)
 
 
 class Helper:
     """The helper of one training process."""
 
-    def __init__(self, listener: socket.socket, alive: int, directory: Path, owner: int) -> None:
-        """alive: descriptor that can be read when the training process has ended; owner: its process number."""
+    def __init__(self, listener: socket.socket, alive: int, directory: Path, page: Page, reporter: Reporter) -> None:
+        """alive: descriptor that can be read when the training process has ended."""
         self.consumers: dict[int, PublishedConsumer] = {}  # by slot
-        self.reporter = Reporter(DaemonClient(socket_path()), owner)
+        self.reporter = reporter
         self._listener = listener
         self._alive = alive
-        self._directory = directory
-        self._page = Page(directory / PAGE_NAME)
-        self._siblings: dict[Path, Line] = {}  # by directory, to the helpers of the job's other processes on this node
+        self._page = page
+        self._siblings = Siblings(directory)
+        self._places = Places()  # that there were when the last consumer began
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(alive, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Receive and report until the training process has ended."""
+        """Receive and report until the training process has ended, and all that it has said was received."""
         due = 0.0
+        has_ended = False
         while True:
-            ready = [key.fileobj for key, _ in self._selector.select(max(0.0, due - time.monotonic()))]
+            wait = 0.0 if has_ended else max(0.0, due - time.monotonic())
+            ready = [key.fileobj for key, _ in self._selector.select(wait)]
             for source in ready:
                 if source is self._listener:
                     self._accept()
                 elif isinstance(source, socket.socket) and self._receive(source):
                     due = 0.0
-            if time.monotonic() >= due:
+            is_quiet = not any(isinstance(source, socket.socket) for source in ready)
+            if time.monotonic() >= due or (has_ended and is_quiet):
                 self._tick()
                 due = time.monotonic() + TICK
-            if self._alive in ready:
+            if has_ended and is_quiet:
                 self._farewell()
                 return
+            if self._alive in ready:
+                has_ended = True
+                self._selector.unregister(self._alive)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -108,43 +120,58 @@ class Helper:
         fds = array.array("i")
         for _, _, data in ancillary:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-        if not packet:
+        message: dict[str, Any] = {}
+        try:
+            if packet:
+                message = _parsed(packet)
+            goes_on = bool(packet) and self._handle(message, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if not goes_on:
             self._selector.unregister(connection)
             connection.close()
-            return False
+        return goes_on and message.get("op") in (Op.ORDER, Op.SPEC)
+
+    def _handle(self, message: dict[str, Any], fds: Iterable[int]) -> bool:
+        """False for a message that shows that the other side has to begin anew. What is wrong with it is said."""
         try:
-            message = json.loads(packet)
-            self._handle(message, b"".join(_read_all(fd) for fd in fds))
-            return message["op"] in (Op.ORDER, Op.SPEC)
+            return self._act(message, b"".join(_read_all(fd) for fd in fds))
         except OSError as error:
             self.reporter.say(_of_system(error))
         except CachefsError as error:
             self.reporter.say(str(error))
-        except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
-            self.reporter.say(f"a message of the training process makes no sense ({error!r})")
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return False
+        except Exception as error:
+            self.reporter.say(f"a message of the training process makes no sense ({error!r:.300})")
+        return True
 
-    def _handle(self, message: dict[str, Any], bulk: bytes) -> None:
+    def _act(self, message: dict[str, Any], bulk: bytes) -> bool:
+        """Raises anything for what makes no sense."""
         if message["op"] == Op.OPEN:
             self._open(msgspec.convert(message["opening"], Opening), bulk)
-            return
+            return True
         consumer = self.consumers.get(message["slot"])
+        if message["op"] == Op.LEARNED:
+            return self._learn_of_sibling(consumer, message, bulk)
         if consumer is None:
-            return
+            return True
         if message["op"] == Op.ORDER:
-            consumer.set_order(message["epoch"], as_order(bulk))
+            consumer.set_order(message["epoch"], order_of(bulk))
         elif message["op"] == Op.SPEC:
             consumer.set_spec(spec_of(message["spec"]), message["epoch"])
             consumer.published = False
         elif message["op"] == Op.OPENED and message["length"] == consumer.opening.length and consumer.opening.learn:
-            consumer.learn(message["pairs"])
-            if not message.get("relayed"):
-                self._relay(message)
+            consumer.learn(message["pairs"], self._places)
         elif message["op"] == Op.CLOSE:
             consumer.closing = time.monotonic() + message.get("after", REOPEN_SECONDS)
+        return True
+
+    def _learn_of_sibling(self, consumer: PublishedConsumer | None, message: dict[str, Any], bulk: bytes) -> bool:
+        if consumer is None or not consumer.opening.learn or message["length"] != consumer.opening.length:
+            return False
+        mounts = [MountPoint(Path(path), device, source) for path, device, source in message["mounts"]]
+        consumer.learned.learn_rows(numpy.frombuffer(bulk, numpy.int64).reshape(-1, 2), mounts)
+        return True
 
     def _open(self, opening: Opening, bulk: bytes) -> None:
         if not 0 <= opening.slot < SLOTS:
@@ -154,45 +181,36 @@ class Helper:
             old.reopen()
             return
         consumer = self.consumers[opening.slot] = PublishedConsumer(opening)
-        self._page.set_learned(opening.slot, not opening.learn)
+        self._page.set_learned(opening.slot, consumer.learned.is_full)
         if opening.tree:
             consumer.set_files(files_below(os.path.join(opening.cwd, opening.tree)))
-        elif not opening.learn:
+        elif opening.learn:
+            self._places = Places()
+            if opening.length > MOST_SAMPLES:
+                raise ConfigError(
+                    f"a dataset of {opening.length} samples that lists no files is too large to be learned"
+                )
+        else:
             consumer.set_files([os.fsdecode(path) for path in bulk.split(b"\0")])
 
     def _tick(self) -> None:
         now = time.monotonic()
         for slot, consumer in list(self.consumers.items()):
-            if consumer.closing is not None and now >= consumer.closing:
-                self.reporter.end(consumer)
-                del self.consumers[slot]
-                continue
             position = self._page.position(slot)
             moved = position is not None and consumer.move(*position)
             if consumer.opening.learn:
-                self._page.set_learned(slot, consumer.is_learned)
-                try:
-                    consumer.resolve_learned()
-                except OSError as error:
-                    self.reporter.say(_of_system(error))
+                self._page.set_learned(slot, consumer.learned.is_full)
+                consumer.resolve_learned()
             self.reporter.report(consumer, moved)
+            if consumer.closing is not None and now >= consumer.closing:
+                self.reporter.end(consumer)
+                del self.consumers[slot]
+        self._siblings.tell(self.consumers.values(), now)
 
     def _farewell(self) -> None:
+        self._siblings.tell(self.consumers.values(), float("inf"))
         for consumer in self.consumers.values():
             self.reporter.end(consumer)
-
-    def _relay(self, message: dict[str, Any]) -> None:
-        """Pass on what was learned to the job's other helpers, since ranks read different samples of one dataset."""
-        for path in self._directory.parent.glob(f"*/{SOCKET_NAME}"):
-            directory = path.parent
-            if directory == self._directory:
-                continue
-            try:
-                if directory not in self._siblings:
-                    self._siblings[directory] = Line(directory)
-                self._siblings[directory].send({**message, "relayed": True}, wait=False)
-            except (OSError, Unheard):
-                self._siblings.pop(directory, None)
 
 
 def files_below(directory: str) -> list[str]:
@@ -204,20 +222,11 @@ def files_below(directory: str) -> list[str]:
 
 
 def _end_soon_after(alive: int, directory: Path) -> None:
-    """End the helper after the training process, even where a call to the daemon is under way: the helper has the job's
-    stderr open, and somebody may wait for the end of it."""
+    """End the helper after the training process, even where a call to the daemon or to a mount is under way."""
     select.select([alive], [], [])
     time.sleep(FAREWELL_SECONDS)
-    _clean_up(directory)
+    remove(directory)
     os._exit(0)
-
-
-def _clean_up(directory: Path) -> None:
-    """Remove the directory, and those of the job and of the user if it was the last one in them."""
-    shutil.rmtree(directory, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        directory.parent.rmdir()
-        directory.parent.parent.rmdir()
 
 
 def _of_system(error: OSError) -> str:
@@ -228,20 +237,39 @@ def _sweep(top: Path) -> None:
     """Remove what helpers have left that were killed, and whose sockets nobody listens to."""
     for socket_file in top.glob(f"*/*/{SOCKET_NAME}"):
         with contextlib.suppress(OSError):
-            if time.time() - socket_file.lstat().st_mtime < STARTING_SECONDS:
+            if _is_new(socket_file):
                 continue
             try:
                 Line(socket_file.parent).close()
             except ConnectionRefusedError:
-                _clean_up(socket_file.parent)
+                remove(socket_file.parent)
+    for of_job in top.glob("*"):
+        with contextlib.suppress(OSError):
+            if not _is_new(of_job):
+                of_job.rmdir()  # where it is empty
+
+
+def _is_new(path: Path) -> bool:
+    return time.time() - path.lstat().st_mtime < STARTING_SECONDS
 
 
 def _raise(error: OSError) -> None:
     raise error
 
 
+def _parsed(packet: bytes) -> dict[str, Any]:
+    """The message; an empty one where the packet is none."""
+    with contextlib.suppress(ValueError):
+        if isinstance(message := json.loads(packet), dict):
+            return message
+    return {}
+
+
 def _read_all(fd: int) -> bytes:
+    """All bytes of a file that came with a message. Raises OSError."""
     size = os.fstat(fd).st_size
+    if size > MAX_BULK:
+        raise OSError(f"a message of {size >> 20} MiB; the limit is {MAX_BULK >> 20} MiB")
     parts = []
     offset = 0
     while offset < size and (part := os.pread(fd, size - offset, offset)):

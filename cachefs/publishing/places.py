@@ -2,8 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from typing import Final
 
 from cachefs.mount_table import MountPoint, mount_points
+
+# Directories that are remembered, at most: some 20 MB.
+MOST_DIRECTORIES: Final = 1 << 16
 
 
 class Places:
@@ -22,12 +26,19 @@ class Places:
         """Is there any mount?"""
         return bool(self._points)
 
+    @property
+    def known(self) -> int:
+        """How many directories are remembered."""
+        return len(self._known)
+
     def mount_of(self, path: str) -> MountPoint | None:
         """The mount below which the file *path* is; None where it is below no mount."""
         directory = path[: path.rfind("/") + 1]
         try:
             return self._known[directory]
         except KeyError:
+            if len(self._known) >= MOST_DIRECTORIES:
+                self._known.clear()
             found = self._known[directory] = self._search(directory)
             return found
 

@@ -2,14 +2,17 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Mapping, Sequence
+from operator import index
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.publishing.channel import Channel, Line, Op, Unheard, channel, warn
+from cachefs.publishing.channel import Channel, Op, channel, warn
+from cachefs.publishing.page import MOST
 
 # Environment variables in which launchers of distributed jobs name a process's (rank, world size).
 _RANK_VARIABLES = (
@@ -20,11 +23,18 @@ _RANK_VARIABLES = (
 )
 
 
+# Bits of the longest number that a message may have.
+_LONG: Final = 64
+# Fields of an opening that are numbers, and the least that each may be.
+_NUMBERS: Final = {"length": 0, "world_size": 1, "workers": 0, "batch_size": 1, "prefetch": 0}
+
+
 class Publication:
     """What one consumer will read, epoch by epoch.
 
-    Nothing here waits, and no failure is an exception: where something fails, publishing ends with one line on stderr.
-    In a forked child a publication begins anew, as a consumer of that process.
+    Nothing here waits, and nothing raises. What cannot be understood is left out, and where publishing itself fails it
+    ends; the first time, one line on stderr says so. In a forked child a publication begins anew, as a consumer of that
+    process.
     """
 
     def __init__(
@@ -32,8 +42,8 @@ class Publication:
         files: Sequence[str],
         opening: Mapping[str, Any],
         *,
-        rank: int | None = None,
-        name: str | None = None,
+        rank: Any = None,
+        name: Any = None,
     ) -> None:
         """files: path of each sample, or none where they are learned or lie below opening["tree"]; opening: fields of
         cachefs.publishing.published_consumer.Opening; rank: where it is None, the environment is asked; name: of the
@@ -47,6 +57,14 @@ class Publication:
         self._slot = -1
         self._is_open = True
         self._begin()
+
+    @classmethod
+    def none(cls, problem: object) -> "Publication":
+        """A publication that has failed from the start, with a line on stderr that says why."""
+        failed = cls.__new__(cls)
+        failed._slot = -1
+        failed._fail(problem)
+        return failed
 
     def __enter__(self) -> "Publication":
         return self
@@ -64,80 +82,129 @@ class Publication:
         To be called as the epoch begins, or before.
         """
         try:
-            order = _as_order(samples)
-        except (TypeError, ValueError, OverflowError) as error:
-            self._fail(error)
+            number, order = _number("epoch", epoch, 0), as_order(samples)
+        except Exception as error:
+            _warn(f"cannot publish the order of epoch {epoch!r:.80}", error)
             return
-        self._send({"op": Op.ORDER, "epoch": epoch}, order)
-
-    def sender(self, epoch: int) -> Callable[[Any], None]:
-        """A function that does what `order` does, for a forked child of this process that does not publish itself."""
-
-        def send(samples: Any) -> None:
-            if self._channel is not None:
-                with contextlib.suppress(OSError, Unheard):
-                    message = {"op": Op.ORDER, "epoch": epoch, "slot": self._slot}
-                    Line(self._channel.directory).send(message, _as_order(samples))
-
-        return send
+        self._send({"op": Op.ORDER, "epoch": number}, order)
 
     def sampler(self, spec: Mapping[str, Any], epoch: int = 0) -> None:
         """All epochs follow from a SamplerSpec, whose fields these are; *epoch* is the one that begins."""
-        self._send({"op": Op.SPEC, "spec": dict(spec), "epoch": epoch})
+        try:
+            fields = {name: value if isinstance(value, (str, bool)) else index(value) for name, value in spec.items()}
+            if any(not isinstance(value, str) and value.bit_length() > _LONG for value in fields.values()):
+                raise ValueError(f"a number of more than {_LONG} bits")
+            number = _number("epoch", epoch, 0)
+        except Exception as error:
+            _warn("cannot publish a sampler", error)
+            return
+        self._send({"op": Op.SPEC, "spec": fields, "epoch": number})
 
     def progress(self, epoch: int, position: int) -> None:
         """*position* samples of *epoch* have been read. Costs less than a microsecond: call it for every batch."""
-        if self._channel is not None and self._channel.is_ours:
-            self._channel.page.set_position(self._slot, epoch, position)
+        channel = self._channel
+        if channel is None or not channel.is_ours:
+            return
+        try:
+            channel.page.set_position(self._slot, index(epoch), index(position))
+            channel.hear()
+        except Exception as error:
+            _warn("cannot publish how far the job is", error)
 
     def close(self, after: float = 0.0) -> None:
         """The consumer ends *after* so many seconds, unless another one has begun in its place by then."""
         if self._is_open and self._channel is not None and self._channel.is_ours:
             self._send({"op": Op.CLOSE, "after": after})
-            self._channel.release(self._slot)
+            if self._channel is not None:
+                self._channel.release(self._slot)
         self._is_open = False
 
     def _begin(self) -> None:
         try:
             self._channel = channel()
             self._slot = self._channel.slot()
-            message = {"op": Op.OPEN, "opening": self._describe()}
-            bulk = "\0".join(self._files).encode(errors="surrogateescape") if self._files else None
-            self._channel.line.send(message, bulk)
-        except (OSError, Unheard, IndexError, ValueError) as error:
+            self._channel.page.clear(self._slot)
+            message = {"op": Op.OPEN, "opening": self._describe(self._channel.descends)}
+            self._channel.line.send(message, _joined(self._files))
+        except Exception as error:
             self._fail(error)
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self, descends: bool) -> dict[str, Any]:
+        """The fields of Opening. Raises TypeError and ValueError for what makes no sense."""
         opening = {"source": "cachefs.publish", "cwd": os.getcwd(), "length": len(self._files), **self._opening}
-        rank, world_size = (self._rank, self._opening.get("world_size", 1)) if self._rank is not None else found_rank()
+        for field, least in _NUMBERS.items():
+            if field in opening:
+                opening[field] = _number(field, opening[field], least)
+        rank, world_size = found_rank()
+        if self._rank is not None:
+            rank, world_size = _number("rank", self._rank, 0), opening.get("world_size", 1)
         name = self._name
         if name is None:
-            # Processes of one job that have no rank differ in their process numbers.
-            name = str(rank) if rank is not None else f"pid-{os.getpid()}"
+            # Processes of one job that have no rank differ in their process numbers. So do those of one rank where one
+            # of them has started the other.
+            own = f"pid-{os.getpid()}"
+            name = own if rank is None else f"{rank}.{own}" if descends else str(rank)
             name += f".{self._slot}" if self._slot else ""
-        return {**opening, "slot": self._slot, "name": name, "rank": rank or 0, "world_size": max(1, world_size)}
+        return {**opening, "slot": self._slot, "name": str(name), "rank": rank or 0, "world_size": world_size}
 
     def _send(self, message: dict[str, Any], bulk: Any = None) -> None:
         if not self._is_open:
             return
         if self._channel is not None and not self._channel.is_ours:
             self._begin()
-        if self._channel is not None:
+        if self._channel is not None and not self._channel.is_closed:
             try:
+                self._channel.hear()
                 self._channel.line.send({**message, "slot": self._slot}, bulk)
-            except (OSError, Unheard) as error:
+            except Exception as error:
                 self._fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, problem: object) -> None:
         self._channel = None
         self._is_open = False
-        with contextlib.suppress(Exception):
-            warn(f"cannot publish ({error or type(error).__name__})")
+        _warn("cannot publish", problem)
 
 
-def _as_order(samples: Any) -> NDArray[numpy.uint32]:
-    """Sample numbers, shape (n,), uint32. Raises TypeError, ValueError, OverflowError for what are no integers."""
-    return numpy.ascontiguousarray(numpy.asarray(samples, dtype=numpy.int64), dtype="<u4")
+def _warn(what: str, problem: object) -> None:
+    with contextlib.suppress(Exception):
+        warn(f"{what} ({str(problem) or type(problem).__name__})")
+
+
+def _number(field: str, value: Any, least: int) -> int:
+    """Raises TypeError for what is no integer, and ValueError for one that is too small or too large."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{field} is {value!r:.80}, which is no integer") from None
+    if not least <= number < MOST:
+        shown = str(number) if number.bit_length() <= _LONG else f"a number of {number.bit_length()} bits"
+        raise ValueError(f"{field} is {shown}, which is not between {least} and 2^32 - 2")
+    return number
+
+
+def _joined(files: Sequence[str]) -> bytes | None:
+    """The paths, with a NUL between each two; None without any. Raises ValueError for a path that has one in it."""
+    if not files:
+        return None
+    joined = "\0".join(files).encode(errors="surrogateescape")
+    if joined.count(b"\0") != len(files) - 1:
+        raise ValueError("a path with a NUL in it")
+    return joined
+
+
+def as_order(samples: Any) -> NDArray[numpy.uint32]:
+    """Sample numbers, shape (n,), uint32. Raises TypeError for what are no integers, ValueError and OverflowError for
+    integers that number no sample."""
+    if hasattr(samples, "__array__"):
+        numbers = numpy.asarray(samples).reshape(-1)
+        if numbers.dtype.kind not in "iu" and len(numbers):
+            raise TypeError(f"samples of type {numbers.dtype}, which are no integers")
+    else:
+        # This takes what has __index__, and nothing else: no float, and no text.
+        numbers = numpy.frombuffer(array("q", samples), dtype=numpy.int64)
+    if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) <= MOST:
+        raise ValueError("sample numbers that are not between 0 and 2^32 - 1")
+    return numpy.ascontiguousarray(numbers, dtype="<u4")
 
 
 def found_rank() -> tuple[int | None, int]:
@@ -145,6 +212,6 @@ def found_rank() -> tuple[int | None, int]:
     for rank, world_size in _RANK_VARIABLES:
         with contextlib.suppress(KeyError, ValueError):
             number, of = int(os.environ[rank]), int(os.environ[world_size])
-            if 0 <= number < of:
+            if 0 <= number < of < MOST:
                 return number, of
     return None, 1

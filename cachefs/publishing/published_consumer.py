@@ -4,14 +4,19 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy
 
+from cachefs.errors import ConfigError
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
+from cachefs.publishing.learned import LearnedFiles
 from cachefs.publishing.places import Places
 from cachefs.publishing.shares import Order, Share, shares
+
+# Bytes that the orders of one consumer may have that are still to be read: of ten epochs of ten million samples.
+MOST_ORDER_BYTES: Final = 400 << 20
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -66,21 +71,24 @@ class PublishedConsumer:
     closing: float | None = None
     # When the daemon was last told its position (monotonic seconds).
     reported_at: float = 0.0
-    # The paths that were opened for each sample, by its number.
-    _learned: dict[int, list[str]] = field(default_factory=dict)
+    # The samples' files, where they have to be learned.
+    learned: LearnedFiles = field(init=False)
     # How many samples were learned when `shares` was made of them.
     _resolved: int = 0
     _first_epoch: int | None = None
 
     def set_files(self, files: Sequence[str]) -> None:
         """The file of each sample. Raises OSError."""
-        self._resolve([path if path.startswith("/") else os.path.join(self.opening.cwd, path) for path in files])
+        absolute = [path if path.startswith("/") else os.path.join(self.opening.cwd, path) for path in files]
+        self._take(shares(absolute, Places(), max(self.opening.length, len(files))))
 
-    def learn(self, pairs: list[tuple[int, list[str]]]) -> None:
+    def __post_init__(self) -> None:
+        self.learned = LearnedFiles(self.opening.length if self.opening.learn else 0)
+
+    def learn(self, pairs: list[tuple[int, list[str]]], places: Places) -> None:
         """pairs: samples, each with the absolute paths that were opened for it."""
         for sample, paths in pairs:
-            if 0 <= sample < self.opening.length:
-                self._learned.setdefault(sample, paths)
+            self.learned.learn(sample, paths, places)
 
     def reopen(self) -> None:
         """A new loader of the same samples goes on with what the last one has learned."""
@@ -89,21 +97,17 @@ class PublishedConsumer:
         self.reported.clear()
         self._first_epoch = self.epoch = -1
 
-    @property
-    def is_learned(self) -> bool:
-        return len(self._learned) == self.opening.length
-
     def resolve_learned(self) -> bool:
         """Make shares of what was learned, where that is worth it: all files are known, or an epoch has gone by.
 
-        True where the daemon should be told. Raises OSError.
+        True where the daemon should be told.
         """
-        known = len(self._learned)
+        known = self.learned.count
         epoch_gone_by = self._first_epoch is not None and self.epoch > self._first_epoch
-        worth_it = self.is_learned or (epoch_gone_by and known > 1.05 * self._resolved)
+        worth_it = self.learned.is_full or (epoch_gone_by and known > 1.05 * self._resolved)
         if not worth_it or known <= self._resolved:
             return False
-        self._resolve([self._learned.get(sample, []) for sample in range(self.opening.length)])
+        self._take(self.learned.shares())
         self._resolved = known
         return True
 
@@ -112,6 +116,13 @@ class PublishedConsumer:
         return self.spec is not None or bool(self.orders)
 
     def set_order(self, epoch: int, order: Order) -> None:
+        """Raises ConfigError where the orders of too many epochs are published beforehand."""
+        others = sum(known.nbytes for number, known in self.orders.items() if number != epoch)
+        if others and others + order.nbytes > MOST_ORDER_BYTES:
+            raise ConfigError(
+                f"the order of epoch {epoch} of consumer {self.opening.name} is not kept, as those of other epochs have"
+                f" {others >> 20} MiB; publish each epoch as it begins"
+            )
         self._begin(epoch)
         if self.spec is not None:
             # The spec is no longer right, and the daemon has to forget it.
@@ -164,9 +175,7 @@ class PublishedConsumer:
         order = self.order(self.epoch)
         return 0 if order is None else share.position(order, self.position)
 
-    def _resolve(self, files: Sequence[str | list[str]]) -> None:
-        length = max(self.opening.length, len(files))
-        found = shares(files, Places(), length)
+    def _take(self, found: Sequence[Share]) -> None:
         if self.opening.indexer:
             found = [dataclasses.replace(share, of_records=True) for share in found]
         # The largest share comes first, and is published under the consumer's own name.
@@ -175,7 +184,7 @@ class PublishedConsumer:
         self.reported.clear()
 
 
-def as_order(bulk: bytes) -> Order:
+def order_of(bulk: bytes) -> Order:
     """The order in a message: sample numbers, shape (n,), uint32."""
     return numpy.frombuffer(bulk, dtype="<u4")
 

@@ -1,8 +1,8 @@
 """Reports of the consumers to the daemon, and what is done where they fail."""
 
 import os
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,6 @@ from cachefs.inodes import slot_of
 from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, SampleMap
 from cachefs.messages import DatasetName, Empty
 from cachefs.mount_spec import MountSpec
-from cachefs.publishing.channel import job_name
 from cachefs.publishing.published_consumer import PublishedConsumer
 from cachefs.publishing.shares import Share
 from cachefs.rpc import DATASET_LIST, DATASET_SHOW, JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, DaemonClient
@@ -23,27 +22,29 @@ LEASE: Final = 60.0
 RENEW_SECONDS: Final = LEASE / 4
 PUBLISH_TIMEOUT: Final = 30.0
 TIMEOUT: Final = 5.0
+MOST_PROBLEMS: Final = 32
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0)
 
 
 class Reporter:
     """Tells the daemon what it does not know yet of the consumers of one training process."""
 
-    def __init__(self, client: DaemonClient, pid: int) -> None:
-        """pid: of the training process."""
+    def __init__(self, client: DaemonClient, job: str, pid: int, say: Callable[[str], None]) -> None:
+        """job: its name; pid: of the training process; say: shows a line to its user."""
         self._client = client
+        self._job = job
         self._pid = pid
-        self._job = job_name()
-        self._said: set[str] = set()  # problems that were printed
+        self._say = say
+        self._said: set[str] = set()  # problems that were shown
         self._failures = 0  # to reach the daemon, one after the other
         self._quiet_until = 0.0  # when to try again (monotonic seconds)
         self._daemon_pid: int | None = None
 
     def say(self, problem: str) -> None:
-        """Print *problem* on the job's stderr, each problem once."""
-        if problem not in self._said:
+        """Have *problem* printed on the job's stderr, each problem once, and MOST_PROBLEMS at most."""
+        if problem not in self._said and len(self._said) < MOST_PROBLEMS:
             self._said.add(problem)
-            print(f"cachefs: {problem}; the job goes on without that", file=sys.stderr, flush=True)
+            self._say(f"{problem}; the job goes on without that")
 
     def report(self, consumer: PublishedConsumer, moved: bool) -> None:
         """Tell the daemon what it does not know yet. moved: is the consumer at another place than at the last call?"""
@@ -70,6 +71,10 @@ class Reporter:
         except CachefsError as error:
             self.say(str(error))
             consumer.failed = True
+        except Exception as error:
+            # One consumer is given up, and the others go on.
+            self.say(f"consumer {consumer.opening.name} cannot be published ({error!r:.300})")
+            consumer.failed = True
 
     def end(self, consumer: PublishedConsumer) -> None:
         if not consumer.published:
@@ -77,7 +82,7 @@ class Reporter:
         try:
             for number in range(len(consumer.shares)):
                 self._client.call(JOB_PROGRESS, self._progress(consumer, number, ended=True), TIMEOUT)
-        except CachefsError:
+        except Exception:
             return  # the consumer ends with its process or its lease
 
     def _publish(self, consumer: PublishedConsumer) -> None:

@@ -1,8 +1,10 @@
 """Publishing by a line in the training script: `publish`, and a sampler that wraps any other."""
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from operator import index
 from typing import Any
 
 from cachefs.publishing.publication import Publication
@@ -32,7 +34,8 @@ def publish(  # noqa: PLR0913  # a call in somebody's script: one keyword for ea
     number. rank, world_size: of this process among the job's; a rank that is not given is the environment's (RANK,
     SLURM_PROCID, ...). workers, batch_size, prefetch: as the DataLoader's, which reads that much out of order.
 
-    Never raises for a daemon or a mount that is not there. Raises TypeError for files that are none.
+    Never raises, so it cannot end a training: where a daemon or a mount is not there, or an argument makes no sense,
+    nothing is published, and the first time a line on stderr says so.
     """
     opening: dict[str, Any] = {
         "world_size": world_size,
@@ -41,14 +44,18 @@ def publish(  # noqa: PLR0913  # a call in somebody's script: one keyword for ea
         "prefetch": prefetch,
         "indexer": records,
     }
-    paths: Sequence[str] = ()
-    if isinstance(files, (str, os.PathLike)):
-        opening["tree"] = os.fspath(files)
-    else:
-        paths = _paths(files)
+    try:
+        paths: Sequence[str] = ()
+        if isinstance(files, (str, os.PathLike)):
+            opening["tree"] = os.fspath(files)
+        else:
+            paths = _paths(files)
+        fields = None if sampler is None else _fields(sampler)
+    except Exception as error:
+        return Publication.none(error)
     publication = Publication(paths, opening, rank=rank, name=consumer)
-    if sampler is not None:
-        publication.sampler(_fields(sampler))
+    if fields is not None:
+        publication.sampler(fields)
     return publication
 
 
@@ -63,6 +70,8 @@ class PublishedSampler:
     """
 
     def __init__(self, sampler: Any, files: Path | Sequence[Path] | Any, **options: Any) -> None:
+        """Raises TypeError for an option that `publish` does not have."""
+        inspect.signature(publish).bind(files, **options)
         self.sampler = sampler
         self._options = options
         self._files = files
@@ -73,11 +82,18 @@ class PublishedSampler:
         samples = list(self.sampler)
         if self._publication is None:
             self._publication = publish(self._files, **self._options)
-        epoch = getattr(self.sampler, "epoch", self._iterations)
+        epoch = self._epoch()
         self._iterations = epoch + 1
         self._publication.order(epoch, samples)
         self._publication.progress(epoch, 0)
         return self._publishing(self._publication, epoch, samples)
+
+    def _epoch(self) -> int:
+        """The epoch that the wrapped sampler is set to; where it does not know any, epochs are counted."""
+        try:
+            return index(self.sampler.epoch)
+        except Exception:
+            return self._iterations
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -96,17 +112,25 @@ class PublishedSampler:
         self.__dict__.update(state)
 
     def _publishing(self, publication: Publication, epoch: int, samples: list[Any]) -> Iterator[Any]:
-        workers = self._options.get("workers")
-        if workers is None:
+        ahead = self._ahead()
+        if ahead is None:
             yield from samples
             return
-        ahead = workers * self._options.get("prefetch", 2) * self._options.get("batch_size", 1)
         for drawn, sample in enumerate(samples):
             publication.progress(epoch, max(0, drawn - ahead))
             yield sample
 
+    def _ahead(self) -> int | None:
+        """So many samples at most are drawn and not delivered; None where it is not known."""
+        try:
+            prefetch, batch_size = self._options.get("prefetch", 2), self._options.get("batch_size", 1)
+            return index(self._options["workers"]) * index(prefetch) * index(batch_size)
+        except (KeyError, TypeError):
+            return None  # workers are not given, or something is no number, which `publish` has said
+
 
 def _paths(files: Any) -> Sequence[str]:
+    """Raises TypeError where they are not known."""
     listed = listed_files(files)
     if listed is not None:
         return listed

@@ -99,7 +99,7 @@ def shares(files: Sequence[str | Sequence[str]], places: Places, length: int | N
                 slot_entries.append(entries[here])
                 slot_samples.append(samples[here])
     return [
-        _share(mount, slot, numpy.concatenate(entries), numpy.concatenate(samples), length or len(files))
+        share_of(mount, slot, numpy.concatenate(entries), numpy.concatenate(samples), length or len(files))
         for slot, (mount, entries, samples) in found.items()
     ]
 
@@ -134,6 +134,7 @@ def _inodes(directory: str, names: Sequence[str]) -> Numbers:
     return numpy.array([known.get(name, 0) for name in names], dtype=numpy.int64)
 
 
-def _share(mount: MountPoint, slot: int, entries: Numbers, samples: Numbers, length: int) -> Share:
+def share_of(mount: MountPoint, slot: int, entries: Numbers, samples: Numbers, length: int) -> Share:
+    """The share with these entries, each of which belongs to one of the *samples*, in any order."""
     order = numpy.argsort(samples, kind="stable")
     return Share(mount, slot, entries[order].astype(numpy.uint32), samples[order], length)

@@ -73,6 +73,7 @@ class MemorySection(_Section):
 
     dir: Directory = Path("/dev/shm/cachefs")
     budget: Amount = Share(percent=25)
+    min_free: Amount = Share(percent=5)
     segment_size: Size = 64 << 20
 
 
@@ -137,6 +138,11 @@ class Config(_Section):
     def memory_budget(self) -> int:
         """Bytes that the memory tier may take."""
         return self.memory.budget.of(psutil.virtual_memory().total)
+
+    @property
+    def memory_min_free(self) -> int:
+        """Bytes of the memory tier's file system, and of the machine's memory, that stay free."""
+        return self.memory.min_free.of(_disk_size(self.memory.dir))
 
     @property
     def ssd_budget(self) -> int:

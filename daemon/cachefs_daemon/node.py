@@ -105,19 +105,32 @@ class Node:
         self._background = [asyncio.create_task(run()) for run in self._endless]
 
     async def maintain(self) -> None:
-        """Runs as long as the daemon."""
+        """Runs as long as the daemon. Limits are looked at in time whatever else is under way."""
+        async with asyncio.TaskGroup() as group:
+            for each in (self._keep_limits, self._compact, self._keep_order):
+                group.create_task(self._repeat(each))
+
+    async def _repeat(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
             await asyncio.sleep(MAINTENANCE_SECONDS)
             try:
-                await self.threads.background(self.storage.maintenance.run)
-                self.exchange.refresh()
-                await self.jobs.end_lapsed()
-                if time.monotonic() - self.started > PRUNE_AFTER:
-                    await self.catalog.prune(self.mounts.may_use)
+                await step()
             except CachefsError as error:
                 self.errors.add("maintenance", str(error))
             except Exception as error:
                 self.errors.add("maintenance", f"internal error ({error!r})", bug=error)
+
+    async def _keep_limits(self) -> None:
+        await self.threads.limits(self.storage.maintenance.keep_limits)
+
+    async def _compact(self) -> None:
+        await self.threads.background(self.storage.maintenance.compact)
+
+    async def _keep_order(self) -> None:
+        self.exchange.refresh()
+        await self.jobs.end_lapsed()
+        if time.monotonic() - self.started > PRUNE_AFTER:
+            await self.catalog.prune(self.mounts.may_use)
 
     async def stop_background(self) -> None:
         """End what is under way without a caller; calls still get their answers."""
@@ -136,7 +149,9 @@ class Node:
 def store_config(config: Config) -> StoreConfig:
     """With percentages turned into bytes: of the machine's memory, and of the file system behind [ssd] dir."""
     daemon = config.daemon
-    memory = TierConfig(config.memory.dir, config.memory_budget, config.memory.segment_size, daemon.policy)
+    memory = TierConfig(
+        config.memory.dir, config.memory_budget, config.memory.segment_size, daemon.policy, config.memory_min_free
+    )
     ssd = None
     if config.ssd is not None and (budget := config.ssd_budget) > 0:
         ssd = TierConfig(

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from cachefs.messages import Empty, Selection
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from cachefs.rpc import EVICT, STATUS
-from tests.daemon import Daemon
+from tests.daemon import COMMAND, Daemon
+from tests.mounting import COMMAND as MOUNT
 from tests.mounting import counters, drop_pages, frozen, mount_pid, mounted, read_tree, run_mount
 
 
@@ -194,6 +196,7 @@ def test_errors_of_the_command_are_one_line(daemon: Daemon, tmp_path: Path) -> N
         (daemon.socket, "other", (), "cachectl dataset add other", 32),
         (tmp_path / "no.sock", "tree", ("daemon_wait=0",), "start it with `cachefsd`", 32),
         (daemon.socket, "tree", ("colour=red",), "colour=red", 1),
+        (daemon.socket, "tree", ("log=/nonexistent/log",), "log=/nonexistent/log: No such file", 1),
     ):
         done = run_mount(socket, spec, directory, *options)
         assert done.returncode == status
@@ -203,6 +206,57 @@ def test_errors_of_the_command_are_one_line(daemon: Daemon, tmp_path: Path) -> N
         again = run_mount(daemon.socket, "tree", directory)
         assert again.returncode == 32
         assert "already is a cachefs mount" in again.stderr
+
+
+def test_a_mount_point_may_be_a_link(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    for link, target in (("one", "two"), ("two", "real")):
+        (tmp_path / link).symlink_to(target)
+    with mounted(daemon.socket, "tree", tmp_path / "one", "no_push"):
+        assert [point.path for point in mount_points()].count(tmp_path / "real") == 1
+        assert (tmp_path / "real" / "large").read_bytes() == (tree / "large").read_bytes()
+        again = run_mount(daemon.socket, "tree", tmp_path / "two")
+        assert "already is a cachefs mount" in again.stderr
+        umount = [COMMAND.with_name("cachectl"), "umount", tmp_path / "one"]
+        assert subprocess.run(umount, capture_output=True, check=False).returncode == 0
+    (tmp_path / "loop").symlink_to("loop")
+    assert "symbolic link to itself" in run_mount(daemon.socket, "tree", tmp_path / "loop").stderr
+
+
+def test_names_may_begin_with_a_dash(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "-dash").mkdir()
+    cachectl = COMMAND.with_name("cachectl")
+    command = [cachectl, "mount", "--socket", daemon.socket, "-o", "no_push", "--", "tree", "-dash"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    try:
+        assert done.returncode == 0, done.stderr
+    finally:
+        kernel.unmount(tmp_path / "-dash", lazy=True)
+
+
+def test_a_mount_keeps_nothing_of_its_callers_open(daemon: Daemon, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    (tmp_path / "mnt").mkdir()
+    command = [*MOUNT, "tree", str(tmp_path / "mnt"), "-o", f"socket={daemon.socket},no_push"]
+    subprocess.run(command, pass_fds=(writer,), check=True, timeout=60)
+    os.close(writer)
+    try:
+        os.set_blocking(reader, False)
+        assert os.read(reader, 1) == b""
+    finally:
+        os.close(reader)
+        kernel.unmount(tmp_path / "mnt", lazy=True)
+
+
+def test_sighup_unmounts(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    command = [*MOUNT, "tree", str(tmp_path / "mnt"), "-f", "-o", f"socket={daemon.socket},no_push"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as mount:
+        assert mount.stdout is not None
+        assert "mounted on" in mount.stdout.readline()
+        mount.send_signal(signal.SIGHUP)
+        assert mount.wait(20) == 0
+    assert tmp_path / "mnt" not in [point.path for point in mount_points()]
 
 
 def _wait_for(holds: Callable[[], bool]) -> None:

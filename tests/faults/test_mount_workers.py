@@ -242,6 +242,32 @@ def test_workers_that_keep_crashing_end_the_mount(daemon: Daemon, tmp_path: Path
         assert "crash" in Path(f"{mount}.log").read_text()
 
 
+# A look-up of this name is the end of any worker.
+DEADLY = """
+import os, signal
+from cachefs.snapshot import Snapshot
+look_up = Snapshot.lookup
+def lookup(self, parent, name):
+    if name == b"deadly":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return look_up(self, parent, name)
+Snapshot.lookup = lookup
+"""
+
+
+def test_a_request_that_has_killed_two_workers_fails(
+    daemon: Daemon, expected: dict[bytes, bytes | None], tmp_path: Path
+) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=2", "no_push", patch=DEADLY) as mount:
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output error"):
+                os.stat(mount / "deadly")
+        log = Path(f"{mount}.log").read_text()
+        assert log.count("is replaced") == 4
+        assert log.count("has cost 2 workers") == 2
+        assert read_tree(mount) == expected
+
+
 def _name(process: psutil.Process) -> str:
     """What the process calls itself; `psutil.Process.name` prefers the command line, which a fork shares."""
     try:

@@ -1,27 +1,34 @@
-"""Run by every Python that `cachefs run` starts, before its program (see cachefs.hooks). Standard library only."""
+"""Run by every Python that `cachefs run` starts, before its program (see cachefs.hooks). Standard library only.
 
-import importlib.util
+It runs in Pythons of all versions, so it is written as for Python 2.7; in those before 3.11 it does nothing.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
 import os
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DATALOADER = "torch.utils.data.dataloader"
+# With these names ends the directory of this file in each installation of cachefs.
+ENDING = ["cachefs", "hooks", "startup"]
+# Attribute of `sys`: the directory of the installation that watches this process.
+MARK = "_cachefs_hooks"
 
 
 class DataLoaderFinder:
     """Finds torch's DataLoader as the other finders would, and has it watched once it is loaded."""
 
-    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+    def find_spec(self, name, path=None, target=None):
         if name != DATALOADER:
             return None
+        import importlib.util
+
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
             load = spec.loader.exec_module
 
-            def load_and_watch(module: ModuleType) -> None:
+            def load_and_watch(module):
                 load(module)
                 watch(module)
 
@@ -29,41 +36,61 @@ class DataLoaderFinder:
         return spec
 
 
-def watch(dataloader: ModuleType) -> None:
+def watch(dataloader):
     try:
         find_cachefs()
         from cachefs.hooks import loader
 
         loader.install(dataloader)
     except Exception as error:
-        print(f"cachefs: cannot watch torch's DataLoader ({error!r}); the job goes on unpublished", file=sys.stderr)
+        text = "cachefs: cannot watch torch's DataLoader ({!r}); the job goes on unpublished\n"
+        sys.stderr.write(text.format(error))
 
 
-def find_cachefs() -> None:
+def find_cachefs():
     """Make `import cachefs` mean the package that this file belongs to, also where it is not installed.
 
     The helper process runs that package too, so that both understand each other's messages.
     """
     if "cachefs" in sys.modules:
         return
+    import importlib.util
+
     package = os.path.dirname(os.path.dirname(HERE))
     spec = importlib.util.spec_from_file_location(
         "cachefs", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
     )
     if spec is None or spec.loader is None:
-        raise ImportError(f"{package} is no package")
+        raise ImportError(package + " is no package")
     module = sys.modules["cachefs"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
 
-def hand_over() -> None:
-    """Run the sitecustomize that Python would have found without this one."""
-    others = [path for path in sys.path if os.path.abspath(path) != HERE]
+def is_ours(path):
+    """Is it the directory of this file in any installation?"""
+    return os.path.abspath(path).split(os.sep)[-len(ENDING) :] == ENDING
+
+
+def hand_over():
+    """Run the sitecustomize that Python would have found without this one; where there is none, be none either."""
+    others = [path for path in sys.path if not is_ours(path)]
+    if sys.version_info < (3, 4):  # noqa: UP036  # see above
+        import imp
+
+        file, path, description = imp.find_module("sitecustomize", others)
+        sys.modules["sitecustomize"] = imp.load_module("sitecustomize", file, path, description)
+        return
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
     spec = PathFinder.find_spec("sitecustomize", others)
-    if isinstance(spec, ModuleSpec) and spec.loader is not None:
-        module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    if spec is None or spec.loader is None:
+        raise ImportError("No module named 'sitecustomize'", name="sitecustomize")
+    module = sys.modules["sitecustomize"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
-sys.meta_path.insert(0, DataLoaderFinder())
+if sys.version_info >= (3, 11) and not hasattr(sys, MARK):
+    setattr(sys, MARK, HERE)
+    sys.meta_path.insert(0, DataLoaderFinder())
 hand_over()

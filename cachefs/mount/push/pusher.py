@@ -102,7 +102,7 @@ class Pusher:
             try:
                 held = self._ledger.settle()
                 self._attach()
-                for order in self._client.stream(PUSH, self._subscription(held)):
+                for order in self._client.stream(PUSH, self._subscription(held), until_daemon_ends=True):
                     pause = _FIRST_PAUSE
                     self._carry_out(order)
             except DaemonUnavailable as error:

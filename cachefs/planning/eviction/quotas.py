@@ -194,30 +194,33 @@ class Quotas:
         ahead = max(size, self._quota(one, tier) >> _AHEAD_SHIFT)
         return policy.victims(ahead, pinned, incoming) or policy.victims(size, pinned, incoming)
 
-    def surplus(self, tier: int, pinned: Collection[bytes]) -> list[bytes]:
-        """Blocks to evict since quotas were lowered, but for pinned ones: those that the policy names, else those that
-        were read longest ago."""
-        found: list[bytes] = []
+    def surplus(self, tier: int, size: int, pinned: Collection[bytes]) -> list[bytes]:
+        """Some blocks to evict since quotas were lowered, but for pinned ones: those that the policy names, else those
+        that were read longest ago. None when there are no more. size: about so many bytes at once."""
         for one in self._limited.values():
-            excess = one.used[tier] - self._quota(one, tier)
+            excess = min(size, one.used[tier] - self._quota(one, tier))
             if excess > 0 and one.quota.share < 1:
                 policy = one.policies[tier]
                 chosen = policy.victims(excess, pinned) if policy.evicts else ()
-                found += chosen or _longest_unread(one, tier, excess, pinned)
-        return found
+                if found := list(chosen) or _longest_unread(one, tier, excess, pinned):
+                    return found
+        return []
 
-    def expired(self, now: float, pinned: Collection[bytes]) -> list[bytes]:
-        """Some blocks that nobody has read for their time to live and that no plan foresees; none when there are no
-        more. now: monotonic seconds."""
+    def expired(self, now: float, pinned: Collection[bytes]) -> list[bytes] | None:
+        """Some blocks that nobody has read for their time to live and that no plan foresees; none where those that were
+        looked at are still wanted; None when there are no more. now: monotonic seconds, the same in all these calls."""
         for one in self._limited.values():
-            while overdue := _overdue(one, now):
+            if overdue := _overdue(one, now):
                 awaited = self._plan.next_use(overdue) < math.inf
                 kept = {key for key, wanted in zip(overdue, awaited.tolist(), strict=True) if wanted or key in pinned}
                 for key in kept:
                     one.renew(key, now)
-                if len(kept) < len(overdue):
-                    return [key for key in overdue if key not in kept]
-        return []
+                return [key for key in overdue if key not in kept]
+        return None
+
+    def catch_up(self, tier: int) -> bool:
+        """Do some of what a change of the plan has left to do. False where nothing was left."""
+        return any(one.policies[tier].catch_up() for one in self._limited.values())
 
 
 def _overdue(one: _Limited, now: float) -> list[bytes]:

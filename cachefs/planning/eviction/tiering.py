@@ -22,6 +22,9 @@ from cachefs.planning.eviction.quotas import Quotas
 _AHEAD_SHIFT: Final = 10
 # A tier of which less than 1/64 is free is full.
 _FREE_SHIFT: Final = 6
+# So many blocks are chosen, or move between two lists, in one call: the store calls under its lock, and they take 3 to
+# 10 ms.
+_AT_ONCE: Final = 512
 # So many transient blocks stay for their readers even where a policy evicts: 8 readers with 4 blocks each.
 _TRANSIENT_KEPT: Final = 32
 
@@ -36,6 +39,10 @@ class TierRoom(Protocol):
     @property
     def capacity(self) -> int:
         """Bytes of blocks that its budget is good for."""
+
+    @property
+    def limit(self) -> int:
+        """Bytes it may take now: fewer than `capacity` where the machine has no room for more."""
 
     @property
     def used(self) -> int:
@@ -108,6 +115,7 @@ class Tiering:
         self._transient = Lru()
         self._pinned: set[bytes] = set()
         self._evicting = self._policies[MEMORY].evicts  # whether it did when it was last looked at
+        self._to_move = 0  # bytes that still change between policy and transient blocks since it began or stopped
         self._share = transient  # bytes that transient blocks may take
         self._recovered = 0  # bytes that were found in memory at the start, but for transient blocks
 
@@ -212,7 +220,13 @@ class Tiering:
         """Room that a policy which never evicts must leave for transient blocks."""
         if tier.number != MEMORY or self._policies[MEMORY].evicts:
             return 0
-        return max(0, self._share - self._transient.bytes)
+        return max(0, self._transient_share - self._transient.bytes)
+
+    @property
+    def _transient_share(self) -> int:
+        """Bytes that transient blocks may take: at most half of a tier that has shrunk."""
+        memory = self._memory
+        return self._share if memory.limit >= memory.capacity else min(self._share, memory.limit // 2)
 
     # --- which blocks are evicted -------------------------------------------------------------------------------------
 
@@ -233,17 +247,51 @@ class Tiering:
         pinned = () if transient else self._pinned
         return self._take(tier, ahead, share, pinned, incoming) or self._take(tier, size, share, pinned, incoming)
 
-    def surplus(self, tier: TierRoom, size: int) -> list[bytes]:
-        """Blocks that free *size* bytes as the tier must shrink, or none."""
-        return self._take(tier, size, self._transient.bytes if tier.number == MEMORY else 0, self._pinned)
+    def excess(self, tier: TierRoom) -> int:
+        """Bytes that must go since the tier's limit has sunk; 0 or less where none must. Where the policy never evicts,
+        the room for transient blocks counts as well: nobody else would make it again."""
+        return -self._beyond_share(tier, 0) - tier.free
+
+    def surplus(self, tier: TierRoom) -> list[bytes]:
+        """Some blocks to evict since the tier must shrink; none where its policy names none. Ask again until `excess`
+        is gone: each call looks for about _AT_ONCE blocks."""
+        size = min(self.excess(tier), self._portion(tier))
+        if size <= 0:
+            return []
+        transient = self._beyond_share(tier, self._transient.bytes) if tier.number == MEMORY else 0
+        return self._take(tier, size, max(0, transient), self._pinned) or self._take(tier, transient, transient, ())
+
+    def _beyond_share(self, tier: TierRoom, most: int) -> int:
+        """By how many bytes, at most *most*, transient blocks exceed the room that is theirs in a tier that has shrunk;
+        negative where they have less than that. Where the policy evicts, no room is theirs."""
+        if tier.number != MEMORY or self._policies[MEMORY].evicts or tier.limit >= tier.capacity:
+            return most
+        return min(most, self._transient.bytes - self._transient_share)
+
+    def unpinned(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Those of these blocks that are not pinned."""
+        return [key for key in keys if key not in self._pinned]
 
     def beyond_quotas(self, tier: TierRoom) -> list[bytes]:
-        """Blocks to evict since datasets have more of the tier than they may."""
-        return self._part_with(tier, self.quotas.surplus(tier.number, self._pinned))
+        """Some blocks to evict since datasets have more of the tier than they may; none when there are no more."""
+        return self._part_with(tier, self.quotas.surplus(tier.number, self._portion(tier), self._pinned))
 
-    def expired(self, now: float) -> list[bytes]:
-        """Blocks whose time is over at *now* (monotonic seconds); none when there are no more."""
+    def expired(self, now: float) -> list[bytes] | None:
+        """Some blocks whose time is over at *now* (monotonic seconds), or none of those looked at; None when there are
+        no more."""
         return self.quotas.expired(now, self._pinned)
+
+    def catch_up(self, tier: TierRoom) -> bool:
+        """Do some of what a change of the plan has left to do. False where nothing was left; until then the other calls
+        may name fewer blocks of the tier than there are."""
+        moving = self._to_move > 0
+        self._follow_policy()
+        return self._policies[tier.number].catch_up() or self.quotas.catch_up(tier.number) or moving
+
+    def _portion(self, tier: TierRoom) -> int:
+        """Bytes of about _AT_ONCE blocks of the tier."""
+        blocks = self.counts[tier.number].blocks
+        return _AT_ONCE * tier.used // blocks if blocks else tier.capacity
 
     def _keeps_transient(self, tier: TierRoom) -> bool:
         """Are transient blocks so few that some may not have been read yet by those who wait for them?"""
@@ -293,18 +341,24 @@ class Tiering:
         self.counts[tier].blocks -= 1
 
     def _follow_policy(self) -> None:
-        """A policy begins to evict when something is published, and stops when nothing is."""
+        """A policy begins to evict when something is published, and stops when nothing is. Then blocks change between
+        policy and transient ones, some at each call: 200,000 at once would take half a second."""
         policy = self._policies[MEMORY]
-        if policy.evicts == self._evicting:
+        if policy.evicts != self._evicting:
+            self._evicting = policy.evicts
+            kept = self._memory.used - self._transient.bytes
+            self._to_move = self._transient.bytes if self._evicting else kept - (self._memory.capacity - self._share)
+        if self._to_move > 0:
+            self._move_some(min(self._to_move, self._portion(self._memory)))
+
+    def _move_some(self, size: int) -> None:
+        """Let blocks of *size* bytes or more change between policy and transient ones."""
+        policy = self._policies[MEMORY]
+        source, target = (self._transient, policy) if self._evicting else (policy, self._transient)
+        keys = source.victims(size, self._pinned) or source.victims(size, ())
+        if not keys and source.catch_up():
             return
-        self._evicting = policy.evicts
-        if self._evicting:
-            source: Policy = self._transient
-            target, excess = policy, self._transient.bytes
-        else:
-            source, target = policy, self._transient
-            excess = self._memory.used - self._transient.bytes - (self._memory.capacity - self._share)
-        keys = source.victims(excess, self._pinned) or source.victims(excess, ()) if excess > 0 else ()
+        self._to_move = self._to_move - size if keys else 0
         for key in keys:
             source.removed(key)
             self.quotas.removed(key)

@@ -89,6 +89,12 @@ class PushPlan:
         """So many orders are open that `next_orders` gives none."""
         return len(self._orders) >= MAX_ORDERS or self._bytes_ordered() >= MAX_BYTES
 
+    @property
+    def needs_audience(self) -> bool:
+        """Does what `next_orders` gives depend on who reads? Not while so many orders are open that there are none, nor
+        while pages of an earlier daemon are left."""
+        return not self.is_busy and not self._leftovers
+
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def begin(self, budget: int, held: Iterable[FileBlocks], now: float) -> None:
@@ -122,13 +128,15 @@ class PushPlan:
 
     def next_orders(self, audience: Audience, now: float) -> Iterator[Order]:
         """What is to be done now, at *now* seconds. Each order is decided when it is asked for: `done` may be called in
-        between, and an order that nobody asks for any more is not lost. No audience is needed while the plan `is_busy`.
+        between, and an order that nobody asks for any more is not lost. The audience counts where the plan
+        `needs_audience`.
         """
+        waits = not self.needs_audience
         self._follow(now)
         if self.is_busy:
             return
-        if self._leftovers:
-            # Nothing is added to them, as nobody knows how many bytes they are.
+        if waits or self._leftovers:
+            # Nothing is added to what is left, as nobody knows how many bytes that is.
             yield from self._drop_leftovers(now)
             return
         self._elsewhere = audience.elsewhere

@@ -15,10 +15,10 @@ from typing import TypeVar
 import msgspec
 
 from cachefs import __version__
-from cachefs.block import Location
-from cachefs.errors import Busy, CachefsError
+from cachefs.errors import Busy, CachefsError, StoreFull
 from cachefs.job_messages import JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, StallRows
 from cachefs.messages import (
+    BlockRef,
     CachedFiles,
     DatasetAdd,
     DatasetDetail,
@@ -44,11 +44,16 @@ from cachefs.messages import (
     WarmupProgress,
 )
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
+from cachefs.snapshot import Snapshot
 from cachefs_daemon.caller import Caller
 from cachefs_daemon.content import inventory, verify
 from cachefs_daemon.datasets import selection
+from cachefs_daemon.datasets.catalog import Dataset
+from cachefs_daemon.fetch.fetcher import Answer
+from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
 from cachefs_daemon.node import Node
+from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.storage import TierUsage
 
 FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
@@ -98,9 +103,8 @@ class Service:
             return Fetched(blocks=[])
         # The caller's own timer runs as long as the deadline: answer a little before, so that it learns the reason.
         patience = request.deadline - min(1.0, request.deadline / 20)
-        return Fetched(
-            blocks=[_answer(outcome) for outcome in await self._node.fetcher.demand(request.blocks, patience)]
-        )
+        answers = await self._node.fetcher.demand(request.blocks, patience)
+        return Fetched(blocks=[_answer(ref, one) for ref, one in zip(request.blocks, answers, strict=True)])
 
     # --- jobs ---------------------------------------------------------------------------------------------------
 
@@ -164,6 +168,7 @@ class Service:
             warmups=len(self._node.warmups),
             index_blocks=sum(tier.blocks for tier in usage),
             errors=self._node.errors.views(),
+            passed_blocks=self._node.fetcher.passing.count,
         )
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:
@@ -195,23 +200,36 @@ class Service:
 
     async def dataset_refresh(self, request: DatasetName) -> AsyncGenerator[ListingProgress, None]:
         dataset = self._node.catalog.get(request.name)
-        before = dataset.current
-        async with contextlib.aclosing(self._node.catalog.refresh(request.name)) as steps:
-            async for progress in steps:
-                if progress.dataset is not None:
-                    await self._node.pins.follow(before, dataset.record.pins)
-                    await self._node.quotas.follow(dataset)
-                yield progress
+        before = followed = dataset.current
+        try:
+            async with contextlib.aclosing(self._node.catalog.refresh(request.name)) as steps:
+                async for progress in steps:
+                    if progress.dataset is not None:
+                        followed = dataset.current
+                        await unbroken(self._follow(dataset, before))
+                    yield progress
+        finally:
+            # The caller may go away after there is another snapshot, and before it is told so.
+            if followed is not dataset.current:
+                await unbroken(self._follow(dataset, before))
+
+    async def _follow(self, dataset: Dataset, before: Snapshot | None) -> None:
+        """A dataset has another snapshot than *before*."""
+        await self._node.pins.follow(before, dataset.record.pins)
+        await self._node.quotas.follow(dataset)
 
     async def dataset_remove(self, request: DatasetName) -> Freed:
         """Blocks that other datasets have as well stay."""
         mount = self._node.mounts.using(request.name)
         if mount is not None:
             raise Busy(f"dataset {request.name} is mounted at {mount.mountpoint} (pid {mount.pid}); unmount that first")
-        removed = self._node.catalog.generations(self._node.catalog.get(request.name))
-        dataset = await self._node.catalog.remove(request.name)
+        return await unbroken(self._remove(request.name))
+
+    async def _remove(self, name: str) -> Freed:
+        removed = self._node.catalog.generations(self._node.catalog.get(name))
+        dataset = await self._node.catalog.remove(name)
         await self._node.pins.follow(dataset.current, dataset.record.pins)
-        self._node.quotas.removed(request.name)
+        self._node.quotas.removed(name)
         kept = [snapshot for other in self._node.catalog for snapshot in self._node.catalog.generations(other)]
         storage = self._node.storage
         freed = await self._node.threads.background(
@@ -257,10 +275,14 @@ def _owned(request: FromJob, caller: Caller) -> FromJob:
     return msgspec.structs.replace(request, job=job_of(caller, request.job))
 
 
-def _answer(outcome: Location | CachefsError) -> FetchedBlock:
-    if isinstance(outcome, CachefsError):
-        return FetchedBlock(location=b"", errno=outcome.errno, message=str(outcome))
-    return FetchedBlock(location=outcome.pack())
+def _answer(ref: BlockRef, answer: Answer) -> FetchedBlock:
+    if isinstance(answer, PassingBlock) and ref.size <= 0:
+        answer = StoreFull("no tier can hold the block, and who asks takes no bytes; see `cachectl status`")
+    if isinstance(answer, PassingBlock):
+        return FetchedBlock(location=b"", data=answer.pieces(ref.start, ref.size), checksums=answer.checksums)
+    if isinstance(answer, CachefsError):
+        return FetchedBlock(location=b"", errno=answer.errno, message=str(answer))
+    return FetchedBlock(location=answer.pack())
 
 
 def _tier_status(tier: TierUsage, counters: Counter[str]) -> TierStatus:

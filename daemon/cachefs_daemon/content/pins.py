@@ -1,4 +1,8 @@
-"""Pins: paths of datasets whose blocks no policy may evict. They outlive restarts and follow refreshes."""
+"""Pins: paths of datasets whose blocks no policy may evict. They outlive restarts and follow refreshes.
+
+What is pinned is recorded first and then applied, and both happen also when the caller goes away meanwhile: so what the
+record says is what is so, at the latest after the next start.
+"""
 
 import asyncio
 import itertools
@@ -13,6 +17,7 @@ from cachefs_daemon.datasets import selection
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.runtime.unbroken import unbroken
 
 # Keys that are pinned at once, under the lock.
 BATCH: Final = 4096
@@ -29,19 +34,25 @@ class Pins:
 
     async def pin(self, request: Selection) -> Pinned:
         """Pin what the request selects: all of the dataset, without paths. Raises NotFound."""
+        return await unbroken(self._pin_selected(request))
+
+    async def _pin_selected(self, request: Selection) -> Pinned:
         async with self._changing:
             snapshot = self._catalog.snapshot(request.dataset)
             paths = selection.distinct(request.paths or [b""])
-            pinned = await self._threads.background(_each_key, self._pin, snapshot, paths)
+            await self._threads.background(selection.files, snapshot, paths)  # Are all of them there?
             known = self._catalog.get(request.dataset).record.pins
             await self._catalog.set_pins(request.dataset, selection.distinct([*known, *paths]))
-            return pinned
+            return await self._threads.background(_each_key, self._pin, snapshot, paths)
 
     async def unpin(self, request: Selection) -> Pinned:
         """Remove the pins at the request's paths, or all pins of the dataset where there are no paths.
 
         Raises NotFound where a path is not a pin itself.
         """
+        return await unbroken(self._unpin_selected(request))
+
+    async def _unpin_selected(self, request: Selection) -> Pinned:
         async with self._changing:
             snapshot = self._catalog.snapshot(request.dataset)
             known = self._catalog.get(request.dataset).record.pins

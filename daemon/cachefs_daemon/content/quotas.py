@@ -20,6 +20,7 @@ from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog, Dataset
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.transfers import batches
 
@@ -44,6 +45,9 @@ class DatasetQuotas:
             raise ConfigError(f"share {request.share:g}: expected more than 0 and at most 1 (all, which is no limit)")
         if request.ttl is not None and request.ttl != 0 and not SHORTEST_TTL <= request.ttl < math.inf:
             raise ConfigError(f"ttl {request.ttl:g} s: expected at least {SHORTEST_TTL:g} s, or 0 for no limit")
+        return await unbroken(self._change(request))
+
+    async def _change(self, request: DatasetLimit) -> DatasetView:
         async with self._changing:
             record = self._catalog.get(request.name).record
             share = record.share if request.share is None else request.share

@@ -28,6 +28,7 @@ from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.unusable import UnusableOrigin
 from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.runtime.unbroken import unbroken
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +238,7 @@ class Catalog:
                 if isinstance(step, ListingProgress):
                     yield step
                 else:
-                    await self._adopt(dataset, step)
+                    await unbroken(self._adopt(dataset, step))
 
     async def _adopt(self, dataset: Dataset, path: Path) -> None:
         """Make the snapshot at *path* the current one of *dataset*, which may be new."""

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cachefs.block import Location
-from cachefs.errors import CachefsError, OriginError, OriginUnavailable
+from cachefs.errors import CachefsError, OriginError, OriginUnavailable, StoreFull
 from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
@@ -41,9 +42,13 @@ FIRST_LATENCY: Final = 0.05
 # thrown away, so after a refusal nothing as large is fetched ahead for a moment.
 REFUSAL_MEMORY: Final = 1.0
 
-# What came of a fetch: where the block is now, why it could not be brought, or None where no tier's policy wants it
-# (only blocks that nobody waits for are refused).
-Outcome = Location | CachefsError | None
+# Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
+PASSING_PART: Final = 8
+
+# What somebody gets who waits for a block: where it is, or itself where no tier can hold it, or why it did not come.
+Answer = Location | PassingBlock | CachefsError
+# What came of a fetch. None where no tier's policy wants the block (only blocks that nobody waits for are refused).
+Outcome = Answer | None
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +75,10 @@ class _Landing:
 
 
 class Fetcher:
-    """Fetches blocks on demand and ahead of it. Used on the event loop."""
+    """Fetches blocks on demand and ahead of it. Used on the event loop.
+
+    It has more than 12 attributes: half of them are the parts that it uses, and half what it remembers and counts.
+    """
 
     def __init__(
         self,
@@ -91,6 +99,7 @@ class Fetcher:
         self._read_deadline = read_deadline
         self._flights: dict[bytes, _Flight] = {}  # by block key
         self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
+        self.passing = Passing(slots.capacity // PASSING_PART)
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         self.fetched_blocks = 0  # since the daemon started
         self.fetched_bytes = 0  # since the daemon started
@@ -101,7 +110,7 @@ class Fetcher:
         """Blocks asked of an origin right now, and their bytes."""
         return self._slots.in_use, self._slots.bytes_in_use
 
-    async def demand(self, refs: Sequence[BlockRef], patience: float) -> list[Location | CachefsError]:
+    async def demand(self, refs: Sequence[BlockRef], patience: float) -> list[Answer]:
         """Somebody waits for these blocks, at most *patience* seconds. Returns one outcome per block, in order."""
         until = asyncio.get_running_loop().time() + patience
         outcomes = await self._outcomes(refs, ahead=False, until=until)
@@ -118,7 +127,8 @@ class Fetcher:
 
         Returns one outcome per block, in order.
         """
-        return await self._outcomes(refs, ahead=True, until=None)
+        found = await self._outcomes(refs, ahead=True, until=None)
+        return [None if isinstance(one, PassingBlock) else one for one in found]
 
     async def start(self, refs: Sequence[BlockRef], needed: Sequence[float]) -> list["asyncio.Task[Outcome] | Outcome"]:
         """Begin to bring blocks that will be wanted at *needed* (loop times), soonest first.
@@ -145,6 +155,7 @@ class Fetcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.passing.close()
 
     async def _outcomes(self, refs: Sequence[BlockRef], *, ahead: bool, until: float | None) -> list[Outcome]:
         loop = asyncio.get_running_loop()
@@ -168,7 +179,9 @@ class Fetcher:
     def _find(self, ref: BlockRef) -> BlockSource | Location | CachefsError:
         try:
             source = self._resolve(ref)
-            if ref.bad:
+            if ref.slow:
+                self._store.give_up(source.key, Location.unpack(ref.bad))
+            elif ref.bad:
                 self._store.repair(source.key, Location.unpack(ref.bad))
             return self._store.get(source.key) or source
         except CachefsError as error:
@@ -177,8 +190,11 @@ class Fetcher:
             return CachefsError(f"block {ref.number} of entry {ref.entry} was complained of wrongly: {error}")
 
     def _known(self, source: BlockSource, looked: float) -> BlockSource | Outcome:
-        """The outcome of a flight of this block that failed a moment ago, or that landed since *looked* (loop time):
-        the look at the store may have missed it. Else the source."""
+        """The block, if no tier could hold it a moment ago. The outcome of a flight of this block that failed a moment
+        ago, or that landed since *looked* (loop time): the look at the store may have missed it. Else the source."""
+        passing = self.passing.get(source.key)
+        if passing is not None:
+            return passing
         landing = self._recent.get(source.key)
         if landing is None:
             return source
@@ -225,13 +241,15 @@ class Fetcher:
         finally:
             if self._flights.get(key) is flight:
                 del self._flights[key]
+        if isinstance(outcome, PassingBlock):
+            return outcome  # `passing` says how long it is remembered
         self._recent[key] = _Landing(asyncio.get_running_loop().time(), outcome)
         self._recent.move_to_end(key)
         if len(self._recent) > RECENT:
             self._recent.popitem(last=False)
         return outcome
 
-    async def _bring(self, flight: _Flight) -> Location | None:
+    async def _bring(self, flight: _Flight) -> Location | PassingBlock | None:
         source, patience = flight.source, flight.patience
         ahead = not flight.demanded
         place = self._slots.slot(source.key, source.length, ahead=ahead, needed=flight.needed, origin=source.origin.url)
@@ -261,8 +279,7 @@ class Fetcher:
             data = await source.origin.read(source.range, patience)
             if len(data) != source.length:
                 raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
-            run = self._threads.run if flight.demanded else self._threads.background
-            location = await run(self._store.put, source.key, data, transient=flight.demanded, snapshot=source.snapshot)
+            location = await self._store_or_pass(flight, data)
             self.latency.measure(asyncio.get_running_loop().time() - began)
         self.fetched_blocks += 1
         self.fetched_bytes += source.length
@@ -274,3 +291,13 @@ class Fetcher:
         now = asyncio.get_running_loop().time()
         self._refused = {key: seen for key, seen in self._refused.items() if now - seen[1] < REFUSAL_MEMORY}
         self._refused[source.snapshot] = source.length, now
+
+    async def _store_or_pass(self, flight: _Flight, data: bytes | bytearray) -> Location | PassingBlock | None:
+        source, demanded = flight.source, flight.demanded
+        run = self._threads.run if demanded else self._threads.background
+        try:
+            return await run(self._store.put, source.key, data, transient=demanded, snapshot=source.snapshot)
+        except StoreFull as error:
+            block = await run(PassingBlock.of, source.key, data)
+            self.passing.add(source.key, block, str(error))
+            return block

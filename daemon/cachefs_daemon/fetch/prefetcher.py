@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from cachefs.block import Location
+from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.prefetch.fetch_plan import Batch, FetchPlan, within_quotas
@@ -116,10 +117,10 @@ class Prefetcher:
     def _report(self, one: Upcoming, outcome: Outcome) -> None:
         if isinstance(outcome, Location):
             self._plan.landed(one)
-        elif outcome is None:
-            self._plan.refused(one, _now())
-        else:
+        elif isinstance(outcome, CachefsError):
             self._plan.failed(one, _now())
+        else:
+            self._plan.refused(one, _now())
 
 
 def _now() -> float:

@@ -42,7 +42,7 @@ class FetchSlots:
         """slots: reads at once; capacity: their bytes."""
         self._slots = slots
         self.ahead_slots = max(1, slots - max(1, slots // 4))  # slots that reads ahead may take
-        self._capacity = capacity
+        self.capacity = capacity
         self._demand: OrderedDict[bytes, _Request] = OrderedDict()  # waiting, first come, first served
         self._demand_of: dict[str, OrderedDict[bytes, _Request]] = {}  # the same, by origin
         self._ahead: dict[bytes, _Request] = {}  # waiting, in the order of `_order`
@@ -149,7 +149,7 @@ class FetchSlots:
             while waiting:
                 request = next(iter(waiting.values()))
                 slots, size = self._used.get(origin, (0, 0))
-                kept = slots < max(1, self._slots // 8) and size + request.size <= self._capacity // 8
+                kept = slots < max(1, self._slots // 8) and size + request.size <= self.capacity // 8
                 if slots and not kept:
                     break
                 self._drop_demand(request)
@@ -166,7 +166,7 @@ class FetchSlots:
         return key
 
     def _fits(self, size: int) -> bool:
-        return self.in_use == 0 or (self.in_use < self._slots and self.bytes_in_use + size <= self._capacity)
+        return self.in_use == 0 or (self.in_use < self._slots and self.bytes_in_use + size <= self.capacity)
 
 
 class Slot:

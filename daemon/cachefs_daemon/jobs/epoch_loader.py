@@ -18,6 +18,7 @@ from cachefs.planning.sequences.sampler import Order, SamplerSpec, epoch_order
 from cachefs.planning.sequences.search import Cluster, densest
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.jobs import sample_maps
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
@@ -139,6 +140,8 @@ class EpochLoader:
         [found] = await self._fetcher.demand([ref], INDEX_PATIENCE)
         if isinstance(found, CachefsError):
             raise found
+        if isinstance(found, PassingBlock):
+            return bytes(found.data)
         data = await self._threads.run(self._blocks.read, key, found)
         if data is None:
             raise OriginUnavailable(f"block {ref.number} of entry {ref.entry} was evicted before it could be indexed")

@@ -4,16 +4,10 @@ A job has the name that its user gave it, and with it whose it is. So nobody can
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 from cachefs.errors import AccessDenied, ConfigError
+from cachefs.identity import OWNER_MARK, UNKNOWN_OWNER
 from cachefs_daemon.caller import Caller
-
-# Between a job's name and whose it is, where that is not the user that the daemon runs as. No name that a user may give
-# has this character.
-OWNER_MARK: Final = "~"
-# Whose the jobs are that come from somebody unknown, such as through a mount's control file.
-UNKNOWN_OWNER: Final = "control"
 
 
 def job_of(caller: Caller, name: str) -> str:

@@ -77,7 +77,7 @@ class PushStream:
                     await self._news.wait()
 
     def _next_orders(self, now: float) -> Iterator[Order]:
-        audience = NOBODY if self._plan.is_busy else self._audience(self._plan.latency)
+        audience = self._audience(self._plan.latency) if self._plan.needs_audience else NOBODY
         return self._plan.next_orders(audience, now)
 
     def wake(self) -> None:

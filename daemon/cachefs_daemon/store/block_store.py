@@ -97,6 +97,15 @@ class BlockStore:
         tier.free_blocks([location])
         return True
 
+    def give_up(self, key: bytes, location: Location) -> bool:
+        """A reader has had no answer from the SSD tier: drop the block there without touching its bytes, whose room is
+        given back once the tier answers. The tier takes no new blocks for a while."""
+        if location.tier != SSD or len(self._tiers) <= SSD or not self._transfers.leave(key, location):
+            return False
+        self._index.commit()
+        self._tiers[SSD].suspect("a reader has waited for it in vain", location)
+        return True
+
     def evict(self, keys: Iterable[bytes]) -> tuple[int, int]:
         """Drop blocks, pinned or not. How many blocks and bytes were there."""
         return self._transfers.drop(keys)

@@ -55,7 +55,29 @@ def file_system(directory: int | Path) -> int:
     return int(found[0]) & 0xFFFFFFFF
 
 
-def memory_room(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes our cgroup may still allocate, less headroom; None without a limit. May be negative."""
-    rooms = [limit - held - min(_CGROUP_HEADROOM, limit // 8) for limit, held in memory_limits(proc, sys)]
+def memory_room(
+    *, min_free: int = 0, spare: int | None = None, proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Bytes that may still be allocated: of our cgroup, less headroom, and where *min_free* bytes of the machine's
+    memory are to stay free, of the others. None without any limit. May be negative.
+
+    spare: bytes that may be allocated all the same, as long as half of what is to stay free does; negative where there
+    are too many already.
+    """
+    rooms = [_room(limit - held, min(_CGROUP_HEADROOM, limit // 8), spare) for limit, held in memory_limits(proc, sys)]
+    if min_free and (available := _available(proc)) is not None:
+        rooms.append(_room(available, min_free, spare))
     return min(rooms, default=None)
+
+
+def _room(left: int, kept: int, spare: int | None) -> int:
+    return max(left - kept, min(spare, left - kept // 2)) if spare is not None else left - kept
+
+
+def _available(proc: Path) -> int | None:
+    """Bytes of the machine's memory that are free, or that the kernel can free by dropping clean pages."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

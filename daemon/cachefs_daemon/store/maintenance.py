@@ -4,20 +4,39 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from cachefs.block import Location
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
+from cachefs_daemon.store.segment_writer import span
 from cachefs_daemon.store.tier import Tier
-from cachefs_daemon.store.transfers import COPY_BATCH, Transfers, batches
+from cachefs_daemon.store.transfers import COPY_BATCH, LET_OTHERS_SECONDS, Transfers, batches
 
 _log = logging.getLogger(__name__)
 
+# One call copies for as long: on a disk of 200 MB/s some 200 MB.
+COMPACTION_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Found:
+    """Blocks to evict."""
+
+    missing: int  # bytes of blocks that are still to be found
+    keys: list[bytes] = field(default_factory=list)
+
+    def add(self, key: bytes, size: int) -> None:
+        if self.missing > 0:
+            self.keys.append(key)
+            self.missing -= size
+
 
 class Maintenance:
-    """Blocking. One call at a time does something; others return at once."""
+    """Blocking. Of `keep_limits` and of `compact`, one call at a time does something; others return at once."""
 
     def __init__(
         self,
@@ -32,63 +51,110 @@ class Maintenance:
         self._tiering = tiering
         self._transfers = transfers
         self._blocks = blocks
-        self._running = threading.Lock()
+        self._limiting = threading.Lock()
+        self._compacting = threading.Lock()
 
-    def run(self) -> None:
-        """To be called every few seconds. Does nothing while the last call, on a slow disk, runs."""
-        if not self._running.acquire(blocking=False):
+    def keep_limits(self) -> None:
+        """To be called every few seconds, in a thread that nothing else can hold up: while nobody looks, others may
+        fill the machine's memory. Does nothing while the last call, on a slow disk, runs."""
+        if not self._limiting.acquire(blocking=False):
             return
         try:
-            self._index.drop_dead_readers()
-            self._drop_expired()
             for tier in self._tiers:
                 tier.refresh_limit()
                 self.shrink(tier)
-                with self._tiering as tiering:
-                    surplus = tiering.beyond_quotas(tier)
-                self._transfers.evict(tier, surplus)
+            self._drop_expired()
+            for tier in self._tiers:
+                self._keep_quotas(tier)
                 tier.retry()
-                if not tier.problem:
-                    self._compact(tier)
         finally:
-            self._running.release()
+            self._limiting.release()
+
+    def compact(self, seconds: float = COMPACTION_SECONDS) -> None:
+        """Copy what is left in nearly empty segments forward and unlink them, so that files stay few and large. Begins
+        no further copy after *seconds*, so call it every few seconds, too."""
+        if not self._compacting.acquire(blocking=False):
+            return
+        until = time.monotonic() + seconds
+        try:
+            self._index.drop_dead_readers()
+            for tier in self._tiers:
+                if not tier.problem:
+                    self._compact(tier, until)
+        finally:
+            self._compacting.release()
 
     def shrink(self, tier: Tier) -> None:
         """Evict blocks until the tier is within its limit, which may have sunk."""
-        while (excess := -tier.free) > 0:
+        while True:
             used = tier.used
             with self._tiering as tiering:
-                victims = tiering.surplus(tier, excess)
-            # The limit is physical: where the policy names none, the oldest blocks are evicted, pinned or not.
-            self._transfers.evict(tier, victims or self._oldest_blocks(tier))
+                excess = tiering.excess(tier)
+                victims = tiering.surplus(tier)
+                behind = not victims and tiering.catch_up(tier)
+            if excess <= 0:
+                return
+            if behind:
+                time.sleep(LET_OTHERS_SECONDS)
+                continue
+            self._transfers.evict(tier, victims or self._oldest_blocks(tier, excess))
             if tier.used >= used:
                 return
 
-    def _drop_expired(self) -> None:
+    def _keep_quotas(self, tier: Tier) -> None:
         while True:
             with self._tiering as tiering:
-                expired = tiering.expired(time.monotonic())
-            if not expired:
+                surplus = tiering.beyond_quotas(tier)
+                behind = not surplus and tiering.catch_up(tier)
+            if not surplus and not behind:
                 return
-            blocks, freed = self._blocks.evict(expired)
+            self._transfers.evict(tier, surplus)
+            time.sleep(LET_OTHERS_SECONDS)
+
+    def _drop_expired(self) -> None:
+        now = time.monotonic()
+        blocks = freed = 0
+        while True:
+            with self._tiering as tiering:
+                expired = tiering.expired(now)
+            if expired is None:
+                break
+            dropped, size = self._blocks.evict(expired)
+            if expired and not dropped:
+                break  # They are being written just now.
+            blocks, freed = blocks + dropped, freed + size
+            time.sleep(LET_OTHERS_SECONDS)
+        if blocks:
             _log.info("dropped %d blocks (%d bytes) that nobody has read for their time", blocks, freed)
 
-    def _oldest_blocks(self, tier: Tier) -> list[bytes]:
-        number = tier.oldest_segment()
-        return [key for key, _ in self._live_blocks(tier, number)] if number is not None else []
+    def _oldest_blocks(self, tier: Tier, size: int) -> list[bytes]:
+        """The oldest blocks, of *size* bytes, where the policy names none. The limit is physical: where there are only
+        pinned ones, it is them, but not for room that transient blocks might want."""
+        unpinned = _Found(size)
+        pinned = _Found(size if tier.free < 0 else 0)
+        for number in tier.live_segments():
+            blocks = dict(self._live_blocks(tier, number))
+            with self._tiering as tiering:
+                free = set(tiering.unpinned(blocks))
+            for key, location in blocks.items():
+                (unpinned if key in free else pinned).add(key, span(location.length))
+            if unpinned.missing <= 0:
+                break
+        return unpinned.keys or pinned.keys
 
-    def _compact(self, tier: Tier) -> None:
-        """Copy what is left in nearly empty segments forward and unlink them, so that files stay few and large."""
+    def _compact(self, tier: Tier, until: float) -> None:
         try:
             for number in tier.sparse_segments():
-                if not self._copy_forward(tier, number):
+                if not self._copy_forward(tier, number, until):
                     return
                 tier.remove_segment(number)
+                if time.monotonic() > until:
+                    return
         except OSError as error:
             _log.warning("%s tier: cannot compact: %s", tier.name, error)
 
-    def _copy_forward(self, tier: Tier, number: int) -> bool:
-        """Empty a segment. False where there is no room for its blocks elsewhere now."""
+    def _copy_forward(self, tier: Tier, number: int, until: float) -> bool:
+        """Empty a segment. False where there is no room for its blocks elsewhere now, or no time any more."""
         for batch in batches(self._live_blocks(tier, number), COPY_BATCH):
             gone, full = [], False
             for key, location in batch:
@@ -103,7 +169,7 @@ class Maintenance:
                     gone.append(location)
             self._index.commit()
             tier.free_blocks(gone)
-            if full:
+            if full or time.monotonic() > until:
                 return False
         return True
 

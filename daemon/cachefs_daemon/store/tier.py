@@ -29,10 +29,17 @@ _WRITE_PATIENCE: Final = 1.0
 # At most so many segments at 100 % live: mounts keep up to 512 open.
 _MOST_SEGMENTS: Final = 256
 _SPARSE: Final = 0.25
+_FLOOR_BLOCKS: Final = 4
 _TEMPORARY: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 # Files that are in the way of a new segment; a start knows of them all, so each was put there since.
 _MOST_IN_THE_WAY: Final = 64
 _NUMBERS: Final = 1 << 32
+# Somebody else has taken what the budget promises. For tmpfs at the limit of a control group it is ENOMEM.
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+
+
+class FileSystemFull(OSError):
+    """There is no room for a block where a tier's segments are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,9 @@ class TierConfig:
     budget: int  # bytes
     segment_size: int  # bytes
     policy: str  # a name in cachefs.planning.eviction.policies.POLICIES
-    min_free: int = 0  # bytes of the file system that stay free, whatever the budget says
+    # Bytes that stay free, whatever the budget says: of the file system, and for the memory tier of the machine's
+    # memory.
+    min_free: int = 0
     required_mount: Path | None = None  # a mount point on which something must be mounted
 
 
@@ -111,6 +120,8 @@ class Tier:
         self._condemned = False
         self._segment_size = max(config.segment_size, span(block_size), config.budget // _MOST_SEGMENTS)
         check_budget(number, config, block_size)
+        # Bytes for blocks on their way to readers, also where memory gets short.
+        self._floor = min(_FLOOR_BLOCKS * span(block_size), self.capacity)
         self._place = self._open_directory()
         self.limit = self.capacity  # bytes it may take now
         self.refresh_limit()
@@ -147,8 +158,10 @@ class Tier:
         except OSError as error:
             self._failed(error)
             return
-        if self.number == MEMORY and (room := capacity.memory_room()) is not None:
-            rooms.append(room)
+        if self.number == MEMORY:
+            spare = self._floor - self.used
+            if (room := capacity.memory_room(min_free=self.config.min_free, spare=spare)) is not None:
+                rooms.append(room)
         before = self.limit
         with self._lock:
             self.limit = max(0, min(self.capacity, self.used + min(rooms)))
@@ -161,7 +174,11 @@ class Tier:
     # --- blocks ---------------------------------------------------------------------------------------------------
 
     def write(self, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview) -> Location | None:
-        """Write a block into room reserved for its span. None, the room given back, where that fails: see `problem`."""
+        """Write a block into room reserved for its span. None, the room given back, where that fails: see `problem`.
+
+        Raises FileSystemFull, the room given back, where the file system has less room than the budget: then the limit
+        is as low as that.
+        """
         size = span(len(data))
         if not self._writes.acquire(timeout=_WRITE_PATIENCE):
             self._failed(TimeoutError(errno.ETIMEDOUT, f"writes take longer than {_WRITE_PATIENCE} s"))
@@ -177,16 +194,18 @@ class Tier:
         try:
             number, start = self._allocate(size)
         except OSError as error:
-            self._failed(error)
             self._give_back(size)
+            self._check_full(error)
+            self._failed(error)
             return None
         record = Record(key, start, len(data), checksums)
         try:
             segment_writer.write_record(self._file(number), record, data, allocate=self._place.extent_per_record)
         except OSError as error:
+            self._free_span(number, start, size)
+            self._check_full(error)
             self._abandon(number)
             self._failed(error)
-            self._free_span(number, start, size)
             return None
         else:
             self._worked()
@@ -207,6 +226,13 @@ class Tier:
         """Punch blocks out that no index entry, committed or not, points to any more."""
         for location in locations:
             self._free_span(location.segment, segment_writer.record_start(location), span(location.length))
+
+    def suspect(self, reason: str, location: Location) -> None:
+        """Its disk does not answer: take no new blocks until the next `retry`, and free only then the block at
+        *location*, to which no index entry points any more."""
+        self._failed(TimeoutError(errno.ETIMEDOUT, reason))
+        with self._lock:
+            self._unpunched.append((location.segment, segment_writer.record_start(location), span(location.length)))
 
     # --- segments -------------------------------------------------------------------------------------------------
 
@@ -271,10 +297,10 @@ class Tier:
             ]
         return [number for _, number in sorted(found)]
 
-    def oldest_segment(self) -> int | None:
-        """The oldest segment that has live blocks."""
+    def live_segments(self) -> list[int]:
+        """The segments that have live blocks, oldest first."""
         with self._lock:
-            return min((number for number, state in self._segments.items() if state.live), default=None)
+            return sorted(number for number, state in self._segments.items() if state.live)
 
     def remove_segment(self, number: int) -> None:
         """Unlink a segment whose blocks have left it. Raises OSError."""
@@ -283,6 +309,10 @@ class Tier:
             state = self._segments.pop(number)
             self.used -= state.live
             self._count(state, -state.live)
+
+    def suspend(self, error: OSError) -> None:
+        """Take no new blocks until `retry` finds that it works again."""
+        self._failed(error)
 
     def retry(self) -> None:
         """Try again what failed before."""
@@ -305,6 +335,15 @@ class Tier:
         self._place.close()
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _check_full(self, error: OSError) -> None:
+        """Raises FileSystemFull where that is why a write has failed. What `statvfs` says may be more than we get, as
+        there are quotas, too; so the limit is no more than what is used."""
+        if error.errno in _FULL:
+            self.refresh_limit()
+            with self._lock:
+                self.limit = min(self.limit, self.used)
+            raise FileSystemFull(error.errno, error.strerror) from None
 
     def _file(self, number: int) -> SegmentFile:
         return self._place.segment(number)

@@ -15,16 +15,20 @@ from cachefs.planning.eviction.tiering import Place, Tiering
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import span
-from cachefs_daemon.store.tier import Tier
+from cachefs_daemon.store.tier import FileSystemFull, Tier
 
 # Room made by one thread may be taken by another before it is reserved.
 _ATTEMPTS: Final = 16
+# Tries where the file system turns out to be full: whoever fills it may take what is evicted for us, too.
+_FULL_ATTEMPTS: Final = 3
 # Seconds for which a block that somebody waits for may wait for room. A block is written in well under a millisecond
-# per megabyte.
-_PATIENCE_SECONDS: Final = 5.0
+# per megabyte, and there is another way to the reader.
+_PATIENCE_SECONDS: Final = 0.1
 _POLL_SECONDS: Final = 0.002
 # Blocks that share a commit when many leave: a commit costs 40 us, and holes wait for it.
 _BATCH: Final = 256
+# A thread that takes the store's lock again and again must give others the time to take it: a lock is not fair.
+LET_OTHERS_SECONDS: Final = 0.0005
 # Fewer where each needs room for a second copy until the commit.
 COPY_BATCH: Final = 4
 
@@ -48,13 +52,25 @@ class Transfers:
     ) -> Location | None:
         """Write a block into a tier, with room made for it; no reader finds it before `enter` or `move`. None where the
         tier's policy does not want it, or the tier cannot take it."""
-        if tier.problem or not self._make_room(tier, key, span(len(data)), transient):
-            return None
-        location = tier.write(key, checksums, data)
-        if location is None:
+        full: OSError | None = None
+        for _ in range(_FULL_ATTEMPTS):
+            if tier.problem:
+                return None
+            if not self._make_room(tier, key, span(len(data)), transient):
+                break
+            try:
+                location = tier.write(key, checksums, data)
+            except FileSystemFull as error:
+                full, location = error, None
+            if location is not None:
+                return location
             with self._tiering as tiering:
                 tiering.quotas.arrived(key)
-        return location
+            if full is None:
+                return None
+        if full is not None:
+            tier.suspend(full)
+        return None
 
     def write_transient(self, key: bytes, checksums: bytes, data: Data) -> Location:
         """Write a block that no policy admits into the memory tier. For a moment all room there may be reserved for
@@ -82,7 +98,8 @@ class Transfers:
 
     def _make_room(self, tier: Tier, key: bytes, size: int, transient: bool) -> bool:
         """Reserve *size* bytes, if the policy wants the block or it is transient."""
-        for _ in range(_ATTEMPTS):
+        attempts = _ATTEMPTS
+        while attempts:
             with self._tiering as tiering:
                 free = tiering.room_in(tier, key, size, transient=transient)
                 if free is None:
@@ -92,9 +109,14 @@ class Transfers:
                         tiering.quotas.coming(tier.number, key, size)
                     return True
                 victims = tiering.evicted_for(tier, size - free, key, transient=transient)
-            if not victims:
+                behind = not victims and tiering.catch_up(tier)
+            if victims:
+                attempts -= 1
+                self.evict(tier, victims)
+            elif behind:
+                time.sleep(LET_OTHERS_SECONDS)
+            else:
                 return False
-            self.evict(tier, victims)
         return False
 
     # --- from one place to another ------------------------------------------------------------------------------------

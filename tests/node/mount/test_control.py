@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import time
@@ -103,6 +104,36 @@ def test_what_makes_no_sense_is_logged_and_the_rest_obeyed(daemon: Daemon, mount
     assert "can't decode byte 0xff" in log
     assert "maximum recursion depth" in log
     assert "is replaced" not in log
+
+
+def test_a_number_that_is_too_large_is_logged(daemon: Daemon, mount: Path) -> None:
+    name = f"large-{mount.parent.name}"
+    say(
+        mount,
+        {"op": "progress", "job": name, "epoch": 1 << 70},
+        {"op": "epoch", "job": name, "epoch": 0, "order": [1 << 40]},
+        {"op": "publish", "job": name, "sampler": SEQUENTIAL, "pid": 1 << 70},
+        {"op": "publish", "job": name, "sampler": SEQUENTIAL},
+    )
+    job(daemon, name)
+    log = Path(f"{mount}.log").read_text()
+    assert "more than 64 bits" in log
+    assert "is replaced" not in log
+    assert "reads the control file ended" not in log
+
+
+def test_who_writes_does_not_wait_for_the_daemon(daemon: Daemon, mount: Path) -> None:
+    assert daemon.process is not None
+    name, beats = f"beats-{mount.parent.name}", 2000
+    say(mount, {"op": "publish", "job": name, "sampler": {"kind": "sequential", "size": FILES}})
+    job(daemon, name)
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:  # 2000 heartbeats are more than a pipe holds
+        say(mount, *({"op": "progress", "job": name, "epoch": 0, "position": beat % FILES} for beat in range(beats)))
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+    view = job(daemon, name, lambda view: view.consumers[0].position == (beats - 1) % FILES)
+    assert view.state == "running"
 
 
 def test_many_writers_at_once_are_all_heard(daemon: Daemon, mount: Path) -> None:

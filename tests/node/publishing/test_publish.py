@@ -16,7 +16,9 @@ import pytest
 
 from cachefs.job_messages import JobEpoch, JobProgress, JobPublish
 from cachefs.snapshot import Snapshot
+from tests.as_user import NOBODY, as_user
 from tests.daemon import Daemon
+from tests.helper_process import helper_process, wait_until
 from tests.mounting import mounted
 from tests.recording import Recording, recording
 
@@ -58,23 +60,26 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def environment(node: Node, job: str) -> dict[str, str]:
-    told = {"TOLD": str(node.record.notes), "PYTHONPATH": str(SCRIPT.parent)}
-    return {**os.environ, **told, "CACHEFS_SOCKET": str(node.socket), "CACHEFS_JOB": job}
+    return {**os.environ, "CACHEFS_SOCKET": str(node.socket), "CACHEFS_JOB": job}
 
 
-def run(node: Node, job: str, code: str) -> str:
-    """Run the code, with MOUNT in it, as a job of this name; returns what it prints."""
-    code = f"import cachefs, os, time\nMOUNT = {str(node.mount)!r}\n" + textwrap.dedent(code)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(node, job),
-        capture_output=True,
+def run(node: Node, job: str, code: str, *options: str, **variables: str) -> str:
+    """Run the code, with MOUNT in it, as a job of this name; returns what it prints, when its helper has ended too."""
+    process = subprocess.Popen(
+        [sys.executable, *options, "-c", prepared(node, code)],
+        env={**environment(node, job), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (0, "")
+    wait_until(lambda: helper_process(process.pid) is None)
+    return stdout
+
+
+def prepared(node: Node, code: str) -> str:
+    return f"import cachefs, os, sys, time\nMOUNT = {str(node.mount)!r}\n" + textwrap.dedent(code)
 
 
 def orders(node: Node, job: str) -> dict[int, list[int]]:
@@ -83,16 +88,25 @@ def orders(node: Node, job: str) -> dict[int, list[int]]:
 
 
 def test_a_directory_and_a_spec(node: Node) -> None:
-    run(
+    code = prepared(
         node,
-        "spec",
         """
         spec = cachefs.SamplerSpec(kind="numpy", size=12, seed=4, epochs=9)
         with cachefs.publish(os.path.join(MOUNT, "class1"), sampler=spec, workers=2, batch_size=4) as publication:
             publication.progress(3, 7)
-            time.sleep(1)
+            sys.stdin.readline()
+        sys.stdin.readline()
         """,
     )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(node, "spec"), stdin=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdin is not None
+        for ended in (False, True):
+            wait_until(lambda ended=ended: ended in [said.ended for said in node.record.of(JobProgress, "spec")])  # type: ignore[misc]
+            job.stdin.write("\n")
+            job.stdin.flush()
+    assert job.returncode == 0
     (publish,) = node.record.of(JobPublish, "spec")
     assert publish.spec is not None
     assert (publish.spec.seed, publish.spec.epochs, publish.workers, publish.batch_size) == (4, 9, 2, 4)
@@ -121,6 +135,22 @@ def test_paths_and_orders(node: Node) -> None:
     assert orders(node, "orders") == {0: [2, 0, 1], 1: [1, 1, 0]}
 
 
+def test_a_publication_does_not_begin_where_the_last_one_was(node: Node) -> None:
+    run(
+        node,
+        "next",
+        """
+        with cachefs.publish(MOUNT) as first:
+            first.order(5, [0])
+            first.progress(5, 1)
+        second = cachefs.publish(MOUNT)
+        second.order(0, [1, 2])
+        time.sleep(1)
+        """,
+    )
+    assert orders(node, "next")[0] == [1, 2]
+
+
 def test_records_of_a_file(node: Node) -> None:
     run(
         node,
@@ -138,14 +168,13 @@ def test_records_of_a_file(node: Node) -> None:
     assert orders(node, "records") == {0: list(range(49, -1, -1))}
 
 
-def test_a_sampler_publishes_what_it_says(node: Node) -> None:
-    printed = run(
+def test_a_sampler_publishes_what_it_says(node: Node, tmp_path: Path) -> None:
+    code = prepared(
         node,
-        "sampler",
         """
         import json, pickle, torch
+        from pathlib import Path
         from torch.utils.data import DataLoader, DistributedSampler
-        from told import wait_until_told
 
         class Files:
             samples = [(f"{MOUNT}/class{n % 3}/{n:02}.bin", 0) for n in range(12)]
@@ -157,13 +186,28 @@ def test_a_sampler_publishes_what_it_says(node: Node) -> None:
         loader = DataLoader(Files(), 2, sampler=sampler)
         for epoch in (4, 5):
             sampler.set_epoch(epoch)
-            print(json.dumps([int(index) for batch in loader for index in batch]))
-            wait_until_told("JobProgress", epoch)
+            print(json.dumps([int(index) for batch in loader for index in batch]), flush=True)
+            sys.stdin.readline()
         assert len(sampler) == 6
         """,
     )
-    read = [json.loads(line) for line in printed.splitlines()]
-    assert orders(node, "sampler") == {4: read[0], 5: read[1]}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(node, "sampler"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        for epoch in (4, 5):
+            read = json.loads(job.stdout.readline())
+            wait_until(lambda epoch=epoch: orders(node, "sampler").get(epoch))  # type: ignore[misc]
+            assert orders(node, "sampler")[epoch] == read
+            job.stdin.write("\n")
+            job.stdin.flush()
+        assert job.wait(60) == 0
+        wait_until(lambda: helper_process(job.pid) is None)
     assert node.record.of(JobProgress, "sampler")[-1].epoch == 5
 
 
@@ -211,39 +255,85 @@ def test_a_forked_process_is_a_consumer_of_its_own(node: Node) -> None:
     assert sorted(told.values()) == [list(range(12)), list(range(11, -1, -1))]
 
 
-def test_nothing_is_raised_where_nothing_can_be_published(tmp_path: Path) -> None:
-    code = f"""
-import cachefs, time
-publication = cachefs.publish([{str(tmp_path / "file")!r}])
-publication.order(0, ["no number"])
-publication.order(0, [0])
-publication.progress(0, 1)
-publication.close()
-nowhere = cachefs.publish({str(tmp_path / "nowhere")!r})
-nowhere.order(0, [0])
-time.sleep(1)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0
-    first, second = done.stderr.splitlines()
-    assert "cannot publish (invalid literal" in first
-    assert "nowhere: No such file or directory" in second
-
-
-def test_files_that_are_none_are_refused() -> None:
+def test_a_user_who_may_not_use_the_socket_is_told_so(node: Node) -> None:
+    code = prepared(
+        node,
+        """
+        publication = cachefs.publish(MOUNT)
+        publication.order(0, [0])
+        while not publication._channel.page.said:
+            time.sleep(0.01)
+        publication.progress(0, 1)
+        print("the end")
+        """,
+    )
     done = subprocess.run(
-        [sys.executable, "-c", "import cachefs; cachefs.publish([3])"],
+        [*as_user(NOBODY), sys.executable, "-c", code],
+        env=environment(node, "nobody"),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert "TypeError: list does not say which files its samples are; give their paths" in done.stderr
+    complaint = f"cachefs: you may not use the socket {node.socket} of the daemon; ask who runs it; the job goes on"
+    assert (done.returncode, done.stdout) == (0, "the end\n")
+    assert done.stderr == f"{complaint} without that\n"
 
 
-def _is_all_known(node: Node) -> bool:
+def test_packages_for_another_python_do_not_reach_the_helper(node: Node, tmp_path: Path) -> None:
+    for package in ("msgspec", "grpc", "site", "usercustomize"):
+        (tmp_path / f"{package}.py").write_text("raise RuntimeError('for another Python')\n")
+    (tmp_path / "usercustomize.py").unlink()
+    code = "cachefs.publish(MOUNT).order(0, [0]); time.sleep(1)"
+    run(node, "isolated", code, "-W", "error", PYTHONPATH=str(tmp_path))
+    assert node.record.of(JobPublish, "isolated")
+
+
+def test_a_job_without_stdio_publishes(node: Node) -> None:
+    code = prepared(node, "p = cachefs.publish(MOUNT); p.order(0, [0]); p.progress(0, 1); time.sleep(2)")
+    line = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    subprocess.run(line, env=environment(node, "closed"), timeout=60, check=True)
+    assert orders(node, "closed") == {0: [0]}
+
+
+def test_a_job_is_named_after_its_script_and_process(node: Node) -> None:
+    code = "cachefs.publish(MOUNT).order(0, [0]); print(os.getpid()); time.sleep(1)"
+    pid = run(node, "", code).strip()
+    assert node.record.of(JobPublish, f"c-{pid}")
+
+
+def test_who_was_started_by_a_publishing_process_does_not_take_its_place(node: Node) -> None:
+    """All three have the same job and the same rank."""
+    run(
+        node,
+        "family",
+        """
+        import subprocess
+        publication = cachefs.publish(MOUNT)
+        publication.order(0, range(12))
+        if len(sys.argv) == 1:
+            child = subprocess.Popen([*sys.orig_argv, "child"])
+            if os.fork() == 0:
+                publication.order(0, range(12))
+                time.sleep(1)
+                os._exit(0)
+            os.wait(), child.wait()
+        time.sleep(1)
+        """,
+        RANK="2",
+        WORLD_SIZE="4",
+    )
+    published = {(message.consumer, message.rank) for message in node.record.of(JobPublish, "family")}
+    pids = {message.pid for message in node.record.of(JobPublish, "family")}
+    named = {("2" if len(consumer) == 1 else f"2.pid-{consumer[6:]}", rank) for consumer, rank in published}
+    assert len(published) == len(pids) == 3
+    assert named == published
+    assert ("2", 2) in published
+
+
+def _is_all_known(node: Node, job: str) -> bool:
     """Has each of two ranks published the files of all samples?"""
-    said = node.record.of(JobPublish, "ranks")
+    said = node.record.of(JobPublish, job)
     last = {message.consumer: message for message in said}
     return len(last) == 2 and all(len(node.names(message)) == FILES for message in last.values())
 
@@ -291,8 +381,8 @@ def test_ranks_share_what_each_has_learned(node: Node, tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    deadline = time.monotonic() + 30
-    while not _is_all_known(node) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while not _is_all_known(node, "ranks") and time.monotonic() < deadline:
         time.sleep(0.05)
     (tmp_path / "known").touch()
     assert [rank.wait(60) for rank in ranks] == [0, 0]
@@ -303,6 +393,40 @@ def test_ranks_share_what_each_has_learned(node: Node, tmp_path: Path) -> None:
         assert last.spec is not None
 
 
+def test_a_rank_that_begins_later_is_told_what_was_learned(node: Node, tmp_path: Path) -> None:
+    """Each of two processes learns half of the files. The second begins when the first has learned its half; and its
+    consumer begins only after it was told in vain."""
+    code = prepared(
+        node,
+        f"""
+        from pathlib import Path
+        from cachefs.publishing.channel import Line, Op, channel
+        from cachefs.publishing.publication import Publication
+        rank, here = int(sys.argv[1]), Path({str(tmp_path)!r})
+        files = sorted(str(path) for path in Path(MOUNT).rglob("*.bin"))
+        channel()  # from here on there is a helper
+        if rank:
+            time.sleep(1.5)
+        publication = Publication((), {{"length": len(files), "learn": True, "source": "test"}})
+        pairs = [(sample, [files[sample]]) for sample in range(rank, len(files), 2)]
+        Line(channel().directory).send({{"op": Op.OPENED, "slot": 0, "length": len(files), "pairs": pairs}})
+        publication.order(0, range(len(files)))
+        while not (here / "known").exists():
+            time.sleep(0.01)
+        """,
+    )
+    ranks = []
+    try:
+        for rank in ("0", "1"):
+            variables = {**environment(node, "late"), "RANK": rank, "WORLD_SIZE": "2"}
+            ranks.append(subprocess.Popen([sys.executable, "-c", code, rank], env=variables))
+            wait_until(lambda: helper_process(ranks[-1].pid))
+        wait_until(lambda: _is_all_known(node, "late"))
+    finally:
+        (tmp_path / "known").touch()
+        assert [rank.wait(60) for rank in ranks] == [0, 0]
+
+
 def test_what_a_killed_helper_left_is_swept_away(node: Node) -> None:
     left = Path(f"/dev/shm/cachefs-{os.geteuid()}/job-long-gone/1-x")
     left.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -310,5 +434,9 @@ def test_what_a_killed_helper_left_is_swept_away(node: Node) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(left / "s"))
     os.utime(left / "s", (0, 0))
+    empty = left.parents[1] / "empty"
+    empty.mkdir(mode=0o700, exist_ok=True)
+    os.utime(empty, (0, 0))
     run(node, "sweeper", "cachefs.publish(MOUNT).order(0, [0]); time.sleep(1)")
     assert not left.parent.exists()
+    assert not empty.exists()

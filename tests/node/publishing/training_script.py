@@ -183,6 +183,9 @@ SCENARIOS: dict[str, Callable[[str], tuple[DataLoader[Any], Callable[[int], None
     "custom-persistent": lambda root: without_epochs(
         DataLoader(Listed(root), BATCH, sampler=InPlaceSampler(60), num_workers=2, persistent_workers=True)
     ),
+    "custom-batches-here": lambda root: without_epochs(
+        DataLoader(Listed(root), batch_sampler=BucketBatches(60))
+    ),
     "custom-batches": lambda root: without_epochs(
         DataLoader(Listed(root), batch_sampler=BucketBatches(60), num_workers=2)
     ),

@@ -2,16 +2,34 @@
 
 import inspect
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from cachefs_daemon.api.service import Service
 
-from cachefs.errors import ConfigError
-from cachefs.messages import DatasetName
-from cachefs.rpc import DATASET_ADD, DATASET_REFRESH, DATASET_SHOW, METHODS, STATUS, DaemonClient, Method
+from cachefs.errors import ConfigError, DaemonUnavailable
+from cachefs.job_messages import JobProgress
+from cachefs.messages import DatasetLimit, DatasetName
+from cachefs.push_messages import PushOrder, PushSubscribe
+from cachefs.rpc import (
+    DATASET_ADD,
+    DATASET_LIMIT,
+    DATASET_REFRESH,
+    DATASET_SHOW,
+    JOB_PROGRESS,
+    METHODS,
+    PUSH,
+    SERVICE,
+    STATUS,
+    DaemonClient,
+    Method,
+    encode,
+)
 
 NOT_UTF8 = os.fsdecode(b"a\xff")
 
@@ -40,6 +58,15 @@ def test_a_text_that_is_not_utf8_is_an_error_that_names_it(
         client.close()
 
 
+def test_a_number_that_no_message_can_hold_is_an_error_that_says_so(tmp_path: Path) -> None:
+    client = DaemonClient(tmp_path / "s")
+    try:
+        with pytest.raises(ConfigError, match="a number of more than 64 bits in JobProgress"):
+            client.call(JOB_PROGRESS, JobProgress(job="j", consumer="0", epoch=1 << 64, position=0))
+    finally:
+        client.close()
+
+
 def test_a_call_has_one_name() -> None:
     assert DATASET_ADD in METHODS
     assert (DATASET_ADD.path, DATASET_ADD.function) == ("/cachefs.Daemon/DatasetAdd", "dataset_add")
@@ -52,3 +79,36 @@ def test_the_daemon_serves_every_call(method: Method[Any, Any]) -> None:
     serve = getattr(Service, method.function)
     assert inspect.isasyncgenfunction(serve) == method.streams
     assert inspect.iscoroutinefunction(serve) != method.streams
+
+
+def test_who_listens_for_long_hangs_up_when_the_daemon_is_about_to_end(tmp_path: Path) -> None:
+    def push(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield encode(PushOrder(serial=0, snapshot="", entries=b"", numbers=b""))
+        gone = threading.Event()
+        context.add_callback(gone.set)
+        gone.wait()
+
+    handlers = {PUSH.name: grpc.unary_stream_rpc_method_handler(push)}
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[grpc.method_handlers_generic_handler(SERVICE, handlers)])
+    assert server.add_insecure_port(f"unix:{tmp_path}/s")
+    server.start()
+    client = DaemonClient(tmp_path / "s")
+    try:
+        orders = client.stream(PUSH, PushSubscribe(mount="m", budget=0), until_daemon_ends=True)
+        next(orders)
+        stopped = server.stop(600)  # seconds that it waits for the stream
+        with pytest.raises(DaemonUnavailable):
+            next(orders)
+        assert stopped.wait(60)
+    finally:
+        client.close()
+        server.stop(0).wait(10)
+
+
+def test_a_number_beyond_64_bits_is_an_error_of_ours(tmp_path: Path) -> None:
+    client = DaemonClient(tmp_path / "s")
+    try:
+        with pytest.raises(ConfigError, match="more than 64 bits"):
+            client.begin(DATASET_LIMIT, DatasetLimit(name="x", share=1 << 70), 1.0)
+    finally:
+        client.close()

@@ -71,7 +71,7 @@ def test_all_problems_are_found_at_once() -> None:
     found = problems(
         {
             "daemon": {"polcy": "lru", "block_size": "4MB5", "read_deadline": 0, "log_level": "loud"},
-            "memory": {"dir": "relative", "min_free": 1},
+            "memory": {"dir": "relative", "safety": 1},
             "ssd": 7,
             "orgin": {},
         }
@@ -82,7 +82,7 @@ def test_all_problems_are_found_at_once() -> None:
         "daemon.log_level = 'loud': expected 'debug', 'info', 'warning' or 'error'",
         "daemon.polcy: unknown key; did you mean `policy`?",
         "memory.dir = 'relative': expected an absolute path",
-        "memory.min_free: unknown key; `min_free` belongs in [ssd]",
+        "memory.safety: unknown key; `safety` belongs in [prefetch]",
         "ssd = 7: expected a table, [ssd]",
         "orgin: unknown key; did you mean `origin`?",
     ]

@@ -1,6 +1,9 @@
 """Inode numbers and the tree over several datasets."""
 
+import contextlib
 import itertools
+import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,3 +135,65 @@ def test_a_dataset_is_found_by_its_url(tmp_path: Path) -> None:
     assert str(MountSpec.parse("file:///one/").resolved([view])) == "one"
     with pytest.raises(NotFound, match="cachectl dataset add NAME s3://other"):
         MountSpec.parse("s3://other").resolved([view])
+
+
+def open_files() -> int:
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the list itself
+            found += os.readlink(f"/proc/self/fd/{name}").endswith(".snapshot")
+    return found
+
+
+def test_snapshots_are_opened_when_needed_and_closed_when_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_files()
+    views = [dataset(tmp_path, "one", *(b"%d" % key for key in range(count + 1))) for count in range(20)]
+    ours = Namespace(MountSpec.parse("all"), [views[0]], clock())
+    assert open_files() == before
+    roots = []
+    for view in views:
+        ours.update([view])
+        ((_, root),) = ours.roots()
+        roots.append(root)
+        assert ours.resolve(root)[0].id == view.snapshot
+    assert open_files() == before + len(views)
+    monkeypatch.setattr("cachefs.mount.namespace.MOST_OLD", 3)
+    ours.close_idle()
+    assert open_files() == before + 4
+    assert [ours.resolve(root)[0].id for root in roots] == [view.snapshot for view in views]
+    monkeypatch.setattr("cachefs.mount.namespace.IDLE_SECONDS", 0.0)
+    ours.close_idle()
+    assert open_files() == before + 1
+    ours.update([])
+    ours.close_idle()
+    assert open_files() == before
+
+
+def test_a_dataset_that_cannot_be_opened_now_is_listed(tmp_path: Path) -> None:
+    views = [dataset(tmp_path, "one", b"a"), dataset(tmp_path, "two", b"b")]
+    ours = Namespace(MountSpec.parse("all"), views, clock())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert ours.datasets() == []
+        assert [name for name, _ in ours.roots()] == [b"one", b"two"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [name for name, _, _ in ours.datasets()] == [b"one", b"two"]
+
+
+def test_who_has_not_seen_all_agrees_on_all_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachefs.mount.namespace.slot_of", lambda _: 7)  # any two have the same
+    monkeypatch.setattr("cachefs.mount.namespace.MOST_KNOWN", 5)
+    views = [dataset(tmp_path, "one", *(b"%d" % key for key in range(count + 1))) for count in range(12)]
+    one = Namespace(MountSpec.parse("all"), [views[0]], clock())
+    for view in views[1:8]:
+        one.update([view])
+    two = Namespace(MountSpec.parse("all"), [views[0]], clock())
+    two.resume(one.slots(), [views[7]], one.root_changed_ns)
+    for view in views[8:]:
+        for ours in (one, two):
+            ours.update([view])
+        assert two.slots() == one.slots()
+        assert two.roots() == one.roots()
+    assert len(one.slots()) == 5

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from cachefs.messages import NodeView
+from cachefs.mount.namespace import Slot
 from cachefs.mount.view_log import ViewLog
 
 
@@ -55,3 +56,47 @@ def test_half_a_record_is_not_read_and_is_written_over() -> None:
     os.pwrite(log._fd, b"\xff" * 40, os.fstat(log._fd).st_size)  # its writer was killed before it stored the new end
     assert instances(log) == []
     assert [heard.view.instance for heard in log.add(view("b"))] == ["b"]
+
+
+def slot(number: int) -> Slot:
+    return Slot(number, "one", f"{number:032x}", "/one")
+
+
+def test_a_log_that_was_summed_up_tells_the_first_view_and_what_came_of_the_others() -> None:
+    log = ViewLog(view("first"))
+    late = ViewLog.__new__(ViewLog)  # another process, which has the same file
+    late.__dict__.update(log.__dict__)
+    for number in range(5):
+        log.add(view(f"{number}"))
+    assert not log.is_long
+    for number in range(3000):
+        log.add(view(f"long {number}", index="i" * 1000))
+    assert log.is_long
+    log.sum_up([slot(1), slot(2)], 17)
+    assert not log.is_long
+    assert os.fstat(log._fd).st_blocks * 512 < 64 << 10
+    assert log.add(view("after"))[-1].view.instance == "after"
+    first, summary, after = late.news()
+    assert (first.view.instance, first.slots) == ("first", None)
+    assert (summary.view.instance, summary.slots, summary.changed_ns) == ("long 2999", [slot(1), slot(2)], 17)
+    assert (after.view.instance, after.slots) == ("after", None)
+
+
+def test_who_is_in_the_middle_of_what_is_thrown_away_goes_on_from_the_summary() -> None:
+    log = ViewLog(view("first"))
+    late = ViewLog.__new__(ViewLog)
+    log.add(view("second"))
+    late.__dict__.update(log.__dict__)
+    for number in range(5):
+        log.add(view(f"{number}"))
+    log.sum_up([slot(1)], 17)
+    assert instances(late) == ["4"]
+
+
+def test_nothing_is_summed_up_that_was_not_read() -> None:
+    log = ViewLog(view("first"))
+    late = ViewLog.__new__(ViewLog)
+    late.__dict__.update(log.__dict__)
+    log.add(view("second"))
+    late.sum_up([], 0)
+    assert instances(late) == ["first", "second"]

@@ -1,4 +1,4 @@
-"""Running a sampler ahead of time says what it will give, and leaves no trace."""
+"""What a sampler will give is said without touching it or what it draws from."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from cachefs.hooks.order import SamplerOrder, flattened
+import cachefs
+from cachefs.hooks.order import SamplerOrder, numbers_in
 
 
 def generator_of(kind: str) -> torch.Generator | None:
@@ -27,6 +28,13 @@ def sampler_of(kind: str, size: int, generator: torch.Generator | None) -> Any:
         "subset": lambda: SubsetRandomSampler(numbers, generator=generator),
         "weighted": lambda: WeightedRandomSampler([1.0] * size, size, generator=generator),
     }[kind]()
+
+
+def foreseen(loader: Any) -> tuple[list[int], list[int]]:
+    found = SamplerOrder(loader).foresee()
+    assert found is not None
+    assert found[1] is not None
+    return found[0].tolist(), found[1].tolist()
 
 
 @settings(deadline=None, max_examples=60)
@@ -49,18 +57,28 @@ def test_two_epochs_come_as_foreseen(
         batch, sampler=sampler, drop_last=drop_last, generator=own if loaders_own else None,
     )  # fmt: skip
     iterator = iter(loader)
-    current, following = SamplerOrder(loader).run_ahead()
-    assert [int(index) for indices in iterator for index in indices] == current.tolist()
-    assert [int(index) for indices in loader for index in indices] == following.tolist()
+    current, following = foreseen(loader)
+    assert [int(index) for indices in iterator for index in indices] == current
+    assert [int(index) for indices in loader for index in indices] == following
 
 
-def test_running_ahead_draws_nothing() -> None:
+def test_foreseeing_draws_nothing() -> None:
     own = torch.Generator().manual_seed(1)
     loader: DataLoader[Any] = DataLoader(range(99), shuffle=True, generator=own)  # type: ignore[arg-type]
     before = own.get_state(), torch.get_rng_state()
-    SamplerOrder(loader).run_ahead()
+    foreseen(loader)
     assert torch.equal(before[0], own.get_state())
     assert torch.equal(before[1], torch.get_rng_state())
+
+
+def test_where_torch_computes_otherwise_nothing_is_foreseen() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    order = SamplerOrder(DataLoader(range(9), shuffle=True))  # type: ignore[arg-type]
+    with FakeTensorMode():
+        assert order.foresee() is None
+    with torch.device("meta"):  # the default device of what the job makes
+        assert order.foresee() is not None
 
 
 class Derived(RandomSampler):
@@ -72,16 +90,50 @@ class Reversed(RandomSampler):
         return iter(reversed(list(super().__iter__())))
 
 
-@pytest.mark.parametrize(("kind", "known"), [(RandomSampler, True), (Derived, True), (Reversed, False)])
-def test_only_samplers_that_iterate_as_torchs_do_are_known(kind: type[RandomSampler], known: bool) -> None:
-    loader: DataLoader[Any] = DataLoader(range(9), sampler=kind(range(9)))  # type: ignore[arg-type]
+@cachefs.pure_sampler
+class Pure:
+    epoch = 3
+
+    def __len__(self) -> int:
+        return 9
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(one * self.epoch) % 7 for one in range(9)])
+
+
+class OfPure(Pure):
+    """Iterates as a sampler that is pure."""
+
+
+KNOWN: list[tuple[Any, bool]] = [
+    (RandomSampler(range(9)), True),
+    (Derived(range(9)), True),
+    (Reversed(range(9)), False),
+    (SubsetRandomSampler(torch.arange(9)), False),  # type: ignore[arg-type]  # computes its items
+    (Pure(), True),
+    (OfPure(), True),
+    (DistributedSampler(range(9), 2, 0), True),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("sampler", "known"), KNOWN)
+def test_only_samplers_that_iterate_as_known_ones_are_known(sampler: Any, known: bool) -> None:
+    loader: DataLoader[Any] = DataLoader(range(9), sampler=sampler)  # type: ignore[arg-type]
     assert SamplerOrder(loader).is_known is known
 
 
-def test_indices_and_batches_are_flattened_and_others_refused() -> None:
-    given = [[3, 4], (5,), 6, torch.tensor(7), numpy.int64(8)]
-    found = flattened(given)
+def test_a_sampler_that_says_it_is_pure_is_iterated() -> None:
+    loader: DataLoader[Any] = DataLoader(range(9), 2, sampler=Pure(), drop_last=True)  # type: ignore[arg-type]
+    found = SamplerOrder(loader).foresee()
     assert found is not None
-    assert found.tolist() == [3, 4, 5, 6, 7, 8]
-    assert flattened([("a", 1)]) is None
-    assert flattened([[None, None]]) is None
+    assert found[0].tolist() == [0, 3, 6, 2, 5, 1, 4, 0]
+    assert found[1] is None
+
+
+def test_numbers_and_batches_of_them_are_found_and_others_refused() -> None:
+    assert numbers_in([[3, 4], (5,), 6, torch.tensor(7), numpy.int64(8)]) == [3, 4, 5, 6, 7, 8]
+    assert numbers_in(numpy.arange(3)) == [0, 1, 2]
+    assert numbers_in(numpy.int32(3)) == [3]
+    assert numbers_in([("a", 1)]) is None
+    assert numbers_in([[None, None]]) is None
+    assert numbers_in("a") is None

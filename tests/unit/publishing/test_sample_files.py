@@ -30,6 +30,7 @@ class Has(Dataset[int]):
         {"imgs": [[path, "label", 3] for path in PATHS]},
         {"_image_files": [Path(path) for path in PATHS]},
         {"files": numpy.array(PATHS)},
+        {"files": numpy.array(PATHS, dtype=object)},
         {"paths": tuple(PATHS)},
         {"samples": [1, 2, 3], "files": PATHS},
     ],
@@ -50,10 +51,51 @@ def test_lists_of_paths_are_understood(attributes: dict[str, Any]) -> None:
         {"files": "/d/"},
         {"files": {0: "/d/a", 1: "/d/b", 2: "/d/c"}},
         {"samples": []},
+        {"samples": [[], []]},
+        {"images": numpy.zeros((3, 2))},
+        {"images": numpy.array(["/d/a", 1, None], dtype=object)},
     ],
 )
 def test_what_is_no_list_of_paths_is_none(attributes: dict[str, Any]) -> None:
     assert listed_files(Has(**attributes)) is None
+
+
+class Untouchable:
+    """A dataset of which no code may be run, and whose array is too large to be looked at element by element."""
+
+    images = numpy.broadcast_to(numpy.float32(0), (1 << 40, 3, 32, 32))
+    imgs = numpy.broadcast_to(numpy.array("/d/a"), (1 << 40,)).reshape(1 << 20, -1)
+    paths = range(1 << 40)
+
+    @property
+    def samples(self) -> list[str]:
+        raise AssertionError("a property was run")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the attribute {name} was made")
+
+    def __len__(self) -> int:
+        raise AssertionError("nothing asks for the length of a dataset without a list")
+
+
+def test_of_what_is_no_list_nothing_is_touched() -> None:
+    assert listed_files(Untouchable()) is None
+
+
+class List(list[str]):
+    """A list with code of its own."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("the code of a list was run")
+
+
+def test_a_length_that_is_known_is_not_asked_for() -> None:
+    dataset = Untouchable()
+    dataset.__dict__["files"] = PATHS
+    assert listed_files(dataset, 3) == PATHS
+    assert listed_files(dataset, 4) is None
+    dataset.__dict__["files"] = List(PATHS)
+    assert listed_files(dataset, 3) is None
 
 
 def test_parts_and_concatenations_are_seen_through() -> None:

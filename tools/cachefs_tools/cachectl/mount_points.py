@@ -34,9 +34,10 @@ def mount(session: CommandSession, spec: str, directory: str, options: tuple[str
     SPEC is a dataset, several datasets with commas between them, or all.
     """
     helper = Path(sysconfig.get_path("scripts")) / "mount.cachefs"
-    command = [str(helper), spec, directory, *(["-f"] if foreground else [])]
+    command = [str(helper), *(["-f"] if foreground else [])]
     if options:
         command += ["-o", ",".join(options)]
+    command += ["--", spec, directory]
     environment = {**os.environ, SOCKET_VARIABLE: str(session.socket)}
     if not session.as_json:
         os.execve(helper, command, environment)
@@ -68,9 +69,8 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
 
 
 def resolved_mount_point(directory: str) -> Path:
-    """The absolute path of a mount point. Only its parent is resolved: to resolve the path would ask the mount."""
-    given = Path(os.path.abspath(directory))
-    return given.parent.resolve() / given.name
+    """The absolute path of a mount point, found without asking the mount. Raises CachefsError."""
+    return kernel.place_of(Path(os.path.abspath(directory)))
 
 
 def is_dead(path: Path) -> bool:

@@ -82,6 +82,8 @@ def describe(now: Status) -> Iterator[str | Table]:
     yield f"misses     {now.misses:,} reads waited for a fetch ({share(now.misses, reads)})"
     in_flight = f"{now.in_flight_blocks:,} blocks, {size(now.in_flight_bytes)}"
     yield f"fetched    {now.fetched_blocks:,} blocks, {size(now.fetched_bytes)}; in flight {in_flight}"
+    if now.passed_blocks:
+        yield f"passed     {now.passed_blocks:,} blocks straight to their readers, as no tier could hold them"
     yield f"origin     {now.origin_requests:,} requests, {now.origin_errors:,} failed"
     yield f"repairs    {now.repairs:,} damaged blocks dropped"
     yield f"datasets   {now.datasets}, warmups running {now.warmups}, recent errors {len(now.errors)}"

@@ -60,7 +60,12 @@ class Policy(Protocol):
 
     def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
         """Blocks to evict so that at least *size* bytes come free: enough of them, or none where that is impossible, or
-        where the policy would rather keep them than have *incoming*."""
+        where the policy would rather keep them than have *incoming*. There may be more after `catch_up` was True."""
+        ...
+
+    def catch_up(self) -> bool:
+        """Do some of what a change of the plan has left to do. False where nothing was left. Each call takes some
+        milliseconds at most, as the store calls it under its lock."""
         ...
 
     def replaceable(self, incoming: bytes) -> int:

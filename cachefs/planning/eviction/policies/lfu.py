@@ -50,6 +50,9 @@ class Lfu:
     def replaceable(self, incoming: bytes) -> int:
         return self.bytes
 
+    def catch_up(self) -> bool:
+        return False
+
     def last_use(self, key: bytes) -> int | None:
         return None
 

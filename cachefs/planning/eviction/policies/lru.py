@@ -90,6 +90,9 @@ class Lru:
     def replaceable(self, incoming: bytes) -> int:
         return self.bytes
 
+    def catch_up(self) -> bool:
+        return False
+
     def last_use(self, key: bytes) -> int | None:
         block = self._blocks.get(key)
         return block.used if block is not None else None

@@ -32,5 +32,8 @@ class Minio:
     def replaceable(self, incoming: bytes) -> int:
         return 0
 
+    def catch_up(self) -> bool:
+        return False
+
     def last_use(self, key: bytes) -> int | None:
         return None

@@ -128,7 +128,9 @@ class Ranked:
         if bound == float("inf"):
             return ()
         found: list[bytes] = []
-        for candidates in (self._oldest_unplanned(pinned), self._highest(bound, pinned), self._rest(bound, pinned)):
+        sources = (self._oldest_unplanned, self._unplanned_among_unsettled)
+        ranked = (self._highest, self._rest)
+        for candidates in (*(one(pinned) for one in sources), *(one(bound, pinned) for one in ranked)):
             for key, block_size in candidates:
                 found.append(key)
                 size -= block_size
@@ -153,6 +155,11 @@ class Ranked:
 
     def last_use(self, key: bytes) -> int | None:
         return None
+
+    def catch_up(self) -> bool:
+        behind = bool(self._unsettled)
+        self._settle()
+        return behind
 
     # --- who is here --------------------------------------------------------------------------------------------------
 
@@ -182,7 +189,9 @@ class Ranked:
                 if not old.count:
                     del self._members[snapshot]
 
-    def _settle_some(self, count: int) -> None:
+    def _settle_some(self, count: int) -> list[tuple[bytes, int]]:
+        """Look for some blocks in the planned snapshots. Those that are in none, each with its size."""
+        unplanned = []
         keys = list(islice(self._unsettled, count))
         homes: list[tuple[_Members, int] | None] = [None] * len(keys)
         for members in self._members.values():
@@ -193,8 +202,10 @@ class Ranked:
             size = self._unsettled.pop(key)
             if home is None:
                 self._unplanned[key] = size
+                unplanned.append((key, size))
             else:
                 self._join(*home, size)
+        return unplanned
 
     def _find(self, key: bytes) -> tuple[_Members, int] | None:
         """The members that the block belongs to, or would belong to, and its number there."""
@@ -218,14 +229,27 @@ class Ranked:
 
     def _oldest_unplanned(self, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
         passed = []
-        for key, size in self._unplanned.items():
-            if key not in pinned:
-                yield key, size
-            else:
-                passed.append(key)
-        # Only when all are used up: pinned ones are not stepped over each time.
-        for key in passed:
-            self._unplanned[key] = self._unplanned.pop(key)
+        used_up = False
+        try:
+            for key, size in self._unplanned.items():
+                if key not in pinned:
+                    yield key, size
+                else:
+                    passed.append(key)
+            used_up = True
+        finally:
+            # Many pinned ones are not stepped over each time: at the far end they are in nobody's way.
+            if used_up or len(passed) > _FEWEST:
+                for key in passed:
+                    self._unplanned[key] = self._unplanned.pop(key)
+
+    def _unplanned_among_unsettled(self, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
+        """More unplanned blocks, as long as each look at some unsettled ones finds any: so the work is as much as what
+        it finds. All at once would take 2 s per million, under the store's lock; `catch_up` does the rest."""
+        while self._unsettled and (found := self._settle_some(_SETTLED_AT_ONCE)):
+            for key, size in found:
+                if key not in pinned:
+                    yield key, size
 
     def _highest(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
         """Candidates that score more than *bound*, highest first."""
@@ -235,8 +259,6 @@ class Ranked:
     def _rest(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
         """All others, should candidates not do. Every call for more room than candidates have costs a look at all
         blocks."""
-        while self._unsettled:
-            self._settle_some(_SETTLED_AT_ONCE)
         others = []
         for snapshot, members in self._members.items():
             there = (members.sizes > 0) & ~members.spared

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import fetcher
+from cachefs_daemon.fetch import fetcher, passing
 from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import ObjectRange, Report
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store import capacity
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
-from cachefs.block import Location, block_key
+from cachefs.block import PIECE_SIZE, Location, block_key, pieces_match
 from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginUnavailable
 from cachefs.messages import BlockRef
 from cachefs.snapshot_builder import ListedObject
@@ -335,3 +337,56 @@ def test_a_complaint_is_believed_only_where_it_is_true(store: OpenStore) -> None
         assert bench.origin.requests == 1
 
     on_bench(store, scene)
+
+
+# --- no tier can hold it ----------------------------------------------------------------------------------------------
+
+
+def out_of_memory(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "memory_room", lambda **_: -(1 << 40))
+    store.maintain()
+
+
+def test_a_block_that_no_tier_can_hold_goes_to_all_who_wait(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    out_of_memory(store, monkeypatch)
+
+    async def scene(bench: Bench) -> None:
+        answers = await asyncio.gather(*(bench.fetcher.demand([ref(1)], 20) for _ in range(5)))
+        [again] = await bench.fetcher.demand([ref(1)], 20)
+        for answer in (*(one for [one] in answers), again):
+            assert isinstance(answer, PassingBlock)
+            assert answer.data == b"object-1".ljust(SIZE, b".")
+            assert pieces_match(key_of(1), answer.checksums, 0, memoryview(answer.pieces(0, SIZE)))
+        assert bench.origin.requests == bench.fetcher.passing.count == 1
+        assert await bench.fetcher.ahead([ref(1), ref(2)]) == [None, None], "nobody waits for them"
+        assert not bench.errors.views()
+
+    on_bench(store, scene)
+
+
+def test_what_passes_is_kept_for_a_moment_and_only_a_little_of_it(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out_of_memory(store, monkeypatch)
+    monkeypatch.setattr(passing, "KEPT_SECONDS", 0.05)
+
+    async def scene(bench: Bench) -> None:
+        bench.fetcher.passing = kept = passing.Passing(3 * SIZE)
+        for number in range(1, 11):
+            await bench.fetcher.demand([ref(number)], 20)
+        assert sum(kept.get(key_of(number)) is not None for number in range(1, 11)) <= 3
+        await until(lambda: all(kept.get(key_of(number)) is None for number in range(1, 11)))
+        monkeypatch.undo()
+        store.maintain()
+        assert bench.bytes_at(10, (await bench.fetcher.demand([ref(10)], 20))[0]) is not None
+
+    on_bench(store, scene)
+
+
+def test_a_piece_of_what_passes_comes_with_whole_pieces_around_it() -> None:
+    data = bytes(range(256)) * 2000
+    block = PassingBlock.of(key_of(1), data)
+    pieces = block.pieces(PIECE_SIZE + 5, 10)
+    assert pieces == data[PIECE_SIZE : 2 * PIECE_SIZE]
+    assert pieces_match(key_of(1), block.checksums, 1, memoryview(pieces))
+    assert block.pieces(len(data) - 1, 1) == data[3 * PIECE_SIZE :]

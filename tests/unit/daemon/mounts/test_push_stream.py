@@ -78,13 +78,20 @@ def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
     monkeypatch.setattr(push_plan, "UNPLANNED_SECONDS", 0.2)
 
     async def run() -> None:
-        pusher = pusher_of(store)
+        asked: list[bool] = []
+
+        def audience() -> Audience:
+            asked.append(True)
+            return Audience([Reader("c", "s", 0, 0, 0)])
+
+        pusher = pusher_of(store, audience=audience)
         unplanned = list(range(5, 5 + push_plan.BLOCKS + 4))
         orders = pusher.orders(PushSubscribe("m", 20 * SIZE, [held("s", 0, 1, 2), held("old", *unplanned)]))
         dropped = [await anext(orders), await anext(orders)]
         assert pusher.pages.used == 3 * SIZE
         assert [(one.snapshot, one.drop) for one in dropped] == [("old", True)] * 2
         assert [entry for one in dropped for entry in entries_of(one)] == unplanned
+        assert not asked
         pusher.report(report(*(one.serial for one in dropped)))
         checked = await anext(orders)
         assert (checked.check, entries_of(checked)) == (True, [0, 1, 2])

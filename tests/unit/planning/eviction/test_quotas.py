@@ -102,7 +102,7 @@ class Accounting(RuleBasedStateMachine):
         self.now += 1
         late = {number for number in self.owner if self.now - self.read[number] > self.limited[self.owner[number]].ttl}
         gone: set[bytes] = set()
-        while found := self.limits.expired(self.now, {key(number) for number in pinned}):
+        while (found := self.limits.expired(self.now, {key(number) for number in pinned})) is not None:
             gone |= set(found)
             for each in found:
                 self.limits.forget(each)
@@ -113,13 +113,13 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(tier=st.integers(0, 1), pinned=st.sets(KEYS))
     def lower(self, tier: int, pinned: set[int]) -> None:
-        gone = self.limits.surplus(tier, {key(number) for number in pinned})
-        assert len(gone) == len(set(gone))
-        for each in gone:
-            number = int(each)
-            assert number not in pinned
-            assert self.kept.pop(number)[0] == tier
-            self.limits.removed(each)
+        while gone := self.limits.surplus(tier, CAPACITY // 4, {key(number) for number in pinned}):
+            assert len(gone) == len(set(gone))
+            for each in gone:
+                number = int(each)
+                assert number not in pinned
+                assert self.kept.pop(number)[0] == tier
+                self.limits.removed(each)
         for dataset, known in self.limited.items():
             unpinned = sum(self.sizes(dataset, tier, without={*pinned, *self.coming}))
             assert sum(self.sizes(dataset, tier)) <= int(known.share * CAPACITY) or not unpinned

@@ -169,3 +169,34 @@ def test_refcount_counts_those_who_still_come_this_epoch() -> None:
     for number in range(4):
         policy.added(KEYS[number], SIZE)
     assert set(policy.victims(2 * SIZE, (), KEYS[2])) == {KEYS[0], KEYS[3]}
+
+
+def test_after_a_publish_victims_are_found_among_all_that_nobody_plans() -> None:
+    """Strangers are looked for in the plan some at a time; pinned ones are no victims."""
+    plan = Plan()
+    policy = Clairvoyant(plan)
+    strangers = [number.to_bytes(20, "big") for number in range(20_000)]
+    for key in strangers:
+        policy.added(key, SIZE)
+    plan.add_space(SPACE)
+    plan.set_epoch("job", "space", 0, np.arange(BLOCKS), last=True)
+    pinned = set(strangers[::2])
+    assert policy.victims(10_000 * SIZE, pinned) == strangers[1::2]
+    assert not policy.catch_up()
+
+
+def test_a_publish_that_plans_what_is_there_is_followed_step_by_step() -> None:
+    plan = Plan()
+    policy = Clairvoyant(plan)
+    space = space_of([SIZE] * 20_000, "large")
+    keys = space.keys(np.arange(20_000))
+    for key in keys:
+        policy.added(key, SIZE)
+    plan.add_space(space)
+    plan.set_epoch("job", "large", 0, np.arange(20_000), last=True)
+    steps = 0
+    while not (victims := policy.victims(20_000 * SIZE, ())):
+        assert policy.catch_up()
+        steps += 1
+    assert set(victims) == set(keys)
+    assert steps > 0

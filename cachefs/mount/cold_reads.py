@@ -1,0 +1,82 @@
+"""Reads that wait for a disk: in threads, and not for ever.
+
+A disk may hang for minutes, and a thread that reads from it cannot be ended. So a read that gets no answer for a while
+is given up, and its thread left to itself. The block comes from the origin then. The tier is ailing from that moment
+on: nobody waits for it, but for one read in AILING_SECONDS that finds out whether it answers again.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from cachefs.block import PIECE_SIZE, TIER_NAMES, Location
+from cachefs.segment import SegmentReader
+
+log = logging.getLogger(__name__)
+
+# Threads that read from the disk at once, those that were left to themselves included.
+COLD_READS: Final = 32
+# Seconds that a read waits for the disk at most; less where the deadline of the read is near. A disk that is merely
+# busy answers the 32 reads of 1 MiB that can be ahead of a read in 0.3 s at 100 MB/s.
+MOST_PATIENCE: Final = 5.0
+AILING_SECONDS: Final = 10.0
+
+
+class TierAiling(Exception):
+    """The tier does not answer."""
+
+
+class ColdReads:
+    """The reads of one worker that wait for a disk."""
+
+    def __init__(self, directories: Mapping[int, Path], owner: int) -> None:
+        """directories: tier number -> directory of its segments; owner: user id whose segments these must be."""
+        self.use(directories, owner)
+        self._limiter = trio.CapacityLimiter(COLD_READS)
+        # Tier number -> when to ask it again (time of trio's clock), of the tiers that do not answer.
+        self._ailing: dict[int, float] = {}
+
+    def use(self, directories: Mapping[int, Path], owner: int) -> None:
+        """Read from these tiers from now on, see `__init__`."""
+        self._directories = directories
+        self._owner = owner
+
+    async def read(self, key: bytes, location: Location, start: int, size: int, deadline: float) -> memoryview | None:
+        """As SegmentReader.read, into a buffer of its own. deadline: of the whole read, by trio's clock.
+
+        Raises TierAiling where there is no answer within half of the time that is left.
+        """
+        tier, now = location.tier, trio.current_time()
+        if self._ailing.get(tier, -math.inf) > now:
+            raise TierAiling
+        if tier in self._ailing:  # this read finds out for all
+            self._ailing[tier] = now + AILING_SECONDS
+        patience = min(MOST_PATIENCE, (deadline - now) / 2)
+        with trio.move_on_after(patience):
+            data = await self._read_in_thread(key, location, start, size)
+            if self._ailing.pop(tier, None) is not None:
+                log.info("the %s tier answers again", TIER_NAMES[tier])
+            return data
+        if tier not in self._ailing:
+            log.warning(
+                "the %s tier (%s) has not answered a read for %.1f s; its blocks come from the origin until it does",
+                TIER_NAMES[tier], self._directories.get(tier), patience,
+            )  # fmt: skip
+        self._ailing[tier] = trio.current_time() + AILING_SECONDS
+        raise TierAiling
+
+    async def _read_in_thread(self, key: bytes, location: Location, start: int, size: int) -> memoryview | None:
+        directories, owner = self._directories, self._owner
+
+        def copy() -> memoryview | None:
+            segments = SegmentReader(directories, owner)
+            try:
+                return segments.read(key, location, start, size, memoryview(bytearray(size + 2 * PIECE_SIZE)))
+            finally:
+                segments.close()
+
+        return await trio.to_thread.run_sync(copy, limiter=self._limiter, abandon_on_cancel=True)

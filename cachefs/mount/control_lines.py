@@ -1,0 +1,122 @@
+"""What a line of the control file says, and the call to the daemon that it stands for."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.errors import CachefsError, ConfigError, NotFound
+from cachefs.job_messages import JobEpoch, JobProgress, JobPublish, SampleMap
+from cachefs.messages import Message
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
+from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, Method, encode
+
+# What the daemon shows as the source of a job that was published so.
+SOURCE: Final = "control file"
+# Errors that decoding may raise, as anybody may write anything: besides its own errors, msgspec passes on those of text
+# that is not UTF-8, of numbers that are too large, and of values nested too deep.
+_NO_SENSE: Final = (msgspec.MsgspecError, UnicodeError, OverflowError, RecursionError)
+
+
+class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fields=True):
+    """A consumer says what it will read. Fields without a comment mean what they mean in JobPublish."""
+
+    job: str
+    # May be left out in a mount of one dataset.
+    dataset: str = ""
+    consumer: str = "0"
+    sampler: SamplerSpec | None = None
+    # Paths relative to the dataset, one per sample; none for all files, in order of their paths.
+    files: list[str] = []
+    # The samples are records of the files: `npy`, `tar`, `tfrecord` or `fixed:<bytes>`.
+    records: str = ""
+    rank: int = 0
+    world_size: int = 1
+    workers: int = 0
+    batch_size: int = 1
+    prefetch: int = 2
+    pid: int = 0
+    lease: float = 60.0
+
+
+class Epoch(msgspec.Struct, tag_field="op", tag="epoch", forbid_unknown_fields=True):
+    """The order of one epoch."""
+
+    job: str
+    epoch: int
+    # Sample numbers.
+    order: list[int]
+    consumer: str = "0"
+
+
+class Progress(msgspec.Struct, tag_field="op", tag="progress", forbid_unknown_fields=True):
+    """A heartbeat, with the fields of JobProgress."""
+
+    job: str
+    epoch: int = 0
+    position: int = 0
+    ended: bool = False
+    consumer: str = "0"
+
+
+_decode: Final = msgspec.json.Decoder(Publish | Epoch | Progress).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a line says."""
+
+    job: str
+    consumer: str
+    method: Method[Any, Any]
+    request: Message
+
+
+def understand(line: bytes, datasets: Mapping[str, str]) -> Said:
+    """datasets: name -> id of the snapshot shown. Raises CachefsError with what is wrong with the line."""
+    try:
+        said = _decode(line)
+        method, request = _call(said, datasets)
+        encode(request)
+    except CachefsError:
+        raise
+    except _NO_SENSE as error:
+        raise ConfigError(str(error)) from None
+    return Said(said.job, said.consumer, method, request)
+
+
+def _call(said: Publish | Epoch | Progress, datasets: Mapping[str, str]) -> tuple[Method[Any, Any], Message]:
+    if isinstance(said, Epoch):
+        import numpy  # 0.1 s of the start of every mount, and few get orders
+
+        order = numpy.array(said.order, dtype="<u4").tobytes()
+        return JOB_EPOCH, JobEpoch(job=said.job, consumer=said.consumer, epoch=said.epoch, order=order)
+    if isinstance(said, Progress):
+        return JOB_PROGRESS, JobProgress(**{name: getattr(said, name) for name in said.__struct_fields__})
+    return JOB_PUBLISH, _publication(said, datasets)
+
+
+def _publication(said: Publish, datasets: Mapping[str, str]) -> JobPublish:
+    dataset = said.dataset or (next(iter(datasets)) if len(datasets) == 1 else "")
+    if dataset not in datasets:
+        raise NotFound(f"this mount has no dataset {dataset!r}; name one of {', '.join(datasets)}")
+    paths = [os.fsencode(path) for path in said.files]
+    kind = "records" if said.records else "files" if paths else "tree"
+    return JobPublish(
+        job=said.job,
+        dataset=dataset,
+        snapshot=datasets[dataset],
+        consumer=said.consumer,
+        spec=said.sampler,
+        map=SampleMap(kind=kind, paths=paths, indexer=said.records),
+        rank=said.rank,
+        world_size=said.world_size,
+        workers=said.workers,
+        batch_size=said.batch_size,
+        prefetch=said.prefetch,
+        pid=said.pid,
+        lease=said.lease,
+        source=SOURCE,
+    )

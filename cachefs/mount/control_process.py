@@ -1,0 +1,96 @@
+"""The process that reads the control FIFO of a mount: started where somebody wants to write, gone when nobody does.
+
+It is none of the workers, since anybody may write anything: a line of 64 MiB takes a second and half a gigabyte to
+decode, and requests must not wait for that. Where memory is short, the kernel ends this process before any other.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from cachefs.errors import CachefsError
+from cachefs.identity import ANONYMOUS
+from cachefs.mount import device
+from cachefs.mount.control import fifo_path
+from cachefs.mount.control_reader import ControlReader
+from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.namespace import shown_datasets
+from cachefs.mount.process import fork
+from cachefs.mount.worker import Mount
+from cachefs.rpc import DaemonClient
+
+log = logging.getLogger(__name__)
+
+# Seconds after the failure of a process within which no other is started.
+_PAUSE: Final = 1.0
+
+
+class ControlProcess:
+    """The process, as the mount's supervisor keeps it."""
+
+    def __init__(self, mount: Mount) -> None:
+        self._mount = mount
+        self._pid: int | None = None
+        self._pidfd = -1
+        self._due = 0.0  # when it may be started (monotonic seconds)
+
+    @property
+    def wakes(self) -> list[int]:
+        """Descriptors that can be read when `tend` has something to do."""
+        if self._pid is not None:
+            return [self._pidfd]
+        return [self._mount.wanted] if time.monotonic() >= self._due else []
+
+    def tend(self) -> None:
+        """To be called when one of `wakes` can be read, or every second or so."""
+        if self._pid is not None:
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if not ended:
+                return
+            os.close(self._pidfd)
+            self._pid = None  # the next one is not started before its descriptor is watched no more
+            if status:
+                log.warning("the process that reads the control file ended with %d", os.waitstatus_to_exitcode(status))
+                self._due = time.monotonic() + _PAUSE
+            return
+        if time.monotonic() >= self._due and select.select([self._mount.wanted], [], [], 0)[0]:
+            try:
+                self._pid = fork("control", self._serve)
+                self._pidfd = os.pidfd_open(self._pid)
+            except OSError as error:
+                log.warning("nobody reads the control file: %s", error.strerror)
+                self._due = time.monotonic() + _PAUSE
+
+    def end(self) -> None:
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _serve(self) -> None:
+        for descriptor in device.descriptors():
+            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        mount = self._mount
+        client = DaemonClient(mount.options.socket, ANONYMOUS)
+        first, *later = mount.views.news()
+        last = later[-1] if later else first
+
+        def datasets() -> Mapping[str, str]:
+            nonlocal last
+            *_, last = last, *mount.views.news()
+            with contextlib.suppress(CachefsError):
+                shown = shown_datasets(mount.spec, first.view.datasets, last.view.datasets)
+                return {dataset.name: dataset.snapshot for dataset in shown}
+            return {}
+
+        trio.run(ControlReader(fifo_path(mount.directory), mount.wanted, datasets).run, DaemonLink(client))
+        client.close()

@@ -1,0 +1,227 @@
+"""Reading the control FIFO of a mount, whatever the daemon does: who writes to it never waits for the daemon.
+
+Lines are taken out of the FIFO as they come, and wait in a queue for the daemon. Those of one job are sent one after
+the other, and jobs do not wait for each other. Of heartbeats only the latest of each consumer waits. While the daemon
+is away, lines are dropped once they are CALL_SECONDS old, or where the queue is full; the log says so.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import select
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
+from cachefs.identity import OWNER_MARK
+from cachefs.job_messages import JobProgress
+from cachefs.messages import Empty
+from cachefs.mount.control_lines import SOURCE, Said, understand
+from cachefs.mount.daemon_link import DaemonLink
+from cachefs.rpc import JOB_LIST, JOB_PUBLISH
+
+log = logging.getLogger(__name__)
+
+# Seconds within which a writer that has looked the name up opens it.
+IDLE_SECONDS: Final = 2.0
+# Seconds that a line may wait for the daemon's answer.
+CALL_SECONDS: Final = 30.0
+MAX_LINE: Final = 64 << 20
+# Lines that wait for the daemon, and their bytes; further ones are dropped.
+MOST_LINES: Final = 4096
+MOST_BYTES: Final = 128 << 20
+# Jobs that run, and their consumers, that were published through control files on this node. Anybody may write here.
+MOST_JOBS: Final = 64
+MOST_CONSUMERS: Final = 1024
+# Seconds after which the daemon is asked again which jobs there are.
+_COUNT_SECONDS: Final = 5.0
+_PIPE: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A line that waits for the daemon."""
+
+    said: Said
+    # Bytes that it had.
+    size: int
+    # When it was read, by trio's clock.
+    read: float
+
+
+class Outbox:
+    """The lines that wait for the daemon."""
+
+    def __init__(self, link: DaemonLink, nursery: trio.Nursery) -> None:
+        """nursery: in which jobs are sent."""
+        self.empty = trio.Event()  # replaced where it is not
+        self.empty.set()
+        self._link = link
+        self._nursery = nursery
+        # Name of a job -> its lines, oldest first. A job is here as long as its lines are being sent.
+        self._jobs: dict[str, OrderedDict[object, _Waiting]] = {}
+        self._lines = 0
+        self._bytes = 0
+        self._published: set[tuple[str, str]] = set()  # (job, consumer) that control files have published
+        self._counted = -math.inf  # when the daemon was asked for them
+
+    def put(self, said: Said, size: int) -> None:
+        """Raises CachefsError where there is no room."""
+        job = self._jobs.get(said.job)
+        if isinstance(said.request, JobProgress):
+            key: object = said.consumer, said.request.ended
+            if job is not None and (older := job.pop(key, None)) is not None:
+                self._count(older, -1)
+        else:
+            key = object()
+        if self._lines >= MOST_LINES or self._bytes + size > MOST_BYTES:
+            raise DaemonUnavailable("too many lines wait for the daemon; is it running?")
+        if job is None:
+            job = self._jobs[said.job] = OrderedDict()
+            self._nursery.start_soon(self._send, said.job, job)
+        job[key] = waiting = _Waiting(said, size, trio.current_time())
+        self._count(waiting, 1)
+        if self.empty.is_set():
+            self.empty = trio.Event()
+
+    def _count(self, waiting: _Waiting, sign: int) -> None:
+        self._lines += sign
+        self._bytes += sign * waiting.size
+
+    async def _send(self, name: str, job: OrderedDict[object, _Waiting]) -> None:
+        """Send the lines of one job until there are none."""
+        while job:
+            _, waiting = job.popitem(last=False)
+            try:
+                await self._tell(waiting.said, waiting.read + CALL_SECONDS - trio.current_time())
+            except CachefsError as error:
+                log.warning("a line of job %r has failed: %s", name, error)
+            finally:
+                self._count(waiting, -1)
+        del self._jobs[name]
+        if not self._jobs:
+            self.empty.set()
+
+    async def _tell(self, said: Said, seconds: float) -> None:
+        if seconds <= 0:
+            raise DaemonUnavailable(f"the daemon has not answered for {CALL_SECONDS:.0f} s; the line is dropped")
+        if said.method is JOB_PUBLISH:
+            await self._admit(said, seconds)
+        await self._link.call(said.method, said.request, seconds)
+
+    async def _admit(self, said: Said, seconds: float) -> None:
+        """Raises AccessDenied where too many jobs or consumers were published so."""
+        if trio.current_time() - self._counted > _COUNT_SECONDS:
+            jobs = (await self._link.call(JOB_LIST, Empty(), seconds)).jobs
+            running = [job for job in jobs if job.source == SOURCE and job.state not in ("ended", "cancelled")]
+            names = {job.job: job.job.partition(OWNER_MARK)[0] for job in running}
+            self._published = {(names[job.job], consumer.consumer) for job in running for consumer in job.consumers}
+            self._counted = trio.current_time()
+        after = self._published | {(said.job, said.consumer)}
+        if len(after) > MOST_CONSUMERS or len({job for job, _ in after}) > MOST_JOBS:
+            raise AccessDenied(
+                f"control files may publish {MOST_JOBS} jobs and {MOST_CONSUMERS} consumers at once; "
+                "publish with cachefs.publish or `cachectl job publish`, which have no such limit"
+            )
+        self._published = after
+
+
+class ControlReader:
+    """Reads the FIFO, as long as there are writers."""
+
+    def __init__(self, path: Path, wanted: int, datasets: Callable[[], Mapping[str, str]]) -> None:
+        """path: of the FIFO; wanted: an eventfd that is set where somebody wants to write to it; datasets: what is
+        shown, name -> id of the snapshot."""
+        self._path = path
+        self._wanted = wanted
+        self._datasets = datasets
+
+    async def run(self, link: DaemonLink) -> None:
+        """Read until nobody wants to write any more, and the daemon has got what was written."""
+        async with trio.open_nursery() as nursery:
+            outbox = Outbox(link, nursery)
+            while True:
+                try:
+                    await self._read_writers(outbox)
+                except OSError as error:
+                    log.warning("%s cannot be read: %s", self._path, error.strerror)
+                if self._is_wanted():
+                    continue
+                with contextlib.suppress(trio.Cancelled):
+                    await self._wait_until_empty_or_wanted(outbox)
+                if not self._is_wanted():
+                    return
+
+    async def _wait_until_empty_or_wanted(self, outbox: Outbox) -> None:
+        async with trio.open_nursery() as either:
+
+            async def until_wanted() -> None:
+                await trio.lowlevel.wait_readable(self._wanted)
+                either.cancel_scope.cancel()
+
+            either.start_soon(until_wanted)
+            await outbox.empty.wait()
+            either.cancel_scope.cancel()
+
+    def _is_wanted(self) -> bool:
+        return bool(select.select([self._wanted], [], [], 0)[0])
+
+    async def _read_writers(self, outbox: Outbox) -> None:
+        fd = await self._open()
+        try:
+            while await self._read(fd, outbox) or self._is_wanted():
+                # Once a writer has gone, poll(2) says so for ever, and only a new descriptor waits for the next
+                # writer. The old one stays open until then: it keeps what the next writer has already written.
+                old, fd = fd, await self._open()
+                os.close(old)
+        finally:
+            os.close(fd)
+
+    async def _open(self) -> int:
+        def open_here() -> int:
+            return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wanted)
+        return await trio.to_thread.run_sync(open_here, abandon_on_cancel=True)
+
+    async def _read(self, fd: int, outbox: Outbox) -> bool:
+        """Take what writers write until the last one has closed the FIFO; False where no writer came."""
+        line, too_long = bytearray(), False
+        while True:
+            with trio.move_on_after(IDLE_SECONDS) as waiting:
+                await trio.lowlevel.wait_readable(fd)
+            try:
+                piece = os.read(fd, _PIPE)
+            except BlockingIOError:
+                continue  # a writer is there, and silent
+            begun, ends, rest = piece.partition(b"\n")
+            line += begun
+            if len(line) > MAX_LINE and not too_long:
+                log.warning("%s: a line longer than %d bytes is ignored", self._path, MAX_LINE)
+                too_long = True
+            if too_long:
+                line.clear()
+            if ends or not piece:
+                self._take(bytes(line), outbox)
+                *lines, begun = rest.split(b"\n")
+                for one in lines:
+                    self._take(one, outbox)
+                line, too_long = bytearray(begun), False
+            if not piece:
+                return not waiting.cancelled_caught
+
+    def _take(self, line: bytes, outbox: Outbox) -> None:
+        """What makes no sense is logged."""
+        if not line.strip():
+            return
+        try:
+            outbox.put(understand(line, self._datasets()), len(line))
+        except CachefsError as error:
+            log.warning("%s: %s; it said %r", self._path, error, line[:200])

@@ -1,0 +1,125 @@
+"""Blocks that a worker of a mount has the daemon bring to the node: one call for all reads that wait for a block."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from cachefs.errors import CachefsError, DaemonUnavailable
+from cachefs.messages import BlockRef, Fetch, FetchedBlock
+from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.read_marks import ReadMarks
+from cachefs.rpc import FETCH
+
+# Seconds between tries to reach a daemon that is not there.
+DAEMON_RETRY: Final = 0.1
+# Seconds for which the failure of a block is remembered. The kernel follows a failed readahead with a read of the same
+# page, which must not wait for a whole deadline again.
+FAILURE_SECONDS: Final = 1.0
+# A fetch that ends no more than so many seconds before its deadline has ended because of it: the daemon answers a
+# little before.
+_NEAR_DEADLINE: Final = 1.5
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A fetch that reads wait for."""
+
+    # When it ends at the latest, by trio's clock: the deadline of the read that has begun it.
+    deadline: float
+    landed: trio.Event = field(default_factory=trio.Event)
+    # Once it has landed, one of these two is set.
+    answer: FetchedBlock | None = None
+    error: CachefsError | None = None
+    # The time of trio's clock from which on the block is asked for again, and not answered with the error.
+    forget_at: float = math.inf
+    # Was a part of the wait for a daemon that was not there?
+    daemon_away: bool = False
+    # Has it failed because its time was over?
+    timed_out: bool = False
+
+
+class Fetches:
+    """The fetches of one worker."""
+
+    def __init__(self, link: DaemonLink, failures: ReadMarks, note_stall: Callable[[bytes, float, str], None]) -> None:
+        """failures: where all workers of the mount mark blocks for which a daemon that is away was waited for in vain;
+        note_stall: is told of each wait: the block's key, when it began, for what it was."""
+        self._link = link
+        self._failures = failures
+        self._note_stall = note_stall
+        self._flights: dict[bytes, _Flight] = {}  # by block key: the fetch under way, or its recent failure
+
+    def __contains__(self, key: bytes) -> bool:
+        """Is the block being fetched, or has that failed a moment ago?"""
+        return key in self._flights
+
+    def ahead(self, blocks: list[BlockRef], seconds: float) -> None:
+        """Have blocks brought for which nobody waits yet."""
+        self._link.send(FETCH, Fetch(blocks=blocks, ahead=True, deadline=seconds))
+
+    async def fetch(self, key: bytes, ref: BlockRef, deadline: float) -> FetchedBlock:
+        """Where the daemon has put the block, or its bytes where no tier can hold it. Reads of one block share one
+        call, and its failure for a moment.
+
+        A read that has come later than the one that has begun the call may wait on when that one's time is over.
+        """
+        began = trio.current_time()
+        over: _Flight | None = None
+        while True:
+            flight = self._flights.get(key)
+            if flight is None or flight is over or trio.current_time() > flight.forget_at:
+                flight = self._flights[key] = _Flight(deadline)
+                await self._fly(flight, key, ref)
+                break
+            has_come_before = flight.landed.is_set()
+            await flight.landed.wait()
+            if has_come_before or not flight.timed_out or deadline <= flight.deadline + _NEAR_DEADLINE:
+                break
+            over = flight
+        self._note_stall(key, began, "daemon" if flight.daemon_away else "origin")
+        if flight.answer is None:
+            raise flight.error or CachefsError("the mount is ending")
+        return flight.answer
+
+    async def _fly(self, flight: _Flight, key: bytes, ref: BlockRef) -> None:
+        try:
+            flight.answer = await self._ask(flight, key, ref)
+        except CachefsError as error:
+            flight.error = error
+            self._forget_old_failures()
+            now = trio.current_time()
+            flight.forget_at = now + FAILURE_SECONDS
+            flight.timed_out = now > flight.deadline - _NEAR_DEADLINE
+        finally:
+            flight.landed.set()
+            if flight.error is None and self._flights.get(key) is flight:
+                del self._flights[key]
+
+    def _forget_old_failures(self) -> None:
+        now = trio.current_time()
+        self._flights = {key: flight for key, flight in self._flights.items() if flight.forget_at >= now}
+
+    async def _ask(self, flight: _Flight, key: bytes, ref: BlockRef) -> FetchedBlock:
+        if self._failures.age(key) < FAILURE_SECONDS:
+            raise DaemonUnavailable("the daemon did not answer another read of the block a moment ago; is it running?")
+        while True:
+            left = flight.deadline - trio.current_time()
+            try:
+                reply = await self._link.call(FETCH, Fetch(blocks=[ref], deadline=left), seconds=left)
+            except DaemonUnavailable:
+                # The daemon may be restarting: it has time until the deadline to come back.
+                flight.daemon_away = True
+                if trio.current_time() + DAEMON_RETRY > flight.deadline:
+                    self._failures.set(key)
+                    raise
+                await trio.sleep(DAEMON_RETRY)
+                continue
+            answer = reply.blocks[0]
+            if answer.errno:
+                error = CachefsError(answer.message)
+                error.errno = answer.errno
+                raise error
+            return answer

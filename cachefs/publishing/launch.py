@@ -1,0 +1,43 @@
+"""Starts the helper: `python -I -S launch.py DIRECTORY OWNER ALIVE LISTENER PAGE JOB` (see `main` of the helper).
+
+It is a script, and not imported by anything. The helper becomes nobody's child, so that a training process that waits
+for its children never meets it. The interpreter is isolated (-I): the job's PYTHONPATH may have packages for another
+Python, or the hooks of `cachefs run`. So cachefs is found by its path, and all else in the interpreter's own
+directories.
+"""
+
+import importlib.util
+import os
+import site
+import sys
+
+if __name__ == "__main__":
+    directory, owner, alive, listener, page, job = sys.argv[1:]
+    child = os.fork()
+    if child:
+        # For workers that were spawned. The page has no path of its own.
+        os.symlink(f"/proc/{child}/fd/{page}", os.path.join(directory, "page"))
+        os._exit(0)
+    # Here nothing may be in use that somebody wants to unmount.
+    os.chdir("/")
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    spec = importlib.util.spec_from_file_location(
+        "cachefs", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["cachefs"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    from cachefs.publishing.page import Page
+
+    try:
+        # Only now (-S), so that the training process waits no longer than it has to.
+        site.main()
+        if sys.prefix == sys.base_prefix and os.path.isdir(site.getusersitepackages()):
+            site.addsitedir(site.getusersitepackages())  # last: of a `pip install --user`
+        from cachefs.publishing.helper import main
+
+        main(directory, int(owner), int(alive), int(listener), int(page), job)
+    except BaseException as error:
+        Page(int(page)).say(f"publishing has failed ({error!r}); the job goes on without it")
+        raise

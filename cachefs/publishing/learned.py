@@ -1,0 +1,130 @@
+"""Which files samples are, as far as it was learned from what was opened.
+
+A file is kept as its inode number, which says snapshot and entry. So a million samples take 12 MB, where their paths
+would take 270. A path was just opened when it comes here, so that the kernel knows its inode number without a request.
+"""
+
+import os
+import stat
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+import numpy
+
+from cachefs.inodes import ENTRY_BITS, slots_and_entries
+from cachefs.mount_table import MountPoint
+from cachefs.publishing.places import Places
+from cachefs.publishing.shares import Numbers, Share, share_of
+
+# Samples that a dataset may have, and files that are kept of all of them together. That is 64 and 384 MiB.
+MOST_SAMPLES: Final = 1 << 26
+MOST_FILES: Final = 1 << 25
+
+
+class _Rows:
+    """Files of samples, one per row, in the order in which they were learned; those of one sample follow each other."""
+
+    def __init__(self) -> None:
+        self.samples = array("I")
+        self.inodes = array("q")
+
+    def __len__(self) -> int:
+        return len(self.inodes)
+
+
+class LearnedFiles:
+    """The files of the samples of one consumer."""
+
+    def __init__(self, length: int) -> None:
+        """length: number of samples. Of a dataset with more than MOST_SAMPLES nothing is learned."""
+        self.count = 0  # samples whose files are known
+        self._length = length
+        self._known = bytearray(length if length <= MOST_SAMPLES else 0)  # by sample: 1 where its files are known
+        self._own = _Rows()  # learned in this process and its workers
+        self._others = _Rows()  # heard of other processes of the job
+        self._mounts: dict[int, MountPoint] = {}  # by slot, a mount that shows the snapshot
+
+    @property
+    def own_rows(self) -> int:
+        """Number of rows that were not heard of other processes."""
+        return len(self._own)
+
+    @property
+    def is_full(self) -> bool:
+        """Is everything known, or more than can be kept?"""
+        return self.count == self._length or not self._known or self._room <= 0
+
+    @property
+    def _room(self) -> int:
+        return MOST_FILES - len(self._own) - len(self._others)
+
+    def learn(self, sample: int, paths: Sequence[str], places: Places) -> None:
+        """*paths*, which are absolute, were opened for the sample. Those that are no files of a mount are left out."""
+        if not self._wants(sample):
+            return
+        found = [file for path in paths if (file := _file(path, places)) is not None]
+        for mount, inode in found:
+            self._own.samples.append(sample)
+            self._own.inodes.append(inode)
+            self._mounts.setdefault(inode >> ENTRY_BITS, mount)
+        if found:
+            self._is_known(sample)
+
+    def learn_rows(self, rows: Numbers, mounts: Sequence[MountPoint]) -> None:
+        """The same, as `rows` of another consumer says it. rows: shape (n, 2), int64; mounts: that show the snapshots
+        with the slots in the rows, in ascending order of these."""
+        slots = numpy.unique(rows[:, 1] >> ENTRY_BITS).tolist()
+        for slot, mount in zip(slots, mounts, strict=True):
+            self._mounts.setdefault(slot, mount)
+        rows = rows[(rows[:, 0] >= 0) & (rows[:, 0] < len(self._known))]
+        known = numpy.frombuffer(self._known, numpy.uint8)
+        rows = rows[known[rows[:, 0]] == 0][: self._room]
+        self._others.samples.frombytes(rows[:, 0].astype(numpy.uint32).tobytes())
+        self._others.inodes.frombytes(rows[:, 1].astype(numpy.int64).tobytes())
+        for sample in numpy.unique(rows[:, 0]).tolist():
+            self._is_known(sample)
+
+    def rows(self, begin: int, most: int) -> tuple[Numbers, list[MountPoint]]:
+        """Own rows from number *begin* on, about *most* of them at most and never a part of a sample's: what
+        `learn_rows` takes."""
+        samples, inodes = self._own.samples, self._own.inodes
+        end = min(begin + most, len(samples))
+        while begin < end < len(samples) and samples[end] == samples[end - 1]:
+            end += 1
+        found = numpy.empty((end - begin, 2), numpy.int64)
+        found[:, 0], found[:, 1] = samples[begin:end], inodes[begin:end]
+        slots = numpy.unique(found[:, 1] >> ENTRY_BITS).tolist()
+        return found, [self._mounts[slot] for slot in slots]
+
+    def shares(self) -> list[Share]:
+        """The shares of the samples, as far as their files are known."""
+        slots, entries = slots_and_entries(numpy.array(self._own.inodes + self._others.inodes, numpy.int64))
+        samples = numpy.array(self._own.samples + self._others.samples, numpy.int64)
+        found = []
+        for slot, mount in self._mounts.items():
+            here = slots == slot
+            found.append(share_of(mount, slot, entries[here], samples[here], self._length))
+        return found
+
+    def _wants(self, sample: int) -> bool:
+        return 0 <= sample < len(self._known) and not self._known[sample] and self._room > 0
+
+    def _is_known(self, sample: int) -> None:
+        self._known[sample] = 1
+        self.count += 1
+
+
+def _file(path: str, places: Places) -> tuple[MountPoint, int] | None:
+    """The mount that the file *path* lies below, and its inode number; None where it lies below none."""
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            path = os.path.realpath(path)
+            status = os.lstat(path)
+    except (OSError, ValueError):
+        return None
+    mount = places.mount_of(path)
+    if mount is None or not stat.S_ISREG(status.st_mode) or not status.st_ino >> ENTRY_BITS:
+        return None
+    return mount, status.st_ino

@@ -1,0 +1,81 @@
+"""Which samplers may be iterated by somebody else than the loader: those of which that cannot be told afterwards.
+
+A sampler is pure if iterating it changes nothing: not itself, no random generator, no file, no other process. What it
+gives next follows from its attributes. Nobody can see that from outside, so a class is known to be pure, or says so.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+# Set by `cachefs.pure_sampler`.
+MARK: Final = "__cachefs_pure__"
+
+_Class = TypeVar("_Class", bound=type)
+
+
+@dataclass(frozen=True, slots=True)
+class _Versions:
+    """Versions of a package, the first one and the one after the last."""
+
+    package: str
+    first: tuple[int, int]
+    end: tuple[int, int]
+
+
+_TIMM: Final = _Versions("timm", (0, 4), (1, 1))
+_TORCHVISION: Final = _Versions("torchvision", (0, 8), (1, 0))
+_LIGHTNING: Final = _Versions("lightning", (2, 0), (3, 0))
+_PYTORCH_LIGHTNING: Final = _Versions("pytorch_lightning", (1, 6), (3, 0))
+# Each of these computes its order in `__iter__`, from its attributes and a generator that it makes there.
+_KNOWN: Final = {
+    "timm.data.distributed_sampler.OrderedDistributedSampler": _TIMM,
+    "timm.data.distributed_sampler.RepeatAugSampler": _TIMM,
+    "torchvision.datasets.samplers.clip_sampler.DistributedSampler": _TORCHVISION,
+    "torchvision.datasets.samplers.clip_sampler.UniformClipSampler": _TORCHVISION,
+    "lightning.pytorch.overrides.distributed.UnrepeatedDistributedSampler": _LIGHTNING,
+    "pytorch_lightning.overrides.distributed.UnrepeatedDistributedSampler": _PYTORCH_LIGHTNING,
+}
+_ACCELERATE: Final = _Versions("accelerate", (0, 24), (2, 0))
+_SEEDABLE: Final = "accelerate.data_loader.SeedableRandomSampler"
+
+
+def pure_sampler(kind: _Class) -> _Class:
+    """Says of a class of samplers that iterating one changes nothing; to be written above the class.
+
+    `cachefs run` then iterates it once more as an epoch begins, and publishes the whole epoch. Its `__iter__` must
+    draw from no generator but one that it makes itself, read from nothing that moves on (a file, a queue, a store), and
+    change no attribute.
+    """
+    setattr(kind, MARK, True)
+    return kind
+
+
+def is_pure(sampler: Any) -> bool:
+    """Has its class said so, or is it a class that is known to be pure? Of a derived class that iterates in another way
+    nothing is known."""
+    for kind in type(sampler).__mro__:
+        if kind.__dict__.get(MARK) is True:
+            return True
+        if "__iter__" in kind.__dict__:
+            known = _KNOWN.get(qualified_name(kind))
+            return known is not None and _is_installed(known)
+    return False
+
+
+def is_seedable(sampler: Any) -> bool:
+    """Is it Accelerate's sampler, which seeds its generator anew for each epoch?"""
+    return qualified_name(type(sampler)) == _SEEDABLE and _is_installed(_ACCELERATE)
+
+
+def qualified_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_installed(known: _Versions) -> bool:
+    """Is the package that is loaded of one of these versions?"""
+    version = str(getattr(sys.modules.get(known.package), "__version__", ""))
+    numbers = version.split(".")[:2]
+    if len(numbers) < 2 or not all(number.isdecimal() for number in numbers):
+        return False
+    return known.first <= (int(numbers[0]), int(numbers[1])) < known.end

@@ -1,0 +1,382 @@
+"""The set-ups: what a job may do with loaders. Each is run with and without `cachefs run`, and has to be the same."""
+
+import copy
+import gc
+import hashlib
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
+
+from tests.node.equivalence import datasets as d
+
+BATCH = 6
+SetUp = Callable[[str], None]
+
+
+def say(*things: Any) -> None:
+    print(*things, flush=True)
+
+
+def read(loader: Any, epochs: int = 2) -> None:
+    """Go through the loader, and tell every batch, and what may be seen of the loader meanwhile."""
+    for _ in range(epochs):
+        iterator = iter(loader)
+        say([plain(batch) for batch in iterator])
+        fetcher = getattr(iterator, "_dataset_fetcher", None)
+        if fetcher is not None:
+            say(fetcher.dataset is loader.dataset, type(fetcher).__name__)
+        del iterator, fetcher
+    say([type(one).__qualname__ for one in (loader.dataset, loader.sampler, loader.batch_sampler)])
+    say(sorted(vars(loader)), multiprocessing.get_start_method(allow_none=True))
+
+
+def plain(batch: Any) -> Any:
+    return batch.tolist() if isinstance(batch, torch.Tensor) else [plain(one) for one in batch]
+
+
+def loader(dataset: Callable[[str], Any], sampler: Callable[[], Any] = lambda: None, **options: Any) -> SetUp:
+    """A set-up that goes through one loader."""
+
+    def run(root: str) -> None:
+        made = sampler()
+        given = {"batch_sampler": made} if isinstance(made, (d.Buckets, list)) else {"sampler": made}
+        read(
+            DataLoader(
+                dataset(root), **{**given, **({} if "batch_sampler" in given else {"batch_size": BATCH})}, **options
+            )
+        )
+
+    return run
+
+
+def generator(seed: int = 11) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def distributed(told: bool) -> SetUp:
+    def run(root: str) -> None:
+        dataset = d.Listed(root)
+        sampler: Any = DistributedSampler(dataset, num_replicas=2, rank=1, seed=3)
+        made: Any = DataLoader(dataset, BATCH, sampler=sampler, num_workers=2)
+        for epoch in range(3):
+            if told:
+                sampler.set_epoch(epoch)
+            read(made, 1)
+
+    return run
+
+
+def own_generators(root: str) -> None:
+    one, other = generator(), generator(12)
+    read(DataLoader(d.Listed(root), BATCH, shuffle=True, generator=one, num_workers=2))
+    read(DataLoader(d.Listed(root), BATCH, sampler=RandomSampler(range(d.FILES), generator=other), generator=one))
+    say([hashlib.sha1(bytes(made.get_state())).hexdigest() for made in (one, other)])
+
+
+def shared_memory(root: str) -> None:
+    counter = multiprocessing.Value("q", 0)
+
+    def add() -> int:
+        with counter.get_lock():
+            counter.value += 1
+            return int(counter.value)
+
+    read(DataLoader(d.Hidden(root), BATCH, sampler=d.FromStore(add), num_workers=2), 3)
+    say(counter.value)
+
+
+def store(root: str) -> None:
+    made = torch.distributed.TCPStore("127.0.0.1", 0, 1, True)
+    read(DataLoader(d.Hidden(root), BATCH, sampler=d.FromStore(lambda: made.add("next", 1)), num_workers=1), 3)
+    say(made.add("next", 0))
+
+
+def endless(root: str) -> None:
+    for workers in (0, 1):
+        iterator = iter(DataLoader(d.Hidden(root), BATCH, sampler=d.Endless(), num_workers=workers))
+        say([plain(next(iterator)) for _ in range(30)])
+
+
+def left(root: str) -> None:
+    """Epochs that are left before their end, and begun again."""
+    for options in ({}, {"num_workers": 1, "persistent_workers": True}):
+        made: Any = DataLoader(d.Listed(root), BATCH, shuffle=True, **options)  # type: ignore[arg-type]
+        for _ in range(3):
+            iterator = iter(made)
+            say([plain(next(iterator)) for _ in range(3)])
+        two = iter(made), iter(made)
+        if not options:
+            say([plain(next(one)) for one in two for _ in range(3)])
+        del iterator, two
+
+
+def again(root: str) -> None:
+    """A loader made anew for every epoch; each has to leave nothing behind."""
+    for _ in range(6):
+        say([plain(batch) for batch in DataLoader(d.Listed(root), 16, sampler=d.OneByOne(), num_workers=1)])
+
+
+def life(root: str) -> None:
+    """When objects of the job end."""
+    dataset = d.Hidden(root)
+    weakref.finalize(dataset, say, "the dataset has gone")
+    made: Any = DataLoader(dataset, BATCH, sampler=d.Closing())
+    weakref.finalize(made, say, "the loader has gone")
+    iterator = iter(made)
+    next(iterator)
+    say("deleting the iterator")
+    del iterator
+    for _ in made:
+        pass
+    say("deleting the loader")
+    del made
+    say("deleting the dataset")
+    del dataset
+
+
+def pickled(root: str) -> None:
+    made: Any = DataLoader(d.Listed(root), BATCH, shuffle=True)
+    next(iter(made))
+    say(hashlib.sha1(pickle.dumps(made)).hexdigest())
+    read(pickle.loads(pickle.dumps(made)))
+    read(copy.deepcopy(made))
+
+
+class Equal(DataLoader[int]):
+    """Loaders that say they are all the same."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+
+def equal(root: str) -> None:
+    read(Equal(d.Listed(root), BATCH, shuffle=True))
+    read(Equal(d.Hidden(root), BATCH))
+
+
+def signals(root: str) -> None:
+    caught: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: caught.append(number))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for _ in DataLoader(d.Hidden(root), BATCH, sampler=d.OneByOne()):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    say(len(caught), [signal.getsignal(one).__class__.__name__ for one in range(1, 32)])
+
+
+def forks(root: str) -> None:
+    """A child takes over in the middle of an epoch, and trains as its parent does."""
+    made: Any = DataLoader(d.Listed(root), BATCH, shuffle=True)
+    iterator = iter(made)
+    say(plain(next(iterator)))
+    child = os.fork()
+    if child:
+        say("the child has ended with", os.waitpid(child, 0)[1])
+    say([plain(batch) for batch in iterator])
+    read(made)
+    if not child:
+        os._exit(3)
+
+
+def no_children(root: str) -> None:
+    read(DataLoader(d.Listed(root), BATCH, shuffle=True))
+    try:
+        say(os.waitpid(-1, os.WNOHANG))
+    except ChildProcessError as error:
+        say(error)
+
+
+def threads(root: str) -> None:
+    """One thread draws while another goes through loaders."""
+    over = threading.Event()
+
+    def background() -> None:
+        for _ in range(12):
+            next(iter(DataLoader(d.Unread(root), BATCH, shuffle=True)))
+        over.set()
+
+    thread = threading.Thread(target=background)
+    thread.start()
+    drawn = []
+    while not over.is_set():
+        drawn.append(tuple(torch.rand(4).tolist()))
+    thread.join()
+    torch.manual_seed(0)  # what is left in the generator depends on how fast they were
+    say("drawn twice:", len(drawn) - len(set(drawn)))
+
+
+def compiled(root: str) -> None:
+    made: Any = DataLoader(d.Listed(root), BATCH, shuffle=True, generator=generator())
+
+    @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
+    def epoch(factor: Any) -> Any:
+        total = torch.zeros(())
+        for number, batch in enumerate(made):
+            total = total + (batch * factor).sum() * (number + 1)
+        return total
+
+    say([float(epoch(torch.ones(()))) for _ in range(2)])
+    from torch._dynamo.utils import counters
+
+    say({kind: dict(counted) for kind, counted in sorted(counters.items()) if kind in ("graph_break", "frames")})
+
+
+def stateful(workers: int) -> SetUp:
+    def run(root: str) -> None:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        def made() -> Any:
+            return StatefulDataLoader(d.Counting(root), BATCH, num_workers=workers, shuffle=False)
+
+        first, second = made(), made()
+        iterator = iter(first)
+        say([plain(next(iterator)) for _ in range(3)])
+        state = first.state_dict()
+        torch.save(state, "checkpoint")
+        say(state)
+        second.load_state_dict(state)
+        say([plain(batch) for batch in second], second.state_dict())
+
+    return run
+
+
+def warned(root: str) -> None:
+    """The places that warnings name."""
+    warnings.simplefilter("always")
+    read(DataLoader(d.Listed(root), BATCH, shuffle=True, pin_memory=True, num_workers=1))
+    read(DataLoader(Subset(d.Listed(root), range(9)), BATCH, pin_memory=True))
+
+
+def concatenated(root: str) -> None:
+    both: Any = ConcatDataset([Subset(d.Listed(root), range(0, 40, 2)), d.Listed(root)])
+    read(DataLoader(both, BATCH, shuffle=True, num_workers=2))
+    one, other = random_split(d.Hidden(root), [30, 18])  # type: ignore[var-annotated]
+    read(DataLoader(one, BATCH, shuffle=True))
+    read(DataLoader(other, BATCH, num_workers=1))
+
+
+def collated(root: str) -> None:
+    def collate(batch: list[Any]) -> Any:
+        return [one[0] for one in batch], [round(value, 6) for one in batch for value in one[1:]], numpy.random.rand()
+
+    for workers in (0, 2):
+        made: Any = DataLoader(
+            d.Augmented(root), BATCH, shuffle=True, num_workers=workers, collate_fn=collate, worker_init_fn=say_worker
+        )
+        for _ in range(2):
+            say(list(made))
+
+
+def say_worker(number: int) -> None:
+    info: Any = torch.utils.data.get_worker_info()
+    say_once = f"worker {number} of {info.num_workers}, seed {info.seed}\n"
+    os.write(os.open(f"worker{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), say_once.encode())
+
+
+def exits(root: str) -> None:
+    next(iter(DataLoader(d.Listed(root), BATCH, shuffle=True, num_workers=1)))
+    sys.exit(7)
+
+
+def killed(root: str) -> None:
+    next(iter(DataLoader(d.Listed(root), BATCH, shuffle=True)))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def collected(root: str) -> None:
+    """A job that looks at its garbage itself."""
+    gc.disable()
+    gc.collect()
+    read(DataLoader(d.Hidden(root), BATCH, shuffle=True))
+    say(gc.collect() >= 0, len(gc.garbage), gc.isenabled())
+
+
+# A worker costs 0.2 s of a processor; two are where their order matters.
+WORKERS = {"num_workers": 1}
+SETUPS: dict[str, SetUp] = {
+    "sequential": loader(d.Listed),
+    "shuffle": loader(d.Listed, shuffle=True),
+    "shuffle-workers": loader(d.Listed, shuffle=True, num_workers=2),
+    "shuffle-persistent": loader(d.Listed, shuffle=True, persistent_workers=True, **WORKERS),
+    "own-generators": own_generators,
+    "replacement": loader(d.Listed, lambda: RandomSampler(range(d.FILES), replacement=True, num_samples=50)),
+    "weighted": loader(d.Listed, lambda: WeightedRandomSampler([1.0, 2.0] * 24, 40), **WORKERS),
+    "subset-random": loader(d.Listed, lambda: SubsetRandomSampler(range(5, 40)), drop_last=True),
+    "distributed": distributed(told=True),
+    "distributed-never-told": distributed(told=False),
+    "unbatched": lambda root: read(DataLoader(d.Listed(root), None, sampler=RandomSampler(range(d.FILES)))),
+    "batches-of-batches": lambda root: read(
+        DataLoader(d.InBatches(root), sampler=BatchSampler(SubsetRandomSampler(range(40)), 7, True), batch_size=None)
+    ),
+    "own-batches": loader(d.Listed, d.Buckets),
+    "own-batches-workers": loader(d.Hidden, d.Buckets, **WORKERS),
+    "list-of-batches": loader(d.Listed, lambda: [[1, 2, 3], [4, 5], [6]], **WORKERS),
+    "own": loader(d.Listed, d.InPlace),
+    "own-workers": loader(d.Listed, d.InPlace, num_workers=2),
+    "own-persistent": loader(d.Hidden, d.InPlace, persistent_workers=True, **WORKERS),
+    "one-by-one": loader(d.Listed, d.OneByOne),
+    "one-by-one-workers": loader(d.Hidden, d.OneByOne, **WORKERS),
+    "numpy-numbers": loader(d.Hidden, d.OfNumpy, **WORKERS),
+    "from-file": loader(d.Listed, d.FromFile, **WORKERS),
+    "from-queue": loader(d.Listed, d.FromQueue, **WORKERS),
+    "shared-memory": shared_memory,
+    "store": store,
+    "endless": endless,
+    "left-early": left,
+    "made-anew": again,
+    "hidden": loader(d.Hidden, shuffle=True),
+    "hidden-workers": loader(d.Hidden, shuffle=True, num_workers=2),
+    "in-batches": loader(d.InBatches, shuffle=True, **WORKERS),
+    "loader-in-dataset": loader(d.Inner, shuffle=True, **WORKERS),
+    "in-memory": lambda root: read(DataLoader(TensorDataset(torch.arange(50)), BATCH, shuffle=True)),
+    "stream": lambda root: read(DataLoader(d.Stream(root), BATCH)),
+    "stream-workers": lambda root: read(DataLoader(d.Stream(root), BATCH, num_workers=2)),
+    "spawned": loader(d.Hidden, d.InPlace, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"),
+    "forkserver": loader(
+        d.Listed, shuffle=True, num_workers=1, persistent_workers=True, multiprocessing_context="forkserver"
+    ),
+    "failing": loader(d.Failing, shuffle=True),
+    "failing-workers": loader(d.Failing, num_workers=1),
+    "broken-sampler": loader(d.Hidden, d.Broken),
+    "broken-sampler-workers": loader(d.Hidden, d.Broken, **WORKERS),
+    "broken-collate": loader(d.Hidden, collate_fn=lambda batch: batch[99]),
+    "collated": collated,
+    "concatenated": concatenated,
+    "pickled": pickled,
+    "equal-loaders": equal,
+    "life": life,
+    "garbage": collected,
+    "signals": signals,
+    "forks": forks,
+    "threads": threads,
+    "warnings": warned,
+    "exits": exits,
+    "killed": killed,
+    "compiled": compiled,
+}
+if importlib.util.find_spec("torchdata") is not None:
+    SETUPS |= {"stateful": stateful(0), "stateful-workers": stateful(2)}
+if importlib.util.find_spec("cachefs.publishing.launch") is not None:
+    SETUPS["no-children"] = no_children

@@ -1,0 +1,152 @@
+"""Every set-up computes, prints, leaves open and leaves behind the same with and without `cachefs run`."""
+
+import difflib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cachefs.run import STARTUP
+from tests.daemon import Daemon
+from tests.mounting import mounted
+from tests.node.equivalence.datasets import FILES
+from tests.node.equivalence.setups import SETUPS
+
+# All set-ups take some 90 s of processor time; on a machine with a load of 25 that was five minutes.
+pytestmark = pytest.mark.timeout(900)
+
+HERE = Path(__file__).parent
+CACHEFS = Path(sys.executable).with_name("cachefs")
+ENVIRONMENT = {**os.environ, "PYTHONHASHSEED": "0"}
+
+
+@dataclass(frozen=True)
+class Node:
+    socket: Path
+    root: Path
+
+    def run(self, *command: str | Path, name: str = "equivalence") -> list[str]:
+        return [str(CACHEFS), "run", "--job", name, "--socket", str(self.socket), "--", *map(str, command)]
+
+    def start(
+        self, out: Path, names: Sequence[str], *, watched: bool, extra: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[str]":
+        """Run these set-ups; what is seen of them lies in *out*."""
+        out.mkdir()
+        command = [sys.executable, str(HERE / "warm_process.py"), str(self.root), str(out), *names]
+        return subprocess.Popen(
+            self.run(*command) if watched else command,
+            env={**ENVIRONMENT, **(extra or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    top = tmp_path_factory.mktemp("origin")
+    for number in range(FILES):
+        path = top / f"class{number % 5}" / f"{number:03}.bin"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(str(number))
+    with Daemon(tmp_path_factory.mktemp("node")) as daemon:
+        daemon.add_dataset("numbers", f"file://{top}")
+        with mounted(daemon.socket, "numbers", tmp_path_factory.mktemp("mnt") / "numbers") as mount:
+            yield Node(daemon.socket, mount)
+
+
+@pytest.fixture(scope="module")
+def seen(node: Node, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What was seen of all set-ups: without `cachefs run`, and with it."""
+    top = tmp_path_factory.mktemp("seen")
+    both = [node.start(top / name, list(SETUPS), watched=name == "watched") for name in ("alone", "watched")]
+    for process in both:
+        said, _ = process.communicate(timeout=800)
+        assert process.returncode == 0, said
+    return top / "alone", top / "watched"
+
+
+def differences(alone: Path, watched: Path) -> list[str]:
+    """Lines that differ in what was seen of one set-up."""
+    found: list[str] = []
+    for name in sorted({path.name for place in (alone, watched) for path in place.iterdir()}):
+        one, other = lines(alone / name), lines(watched / name)
+        if one != other:
+            found += difflib.unified_diff(one, other, f"{name} alone", f"{name} watched", lineterm="", n=1)
+    return found
+
+
+def lines(path: Path) -> list[str]:
+    """What a file says, but for what cachefs may say and change."""
+    if not path.exists():
+        return ["nothing"]
+    text = path.read_bytes().decode(errors="backslashreplace").replace(str(path.parent.parent), "OUT")
+    if path.name == "state":
+        found = json.loads(text)
+        environment = found["environment"]
+        kept = [part for part in environment.pop("PYTHONPATH", "").split(":") if not part.endswith("/hooks/startup")]
+        found["environment"] = {**environment, "PYTHONPATH": ":".join(kept)}
+        preloaded = environment.pop("LD_PRELOAD", "").split(":")
+        found["LD_PRELOAD"] = [part for part in preloaded if "cachefs" not in part]
+        text = json.dumps(found, indent=1, sort_keys=True)
+    return [line for line in text.splitlines() if not line.startswith("cachefs: ")]
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_set_up_is_the_same(seen: tuple[Path, Path], name: str) -> None:
+    alone, watched = (place / name for place in seen)
+    assert (alone / "status").exists()
+    assert differences(alone, watched) == []
+
+
+@pytest.mark.parametrize(("path", "nested"), [(None, False), (":THEIRS", True)])
+def test_a_process_starts_and_ends_the_same(node: Node, tmp_path: Path, path: str | None, nested: bool) -> None:
+    """How PYTHONPATH changes is in tests/unit/publishing."""
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "sitecustomize.py").write_text("zz_theirs = 1")
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
+    if path is not None:
+        environment["PYTHONPATH"] = path.replace("THEIRS", str(tmp_path / "theirs"))
+    alone: list[str] = [sys.executable, str(HERE / "whole_process.py"), str(node.root)]
+    watched = node.run(*node.run(*alone)) if nested else node.run(*alone)
+    both = [
+        subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
+        for line in (alone, watched)
+    ]
+    said = [process.communicate(timeout=300) for process in both]
+    assert said[0] == said[1]
+    assert [process.returncode for process in both] == [1, 1]
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.6"])
+def test_an_older_python_is_left_alone(version: str) -> None:
+    """As far as one is installed: the file that it loads is written for it."""
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode:
+        pytest.skip(f"there is no Python {version} here")
+    code = "import sys; print('sitecustomize' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(STARTUP)}
+    done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_the_hooks_were_there(seen: tuple[Path, Path]) -> None:
+    """Else everything would be equal, and nothing shown."""
+    said = (seen[1] / "stream" / "stderr").read_text()
+    assert "cachefs: Stream is an IterableDataset" in said
+
+
+@pytest.mark.parametrize(("fault", "name"), [("draw", "shuffle"), ("replace", "sequential"), ("leak", "own")])
+def test_a_fault_is_found(node: Node, seen: tuple[Path, Path], tmp_path: Path, fault: str, name: str) -> None:
+    process = node.start(tmp_path / fault, [name], watched=True, extra={"EQUIVALENCE_FAULT": fault})
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert differences(seen[0] / name, tmp_path / fault / name)

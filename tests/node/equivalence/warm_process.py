@@ -1,0 +1,135 @@
+"""`warm_process.py ROOT OUT SETUP...`: forks a process for each set-up, and writes down everything that can be seen of
+it. Importing torch takes seconds, so it is done once; under `cachefs run` the hooks are there after it.
+"""
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import random
+import re
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+# What the script's directory hides: `python FILE` puts that in front, and not the repository.
+sys.path[0] = str(Path(__file__).parents[3])
+
+import numpy  # noqa: E402
+import torch  # noqa: E402
+
+from tests.node.equivalence.setups import SETUPS, SetUp  # noqa: E402
+
+# Processes at a time.
+AT_ONCE = 2
+
+
+def main(root: str, out: str, names: list[str]) -> None:
+    gc.collect()
+    gc.freeze()  # so that the collector of a child does not touch, and copy, every page
+    running: dict[int, str] = {}
+    waiting = list(names)
+    while waiting or running:
+        if waiting and len(running) < AT_ONCE:
+            name = waiting.pop(0)
+            child = os.fork()
+            if not child:
+                run(SETUPS[name], root, Path(out, name))
+                return
+            running[child] = name
+            continue
+        child, status = os.wait()
+        if child in running:
+            Path(out, running.pop(child), "status").write_text(str(status))
+
+
+def run(setup: SetUp, root: str, place: Path) -> None:
+    """Ends with SystemExit, so that the interpreter ends as usual."""
+    place.mkdir()
+    os.chdir(place)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(fd, number)
+        os.close(fd)
+    random.seed(1)
+    numpy.random.seed(2)
+    torch.manual_seed(3)
+    status = 0
+    try:
+        setup(root)
+    except SystemExit as error:
+        status = int(error.code or 0)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    Path("state").write_text(json.dumps(state(), indent=1))
+    sys.exit(status)
+
+
+def state() -> dict[str, Any]:
+    """What can be seen of this process that may not depend on cachefs."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("QueueFeederThread"):
+            thread.join(10)  # it ends, and closes its pipe, soon after the queue was closed
+    deadline = time.monotonic() + 2
+    while len(os.listdir("/proc/self/task")) > threading.active_count() and time.monotonic() < deadline:
+        time.sleep(0.01)  # the kernel's part of a thread ends a moment after Python's
+    cuda = [bytes(one) for one in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else []
+    numpy_state: Any = numpy.random.get_state()
+    return {
+        "torch": digest(bytes(torch.get_rng_state())),
+        "cuda": [digest(one) for one in cuda],
+        "numpy": digest(repr([part.tolist() if hasattr(part, "tolist") else part for part in numpy_state]).encode()),
+        "random": digest(repr(random.getstate()).encode()),
+        "environment": {name: value for name, value in os.environ.items() if not name.startswith("CACHEFS_")},
+        "descriptors": sorted(filter(None, map(describe, os.listdir("/proc/self/fd")))),
+        "threads": [thread.name for thread in threading.enumerate()],
+        "tasks": len(os.listdir("/proc/self/task")),
+        "children": children(),
+    }
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()
+
+
+def describe(fd: str) -> str:
+    """A descriptor, but for the two that belong to the helper."""
+    with contextlib.suppress(OSError):
+        target = os.readlink(f"/proc/self/fd/{fd}").split(":[")[0].replace(os.getcwd(), "")
+        target = re.sub(r"pym-\d+-\w+", "pym", target)
+        if re.search(r"/cachefs-.*/page$|memfd:cachefs-page", target):
+            return ""  # the memory that is shared with the helper
+        if target != "socket":
+            return f"{fd} {target}" if int(fd) < 3 else target
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd))) as one:
+            return "" if "/cachefs-" in str(one.getpeername()) else target
+    return ""
+
+
+def children() -> list[str]:
+    started: list[str] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError):  # the thread has just ended
+            started += Path(f"/proc/self/task/{task}/children").read_text().split()
+    found = []
+    for child in started:
+        with contextlib.suppress(FileNotFoundError):
+            command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+            if "cachefs.publishing.helper" not in command:
+                found.append(f"{state == 'Z'} {command.partition('main(')[0]}")
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    fault = os.environ.get("EQUIVALENCE_FAULT")
+    if fault:
+        from tests.node.equivalence import faults
+
+        faults.put_in(fault)
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

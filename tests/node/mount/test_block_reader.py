@@ -1,0 +1,109 @@
+"""Reads of a worker on a real node: where the disk of the SSD tier hangs, and where too many reads wait."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from cachefs.block import SSD, block_key
+from cachefs.errors import CachefsError
+from cachefs.messages import Empty
+from cachefs.mount import block_reader, cold_reads, read_marks
+from cachefs.mount.block_reader import BlockReader
+from cachefs.mount.counters import Counters
+from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.read_marks import ReadMarks
+from cachefs.rpc import NODE
+from cachefs.segment import SegmentReader
+from cachefs.snapshot import Entry, Snapshot
+from tests.daemon import Daemon, block_ref
+
+SIZE = 3 << 20
+FILES = 12
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon whose memory tier has room for half of the dataset."""
+    top = tmp_path / "origin"
+    top.mkdir()
+    for number in range(FILES):
+        (top / f"{number}").write_bytes(random.Random(number).randbytes(SIZE))
+    with Daemon(tmp_path / "node", {"memory": {"budget": "20MiB", "segment_size": "8MiB"}}) as running:
+        yield running
+
+
+class HangingDisk(SegmentReader):
+    """What reads the SSD tier cannot do so without waiting, and then hangs."""
+
+    goes_on = threading.Event()
+
+    def read(self, key, location, start, size, buffer, *, wait=True):  # type: ignore[no-untyped-def]
+        if location.tier == SSD:
+            if not wait:
+                raise BlockingIOError
+            self.goes_on.wait(30)
+        return super().read(key, location, start, size, buffer, wait=wait)
+
+
+def reader(daemon: Daemon) -> BlockReader:
+    marks, failures = (ReadMarks(read_marks.create()) for _ in range(2))
+    return BlockReader(DaemonLink(daemon.client), daemon.client.call(NODE, Empty()), Counters(), marks, failures)
+
+
+def test_a_disk_that_hangs_is_not_waited_for(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    view = daemon.add_dataset("tree", f"file://{tmp_path}/origin")
+    daemon.fetch(*(block_ref(view, f"{number}") for number in range(FILES)))
+    monkeypatch.setattr(block_reader, "SegmentReader", HangingDisk)
+    monkeypatch.setattr(cold_reads, "SegmentReader", HangingDisk)
+    monkeypatch.setattr(cold_reads, "MOST_PATIENCE", 0.1)
+    snapshot = Snapshot(Path(view.path))
+    entries = [snapshot.find(b"%d" % number) for number in range(FILES)]
+
+    async def run() -> int:
+        ours = reader(daemon)
+        on_disk = [(number, entry) for number, entry in enumerate(entries) if entry and tier_of(ours, entry) == SSD]
+        for number, entry in on_disk:
+            expected = random.Random(number).randbytes(SIZE)
+            assert await ours.read(snapshot, entry.number, 0, 4096) == expected[:4096]
+        return len(on_disk)
+
+    def tier_of(ours: BlockReader, entry: Entry) -> int | None:
+        location = ours._tiers.index.get(block_key(entry.content, 0))
+        return location.tier if location else None
+
+    try:
+        assert trio.run(run) > 1
+    finally:
+        HangingDisk.goes_on.set()
+        snapshot.close()
+    assert [record.message for record in caplog.records if "has not answered" in record.message] != []
+    assert [tier.name for tier in daemon.status().tiers if "a reader has waited" in tier.problem] == ["ssd"]
+
+
+def test_where_too_many_reads_wait_one_more_fails_at_once(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = daemon.add_dataset("tree", f"file://{tmp_path}/origin")
+    monkeypatch.setattr(block_reader, "MOST_WAITING", 1)
+    daemon.fetch(block_ref(view, "0"))
+    snapshot = Snapshot(Path(view.path))
+    first, second, third = (entry.number for name in (b"0", b"1", b"2") if (entry := snapshot.find(name)))
+
+    async def run() -> None:
+        ours = reader(daemon)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.read, snapshot, second, 0, 10)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(CachefsError, match="wait already"):
+                await ours.read(snapshot, third, 0, 10)
+            assert await ours.read(snapshot, first, 0, 10) == random.Random(0).randbytes(SIZE)[:10]
+
+    trio.run(run)
+    snapshot.close()

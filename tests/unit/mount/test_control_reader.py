@@ -1,0 +1,176 @@
+"""Lines of the control file on their way to the daemon."""
+
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from cachefs.errors import CachefsError, ConfigError, DaemonUnavailable
+from cachefs.job_messages import ConsumerView, JobList, JobProgress, JobPublish, JobView
+from cachefs.messages import Empty
+from cachefs.mount import control_reader
+from cachefs.mount.control_lines import SOURCE, Said, understand
+from cachefs.mount.control_reader import ControlReader, Outbox
+from cachefs.mount.daemon_link import DaemonLink
+from cachefs.rpc import JOB_LIST
+
+
+class Daemon:
+    """Stands in for a DaemonLink."""
+
+    def __init__(self, jobs: JobList | None = None) -> None:
+        self.told: list[Any] = []
+        self.is_there = trio.Event()
+        self.jobs = jobs or JobList(jobs=[])
+
+    async def call(self, method: object, request: object, seconds: float) -> object:
+        with trio.move_on_after(seconds):
+            await self.is_there.wait()
+            if method is JOB_LIST:
+                return self.jobs
+            self.told.append(request)
+            return Empty()
+        raise DaemonUnavailable("away")
+
+
+def said(**fields: object) -> Said:
+    return understand(json.dumps(fields).encode(), {"tree": "snapshot"})
+
+
+def beat(job: str, position: int, consumer: str = "0") -> Said:
+    return said(op="progress", job=job, position=position, consumer=consumer)
+
+
+def job_view(name: str, consumers: int, source: str = SOURCE, state: str = "running") -> JobView:
+    ones = [ConsumerView(str(n), 0, 0, 0, [], 0.0, 0, 0, "waiting") for n in range(consumers)]
+    return JobView(name, "tree", "snapshot", source, 0.0, state, ones)
+
+
+def run(test: Callable[[Daemon, Outbox], Awaitable[None]]) -> Daemon:
+    async def inside() -> Daemon:
+        daemon = Daemon()
+        async with trio.open_nursery() as nursery:
+            outbox = Outbox(cast(DaemonLink, daemon), nursery)
+            await test(daemon, outbox)
+            daemon.is_there.set()
+            await outbox.empty.wait()
+        return daemon
+
+    return trio.run(inside, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def positions(daemon: Daemon) -> list[tuple[str, int]]:
+    return [(one.consumer, one.position) for one in daemon.told if isinstance(one, JobProgress)]
+
+
+def test_of_heartbeats_only_the_latest_of_each_consumer_waits() -> None:
+    async def test(daemon: Daemon, outbox: Outbox) -> None:
+        outbox.put(beat("a", 0), 10)
+        await trio.testing.wait_all_tasks_blocked()  # that one is on its way
+        for position in range(1, 5000):
+            outbox.put(beat("a", position, str(position % 2)), 10)
+        outbox.put(said(op="progress", job="a", ended=True), 10)
+        outbox.put(beat("a", 7), 10)
+
+    assert positions(run(test)) == [("0", 0), ("1", 4999), ("0", 0), ("0", 7)]
+
+
+def test_where_too_much_waits_lines_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_reader, "MOST_LINES", 3)
+    monkeypatch.setattr(control_reader, "MOST_BYTES", 100)
+
+    async def test(daemon: Daemon, outbox: Outbox) -> None:
+        outbox.put(beat("a", 1), 40)
+        with pytest.raises(CachefsError, match="too many lines"):
+            outbox.put(beat("b", 1), 61)
+        outbox.put(beat("b", 1), 40)
+        outbox.put(beat("c", 1), 1)
+        with pytest.raises(CachefsError, match="too many lines"):
+            outbox.put(beat("d", 1), 1)
+        outbox.put(beat("c", 2), 1)
+
+    assert sorted(one.job for one in run(test).told) == ["a", "b", "c"]
+
+
+def test_a_line_waits_for_the_daemon_for_a_while_and_jobs_not_for_each_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(daemon: Daemon, outbox: Outbox) -> None:
+        began = trio.current_time()
+        for job in "abc":
+            for consumer in "01":
+                outbox.put(beat(job, 1, consumer), 10)
+        await outbox.empty.wait()
+        assert trio.current_time() - began == control_reader.CALL_SECONDS
+
+    assert run(test).told == []
+    assert len(caplog.records) == 6
+
+
+@pytest.mark.parametrize(("jobs", "consumers"), [(control_reader.MOST_JOBS, 1), (1, control_reader.MOST_CONSUMERS)])
+def test_too_many_jobs_or_consumers_are_refused(jobs: int, consumers: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(daemon: Daemon, outbox: Outbox) -> None:
+        running = [job_view(f"j{number}", consumers) for number in range(jobs)]
+        others = [job_view("other", 5000, "cachectl"), job_view("past", 5000, state="ended")]
+        daemon.jobs = JobList(jobs=running + others)
+        daemon.is_there.set()
+        outbox.put(said(op="publish", job="j0"), 10)
+        outbox.put(said(op="publish", job="new", consumer="new"), 10)
+
+    assert [one.job for one in run(test).told if isinstance(one, JobPublish)] == ["j0"]
+    assert "control files may publish" in caplog.text
+
+
+def test_lines_are_found_in_what_a_pipe_holds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control_reader, "MAX_LINE", 200_000)
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    found: list[bytes] = []
+    ours = ControlReader(Path("fifo"), -1, dict)
+    monkeypatch.setattr(ours, "_take", lambda line, _: found.append(line))
+    lines = [b"one", b"x" * 150_000, b"", b"y" * 300_000, b"two", b"the last"]
+
+    async def write() -> None:
+        await trio.to_thread.run_sync(os.write, writer, b"")
+        with os.fdopen(writer, "wb", buffering=0) as pipe:
+            rest = memoryview(b"\n".join(lines))
+            while rest:
+                rest = rest[await trio.to_thread.run_sync(pipe.write, rest) :]
+
+    async def test() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            assert await ours._read(reader, cast(Outbox, None))
+
+    trio.run(test)
+    os.close(reader)
+    assert [line for line in found if line] == [lines[0], lines[1], lines[4], lines[5]]
+    assert "longer than 200000 bytes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        (b"nonsense", "malformed"),
+        (b'{"op": "progress", "job": "x", "epoch": 99999999999999999999999}', "more than 64 bits"),
+        (b'{"op": "epoch", "job": "x", "epoch": 0, "order": [-1]}', "bounds"),
+        (b'{"op": "publish", "job": "x", "dataset": "no"}', "name one of tree"),
+        (b'{"op": "publish", "job": "\xff"}', "decode"),
+    ],
+)
+def test_what_makes_no_sense_is_one_error(line: bytes, wrong: str) -> None:
+    with pytest.raises(CachefsError, match=wrong) as caught:
+        understand(line, {"tree": "snapshot"})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_error_is_of_the_caller() -> None:
+    with pytest.raises(ConfigError):
+        understand(b"", {})

@@ -1,0 +1,44 @@
+"""What `cachefs run` changes in the environment of a command."""
+
+import sys
+
+import pytest
+
+from cachefs.run import STARTUP, environment
+
+OTHER = "/opt/other/lib/python3.12/site-packages/cachefs/hooks/startup"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, STARTUP),
+        ({"PYTHONPATH": ""}, STARTUP),
+        ({"PYTHONPATH": ":"}, f"{STARTUP}::"),
+        ({"PYTHONPATH": ":/lib"}, f"{STARTUP}::/lib"),
+        ({"PYTHONPATH": "/lib::/lib:rel/"}, f"{STARTUP}:/lib::/lib:rel/"),
+        # One command inside another, of the same installation or of two.
+        ({"PYTHONPATH": str(STARTUP)}, STARTUP),
+        ({"PYTHONPATH": f"{STARTUP}::/lib"}, f"{STARTUP}::/lib"),
+        ({"PYTHONPATH": f"/lib:{OTHER}/:{STARTUP}"}, f"{STARTUP}:/lib"),
+    ],
+)
+def test_a_directory_is_put_in_front_of_pythonpath(given: dict[str, str], expected: object) -> None:
+    assert environment(given, ["python"], "job", None)["PYTHONPATH"] == str(expected)
+
+
+def test_nothing_else_of_the_environment_changes() -> None:
+    given = {"PATH": "/bin", "OMP_NUM_THREADS": "3", "PYTHONHOME": "/h"}
+    once = environment(given, ["python", "train.py"], None, "/s")
+    added = {"PYTHONPATH": str(STARTUP), "CACHEFS_PYTHON": sys.executable, "CACHEFS_SOCKET": "/s"}
+    name = once.pop("CACHEFS_JOB")
+    assert name.startswith("train-")
+    assert once == given | added
+
+
+def test_a_command_inside_another_belongs_to_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = environment({}, ["python", "train.py"], "outer", "/s")
+    for variable, value in once.items():
+        monkeypatch.setenv(variable, value)
+    assert environment(once, ["python", "inner.py"], None, None) == once
+    assert environment(once, ["python", "inner.py"], "inner", None)["CACHEFS_JOB"] == "inner"

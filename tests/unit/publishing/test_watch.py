@@ -1,0 +1,106 @@
+"""What is published of an epoch, and when, as a loader draws it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from cachefs.hooks import watch
+from cachefs.hooks.order import SamplerOrder
+from cachefs.hooks.watch import Watch
+
+SIZE, BATCH = 40, 4
+
+
+class Recorder:
+    """Stands for a Publication."""
+
+    slot = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.orders: dict[int, list[int]] = {}
+        self.places: list[tuple[int, int]] = []
+
+    def order(self, number: int, samples: Any) -> None:
+        self.orders[number] = [int(one) for one in samples]
+
+    def progress(self, number: int, position: int) -> None:
+        self.places.append((number, position))
+
+    def close(self, **_: Any) -> None:
+        pass
+
+
+class Sampler:
+    """Gives one by one what only it knows: the second epoch backwards."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        for index in range(SIZE):
+            yield index if self.epoch == 1 else SIZE - 1 - index
+
+
+class Listing(Sampler):
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(super().__iter__()))
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(watch, "Publication", lambda *_, **__: recorder)
+    monkeypatch.setattr(watch, "PART_SECONDS", 0.0)
+    return recorder
+
+
+def go_through(loader: Any, watched: Watch, ahead: int) -> None:
+    """As torch does it: *ahead* batches are drawn before they are read."""
+    indices = iter(loader.batch_sampler)
+    watched.begin()
+    drawn = []
+    for batch in indices:
+        watched.move(BATCH * max(0, len(drawn) - ahead))
+        drawn.append(batch)
+        watched.drew(batch, indices, BATCH * max(0, len(drawn) - 1 - ahead))
+    for left in range(ahead, 0, -1):
+        watched.move(SIZE - BATCH * left, at_end=True)
+    watched.move(SIZE, at_end=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_parts_follow_each_other_and_are_all_that_is_drawn(record: Recorder, workers: int) -> None:
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=Sampler(), num_workers=workers)  # type: ignore[arg-type]
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    for _ in range(2):
+        go_through(loader, watched, 2 * workers)
+    assert [one for number in sorted(record.orders) for one in record.orders[number]] == [
+        *range(SIZE), *reversed(range(SIZE)),
+    ]  # fmt: skip
+    assert list(record.orders) == sorted(record.orders)
+    assert len(record.orders) > 4
+    assert record.places == sorted(record.places)
+    assert all(position <= len(record.orders[number]) for number, position in record.places)
+
+
+def test_an_epoch_that_lies_ready_is_published_once(record: Recorder) -> None:
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=Listing(), num_workers=1)  # type: ignore[arg-type]
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    for _ in range(2):
+        go_through(loader, watched, 2)
+    assert record.orders == {0: list(range(SIZE)), 1: list(reversed(range(SIZE)))}
+    assert record.places[-1] == (1, SIZE)
+
+
+def test_an_order_that_does_not_come_as_foreseen_is_replaced(record: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = DataLoader(range(SIZE), BATCH, shuffle=True)  # type: ignore[arg-type]
+    order = SamplerOrder(loader)
+    found = order.foresee()
+    assert found is not None
+    monkeypatch.setattr(order, "foresee", lambda: (found[0][::-1].copy(), None))
+    watched = Watch(loader, order, {}, ["/m/a"] * SIZE)
+    go_through(loader, watched, 0)
+    assert record.orders == {0: found[0].tolist()}
