@@ -236,6 +236,7 @@ class DaemonClient:
                 if not self.identified(error, used):
                     raise self.error(error) from None
             finally:
+                replies.cancel()  # what the daemon does for a caller ends with the caller, not with its garbage
                 if watch is not None:
                     self._channel.unsubscribe(watch)
 
