@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 
 
-def wait_until_told(kind: str, epoch: int = 0, number: int = 0) -> None:
-    """Wait until consumer *number* of this job has sent a message of this kind about this epoch, half a minute at most.
+def wait_until_told(kind: str, epoch: int = 0, number: int = 0, seconds: float = 30) -> None:
+    """Wait until consumer *number* of this job has sent a message of this kind about this epoch, or so long.
 
     The variable TOLD names the notes that tests.recording makes; without it there is nothing to wait for.
     """
     if "TOLD" not in os.environ:
         return
     notes = Path(os.environ["TOLD"])
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for line in notes.read_text().splitlines():
             said, job, consumer, of_epoch = line.split(" ")

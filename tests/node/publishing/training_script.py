@@ -216,7 +216,8 @@ def pause(scenario: str, number: int, epoch: int) -> None:
     elif scenario in SPECIFIED:
         wait_until_told("JobPublish", number=number)
     elif epoch > 0 or scenario not in LATER:
-        wait_until_told("JobEpoch", epoch, number)
+        # Not every order is told in its epoch; those of a plain shuffle are.
+        wait_until_told("JobEpoch", epoch, number, 30 if scenario == "shuffle" else 1)
 
 
 def main() -> None:
