@@ -7,7 +7,7 @@ For training code: `publish` and `PublishedSampler` (see docs/publishing.md), th
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cachefs.planning.sequences.sampler import SamplerSpec as SamplerSpec
+    from cachefs.planning.sequences.sampler_spec import SamplerSpec as SamplerSpec
     from cachefs.publishing.publication import Publication as Publication
     from cachefs.publishing.pure import pure_sampler as pure_sampler
     from cachefs.publishing.sampler import PublishedSampler as PublishedSampler
@@ -18,7 +18,7 @@ __version__ = "0.2.0.dev0"
 _PUBLIC = {
     "Publication": "cachefs.publishing.publication",
     "PublishedSampler": "cachefs.publishing.sampler",
-    "SamplerSpec": "cachefs.planning.sequences.sampler",
+    "SamplerSpec": "cachefs.planning.sequences.sampler_spec",
     "publish": "cachefs.publishing.sampler",
     "pure_sampler": "cachefs.publishing.pure",
 }

@@ -29,8 +29,9 @@ def identity_socket(daemon_socket: Path) -> Path:
     return daemon_socket.with_name(daemon_socket.name + IDENTITY_SUFFIX)
 
 
-def ask_identity(daemon_socket: Path) -> str:
-    """This process's identity; an empty text where the daemon's second socket cannot be reached."""
+def ask_identity(daemon_socket: Path) -> str | None:
+    """This process's identity; an empty text where there is no second socket, None where nobody answers there: the
+    daemon that was asked has gone, or has no time."""
     answer = b""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
@@ -38,6 +39,8 @@ def ask_identity(daemon_socket: Path) -> str:
             connection.connect(str(identity_socket(daemon_socket)))
             while len(answer) < _MAX_BYTES and (piece := connection.recv(_MAX_BYTES)):
                 answer += piece
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return ""
+    except OSError:
+        return None
     return answer.decode("ascii", "replace")

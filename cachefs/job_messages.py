@@ -3,7 +3,7 @@
 import msgspec
 
 from cachefs.messages import Message
-from cachefs.planning.sequences.sampler import SamplerSpec
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
 
 
 class SampleMap(Message, frozen=True):

@@ -186,6 +186,7 @@ class DaemonClient:
         self.socket = socket
         self._channel = grpc.insecure_channel(_target(socket), options=CHANNEL_OPTIONS)
         self.identity = identity  # goes along with each call; empty: not asked for yet
+        self._nobody_answers = False  # when the identity was last asked for: the daemon has gone meanwhile
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
         """Raises the CachefsError the daemon raised, or DaemonUnavailable."""
@@ -235,6 +236,7 @@ class DaemonClient:
                 if not self.identified(error, used):
                     raise self.error(error) from None
             finally:
+                replies.cancel()  # what the daemon does for a caller ends with the caller, not with its garbage
                 if watch is not None:
                     self._channel.unsubscribe(watch)
 
@@ -261,7 +263,9 @@ class DaemonClient:
         if error.code() != grpc.StatusCode.UNAUTHENTICATED or self.identity == ANONYMOUS:
             return False
         if self.identity == used:
-            self.identity = ask_identity(self.socket)
+            answer = ask_identity(self.socket)
+            self._nobody_answers = answer is None
+            self.identity = answer or ""
         return self.identity != used
 
     @property
@@ -270,6 +274,8 @@ class DaemonClient:
 
     def error(self, error: grpc.RpcError) -> errors.CachefsError:
         """The error that a failed call stands for."""
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED and self._nobody_answers:
+            return errors.DaemonUnavailable(f"the daemon at {self.socket} has ended; start it with `cachefsd`")
         for name, text in error.trailing_metadata() or ():
             if name == ERROR_TRAILER:
                 kind, _, message = text.partition(":")

@@ -6,11 +6,27 @@ Where a server is not installed, the tests that need it fail with the line that 
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests import page_cache_lock
 from tests.servers import radosgw as radosgw_server
 from tests.servers import rclone as rclone_server
 from tests.servers.s3 import S3Server
+
+# How long an example takes says how busy the machine is, and nothing about what is tested.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
+
+# Files that start real processes take up to two minutes each, the others seconds.
+_LONG_FILES = ("tests/node/", "tests/faults/", "tests/unit/test_packaging.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files go first. The short ones then fill up what is left of the time, and no processor is idle at the end.
+
+    The Makefile tells xdist to keep this order; its own begins with the files that have the most tests.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG_FILES))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from cachefs.errors import CachefsError
+from cachefs.job_messages import JobEpoch, JobProgress, JobPublish
 from cachefs.messages import Message
 from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, DaemonClient, Method, decoder, encode
 
@@ -22,7 +23,11 @@ Kind = TypeVar("Kind", bound=Message)
 class Recording:
     """Passes calls on to the daemon of a client, and keeps the requests."""
 
-    def __init__(self, client: DaemonClient) -> None:
+    def __init__(self, client: DaemonClient, notes: Path) -> None:
+        """*notes* is a file for processes that wait for a request: a line per request, which names its kind, job,
+        consumer and epoch (0 where it is about none).
+        """
+        self.notes = notes
         self.requests: list[Message] = []  # those that the daemon answered without an error, in that order
         self._client = client
         self._lock = threading.Lock()
@@ -47,6 +52,10 @@ class Recording:
                 raise AssertionError from None  # abort raises
             with self._lock:
                 self.requests.append(request)
+                if isinstance(request, (JobPublish, JobEpoch, JobProgress)):
+                    with self.notes.open("a") as notes:
+                        words = (type(request).__name__, request.job, request.consumer, getattr(request, "epoch", 0))
+                        notes.write(" ".join(map(str, words)) + "\n")
             return reply
 
         return grpc.unary_unary_rpc_method_handler(answer, decoder(method.request), encode)
@@ -55,7 +64,9 @@ class Recording:
 @contextlib.contextmanager
 def recording(client: DaemonClient, socket: Path) -> Iterator[Recording]:
     """Serve at *socket* while the block runs. What comes there goes to the daemon of *client*."""
-    record = Recording(client)
+    notes = Path(f"{socket}.told")
+    notes.touch()
+    record = Recording(client, notes)
     server = grpc.server(ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
     server.add_generic_rpc_handlers((record.handlers(),))
     server.add_insecure_port(f"unix:{socket}")

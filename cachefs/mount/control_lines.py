@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-import numpy
 
 from cachefs.errors import CachefsError, ConfigError, NotFound
 from cachefs.job_messages import JobEpoch, JobProgress, JobPublish, SampleMap
 from cachefs.messages import Message
-from cachefs.planning.sequences.sampler import SamplerSpec
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, Method, encode
 
 # What the daemon shows as the source of a job that was published so.
@@ -90,6 +89,8 @@ def understand(line: bytes, datasets: Mapping[str, str]) -> Said:
 
 def _call(said: Publish | Epoch | Progress, datasets: Mapping[str, str]) -> tuple[Method[Any, Any], Message]:
     if isinstance(said, Epoch):
+        import numpy  # 0.1 s of the start of every mount, and few get orders
+
         order = numpy.array(said.order, dtype="<u4").tobytes()
         return JOB_EPOCH, JobEpoch(job=said.job, consumer=said.consumer, epoch=said.epoch, order=order)
     if isinstance(said, Progress):

@@ -128,7 +128,8 @@ def test_flipped_bytes_are_never_read_and_are_repaired(daemon: Daemon, tree: Pat
         assert read_tree(mount) == expected
         status = daemon.client.call(STATUS, Empty())
         assert status.repairs > 0
-        assert counters(daemon.client, mount)["bad"] == status.repairs
+        # Two requests for parts of one block, at the same time, may both find it bad. It is repaired once.
+        assert counters(daemon.client, mount)["bad"] >= status.repairs
 
 
 def test_a_killed_mount_is_recovered_by_mounting_again(daemon: Daemon, tree: Path, tmp_path: Path) -> None:

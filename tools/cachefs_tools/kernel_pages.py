@@ -1,15 +1,55 @@
-"""What the kernel's page cache holds of files: forget it, or load it in a known order."""
+"""What the kernel's page cache holds of files: count it, forget it, or load it in a known order."""
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs.mount.resident import PAGE, resident_pages
+
+# Seconds within which the kernel lets go of pages that it was using when they were dropped.
+FORGET_SECONDS: Final = 1.0
+
+
+def resident_bytes(paths: Iterable[str | Path]) -> int:
+    """Bytes of these files in the page cache, in whole pages. Raises CachefsError where the kernel does not tell."""
+    total = 0
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            total += resident_pages(fd, 0, os.fstat(fd).st_size) * PAGE
+        except OSError as error:
+            raise CachefsError(
+                f"cachestat of {path}: {error.strerror}; it needs Linux 6.5 and the file's owner or root"
+            ) from None
+        finally:
+            os.close(fd)
+    return total
 
 
 def forget_pages(paths: Iterable[str | Path]) -> None:
-    """Drop the pages of these files. Names and attributes stay cached; dirty pages stay too."""
-    for path in paths:
-        fd = os.open(path, os.O_RDONLY)
+    """Drop the pages of these files. Names and attributes stay cached; dirty pages stay too.
+
+    The kernel keeps a page that it uses at that moment, say for reading ahead, and does not tell. So what is still
+    there is dropped again for a while, where the kernel says which files these are.
+    """
+    deadline = time.monotonic() + FORGET_SECONDS
+    left = list(paths)
+    while (left := [path for path in left if not _forget(path)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _forget(path: str | Path) -> bool:
+    """Drop the pages of a file. False where the kernel says that it still has some."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return resident_pages(fd, 0, os.fstat(fd).st_size) == 0
+    except OSError:
+        return True
+    finally:
         os.close(fd)
 
 

@@ -10,13 +10,14 @@ other threads run.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
 from cachefs.errors import ConfigError
+from cachefs.planning.sequences.sampler_spec import KINDS as KINDS
+from cachefs.planning.sequences.sampler_spec import SamplerSpec as SamplerSpec
 from cachefs.planning.sequences.twister import skip
 
 Order = NDArray[numpy.uint32]
@@ -34,20 +35,6 @@ _STATES_KEPT: Final = 64
 
 # Outputs of the generator that are drawn at once for a shuffle of numpy's: 4 MB.
 _DRAWN_AT_ONCE: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerSpec:
-    """An order of samples that can be computed, unless its kind is `explicit`."""
-
-    kind: str  # one of KINDS; `epoch_order` says what each means
-    size: int  # samples of the dataset
-    seed: int = 0
-    epochs: int = 1  # how many the sampler will give
-    shuffle: bool = True
-    drop_last: bool = False  # as torch's DistributedSampler takes it
-    replicas: int = 1  # ranks that share the samples
-    rank: int = 0  # which of them this is
 
 
 def epoch_order(spec: SamplerSpec, epoch: int) -> Order:
@@ -150,10 +137,6 @@ _ORDERS: dict[str, Callable[[SamplerSpec, int], Order]] = {
     "torch-distributed": _torch_distributed,
     "numpy": _numpy,
 }
-
-
-# All kinds of samplers: those that determine an order, and `explicit`, where orders are published one by one.
-KINDS: Final = (*_ORDERS, "explicit")
 
 
 @functools.lru_cache(maxsize=_SAMPLERS_KEPT)

@@ -165,10 +165,10 @@ def test_counters_of_mounts_that_ended_still_count(daemon: Daemon) -> None:
 # --- datasets ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", ".", "-x", ".x", "a/b", "all", "x" * 65, "snow\u2603", "a b", "x\n"])
-def test_names_a_dataset_cannot_have(daemon: Daemon, origin: Path, name: str) -> None:
-    with pytest.raises(errors.ConfigError, match="cannot name a dataset"):
-        daemon.add_dataset(name, f"file://{origin}")
+def test_names_a_dataset_cannot_have(daemon: Daemon, origin: Path) -> None:
+    for name in ("", ".", "-x", ".x", "a/b", "all", "x" * 65, "snow\u2603", "a b", "x\n"):
+        with pytest.raises(errors.ConfigError, match="cannot name a dataset"):
+            daemon.add_dataset(name, f"file://{origin}")
 
 
 def test_adding_what_is_there_tells_the_way_out(daemon: Daemon, view: DatasetView, origin: Path) -> None:

@@ -3,6 +3,7 @@
 import grp
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from cachefs_daemon.api.door import Door
 from cachefs_daemon.api.identity import Admission, Identities
 
-from cachefs.errors import AccessDenied, Unidentified
+from cachefs.errors import AccessDenied, DaemonUnavailable, Unidentified
 from cachefs.identity import ANONYMOUS, ask_identity, identity_socket
 from cachefs.job_messages import JobName, JobProgress
 from cachefs.rpc import JOB_CANCEL, JOB_LIST, JOB_PROGRESS, JOB_SHOW, METHODS, DaemonClient, Method, Right
@@ -223,3 +224,14 @@ def test_a_client_says_anew_who_it_is_to_a_new_daemon(tmp_path: Path) -> None:
         with pytest.raises(Unidentified, match="cannot be reached"):
             fresh.call(JOB_SHOW, JobName(job="x"))
         fresh.close()
+
+
+def test_a_daemon_that_has_gone_meanwhile_is_waited_for_and_refuses_nobody(tmp_path: Path) -> None:
+    """It was killed between its answer "who are you?" and the question for an identity."""
+    with Daemon(tmp_path / "node") as daemon, socket.socket(socket.AF_UNIX) as nobody_listens:
+        os.unlink(identity_socket(daemon.socket))
+        nobody_listens.bind(str(identity_socket(daemon.socket)))
+        client = DaemonClient(daemon.socket)
+        with pytest.raises(DaemonUnavailable, match="has ended"):
+            client.call(JOB_SHOW, JobName(job="x"))
+        client.close()

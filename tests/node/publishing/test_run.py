@@ -123,7 +123,8 @@ class Epochs:
 
 @pytest.fixture(scope="module")
 def epochs(node: Node) -> Epochs:
-    watched = finished(command(*script(node.mount, *TOGETHER), job="all", socket=node.socket))
+    told = {"TOLD": str(node.record.notes)}
+    watched = finished(command(*script(node.mount, *TOGETHER), job="all", socket=node.socket), told)
     assert watched.returncode == 0, watched.stderr
     read: dict[str, list[list[int]]] = {}
     for line in watched.stdout.splitlines()[:-1]:
@@ -376,7 +377,7 @@ def test_an_interpreter_without_cachefs_publishes_too(node: Node, tmp_path: Path
             (packages / path.name).symlink_to(path)
     assert finished([str(python), "-P", "-c", "import cachefs"]).returncode == 1
     line = command(python, SCRIPT, node.mount, "shuffle", job="foreign", socket=node.socket)
-    done = finished(line)
+    done = finished(line, {"TOLD": str(node.record.notes)})
     assert done.returncode == 0, done.stderr
     assert not complaints(done)
     assert {message.epoch for message in node.record.of(JobEpoch, "foreign")} >= set(range(EPOCHS))

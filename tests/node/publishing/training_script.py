@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy
 import torch
+from told import wait_until_told
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -31,7 +32,10 @@ from torch.utils.data import (
 
 EPOCHS = 3
 BATCH = 8
-PAUSE = float(os.environ.get("PAUSE", "0.4"))  # seconds after each epoch
+PAUSE = float(os.environ.get("PAUSE", "0.4"))  # seconds after each epoch, where it waits for nothing else
+# Scenarios whose spec tells all epochs, and those of which nothing can be told in the first epoch.
+SPECIFIED = ("distributed", "distributed-persistent")
+LATER = ("distributed-never-told", "learned", "learned-here", "learned-subset", "learned-pairs", "learned-spawned")
 
 
 def files(root: str) -> list[str]:
@@ -205,20 +209,31 @@ SCENARIOS: dict[str, Callable[[str], tuple[DataLoader[Any], Callable[[int], None
 }  # fmt: skip
 
 
+def pause(scenario: str, number: int, epoch: int) -> None:
+    """Give the helper time to tell the daemon of this epoch, or wait until it has."""
+    if "TOLD" not in os.environ:
+        time.sleep(PAUSE)
+    elif scenario in SPECIFIED:
+        wait_until_told("JobPublish", number=number)
+    elif epoch > 0 or scenario not in LATER:
+        # Not every order is told in its epoch; those of a plain shuffle are.
+        wait_until_told("JobEpoch", epoch, number, 30 if scenario == "shuffle" else 1)
+
+
 def main() -> None:
     root, *names = sys.argv[1:]
     random.seed(1)
     numpy.random.seed(2)
     torch.manual_seed(3)
     loaders = []  # kept, so that each is a consumer of its own to the end
-    for name in names:
+    for number, name in enumerate(names):
         loader, set_epoch = SCENARIOS[name](root)
         loaders.append(loader)
         for epoch in range(EPOCHS):
             set_epoch(epoch)
             read = [int(value) for batch in loader for value in torch.as_tensor(batch).reshape(-1)]
             print(json.dumps({"scenario": name, "epoch": epoch, "read": read}), flush=True)
-            time.sleep(PAUSE)
+            pause(name, number, epoch)
     print(random.random(), numpy.random.rand(), float(torch.rand(())))
 
 

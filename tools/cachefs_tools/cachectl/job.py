@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
-import numpy as np
 from rich.table import Table
 
 from cachefs.errors import ConfigError
 from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobPublish, JobView, SampleMap, StallRow
 from cachefs.messages import DatasetName, Empty
-from cachefs.planning.sequences.sampler import KINDS, SamplerSpec
+from cachefs.planning.sequences.sampler_spec import KINDS, SamplerSpec
 from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import dataset_path
@@ -176,6 +175,8 @@ def samples_of(session: CommandSession, dataset: str, sample_map: SampleMap | No
 
 def order_of(path: Path) -> bytes:
     """The sample numbers in a file, as little-endian uint32. Raises ConfigError where the file holds anything else."""
+    import numpy as np  # 0.1 s, which every other command would wait for
+
     try:
         if path.suffix == ".npy":
             numbers = np.load(path)

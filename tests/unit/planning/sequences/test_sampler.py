@@ -311,3 +311,7 @@ def test_a_late_epoch_is_reached_at_once_and_those_near_it_from_there(monkeypatc
         epoch_order(spec, 20_000).tolist(), epoch_order(spec, 20_001).tolist()
     )  # fmt: skip
     assert skipped[2:] == [0, 0]
+
+
+def test_a_kind_is_explicit_or_its_order_is_computed() -> None:
+    assert (*sampler._ORDERS, "explicit") == sampler.KINDS
