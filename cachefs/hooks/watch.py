@@ -66,6 +66,7 @@ class Watch:
         # What is known of the epoch:
         self._number = -1  # of its latest part
         self._spec: dict[str, Any] | None = None  # as last published
+        self._follows_spec = True  # have all epochs since it is published been those of a spec?
         self._parts: deque[_Part] = deque()  # those published that are not delivered
         self._expected: AnyOrder | None = None  # its samples, until it is seen whether they come so
         self._guess: AnyOrder | None = None  # the order that the next epoch is expected to have
@@ -90,7 +91,7 @@ class Watch:
         self._parts.clear()
         if self._publication is None:
             return
-        spec = self._sampler.spec() if self._begun == 1 or self._spec is not None else None
+        spec = self._sampler.spec() if self._follows_spec else None
         if spec is not None and self._sampler.epoch != self._number:
             number = self._sampler.epoch
             if self._spec != spec:
@@ -100,7 +101,7 @@ class Watch:
             self.move(0)
             return
         # A DistributedSampler comes here where the script does not set its epoch, so that it repeats itself.
-        self._spec = None
+        self._spec, self._follows_spec = None, False
         found = self._sampler.foresee() if self._sampler.is_known else None
         if found is not None:
             self._expect(*found)

@@ -92,9 +92,8 @@ def lines(path: Path) -> list[str]:
         found = json.loads(text)
         environment = found["environment"]
         kept = [part for part in environment.pop("PYTHONPATH", "").split(":") if not part.endswith("/hooks/startup")]
-        found["environment"] = {**environment, "PYTHONPATH": ":".join(kept)}
-        preloaded = environment.pop("LD_PRELOAD", "").split(":")
-        found["LD_PRELOAD"] = [part for part in preloaded if "cachefs" not in part]
+        preloaded = [part for part in environment.pop("LD_PRELOAD", "").split(":") if part and "cachefs" not in part]
+        found["environment"] = {**environment, "PYTHONPATH": ":".join(kept), "LD_PRELOAD": ":".join(preloaded)}
         text = json.dumps(found, indent=1, sort_keys=True)
     return [line for line in text.splitlines() if not line.startswith("cachefs: ")]
 

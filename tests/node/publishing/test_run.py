@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -348,6 +349,7 @@ def test_the_environment_is_the_jobs_own(tmp_path: Path) -> None:
     line = command(*command(sys.executable, "-c", code, job="j", socket=tmp_path), job="outer", socket=tmp_path)
     watched = json.loads(finished(line, given).stdout)
     assert watched.pop("PYTHONPATH").endswith("cachefs/hooks/startup")
+    assert re.fullmatch(r"[^: ]*/cachefs/_isatty[^: ]*\.so", watched.pop("LD_PRELOAD"))  # see cachefs.preload
     changed = {"CACHEFS_JOB": "j", "CACHEFS_PYTHON": sys.executable, "CACHEFS_SOCKET": str(tmp_path)}
     assert {**watched, "PYTHONPATH": ""} == plain | changed
 
