@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 
 from cachefs.messages import DatasetView, Empty
+from cachefs.mount import kernel
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs.rpc import NODE, PUSH, PUSH_REPORT, SERVICE, DaemonClient, decoder, encode
 from cachefs.snapshot import Snapshot
@@ -63,7 +64,8 @@ def pusher(device: int, socket: Path, spec: str, directory: Path, *more: str) ->
     The descriptor *device* is given to the pusher and closed in this process.
     """
     command = [
-        sys.executable, "-m", "cachefs.mount.push", "--device", str(device), "--spec", spec,
+        sys.executable, "-m", "cachefs.mount.push", "--device", str(device),
+        "--connection", str(kernel.connection_number(directory)), "--spec", spec,
         "--directory", str(directory), "--mount", MOUNT, "--socket", str(socket), "--budget", "50%",
         "--log", f"{directory}.push.log", "-v", *more,
     ]  # fmt: skip

@@ -61,7 +61,10 @@ class PusherProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         clone = device.clone(self._session.device, blocking=True)
         try:
-            command = [*self._command, "--device", str(clone), "--marks", str(self._marks)]
+            number = self._session.connection.number
+            command = [
+                *self._command, "--device", str(clone), "--connection", str(number), "--marks", str(self._marks),
+            ]  # fmt: skip
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(clone, self._marks))
         finally:
             os.close(clone)

@@ -11,9 +11,10 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from cachefs.mount import kernel, read_marks
+from cachefs.mount import read_marks
 from cachefs.mount.cli import log_to
 from cachefs.mount.device import Connection
+from cachefs.mount.push import pages
 from cachefs.mount.push.pusher import Pusher, PusherSettings
 from cachefs.mount_spec import MountSpec
 from cachefs.sizes import parse_share
@@ -31,7 +32,7 @@ _NICENESS: Final = -5
 
 def main() -> None:
     given = _arguments()
-    _end_with(given.parent, given.directory.absolute())
+    _end_with(given.parent, Connection(given.connection, given.directory.absolute()), given.device)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is meant for the supervisor, which unmounts
     log_to(_handler(given.log), logging.DEBUG if given.verbose else logging.INFO)
     threading.excepthook = _die
@@ -54,6 +55,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="cachefs.mount.push")
     parser.add_argument("--device", type=int, required=True, help="descriptor, open on the mount's FUSE connection")
+    parser.add_argument("--connection", type=int, required=True, help="the kernel's number of that connection")
     parser.add_argument("--spec", type=MountSpec.parse, required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--mount", required=True, help="the mount's id in its reports")
@@ -67,19 +69,19 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _end_with(parent: int, directory: Path) -> None:
+def _end_with(parent: int, connection: Connection, device: int) -> None:
     """Have the connection of the mount, and this process, end when *parent* has died.
 
     It would not do to be killed. A thread of this process may wait for a page that a reader has locked, and whose
     request nobody has taken yet. The thread cannot die before that request is answered; and as long as it lives this
     process holds the device, so the kernel goes on waiting for an answer.
     """
-    number = kernel.connection_number(directory)
-    connection = Connection(number, directory) if number is not None else None
+    # A mount that was made on the directory since our own one has died may have been given the same number.
+    is_ours = not pages.is_gone(device, 0)
 
     def follow(*_: object) -> None:
         if os.getppid() != parent:
-            if connection is not None:
+            if is_ours:
                 connection.abort()
             os._exit(1)
 

@@ -5,6 +5,7 @@ import random
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -226,6 +227,28 @@ def test_it_ends_with_the_mount(view: DatasetView, mount: Path, daemon_side: Ord
     assert daemon_side.failed(daemon_side.give(view, FILES)) == []
     kernel.unmount(mount, lazy=True)
     assert process.supervisor.wait(20) == 0
+
+
+def test_one_that_starts_when_its_mount_has_died_harms_no_later_mount(
+    daemon: Daemon, view: DatasetView, tmp_path: Path, tree: Path
+) -> None:
+    """A slow start: meanwhile the supervisor was killed, and the user has mounted again."""
+    directory = tmp_path / "mnt"
+    with mounted(daemon.socket, "tree", directory, "no_push", "shield=off"):
+        device = cloned_device(mount_pid(daemon.client, directory))
+        kernel.unmount(directory)
+    try:
+        with mounted(daemon.socket, "tree", directory, "no_push", "shield=off"):
+            command = [
+                sys.executable, "-m", "cachefs.mount.push", "--device", str(device),
+                "--connection", str(kernel.connection_number(directory)), "--parent", "1", "--spec", "tree",
+                "--directory", str(directory), "--mount", "m", "--socket", str(daemon.socket), "--budget", "1%",
+            ]  # fmt: skip
+            assert subprocess.run(command, pass_fds=(device,), timeout=60, check=False).returncode == 1
+            assert (directory / FILES[0]).read_bytes() == (tree / FILES[0]).read_bytes()
+            os.statvfs(directory)
+    finally:
+        os.close(device)
 
 
 def test_a_mount_that_dies_takes_readers_and_a_waiting_pusher_along(
