@@ -77,7 +77,8 @@ def test_no_ioctl_reaches_a_mount_with_a_shield(daemon: Daemon, mount: Path, tre
         path.read_bytes()
     after = counters(daemon.client, mount)
     assert after["ioctl"] == 0
-    assert after["requests"] == before["requests"]
+    # The pusher and the kernel may ask for something of their own, but nobody once per file.
+    assert after["requests"] - before["requests"] < FILES
 
 
 def test_without_a_shield_each_one_does_and_is_counted(daemon: Daemon, tmp_path: Path) -> None:

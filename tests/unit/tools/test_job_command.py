@@ -48,5 +48,5 @@ def test_files_that_hold_one(tmp_path: Path) -> None:
 
 def test_numbers_of_more_than_64_bits_are_named() -> None:
     for seed in (1 << 64, -(1 << 63) - 1):
-        with pytest.raises(ConfigError, match="a number is too large"):
+        with pytest.raises(ConfigError, match="a number of more than 64 bits"):
             encode(JobPublish(job="j", dataset="d", spec=SamplerSpec(kind="numpy", size=1, seed=seed)))
