@@ -5,7 +5,9 @@ its own. The kernel says who connects to it (SO_PEERCRED, unix(7)), and whoever 
 which goes along with each call. Only the daemon can make one, and each run of the daemon makes its own.
 """
 
+import os
 import socket
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +38,13 @@ def ask_identity(daemon_socket: Path) -> str | None:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
             connection.settimeout(_SECONDS)
-            connection.connect(str(identity_socket(daemon_socket)))
+            found = os.open(identity_socket(daemon_socket), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if not _may_ask(daemon_socket, os.fstat(found)):
+                    return ""
+                connection.connect(f"/proc/self/fd/{found}")
+            finally:
+                os.close(found)
             while len(answer) < _MAX_BYTES and (piece := connection.recv(_MAX_BYTES)):
                 answer += piece
     except (FileNotFoundError, PermissionError):
@@ -44,3 +52,16 @@ def ask_identity(daemon_socket: Path) -> str | None:
     except OSError:
         return None
     return answer.decode("ascii", "replace")
+
+
+def _may_ask(daemon_socket: Path, asked: os.stat_result) -> bool:
+    """Is the second socket that of whoever has the first? Else somebody could have our identity for another daemon
+    sent to himself: it would be enough to have a link to that daemon's second socket beside a socket of his own.
+    Nobody but root, its owner and we may be able to exchange either of the two."""
+    trusted = (0, asked.st_uid, os.geteuid())
+    above = daemon_socket.absolute().parent.resolve()
+    return stat.S_ISSOCK(asked.st_mode) and all(
+        (found := directory.stat()).st_uid in trusted
+        and (not found.st_mode & stat.S_IWOTH or bool(found.st_mode & stat.S_ISVTX))
+        for directory in (above, *above.parents)
+    )

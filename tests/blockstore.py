@@ -74,6 +74,7 @@ class OpenStore:
 
     def maintain(self) -> None:
         self.storage.maintenance.keep_limits()
+        self.storage.maintenance.retry()
         self.storage.maintenance.compact()
 
     def accessed(self, keys: Sequence[bytes]) -> None:

@@ -7,6 +7,7 @@ dataset. So nothing of the job is wrapped, and a loader that opens nothing under
 
 import contextlib
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -298,8 +299,18 @@ def _fitting(pairs: list[tuple[int, list[str]]]) -> int:
 
 def _directory() -> Path:
     """The user's directory, in which helpers have theirs."""
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
-    return Path(shared, f"cachefs-{os.geteuid()}")
+    place = Path(tempfile.gettempdir(), f"cachefs-{os.geteuid()}")
+    for shared in ("/dev/shm", tempfile.gettempdir()):  # as cachefs.publishing.channel has it
+        place = Path(shared, place.name)
+        try:
+            found = place.lstat()
+        except OSError:
+            if os.access(shared, os.W_OK | os.X_OK):
+                return place
+        else:
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+                return place
+    return place
 
 
 def _make_mark(number: int, owner: int) -> None:

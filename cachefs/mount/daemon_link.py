@@ -31,10 +31,11 @@ class DaemonLink:
 
         Raises as DaemonClient.call does.
         """
+        until = trio.current_time() + seconds
         while True:
             used = self.client.identity
             try:
-                return await self._call(method, request, seconds)
+                return await self._call(method, request, max(0.0, until - trio.current_time()))
             except grpc.RpcError as error:
                 if not await trio.to_thread.run_sync(self.client.identified, error, used):
                     raise self.client.error(error) from None

@@ -72,10 +72,14 @@ class Fetches:
             flight = self._flights.get(key)
             if flight is None or flight is over or trio.current_time() > flight.forget_at:
                 flight = self._flights[key] = _Flight(deadline)
-                await self._fly(flight, key, ref)
+                await self._fly(flight, key, ref, began)
                 break
             has_come_before = flight.landed.is_set()
-            await flight.landed.wait()
+            with trio.move_on_at(deadline):
+                await flight.landed.wait()
+            if not flight.landed.is_set():
+                self._note_stall(key, began, "daemon" if flight.daemon_away else "origin")
+                raise DaemonUnavailable("the block did not come within the read deadline")
             if has_come_before or not flight.timed_out or deadline <= flight.deadline + _NEAR_DEADLINE:
                 break
             over = flight
@@ -84,9 +88,9 @@ class Fetches:
             raise flight.error or CachefsError("the mount is ending")
         return flight.answer
 
-    async def _fly(self, flight: _Flight, key: bytes, ref: BlockRef) -> None:
+    async def _fly(self, flight: _Flight, key: bytes, ref: BlockRef, began: float) -> None:
         try:
-            flight.answer = await self._ask(flight, key, ref)
+            flight.answer = await self._ask(flight, key, ref, began)
         except CachefsError as error:
             flight.error = error
             self._forget_old_failures()
@@ -102,8 +106,11 @@ class Fetches:
         now = trio.current_time()
         self._flights = {key: flight for key, flight in self._flights.items() if flight.forget_at >= now}
 
-    async def _ask(self, flight: _Flight, key: bytes, ref: BlockRef) -> FetchedBlock:
-        if self._failures.age(key) < FAILURE_SECONDS:
+    async def _ask(self, flight: _Flight, key: bytes, ref: BlockRef, began: float) -> FetchedBlock:
+        # A read that was waiting already when another one failed has a deadline of its own.
+        # (Marks count whole milliseconds.)
+        age = self._failures.age(key)
+        if age < FAILURE_SECONDS and trio.current_time() - began <= age + 0.002:
             raise DaemonUnavailable("the daemon did not answer another read of the block a moment ago; is it running?")
         while True:
             left = flight.deadline - trio.current_time()

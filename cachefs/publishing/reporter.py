@@ -35,6 +35,7 @@ class Reporter:
         self._pid = pid
         self._say = say
         self._said: set[str] = set()  # problems that were shown
+        self._full_name = job  # as the daemon knows it, see cachefs_daemon.jobs.owners
         self._failures = 0  # to reach the daemon, one after the other
         self._quiet_until = 0.0  # when to try again (monotonic seconds)
         # By consumer: the epoch in which the daemon did not take another one that was too far ahead.
@@ -106,7 +107,7 @@ class Reporter:
                 lease=LEASE,
                 source=opening.source,
             )
-            self._client.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT)
+            self._full_name = self._client.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT).job
         consumer.published = True
         consumer.reported.clear()
         self._full.clear()
@@ -145,7 +146,9 @@ class Reporter:
         """The daemon does not know the consumer. Publish it again where the daemon has forgotten it; give it up where
         somebody has cancelled the job, or the daemon has never known it."""
         try:
-            state = self._client.call(JOB_SHOW, JobName(job=self._job), TIMEOUT).state
+            view = self._client.call(JOB_SHOW, JobName(job=self._full_name), TIMEOUT)
+            # Where we have none of that name any more, it may be another user's.
+            state = view.state if view.job == self._full_name else "unknown"
         except NotFound:
             state = "unknown"
         except CachefsError:

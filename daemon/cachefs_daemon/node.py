@@ -109,7 +109,7 @@ class Node:
     async def maintain(self) -> None:
         """Runs as long as the daemon. Limits are looked at in time whatever else is under way."""
         async with asyncio.TaskGroup() as group:
-            for each in (self._keep_limits, self._compact, self._keep_order):
+            for each in (self._keep_limits, self._retry, self._compact, self._keep_order):
                 group.create_task(self._repeat(each))
 
     async def _repeat(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -124,6 +124,9 @@ class Node:
 
     async def _keep_limits(self) -> None:
         await self.threads.limits(self.storage.maintenance.keep_limits)
+
+    async def _retry(self) -> None:
+        await self.threads.background(self.storage.maintenance.retry)
 
     async def _compact(self) -> None:
         await self.threads.background(self.storage.maintenance.compact)

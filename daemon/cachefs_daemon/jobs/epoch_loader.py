@@ -149,7 +149,7 @@ class EpochLoader:
         read = self._reader(snapshot, cancelled)
         try:
             # It may wait for an origin for minutes: not in a thread that others need.
-            return await asyncio.to_thread(sample_maps.resolve, sample_map, snapshot, space, read)
+            return await self._threads.indexing(sample_maps.resolve, sample_map, snapshot, space, read)
         finally:
             cancelled.set()
 

@@ -18,13 +18,14 @@ Result = TypeVar("Result")
 
 
 class Threads:
-    """Three pools of worker threads, and one thread for limits."""
+    """Four pools of worker threads, and one thread for limits."""
 
     def __init__(self) -> None:
         self._urgent = ThreadPoolExecutor(8, thread_name_prefix="urgent")
         self._background = ThreadPoolExecutor(4, thread_name_prefix="background")
         self._limits = ThreadPoolExecutor(1, thread_name_prefix="limits")
         self._planning = ThreadPoolExecutor(2, thread_name_prefix="planning")
+        self._indexing = ThreadPoolExecutor(8, thread_name_prefix="indexing")
 
     async def run(
         self, work: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
@@ -52,9 +53,19 @@ class Threads:
             self._planning, functools.partial(work, *args, **kwargs)
         )
 
+    async def indexing(
+        self, work: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """Run in a thread what itself waits for blocks. Not in asyncio's own threads: S3 clients need these to bring
+        the blocks."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._indexing, functools.partial(work, *args, **kwargs)
+        )
+
     def close(self) -> None:
         """Wait for what runs, and drop what has not begun."""
         self._urgent.shutdown(cancel_futures=True)
         self._background.shutdown(cancel_futures=True)
         self._limits.shutdown(cancel_futures=True)
         self._planning.shutdown(cancel_futures=True)
+        self._indexing.shutdown(cancel_futures=True)

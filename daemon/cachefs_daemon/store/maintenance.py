@@ -53,6 +53,7 @@ class Maintenance:
         self._blocks = blocks
         self._limiting = threading.Lock()
         self._compacting = threading.Lock()
+        self._retrying = threading.Lock()
 
     def keep_limits(self) -> None:
         """To be called every few seconds, in a thread that nothing else can hold up: while nobody looks, others may
@@ -66,9 +67,19 @@ class Maintenance:
             self._drop_expired()
             for tier in self._tiers:
                 self._keep_quotas(tier)
-                tier.retry()
         finally:
             self._limiting.release()
+
+    def retry(self) -> None:
+        """Try again what the tiers could not do. It may hang as long as a disk does, so it is not for the thread of
+        `keep_limits`. Does nothing while the last call runs."""
+        if not self._retrying.acquire(blocking=False):
+            return
+        try:
+            for tier in self._tiers:
+                tier.retry()
+        finally:
+            self._retrying.release()
 
     def compact(self, seconds: float = COMPACTION_SECONDS) -> None:
         """Copy what is left in nearly empty segments forward and unlink them, so that files stay few and large. Begins

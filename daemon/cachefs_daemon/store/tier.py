@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 # So many writes at once saturate any disk. Were there no bound, one that hangs would take every thread of the daemon.
 _WRITES_AT_ONCE: Final = 4
 _WRITE_PATIENCE: Final = 1.0
+# The same for holes. With the writes they leave two of the eight threads that readers wait for.
+_HOLES_AT_ONCE: Final = 2
 # At most so many segments at 100 % live: mounts keep up to 512 open.
 _MOST_SEGMENTS: Final = 256
 _SPARSE: Final = 0.25
@@ -117,6 +119,7 @@ class Tier:
         self._next = 0  # number of the next new segment
         self._unpunched: list[tuple[int, int, int]] = []  # (segment, start, size) of holes that could not be punched
         self._writes = threading.BoundedSemaphore(_WRITES_AT_ONCE)
+        self._holes = threading.BoundedSemaphore(_HOLES_AT_ONCE)
         self._condemned = False
         self._segment_size = max(config.segment_size, span(block_size), config.budget // _MOST_SEGMENTS)
         check_budget(number, config, block_size)
@@ -402,7 +405,12 @@ class Tier:
 
     def _free_span(self, number: int, start: int, size: int) -> None:
         try:
-            segment_writer.punch(self._file(number), start, size)
+            if not self._holes.acquire(timeout=0.0 if self.problem else _WRITE_PATIENCE):
+                raise TimeoutError(errno.ETIMEDOUT, f"freeing takes longer than {_WRITE_PATIENCE} s")
+            try:
+                segment_writer.punch(self._file(number), start, size)
+            finally:
+                self._holes.release()
         except OSError as error:
             # The bytes are still there, so they still count.
             self._failed(error)

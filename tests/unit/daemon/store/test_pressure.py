@@ -142,7 +142,7 @@ def test_where_nothing_may_give_way_a_full_tier_says_so_until_it_has_shrunk(
         assert "it is full" in store.usage()[MEMORY].problem
         # What `statvfs` says of this file system does not show that it is full.
         monkeypatch.setattr(capacity, "disk_room", lambda *_: 0)
-        store.storage.maintenance.keep_limits()
+        store.maintain()
         assert store.put(key_of(30), data_of(30)) is not None
 
 
