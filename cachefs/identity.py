@@ -15,8 +15,8 @@ from typing import Final
 IDENTITY_SUFFIX: Final = ".id"
 # The metadata of a call that holds the caller's identity.
 IDENTITY_KEY: Final = "cachefs-identity"
-# Stands for somebody unknown: a mount passes on what its control file says, and cannot tell who has written it.
-ANONYMOUS: Final = "anonymous"
+# In front of the identity of a mount that passes on what its control file says, and cannot tell who has written it.
+FOR_SOMEBODY: Final = "somebody."
 # Between a job's name and whose it is, where that is not the user that the daemon runs as. No name that a user may give
 # has this character.
 OWNER_MARK: Final = "~"

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from cachefs import errors
-from cachefs.identity import ANONYMOUS, IDENTITY_KEY, ask_identity
+from cachefs.identity import FOR_SOMEBODY, IDENTITY_KEY, ask_identity
 from cachefs.job_messages import JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, StallRows
 from cachefs.messages import (
     CachedFiles,
@@ -178,14 +178,15 @@ def _target(socket: Path) -> str:
 class DaemonClient:
     """Blocking client of the node's daemon. It is to be made after the last fork."""
 
-    def __init__(self, socket: Path, identity: str = "") -> None:
-        """identity: ANONYMOUS for a client that calls for somebody it does not know.
+    def __init__(self, socket: Path, *, for_somebody: bool = False) -> None:
+        """for_somebody: it calls for somebody whom it does not know, which only those may do who may mount.
 
         Raises ConfigError where no socket can have such a path.
         """
         self.socket = socket
         self._channel = grpc.insecure_channel(_target(socket), options=CHANNEL_OPTIONS)
-        self.identity = identity  # goes along with each call; empty: not asked for yet
+        self.identity = ""  # goes along with each call; empty: not asked for yet
+        self._prefix = FOR_SOMEBODY if for_somebody else ""
         self._nobody_answers = False  # when the identity was last asked for: the daemon has gone meanwhile
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
@@ -260,7 +261,7 @@ class DaemonClient:
         used: `identity` when the call was made. A daemon that has just started knows nobody. Blocks for as long as
         connecting to the daemon takes.
         """
-        if error.code() != grpc.StatusCode.UNAUTHENTICATED or self.identity == ANONYMOUS:
+        if error.code() != grpc.StatusCode.UNAUTHENTICATED:
             return False
         if self.identity == used:
             answer = ask_identity(self.socket)
@@ -270,7 +271,7 @@ class DaemonClient:
 
     @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((IDENTITY_KEY, self.identity),) if self.identity else ()
+        return ((IDENTITY_KEY, self._prefix + self.identity),) if self.identity else ()
 
     def error(self, error: grpc.RpcError) -> errors.CachefsError:
         """The error that a failed call stands for."""

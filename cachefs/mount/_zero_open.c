@@ -23,7 +23,7 @@ static struct fuse_lowlevel_ops theirs, ours;
 
 /* Nearly every read is a "background" request: one that the kernel's readahead sends. Of these the kernel has 12 under
  * way at once unless it is told otherwise, and a read of another file waits behind them. */
-#define MOST_UNDER_WAY 16384
+#define MOST_UNDER_WAY 2048
 
 static unsigned kernel_can; /* FUSE_CAP_... bits of the kernel */
 

@@ -17,7 +17,6 @@ from typing import Final
 import trio
 
 from cachefs.errors import CachefsError
-from cachefs.identity import ANONYMOUS
 from cachefs.mount import device
 from cachefs.mount.control import fifo_path
 from cachefs.mount.control_reader import ControlReader
@@ -80,7 +79,7 @@ class ControlProcess:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
         mount = self._mount
-        client = DaemonClient(mount.options.socket, ANONYMOUS)
+        client = DaemonClient(mount.options.socket, for_somebody=True)
         first, *later = mount.views.news()
         last = later[-1] if later else first
 

@@ -21,7 +21,7 @@ from cachefs.mount_table import source_of
 
 INIT_SECONDS: Final = 20.0
 # Requests of the kernel's readahead that may be under way at once, as in _zero_open.c, which says so in time.
-MOST_UNDER_WAY: Final = 16384
+MOST_UNDER_WAY: Final = 2048
 
 log = logging.getLogger(__name__)
 

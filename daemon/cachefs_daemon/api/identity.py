@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs.identity import ANONYMOUS
+from cachefs.identity import FOR_SOMEBODY
 from cachefs_daemon.caller import UNKNOWN, Caller
 
 log = logging.getLogger(__name__)
@@ -101,8 +101,12 @@ class Identities:
 
     def of(self, identity: str) -> Caller | None:
         """Who has this identity; None where this run of the daemon has not given it."""
-        if identity == ANONYMOUS:
-            return UNKNOWN
+        if not identity.startswith(FOR_SOMEBODY):
+            return self._signed(identity)
+        mount = self._signed(identity.removeprefix(FOR_SOMEBODY))
+        return UNKNOWN if mount is not None and mount.mounts else None
+
+    def _signed(self, identity: str) -> Caller | None:
         said, _, signature = identity.rpartition(".")
         if not hmac.compare_digest(self._sign(said).encode(), signature.encode("utf-8", "replace")):
             return None

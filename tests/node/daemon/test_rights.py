@@ -14,7 +14,7 @@ from cachefs_daemon.api.door import Door
 from cachefs_daemon.api.identity import Admission, Identities
 
 from cachefs.errors import AccessDenied, DaemonUnavailable, Unidentified
-from cachefs.identity import ANONYMOUS, ask_identity, identity_socket
+from cachefs.identity import FOR_SOMEBODY, ask_identity, identity_socket
 from cachefs.job_messages import JobName, JobProgress
 from cachefs.rpc import JOB_CANCEL, JOB_LIST, JOB_PROGRESS, JOB_SHOW, METHODS, DaemonClient, Method, Right
 from tests.as_user import NOBODY, as_user
@@ -121,10 +121,21 @@ def test_without_an_identity_one_may_only_look(tmp_path: Path) -> None:
             return False
         return True
 
+    ordinary = door.identities.give(Admission(0).caller(NOBODY, set()))
     forged = door.identities.give(Admission(0).caller(NOBODY, set())).replace(f"{NOBODY}.0.0.0", "0.1.1.1")
     for method in METHODS:
         look = method.right == Right.LOOK
-        for said in ("", forged, other.give(root), "x", ".", "0.1.1.1.", "\u00e9.\u00e9"):
+        for said in (
+            "",
+            FOR_SOMEBODY,
+            FOR_SOMEBODY + ordinary,
+            forged,
+            other.give(root),
+            "x",
+            ".",
+            "0.1.1.1.",
+            "\u00e9.\u00e9",
+        ):
             assert allowed(method, said) == look, (method.name, said)
         assert allowed(method, door.identities.give(root))
 
@@ -174,7 +185,7 @@ def test_nobody_cancels_anothers_job(daemon: Daemon) -> None:
 
 def test_the_control_file_reaches_no_job_of_a_user(daemon: Daemon, tmp_path: Path) -> None:
     assert publish(daemon, "fit", uid=0).returncode == 0
-    stranger = DaemonClient(daemon.socket, ANONYMOUS)
+    stranger = DaemonClient(daemon.socket, for_somebody=True)
     with pytest.raises(AccessDenied, match="another user's"):
         stranger.call(JOB_CANCEL, JobName(job="fit"))
     stranger.close()
