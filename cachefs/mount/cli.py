@@ -30,7 +30,7 @@ FAILURE_STATUS: Final = 32
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("spec")
-@click.argument("directory", type=click.Path(path_type=Path, readable=False))
+@click.argument("directory")
 @click.option("-o", "options", multiple=True, metavar="OPT,OPT=VALUE", help="Mount options (see below).")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, messages to stderr.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more in the log.")
@@ -40,7 +40,7 @@ FAILURE_STATUS: Final = 32
 @click.option("-n", "no_mtab", is_flag=True, hidden=True)
 def main(  # noqa: PLR0913  # one for each option
     spec: str,
-    directory: Path,
+    directory: str,
     options: tuple[str, ...],
     foreground: bool,
     verbose: bool,
@@ -76,9 +76,12 @@ def main(  # noqa: PLR0913  # one for each option
         if not foreground:
             # What the caller has open, such as a pipe or a lock, would stay open for as long as the mount.
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        directory = kernel.place_of(directory.absolute())
+        if not directory:
+            raise ConfigError("DIRECTORY is empty; name the directory to mount on")
+        place = kernel.place_of(Path(directory).absolute())
+        _check_hides_nothing(place, parsed)
         handler = logging.StreamHandler() if foreground else background_log(parsed)
-        claim = kernel.prepare_mount_point(directory)
+        claim = kernel.prepare_mount_point(place)
     except ConfigError as error:
         fail(error, USAGE_STATUS)
     except CachefsError as error:
@@ -89,15 +92,27 @@ def main(  # noqa: PLR0913  # one for each option
 
         def ready() -> None:
             kernel.release(claim)
-            print(f"mounted on {directory}", flush=True)
+            print(f"mounted on {place}", flush=True)
 
         try:
-            serve(spec, directory, parsed, lambda: None, ready)
+            serve(spec, place, parsed, lambda: None, ready)
         except CachefsError as error:
             fail(error, FAILURE_STATUS)
     else:
         log_to(handler, level)
-        sys.exit(in_background(spec, directory, parsed, claim))
+        sys.exit(in_background(spec, place, parsed, claim))
+
+
+def _check_hides_nothing(place: Path, options: MountOptions) -> None:
+    """Raises CachefsError where the mount would cover what its own processes need: each would wait for the others."""
+    needed = {
+        "the daemon's socket": options.socket,
+        "cachefs itself": Path(__file__),
+        "its Python": Path(sys.executable),
+    }
+    for name, path in needed.items():
+        if path.absolute().is_relative_to(place) or path.resolve().is_relative_to(place):
+            raise CachefsError(f"a mount on {place} would cover {name} ({path}); choose another directory")
 
 
 def serve(

@@ -202,6 +202,11 @@ def test_errors_of_the_command_are_one_line(daemon: Daemon, tmp_path: Path) -> N
         assert done.returncode == status
         assert says in done.stderr
         assert done.stderr.count("\n") == 1
+    for place, says, status in (("", "DIRECTORY is empty", 1), ("/", "would cover the daemon's socket", 32)):
+        command = [*MOUNT, "-o", f"socket={daemon.socket}", "--", "tree", place]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (status, 1)
+        assert says in done.stderr
     with mounted(daemon.socket, "tree", directory):
         again = run_mount(daemon.socket, "tree", directory)
         assert again.returncode == 32

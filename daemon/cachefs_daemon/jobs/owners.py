@@ -39,5 +39,10 @@ def check_owner(caller: Caller, job: str) -> None:
         raise AccessDenied(f"job {job} is another user's; only that user and administrators of the daemon may do that")
 
 
+def owner_of(job: str) -> str:
+    """Whose the job of that full name is; empty for the user that the daemon runs as."""
+    return job.partition(OWNER_MARK)[2]
+
+
 def _suffix(caller: Caller) -> str:
     return f"{OWNER_MARK}{caller.uid if caller.uid >= 0 else UNKNOWN_OWNER}"

@@ -23,6 +23,7 @@ from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer, check_size, order_of
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.owners import owner_of
 from cachefs_daemon.jobs.records import JobRecord, Places
 from cachefs_daemon.jobs.sample_maps import TREE
 from cachefs_daemon.jobs.stalls import Stalls
@@ -43,6 +44,8 @@ MAX_LEASE: Final = 7 * 86400.0
 # Running jobs of the node, and consumers of all of them, at most.
 MAX_JOBS: Final = 1024
 MAX_CONSUMERS: Final = 8192
+# One part in so many of these is what each user may have, other than the one that the daemon runs as.
+USERS_SHARE: Final = 4
 # Reads of all consumers that are looked at for what is shown of them (20 ms). Of more, every n-th stands for others.
 LOOKED_AT: Final = 1 << 21
 # Jobs that have ended are shown for a while: what stalled, and why they ended.
@@ -149,7 +152,7 @@ class JobRegistry:
             check_size(request.spec, samples)
         known = running.consumers.get(request.consumer) if running is not None else None
         if known is None:
-            self._check_room(running)
+            self._check_room(running, owner_of(request.job))
         job = running or self._create(request)
         if known is None:
             consumer = self._begin(job, request, snapshot)
@@ -172,8 +175,14 @@ class JobRegistry:
         log.info("job %s began (%s)", job.name, request.source or "published")
         return job
 
-    def _check_room(self, job: Job | None) -> None:
-        """Raises Busy where another consumer, or a job for it (None), would be one too many."""
+    def _check_room(self, job: Job | None, owner: str) -> None:
+        """Raises Busy where another consumer, or a job for it (None), would be one too many: of the node, or of one
+        user, so that no user keeps the others out."""
+        if owner:
+            consumers = sum(owner_of(one.request.job) == owner for one in self._consumers.values())
+            jobs = sum(one.state == JobState.RUNNING and owner_of(one.name) == owner for one in self._jobs.values())
+            if consumers >= MAX_CONSUMERS // USERS_SHARE or (job is None and jobs >= MAX_JOBS // USERS_SHARE):
+                raise Busy(f"{jobs:,} jobs of {owner} with {consumers:,} consumers run here; end some of these")
         if len(self._consumers) >= MAX_CONSUMERS:
             raise Busy(f"the jobs of this node have {MAX_CONSUMERS:,} consumers; end some (`cachectl job cancel`)")
         if job is None and sum(one.state == JobState.RUNNING for one in self._jobs.values()) >= MAX_JOBS:
@@ -379,6 +388,8 @@ def _check(request: JobPublish) -> None:
     """Raises ConfigError."""
     if len(request.consumer) > MAX_NAME or len(request.source) > MAX_NAME:
         raise ConfigError(f"job {request.job}: names of consumers and publishers have at most {MAX_NAME} characters")
+    if not (request.consumer.isprintable() and request.source.isprintable()):
+        raise ConfigError(f"job {request.job!r}: {request.consumer!r} of {request.source!r}: expected printable names")
     if not _NAME.fullmatch(request.job):
         raise ConfigError(f"{request.job!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
     if not 0 < request.lease <= MAX_LEASE:

@@ -236,8 +236,30 @@ def test_jobs_and_their_consumers_are_limited_in_number(tmp_path: Path, monkeypa
         jobs.say("c")
         with pytest.raises(ConfigError, match="at most 256 characters"):
             jobs.say(consumer="x" * 257)
+        with pytest.raises(ConfigError, match="expected printable names"):
+            jobs.say(consumer="0\n2026-11-22 ERROR forged")
         with pytest.raises(ConfigError, match="epochs count from 0 to 999,999"):
             jobs.progress(JobProgress(job="c", consumer="0", epoch=10**6, position=0))
+
+    play(tmp_path, scene)
+
+
+def test_no_user_keeps_the_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "MAX_JOBS", 8)
+    monkeypatch.setattr(registry_module, "MAX_CONSUMERS", 16)
+
+    async def scene(jobs: Jobs) -> None:
+        for name in "ab":
+            jobs.say(f"{name}~65534")
+        with pytest.raises(Busy, match="2 jobs of 65534 with 2 consumers"):
+            jobs.say("c~65534")
+        for number in "12":
+            jobs.say("a~65534", consumer=number)
+        with pytest.raises(Busy, match="2 jobs of 65534 with 4 consumers"):
+            jobs.say("a~65534", consumer="3")
+        jobs.say("a~1000")
+        for name in "abcd":
+            jobs.say(name)
 
     play(tmp_path, scene)
 
