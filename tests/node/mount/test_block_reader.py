@@ -1,6 +1,7 @@
 """Reads of a worker on a real node: where the disk of the SSD tier hangs, and where too many reads wait."""
 
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,11 +99,16 @@ def test_where_too_many_reads_wait_one_more_fails_at_once(
 
     async def run() -> None:
         ours = reader(daemon)
+        assert daemon.process is not None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ours.read, snapshot, second, 0, 10)
-            await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(CachefsError, match="wait already"):
-                await ours.read(snapshot, third, 0, 10)
+            daemon.process.send_signal(signal.SIGSTOP)
+            try:
+                nursery.start_soon(ours.read, snapshot, second, 0, 10)
+                await trio.testing.wait_all_tasks_blocked()
+                with pytest.raises(CachefsError, match="wait already"):
+                    await ours.read(snapshot, third, 0, 10)
+            finally:
+                daemon.process.send_signal(signal.SIGCONT)
             assert await ours.read(snapshot, first, 0, 10) == random.Random(0).randbytes(SIZE)[:10]
 
     trio.run(run)

@@ -1,6 +1,8 @@
 """A command that fails or is interrupted ends with one line and the right status."""
 
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +15,9 @@ from cachefs.errors import CachefsError
 def handlers() -> Iterator[None]:
     """The handlers of this process, restored afterwards."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    hook = sys.unraisablehook
     yield
+    sys.unraisablehook = hook
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -41,6 +45,22 @@ def test_cleaning_up_is_not_disturbed(number: signal.Signals, capsys: pytest.Cap
     with pytest.raises(SystemExit) as ended:
         program()
     assert (ended.value.code, cleaned) == (130, [True])
+    assert capsys.readouterr().err == "program: interrupted; nothing is left mounted or running\n"
+
+
+def test_an_interruption_that_python_forgets_is_raised_again(capsys: pytest.CaptureFixture[str]) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    @orderly_exit("program")
+    def program() -> None:
+        Interrupted()
+        threading.Event().wait(60)
+
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert ended.value.code == 130
     assert capsys.readouterr().err == "program: interrupted; nothing is left mounted or running\n"
 
 
