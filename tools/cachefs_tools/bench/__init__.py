@@ -18,6 +18,7 @@ from cachefs.extras import needs_extra
 
 with needs_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench import metadata, planning, reads
+    from cachefs_tools.bench.block_command import block_command
     from cachefs_tools.bench.push_command import push_command
     from cachefs_tools.bench.train_command import train_command
 
@@ -78,6 +79,7 @@ def plan_command(samples: int, consumers: int, reads: int) -> None:
 
 main.add_command(train_command)
 main.add_command(push_command)
+main.add_command(block_command)
 
 
 def _print(measure: Callable[[Path], dict[str, object]], directory: Path | None) -> None:

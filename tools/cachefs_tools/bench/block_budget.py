@@ -1,0 +1,176 @@
+"""What one fetched block costs the daemon, by stage, while a published job reads as fast as it can.
+
+The daemon runs as it does for users, with a mount that pushes. py-spy looks at its stacks from outside and does not
+stop it (`--nonblocking`), so what is measured needs no code in the daemon.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.messages import Empty, OriginOptions, Status
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
+from cachefs.rpc import JOB_PUBLISH, STATUS
+from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs_tools.bench.block_stages import Stage, by_stage
+from cachefs_tools.bench.directory_node import DATASET, list_dataset
+from cachefs_tools.bench.origin_server import BUCKET, OriginServer
+from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.bench.training_node import SEGMENT_SIZE, budget_for
+from cachefs_tools.scratch_config import NodeSettings, TierSettings
+from cachefs_tools.scratch_node import WITH_PARENT, ScratchNode, daemon, memory_directory, mounted, running, wait
+
+# Looks at the daemon's stacks per second.
+SAMPLING_RATE: Final = 200
+# A memory tier that is not meant to keep anything.
+SMALL_TIER: Final = 32 << 20
+SPARE: Final = 64 << 20
+# The part of the dataset that fits into the SSD tier of the case with evictions.
+SSD_SHARE: Final = 0.5
+_POLL_SECONDS: Final = 0.1
+_START_SECONDS: Final = 60.0
+_EPOCHS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Where blocks go."""
+
+    name: str
+    # Settings of the daemon.
+    settings: NodeSettings
+    # Blocks that are fetched before anything is measured.
+    before: int
+    # Blocks that are measured, at most.
+    blocks: int
+
+
+def cases(shape: Shape) -> list[Case]:
+    """Into memory, with room for all; and onto the SSD, where another block is evicted for each."""
+    record = shape.size + (8 << 10)
+    held = round(SSD_SHARE * shape.files)
+    everything = NodeSettings(TierSettings(budget_for(2 * shape.files * record) + SPARE), TierSettings(0))
+    evicting = NodeSettings(TierSettings(SMALL_TIER), TierSettings(budget_for(held * record), SEGMENT_SIZE))
+    return [
+        Case("memory", everything, 0, shape.files),
+        # What is read first is fetched anyway; evictions begin when the tier is full.
+        Case("ssd, evicting", evicting, held + held // 4, _EPOCHS * shape.files),
+    ]
+
+
+def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds: float) -> dict[str, Any]:
+    """The figures of one case, measured for so many seconds at most; *work* is an empty directory."""
+    with _node(work, server, case) as node, _job(work, node, shape):
+        _wait_for(node, case.before)
+        pid = _status(node).pid
+        cpu, before, began = _thread_seconds(pid), _status(node).fetched_blocks, time.monotonic()
+        with _sampled(pid, work / "stacks") as stacks:
+            while time.monotonic() - began < seconds and _status(node).fetched_blocks < case.before + case.blocks:
+                time.sleep(_POLL_SECONDS)
+            blocks, took = _status(node).fetched_blocks - before, time.monotonic() - began
+            used = {number: after - cpu.get(number, 0.0) for number, after in _thread_seconds(pid).items()}
+    if not blocks:
+        raise CachefsError(f"{case.name}: nothing was fetched in {took:.0f} s")
+    stages = by_stage(stacks.read_text().splitlines(), used)
+    return {
+        "case": case.name,
+        "blocks": blocks,
+        "blocks_per_s": round(blocks / took, 1),
+        "cpu_ms_per_block": round(1e3 * sum(used.values()) / blocks, 3),
+        "by_stage_ms": {stage.value: round(1e3 * stages[stage] / blocks, 3) for stage in Stage},
+    }
+
+
+@contextmanager
+def _node(work: Path, server: OriginServer, case: Case) -> Iterator[ScratchNode]:
+    with (
+        memory_directory("cachefs-bench-") as memory,
+        daemon(work, memory, case.settings, server.account) as node,
+    ):
+        options = OriginOptions(endpoint_url=server.endpoint, region="us-east-1", addressing_style="path")
+        list_dataset(node.client, f"s3://{BUCKET}", options)
+        with mounted(DATASET, work / "mnt", node.socket, work / "mount.log"):
+            yield node
+
+
+@contextmanager
+def _job(work: Path, node: ScratchNode, shape: Shape) -> Iterator[None]:
+    """A job that reads without a pause, and has published what."""
+    command = [
+        *WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.plain_job", str(work / "mnt"),
+        "--report", str(work / "job.jsonl"), "--epochs", str(_EPOCHS), "--batch-size", str(shape.batch_size),
+        "--workers", str(shape.workers), "--prefetch", str(shape.prefetch), "--seed", "0",
+        "--demand", str(shape.demand), "--batches", "0", "--keep-pages",
+    ]  # fmt: skip
+    with (work / "job.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, SOCKET_VARIABLE: str(node.socket)},
+        )
+    try:
+        spec = SamplerSpec(kind="numpy", size=shape.files, seed=0, epochs=_EPOCHS)
+        publication = JobPublish(
+            job="bench", dataset=DATASET, spec=spec, map=SampleMap(kind="tree"), workers=shape.workers,
+            batch_size=shape.batch_size, prefetch=shape.prefetch, pid=process.pid, source="cachefs-bench",
+        )  # fmt: skip
+        node.client.call(JOB_PUBLISH, publication)
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        yield
+    finally:
+        process.terminate()
+        wait(process)
+
+
+@contextmanager
+def _sampled(pid: int, stacks: Path) -> Iterator[Path]:
+    """The stacks of a process are written to the file *stacks* in the end, as py-spy's raw format."""
+    command = [
+        "py-spy", "record", "--pid", str(pid), "--rate", str(SAMPLING_RATE), "--format", "raw", "--nonblocking",
+        "--threads", "--duration", "unlimited", "--output", str(stacks), "--full-filenames",
+    ]  # fmt: skip
+    with running(command, stacks.with_suffix(".log")) as process:
+        yield stacks
+        process.send_signal(signal.SIGINT)
+        wait(process)
+    if not stacks.exists():
+        said = stacks.with_suffix(".log").read_text(errors="replace").strip()[-500:]
+        raise CachefsError(f"py-spy cannot look at the daemon (it takes root, or CAP_SYS_PTRACE): {said}")
+
+
+def _wait_for(node: ScratchNode, blocks: int) -> None:
+    """Wait until so many blocks were fetched, or no more are for a while."""
+    seen, deadline = -1, time.monotonic() + _START_SECONDS
+    while (now := _status(node).fetched_blocks) < blocks:
+        if now != seen:
+            seen, deadline = now, time.monotonic() + _START_SECONDS
+        if time.monotonic() > deadline:
+            raise CachefsError(f"only {now} of {blocks} blocks were fetched; see the daemon's log")
+        time.sleep(_POLL_SECONDS)
+
+
+def _status(node: ScratchNode) -> Status:
+    return node.client.call(STATUS, Empty())
+
+
+def _thread_seconds(pid: int) -> dict[int, float]:
+    """Processor seconds of each thread of a process, by its number."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            found[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return found
