@@ -6,7 +6,7 @@ they push: for the jobs' consumers that read what their mount shows.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cachefs.job_messages import JobProgress
@@ -66,6 +66,7 @@ class Listeners:
     audiences: JobAudiences
     pushers: Pushers
     pace: Pace  # is woken, as there may be something to fetch ahead
+    late: Callable[[Sequence[float], float], None]  # is told how long reads have waited for blocks that were planned
 
 
 class Exchange:
@@ -79,6 +80,7 @@ class Exchange:
         self._pushers = listeners.pushers
         self._attribution = listeners.attribution
         self._pace = listeners.pace
+        self._late = listeners.late
         self._tiering = tiering
         self._threads = threads
 
@@ -87,7 +89,9 @@ class Exchange:
         self._mounts.report(report)
         if report.accessed or report.stalls:
             pages = self._pushers.pages_of(report.id)
-            observed = self._attribution.on_reads(report.accessed, report.stalls, time.monotonic(), pages)
+            now = time.monotonic()
+            observed = self._attribution.on_reads(report.accessed, report.stalls, now, pages)
+            self._late(observed.late, now)
             self._audiences.note(report.id, observed.own_reads)
             self._pushers.on_reads(report.id, report.accessed, observed.tripped)
             self._pace.wake()

@@ -76,22 +76,25 @@ class Node:
         audiences = JobAudiences(self.mounts, self.jobs, self.catalog)
         self.pushers = Pushers(plan, presence, storage.foresight.coverage, audiences)
         pace = Pace(plan)
-        listeners = Listeners(self.jobs, Attribution(plan, self.jobs), audiences, self.pushers, pace)
+        limits = FetchLimits(
+            config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.ahead_slots
+        )
+        fetches = FetchPlan(plan, presence, limits, time.monotonic())
+        attribution = Attribution(plan, self.jobs)
+        listeners = Listeners(self.jobs, attribution, audiences, self.pushers, pace, fetches.late)
         self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._endless: list[Endless] = [self._job_persistence.run, self._mount_persistence.run]
         if config.prefetch.enabled:
-            self._endless += self._fetching_ahead(pace, slots.ahead_slots)
+            self._endless += self._fetching_ahead(pace, fetches)
         self._background: list[asyncio.Task[None]] = []
 
-    def _fetching_ahead(self, pace: Pace, max_blocks: int) -> list[Endless]:
+    def _fetching_ahead(self, pace: Pace, fetches: FetchPlan) -> list[Endless]:
         """What runs as long as the daemon, to bring blocks before they are read."""
         config, storage, threads = self.config, self.storage, self.threads
         plan, presence = storage.foresight.plan, storage.foresight.presence
         readers = Readers(self.jobs.margin, self.jobs.fetched, self.pushers.is_active)
-        limits = FetchLimits(config.prefetch.safety, config.origin.max_bytes_in_flight, max_blocks)
-        fetches = FetchPlan(plan, presence, limits, time.monotonic())
         promotions = PromotionPlan(plan, presence, config.prefetch.memory_ahead)
         return [
             Prefetcher(fetches, pace, self.fetcher, storage.tiering, threads, readers).run,

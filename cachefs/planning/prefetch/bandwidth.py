@@ -17,6 +17,12 @@ class Bandwidth:
         self._since = now  # when it was measured last
         self._bytes = 0  # delivered until then
         self._busy = True  # whether all that is possible was asked for since then
+        self._was_busy = True  # the same of the time before
+
+    @property
+    def has_more(self) -> bool:
+        """Could more have been asked for, of late?"""
+        return not (self._busy and self._was_busy)
 
     def idle(self) -> None:
         """More could have been asked for since the last measurement, so a low rate says nothing about the origins."""
@@ -31,4 +37,5 @@ class Bandwidth:
             self.value += _SMOOTHING * (rate - self.value)
         elif self.value < rate:
             self.value = rate
-        self._since, self._bytes, self._busy = now, total, True
+        self._since, self._bytes = now, total
+        self._was_busy, self._busy = self._busy, True

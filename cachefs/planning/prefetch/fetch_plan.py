@@ -20,6 +20,7 @@ from cachefs.planning.prefetch import backlog
 from cachefs.planning.prefetch.backlog import Backlog
 from cachefs.planning.prefetch.bandwidth import Bandwidth
 from cachefs.planning.prefetch.latency import Latency
+from cachefs.planning.prefetch.learned_window import LearnedWindow
 from cachefs.planning.prefetch.lookahead import Lookahead, Name, Upcoming
 from cachefs.planning.prefetch.pauses import Pauses
 from cachefs.planning.sequences.plan import Plan
@@ -37,6 +38,8 @@ class FetchLimits:
 
     # Times the latency of a fetch: so far ahead of the readers other blocks are evicted for what is fetched.
     safety: float
+    # Bytes from the origins that a second of stall is worth.
+    stall_worth: float
     # Bytes in flight at once.
     max_bytes: int
     # Blocks in flight at once: no more than may read from origins at once. A fetch that waits for a slot keeps the
@@ -74,6 +77,8 @@ class FetchPlan:
         self._in_flight: dict[Name, int] = {}  # bytes of each block
         self._bytes_in_flight = 0  # their sum
         self._pauses = Pauses()
+        self._learned = LearnedWindow(limits.stall_worth)
+        self._window = 0.0  # seconds, as it was asked for last
         self._looked = -math.inf  # when blocks were looked at again
 
     # --- what to fetch ------------------------------------------------------------------------------------------------
@@ -92,12 +97,19 @@ class FetchPlan:
         self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value)
         self._in_time.rewind()
 
-    def window(self, margin: float, latency: Latency) -> float:
+    def window(self, margin: float, latency: Latency, now: float) -> float:
         """Seconds ahead of the readers within which other blocks are evicted for what is fetched.
 
         margin: seconds by which readers may be ahead of where the plan has them; latency: of fetches, of late.
         """
-        return min(LONGEST_WINDOW, margin + self._limits.safety * (latency.mean + 2 * latency.deviation))
+        expected = margin + self._limits.safety * (latency.mean + 2 * latency.deviation)
+        self._window = min(LONGEST_WINDOW, expected + self._learned.extra(now))
+        return self._window
+
+    def late(self, waits: Sequence[float], now: float) -> None:
+        """Reads of planned blocks have waited so many seconds each, for their blocks to come from an origin."""
+        if waits and self._bandwidth.has_more:
+            self._learned.late(waits, self._window, self._cost(), now)
 
     def for_free_room(self, free: int) -> list[Upcoming]:
         """Blocks for *free* bytes of the tiers, from which what is in flight is still to be taken."""
@@ -129,6 +141,17 @@ class FetchPlan:
         limits = self._limits
         if len(self._in_flight) < limits.max_blocks and self._bytes_in_flight < limits.max_bytes // 2:
             self._bandwidth.idle()
+
+    def _cost(self) -> float:
+        """Bytes per second from the origins that one more second of window takes (see LearnedWindow)."""
+        taken = 0.0
+        for consumer in self._plan.consumers():
+            window = self._plan.window(consumer, 0, 1)
+            space = self._plan.spaces.get(self._plan.generation(consumer)[0])
+            if window is not None and space is not None and len(space.sizes):
+                taken += float(space.sizes.mean()) / window.period
+        total = sum(float(space.sizes.sum(dtype=np.int64)) for space in self._plan.spaces.values())
+        return taken * taken / total if total else 0.0
 
     def _choose(self, lookahead: Lookahead, seconds: float, room: int) -> list[Upcoming]:
         """Blocks that are read within *seconds*, soonest first, of at most *room* bytes."""

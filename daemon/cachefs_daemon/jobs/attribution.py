@@ -30,6 +30,8 @@ class Observed:
     tripped: Mapping[str, Ids]
     # By key of a consumer: how many of the reads were its own.
     own_reads: Mapping[str, int]
+    # Seconds that each read of a planned block has waited for an origin.
+    late: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Attribution:
     ) -> Observed:
         """A mount reports keys of blocks that were read, in order, and reads that waited. now: seconds of a monotonic
         clock; pages: what is in the mount's page cache."""
-        waited = self._attribute(stalls)
+        waited, late = self._attribute(stalls)
         tripped: dict[str, Ids] = {}
         own_reads: dict[str, int] = {}
         for snapshot, followed in self._by_snapshot().items():
@@ -78,7 +80,7 @@ class Attribution:
                     own_reads[consumer.key] = follower.evidence.matched - matched
                 follower.rate.measure(now, waited.get(consumer.key, 0.0), consumer.request.workers)
                 consumer.moved()
-        return Observed(tripped, own_reads)
+        return Observed(tripped, own_reads, late)
 
     def _trip(self, followed: Sequence[_Followed], ids: Ids, states: npt.NDArray[np.uint8], now: float) -> Passed:
         """Move those consumers on whose tripwires are among the blocks *ids*: shape (n,), int32. states: the PageState
@@ -95,16 +97,20 @@ class Attribution:
                 found.append(one.follower.tripped(ids, one.position.left_out(now), unseen))
         return Passed(np.concatenate([one.wires for one in found]), np.concatenate([one.reads for one in found]))
 
-    def _attribute(self, stalls: Sequence[Stall]) -> dict[str, float]:
-        """Count the stalls, each for whom it was. Seconds that each consumer has waited, by its key."""
+    def _attribute(self, stalls: Sequence[Stall]) -> tuple[dict[str, float], list[float]]:
+        """Count the stalls, each for whom it was. Seconds that each consumer has waited, by its key; and seconds of
+        each stall of a consumer for an origin."""
         waited: dict[str, float] = {}
+        late: list[float] = []
         for stall, owner in zip(stalls, self._owners(stalls), strict=True):
             if owner is None:
                 self._jobs.stalls.add("", "", 0, stall.source, stall.seconds)
             else:
                 self._jobs.stalls.add(owner.request.job, owner.name, owner.epoch, stall.source, stall.seconds)
                 waited[owner.key] = waited.get(owner.key, 0.0) + stall.seconds
-        return waited
+                if stall.source == "origin":
+                    late.append(stall.seconds)
+        return waited, late
 
     def _owners(self, stalls: Sequence[Stall]) -> list[Consumer | None]:
         """Who has waited in each of the stalls: the first consumer that the block may be for."""

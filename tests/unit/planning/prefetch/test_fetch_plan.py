@@ -15,6 +15,7 @@ from cachefs.planning.prefetch.fetch_plan import (
     within_quotas,
 )
 from cachefs.planning.prefetch.latency import Latency
+from cachefs.planning.prefetch.learned_window import PERIOD
 from cachefs.planning.prefetch.lookahead import Upcoming
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
@@ -22,6 +23,7 @@ from tests.simulated import space_of
 SIZE = 100
 RATE = 10.0
 MANY = 1 << 30
+WORTH = 1e12
 
 
 class Scene:
@@ -37,7 +39,7 @@ class Scene:
             self.plan.set_progress(name, 0, 0, RATE)
         self.now = 1000.0
         self.delivered = 0
-        self.fetches = FetchPlan(self.plan, self.presence, limits or FetchLimits(2.0, MANY, 1000), self.now)
+        self.fetches = FetchPlan(self.plan, self.presence, limits or FetchLimits(2.0, WORTH, MANY, 1000), self.now)
         self.look_again()
 
     def look_again(self, after: float = 0.0) -> None:
@@ -86,13 +88,13 @@ def test_nothing_is_fetched_twice_and_room_is_counted_once() -> None:
 
 
 def test_no_more_is_in_flight_than_the_limits_say() -> None:
-    blocks = Scene(FetchLimits(2.0, MANY, 5), job=list(range(100)))
+    blocks = Scene(FetchLimits(2.0, WORTH, MANY, 5), job=list(range(100)))
     found = blocks.fill(50)
     assert numbers(found) == [0, 1, 2, 3, 4]
     assert blocks.fill(50) == []
     blocks.land(found[:2])
     assert numbers(blocks.fill(50)) == [5, 6]
-    size = Scene(FetchLimits(2.0, 3 * SIZE + 1, 1000), job=list(range(100)))
+    size = Scene(FetchLimits(2.0, WORTH, 3 * SIZE + 1, 1000), job=list(range(100)))
     assert numbers(size.fill(50)) == [0, 1, 2]
 
 
@@ -109,16 +111,40 @@ def test_beyond_free_room_blocks_are_fetched_within_the_window_only() -> None:
 
 
 def test_the_window_grows_with_the_latency_and_its_deviation() -> None:
-    fetches = Scene(FetchLimits(safety=3.0, max_bytes=MANY, max_blocks=10), job=[1]).fetches
+    fetches = Scene(FetchLimits(safety=3.0, stall_worth=WORTH, max_bytes=MANY, max_blocks=10), job=[1]).fetches
     steady, uneven = Latency(0.1), Latency(0.1)
     for _ in range(500):
         steady.measure(0.1)
         uneven.measure(0.05)
         uneven.measure(0.15)
-    assert fetches.window(0.0, steady) == pytest.approx(0.3)
-    assert fetches.window(2.0, steady) == pytest.approx(2.3), "readers may be ahead of the plan"
-    assert fetches.window(0.0, uneven) == pytest.approx(3 * (0.1 + 2 * 0.05), rel=0.05)
-    assert fetches.window(0.0, Latency(100.0)) == LONGEST_WINDOW
+    assert fetches.window(0.0, steady, 1000.0) == pytest.approx(0.3)
+    assert fetches.window(2.0, steady, 1000.0) == pytest.approx(2.3), "readers may be ahead of the plan"
+    assert fetches.window(0.0, uneven, 1000.0) == pytest.approx(3 * (0.1 + 2 * 0.05), rel=0.05)
+    assert fetches.window(0.0, Latency(100.0), 1000.0) == LONGEST_WINDOW
+
+
+def test_reads_that_come_late_widen_the_window_while_the_origins_could_deliver_more() -> None:
+    scene = Scene(job=list(range(100)))
+    latency = Latency(0.1)
+    usual = scene.fetches.window(0.0, latency, scene.now)
+    scene.fetches.late([0.3], scene.now)
+    assert scene.fetches.window(0.0, latency, scene.now) == usual, "all that is possible was asked for: no window helps"
+    scene.fetches.note_idle()
+    scene.fetches.late([0.3], scene.now)
+    assert scene.fetches.window(0.0, latency, scene.now) == pytest.approx(usual + 0.3)
+
+
+def test_what_a_wider_window_may_cost_depends_on_how_much_is_read() -> None:
+    def widened(worth: float) -> float:
+        scene = Scene(FetchLimits(2.0, worth, MANY, 1000), job=list(range(1000)))
+        scene.fetches.note_idle()
+        scene.fetches.late([0.3], scene.now)
+        return scene.fetches.window(0.0, Latency(0.0), scene.now)
+
+    # RATE blocks per second, of 1000: a second of window costs so many bytes per second.
+    cost = RATE * SIZE * RATE / 1000
+    assert widened(cost * PERIOD) == pytest.approx(0.3), "0.3 s of stall are worth as much as 0.3 s of window"
+    assert widened(cost * PERIOD / 3) == pytest.approx(0.1)
 
 
 def test_what_no_tier_took_comes_again_after_a_second() -> None:
@@ -195,7 +221,7 @@ def test_for_a_slow_origin_a_gap_is_begun_before_its_readers_come_to_it() -> Non
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_a_low_rate_says_nothing_while_more_could_have_been_asked_for(idle: bool) -> None:
-    scene = Scene(FetchLimits(2.0, MANY, 1), job=list(range(100)))
+    scene = Scene(FetchLimits(2.0, WORTH, MANY, 1), job=list(range(100)))
     scene.presence.states["job"][:50] = IN_MEMORY
     busy = [] if idle else scene.fill(1)
     for rate in (50, 5):
