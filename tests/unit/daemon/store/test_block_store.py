@@ -5,7 +5,6 @@ import random
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,6 @@ from tests.blockstore import (
     disk_usage,
     fill,
     key_of,
-    memory_directory,
     opened,
     readable,
     store_config,
@@ -137,12 +135,6 @@ StoreModel.TestCase.settings = settings(
     max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStoreModel = StoreModel.TestCase
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as directory:
-        yield directory
 
 
 def test_a_put_block_is_soon_seen_by_other_processes_and_an_evicted_one_is_gone(root: Path) -> None:

@@ -4,7 +4,6 @@ meanwhile."""
 import errno
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from tests.blockstore import (
     data_of,
     fill,
     key_of,
-    memory_directory,
     opened,
     readable,
     store_config,
@@ -31,12 +29,6 @@ from tests.blockstore import (
 from tests.simulated import space_of
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as directory:
-        yield directory
 
 
 def squeeze(store: OpenStore, monkeypatch: pytest.MonkeyPatch, room: int) -> None:

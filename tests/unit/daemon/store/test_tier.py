@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +13,9 @@ from cachefs_daemon.store.tier_directory import TierDirectory
 from cachefs.block import SSD, Location
 from cachefs.errors import Busy, ConfigError
 from cachefs.segment import segment_path
-from tests.blockstore import OpenStore, disk_usage, fill, key_of, memory_directory, opened, readable, store_config
+from tests.blockstore import OpenStore, disk_usage, fill, key_of, opened, readable, store_config
 
 ALL = range(60)
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as directory:
-        yield directory
 
 
 def location_of(store: OpenStore, number: int) -> Location:
