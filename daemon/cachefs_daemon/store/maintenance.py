@@ -97,6 +97,7 @@ class Maintenance:
         `keep_limit`."""
         with _only_one(self._retrying) as ours:
             if ours:
+                self._index.commit()
                 for tier in self._tiers:
                     tier.retry()
 
