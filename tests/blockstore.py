@@ -14,7 +14,7 @@ from typing import Any
 from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
-from cachefs.block import block_key, content_id
+from cachefs.block import MEMORY, SSD, block_key, content_id
 from cachefs.planning.eviction.quotas import Quota
 
 BLOCK_SIZE = 256 << 10
@@ -72,8 +72,13 @@ class OpenStore:
     def repairs(self) -> int:
         return self.blocks.repairs
 
+    def keep_limits(self) -> None:
+        for tier in (MEMORY, SSD):
+            self.storage.maintenance.keep_limit(tier)
+        self.storage.maintenance.keep_quotas()
+
     def maintain(self) -> None:
-        self.storage.maintenance.keep_limits()
+        self.keep_limits()
         self.storage.maintenance.retry()
         self.storage.maintenance.compact()
 

@@ -1,11 +1,13 @@
 """The node: every part of the daemon is made and connected here, started, kept in order, and stopped."""
 
 import asyncio
+import functools
 import time
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from cachefs.block import MEMORY, SSD
 from cachefs.errors import CachefsError
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
@@ -112,7 +114,9 @@ class Node:
     async def maintain(self) -> None:
         """Runs as long as the daemon. Limits are looked at in time whatever else is under way."""
         async with asyncio.TaskGroup() as group:
-            for each in (self._keep_limits, self._retry, self._compact, self._keep_order):
+            for tier in (MEMORY, SSD):
+                group.create_task(self._repeat(functools.partial(self._keep_limit, tier)))
+            for each in (self._keep_quotas, self._retry, self._compact, self._keep_order):
                 group.create_task(self._repeat(each))
 
     async def _repeat(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -125,8 +129,11 @@ class Node:
             except Exception as error:
                 self.errors.add("maintenance", f"internal error ({error!r})", bug=error)
 
-    async def _keep_limits(self) -> None:
-        await self.threads.limits(self.storage.maintenance.keep_limits)
+    async def _keep_limit(self, tier: int) -> None:
+        await self.threads.limits(functools.partial(self.storage.maintenance.keep_limit, tier))
+
+    async def _keep_quotas(self) -> None:
+        await self.threads.limits(self.storage.maintenance.keep_quotas)
 
     async def _retry(self) -> None:
         await self.threads.background(self.storage.maintenance.retry)
