@@ -12,16 +12,31 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from cachefs.block import MEMORY, SSD, Location, piece_checksums
+from cachefs.errors import StoreFull
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.pagecache.coverage import Coverage
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.index_writer import IndexWriter
-from cachefs_daemon.store.tier import Tier
-from cachefs_daemon.store.transfers import COPY_BATCH, Data, Transfers, batches
+from cachefs_daemon.store.segment_writer import Data
+from cachefs_daemon.store.tier import NewBlock, Tier
+from cachefs_daemon.store.transfers import COPY_BATCH, Transfers, batches
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A block to be stored."""
+
+    key: bytes
+    data: Data
+    # Keep it for a while even if no policy admits it.
+    transient: bool = True
+    # The snapshot for which it was fetched.
+    snapshot: str = ""
 
 
 class BlockStore:
@@ -49,33 +64,53 @@ class BlockStore:
         return self._index.get(key)
 
     def put(self, key: bytes, data: Data, *, transient: bool = True, snapshot: str = "") -> Location | None:
-        """Store a block and say where; where it was, if it was there already.
+        """Store one block: see `put_many`. Raises StoreFull."""
+        outcome = self.put_many([Put(key, data, transient, snapshot)])[0]
+        if isinstance(outcome, StoreFull):
+            raise outcome
+        return outcome
 
-        transient: keep it for a while even if no policy admits it; without, the answer is then None. snapshot: for
-        which it was fetched. Raises StoreFull where there is no room even for that.
-        """
-        found = self.get(key)
-        if found is not None:
-            return found
+    def put_many(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
+        """Store blocks, those that are needed soonest first, and say where each is; where it was, if it was there
+        already; StoreFull where there is no room even for a transient one."""
+        outcomes: list[Location | StoreFull | None] = [self.get(block.key) for block in blocks]
+        new = [number for number, outcome in enumerate(outcomes) if outcome is None]
+        now = time.monotonic()
         with self._tiering as tiering:
-            claimed = tiering.quotas.claim(key, snapshot, time.monotonic())
+            claimed = [blocks[n].key for n in new if tiering.quotas.claim(blocks[n].key, blocks[n].snapshot, now)]
         try:
-            return self._bring(key, data, transient)
+            for number, outcome in zip(new, self._bring([blocks[number] for number in new]), strict=True):
+                outcomes[number] = outcome
         finally:
             if claimed:
                 with self._tiering as tiering:
-                    if self.get(key) is None:
-                        tiering.quotas.forget(key)
+                    for key in claimed:
+                        if self.get(key) is None:
+                            tiering.quotas.forget(key)
+        return outcomes
 
-    def _bring(self, key: bytes, data: Data, transient: bool) -> Location | None:
-        checksums = piece_checksums(key, data)
+    def _bring(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
+        outcomes: list[Location | StoreFull | None] = [None] * len(blocks)
+        new = [NewBlock(one.key, piece_checksums(one.key, one.data), one.data) for one in blocks]
+        left = list(range(len(blocks)))
         for tier in self._tiers:
-            location = self._transfers.write(tier, key, checksums, data)
-            if location is not None:
-                return self._transfers.enter(key, location)
-        if not transient:
-            return None
-        return self._transfers.enter(key, self._transfers.write_transient(key, checksums, data), transient=True)
+            locations = self._transfers.write_many(tier, [new[number] for number in left])
+            written = [(number, where) for number, where in zip(left, locations, strict=True) if where is not None]
+            entered = self._transfers.enter([(new[number].key, where) for number, where in written])
+            for (number, _), where in zip(written, entered, strict=True):
+                outcomes[number] = where
+            left = [number for number in left if outcomes[number] is None]
+        for number in left:
+            if blocks[number].transient:
+                outcomes[number] = self._bring_transient(new[number])
+        return outcomes
+
+    def _bring_transient(self, block: NewBlock) -> Location | StoreFull:
+        try:
+            location = self._transfers.write_transient(block)
+        except StoreFull as error:
+            return error
+        return self._transfers.enter([(block.key, location)], transient=True)[0]
 
     def read(self, key: bytes, location: Location) -> bytes | None:
         """The block's bytes, verified; None if they are not right (or no longer there)."""
@@ -121,7 +156,7 @@ class BlockStore:
                 data = self.read(key, location) if location is not None and location.tier == SSD else None
                 if location is None or data is None:
                     continue
-                copy = self._transfers.write(self._tiers[MEMORY], key, location.checksums, data)
+                copy = self._transfers.write(self._tiers[MEMORY], NewBlock(key, location.checksums, data))
                 if copy is not None and self._transfers.move(key, location, copy):
                     gone.append(location)
             self._index.commit()

@@ -19,7 +19,7 @@ from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import span
-from cachefs_daemon.store.tier import Tier
+from cachefs_daemon.store.tier import NewBlock, Tier
 from cachefs_daemon.store.transfers import COPY_BATCH, LET_OTHERS_SECONDS, Transfers, batches
 
 _log = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class Maintenance:
                 if data is None:
                     self._blocks.repair(key, location)
                     continue
-                copy = self._transfers.write(tier, key, location.checksums, data)
+                copy = self._transfers.write(tier, NewBlock(key, location.checksums, data))
                 if copy is None:
                     full = True
                 elif self._transfers.move(key, location, copy):

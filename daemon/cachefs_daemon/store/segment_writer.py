@@ -8,7 +8,7 @@ A record is evicted by punching a hole over its whole 4 KiB-aligned span, so the
 live spans. A segment has its full size from the start and is filled from its start: XFS gives a file that grows twice
 the space it needs, for writes to come (measured: 120 MiB for 58). What follows the last record is a hole.
 
-Every function opens the file for itself, by its name in the tier's directory, whatever that directory's path leads to
+Every batch opens the file for itself, by its name in the tier's directory, whatever that directory's path leads to
 by now: that takes 5 us beside a write of 30 us or more, and no thread can close or reuse a descriptor that another one
 uses. Nothing that somebody may have planted is opened: no symbolic link is followed.
 """
@@ -30,6 +30,8 @@ from xxhash import xxh3_64_intdigest
 
 from cachefs.block import KEY_SIZE, Location, piece_count, pieces_match
 from cachefs.segment import segment_path
+
+Data = bytes | bytearray | memoryview
 
 PAGE: Final = 4096
 _MAGIC: Final = b"cachefs\x01"
@@ -107,23 +109,41 @@ def create(file: SegmentFile, size: int) -> None:
         os.ftruncate(fd, size)
 
 
-def write_record(
-    file: SegmentFile, record: Record, data: bytes | bytearray | memoryview, *, allocate: bool = False
-) -> None:
-    """Write one record into a segment; *allocate*: as an extent of its own (see `TierDirectory`). Raises OSError."""
+class RecordWriter:
+    """Writes records, with the latest segment left open for more of them until `close`. For one thread."""
+
+    def __init__(self) -> None:
+        self._number, self._fd = -1, -1
+
+    def write(self, file: SegmentFile, record: Record, data: Data, *, allocate: bool = False) -> None:
+        """Write one record; *allocate*: as an extent of its own (see `TierDirectory`). Raises OSError."""
+        if file.number != self._number:
+            self.close()
+            self._fd = _open(file, os.O_WRONLY)
+            self._number = file.number
+        write_record(file, self._fd, record, data, allocate=allocate)
+
+    def close(self) -> None:
+        """Close the segment that is open."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._number, self._fd = -1, -1
+
+
+def write_record(file: SegmentFile, fd: int, record: Record, data: Data, *, allocate: bool) -> None:
+    """Write one record into a segment that is open as *fd*; see `RecordWriter.write`. Raises OSError."""
     start = record.start
     head = _HEAD.pack(_MAGIC, record.key, len(data)) + record.checksums
     parts = [memoryview(head + _seal(head, file.number, start)), memoryview(data).cast("B")]
-    with _opened(file, os.O_WRONLY) as fd:
-        if allocate:
-            _fallocate(fd, _KEEP_SIZE, start, span(len(data)))
-        while parts:
-            written = os.pwritev(fd, parts, start)
-            start += written
-            while parts and written >= len(parts[0]):
-                written -= len(parts.pop(0))
-            if parts:
-                parts[0] = parts[0][written:]
+    if allocate:
+        _fallocate(fd, _KEEP_SIZE, start, span(len(data)))
+    while parts:
+        written = os.pwritev(fd, parts, start)
+        start += written
+        while parts and written >= len(parts[0]):
+            written -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][written:]
 
 
 def read_block(file: SegmentFile, key: bytes, location: Location) -> bytes | None:
@@ -144,11 +164,13 @@ def read_ahead(file: SegmentFile, location: Location) -> None:
         os.posix_fadvise(fd, location.offset, location.length, os.POSIX_FADV_WILLNEED)
 
 
-def punch(file: SegmentFile, start: int, length: int) -> None:
-    """Free the disk space of a range. Raises OSError, but not where the file is gone: so is its space."""
+def punch(file: SegmentFile, ranges: Iterable[tuple[int, int]]) -> None:
+    """Free the disk space of some ranges (start, length). Raises OSError, but not where the file is gone: so is its
+    space."""
     try:
         with _opened(file, os.O_WRONLY) as fd:
-            free_range(fd, start, length)
+            for start, length in ranges:
+                free_range(fd, start, length)
     except FileNotFoundError:
         pass
 
@@ -256,9 +278,13 @@ def _fallocate(fd: int, mode: int, start: int, length: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def _open(file: SegmentFile, flags: int) -> int:
+    return os.open(file.name, flags | _SAFELY, _MODE, dir_fd=file.directory)
+
+
 @contextmanager
 def _opened(file: SegmentFile, flags: int) -> Iterator[int]:
-    fd = os.open(file.name, flags | _SAFELY, _MODE, dir_fd=file.directory)
+    fd = _open(file, flags)
     try:
         yield fd
     finally:

@@ -10,7 +10,7 @@ import errno
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from cachefs.block import MEMORY, TIER_NAMES, Location
 from cachefs.errors import CachefsError, ConfigError
 from cachefs_daemon.store import capacity, segment_writer
 from cachefs_daemon.store.owned_directory import Place
-from cachefs_daemon.store.segment_writer import PAGE, Record, SegmentFile, page_ceil, span
+from cachefs_daemon.store.segment_writer import PAGE, Data, Record, RecordWriter, SegmentFile, page_ceil, span
 from cachefs_daemon.store.tier_directory import TierDirectory
 
 _log = logging.getLogger(__name__)
@@ -57,6 +57,20 @@ class TierConfig:
     # memory.
     min_free: int = 0
     required_mount: Path | None = None  # a mount point on which something must be mounted
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlock:
+    """A block to be written."""
+
+    key: bytes
+    checksums: bytes  # of its pieces (see cachefs.block)
+    data: Data
+
+    @property
+    def span(self) -> int:
+        """Bytes that it takes of a tier."""
+        return span(len(self.data))
 
 
 def place_of(number: int, config: TierConfig) -> Place:
@@ -178,46 +192,64 @@ class Tier:
 
     # --- blocks ---------------------------------------------------------------------------------------------------
 
-    def write(self, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview) -> Location | None:
+    def write(self, block: NewBlock) -> Location | None:
         """Write a block into room reserved for its span. None, the room given back, where that fails: see `problem`.
 
         Raises FileSystemFull, the room given back, where the file system has less room than the budget: then the limit
         is as low as that.
         """
-        size = span(len(data))
-        if not self._writes.acquire(timeout=_WRITE_PATIENCE):
-            self._failed(TimeoutError(errno.ETIMEDOUT, f"writes take longer than {_WRITE_PATIENCE} s"))
-            self._give_back(size)
-            return None
-        try:
-            return self._write(key, checksums, data)
-        finally:
-            self._writes.release()
+        written, error = self._write([block])
+        if error is not None:
+            self._check_full(error)
+            self._failed(error)
+        return written[0] if written else None
 
-    def _write(self, key: bytes, checksums: bytes, data: bytes | bytearray | memoryview) -> Location | None:
-        size = span(len(data))
-        try:
-            number, start = self._allocate(size)
-        except OSError as error:
-            self._give_back(size)
-            self._check_full(error)
+    def write_many(self, blocks: Sequence[NewBlock]) -> list[Location]:
+        """Write blocks into room reserved for their spans, up to the first one that cannot be written; the room of that
+        one and of all others is given back."""
+        written, error = self._write(blocks)
+        if error is not None and error.errno not in _FULL:
             self._failed(error)
-            return None
-        record = Record(key, start, len(data), checksums)
+        return written
+
+    def _write(self, blocks: Sequence[NewBlock]) -> tuple[list[Location], OSError | None]:
+        """Where the first blocks are that could be written, and why the next one could not be."""
+        written: list[Location] = []
+        if not self._writes.acquire(timeout=_WRITE_PATIENCE):
+            self._give_back(sum(block.span for block in blocks))
+            return written, TimeoutError(errno.ETIMEDOUT, f"writes take longer than {_WRITE_PATIENCE} s")
+        writer = RecordWriter()
         try:
-            segment_writer.write_record(self._file(number), record, data, allocate=self._place.extent_per_record)
+            for block in blocks:
+                written.append(self._write_one(writer, block))
         except OSError as error:
-            self._free_span(number, start, size)
-            self._check_full(error)
-            self._abandon(number)
-            self._failed(error)
-            return None
-        else:
-            self._worked()
-            return record.location(self.number, number)
+            self._give_back(sum(block.span for block in blocks[len(written) + 1 :]))
+            return written, error
+        finally:
+            writer.close()
+            self._writes.release()
+        self._worked()
+        return written, None
+
+    def _write_one(self, writer: RecordWriter, block: NewBlock) -> Location:
+        """Raises OSError, the block's room given back."""
+        try:
+            number, start = self._allocate(block.span)
+        except OSError:
+            self._give_back(block.span)
+            raise
+        record = Record(block.key, start, len(block.data), block.checksums)
+        try:
+            writer.write(self._file(number), record, block.data, allocate=self._place.extent_per_record)
+        except OSError as error:
+            self._free_spans(number, [(start, block.span)])
+            if error.errno not in _FULL:
+                self._abandon(number)
+            raise
         finally:
             with self._lock:
                 self._segments[number].writers -= 1
+        return record.location(self.number, number)
 
     def read(self, key: bytes, location: Location) -> bytes | None:
         return segment_writer.read_block(self._file(location.segment), key, location)
@@ -229,8 +261,12 @@ class Tier:
 
     def free_blocks(self, locations: Iterable[Location]) -> None:
         """Punch blocks out that no index entry, committed or not, points to any more."""
+        by_segment: dict[int, list[tuple[int, int]]] = {}
         for location in locations:
-            self._free_span(location.segment, segment_writer.record_start(location), span(location.length))
+            place = segment_writer.record_start(location), span(location.length)
+            by_segment.setdefault(location.segment, []).append(place)
+        for number, spans in by_segment.items():
+            self._free_spans(number, spans)
 
     def suspect(self, reason: str, location: Location) -> None:
         """Its disk does not answer: take no new blocks until the next `retry`, and free only then the block at
@@ -290,7 +326,7 @@ class Tier:
     def discard(self, number: int, ranges: Iterable[tuple[int, int]]) -> None:
         """Punch out adopted ranges that are nobody's."""
         for start, end in ranges:
-            self._free_span(number, start, end - start)
+            self._free_spans(number, [(start, end - start)])
 
     def sparse_segments(self) -> list[int]:
         """Closed segments so empty that they are better copied forward, emptiest first."""
@@ -326,7 +362,7 @@ class Tier:
             with self._lock:
                 # The other end is where it goes if it fails, so one that always fails is in nobody's way.
                 number, start, size = self._unpunched.popleft()
-            if not self._free_span(number, start, size):
+            if not self._free_spans(number, [(start, size)]):
                 break
         # Not while all writes hang: the probe would, too.
         if self.problem and not self._condemned and not self._unpunched and self._writes.acquire(blocking=False):
@@ -408,23 +444,25 @@ class Tier:
         state.live += size
         self.used += PAGE * ((state.live > 0) - had)
 
-    def _free_span(self, number: int, start: int, size: int) -> bool:
-        """Punch a hole. False, with the hole remembered for `retry`, where that fails."""
+    def _free_spans(self, number: int, spans: Sequence[tuple[int, int]]) -> bool:
+        """Punch holes (start, size) into a segment. False, with all of them remembered for `retry`, where that
+        fails."""
         try:
             if not self._holes.acquire(timeout=0.0 if self.problem else _WRITE_PATIENCE):
                 raise TimeoutError(errno.ETIMEDOUT, f"freeing takes longer than {_WRITE_PATIENCE} s")
             try:
-                segment_writer.punch(self._file(number), start, size)
+                segment_writer.punch(self._file(number), spans)
             finally:
                 self._holes.release()
         except OSError as error:
             # The bytes are still there, so they still count.
             self._failed(error)
             with self._lock:
-                self._unpunched.append((number, start, size))
+                self._unpunched.extend((number, start, size) for start, size in spans)
             return False
         with self._lock:
             if (state := self._segments.get(number)) is not None:
+                size = sum(size for _, size in spans)
                 self._count(state, -size)
                 self.used -= size
         return True

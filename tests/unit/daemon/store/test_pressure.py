@@ -106,11 +106,11 @@ def full_at(limit: int, monkeypatch: pytest.MonkeyPatch, directory: Path, error:
     """From now on the file system of *directory* takes no more than *limit* bytes."""
     write = segment_writer.write_record
 
-    def refuse(file: segment_writer.SegmentFile, record: segment_writer.Record, data: bytes, **options: Any) -> None:
+    def refuse(file: segment_writer.SegmentFile, fd: int, record: Any, data: bytes, **options: Any) -> None:
         taken = sum(entry.stat().st_blocks * 512 for entry in directory.iterdir())
         if file.path.parent == directory and taken + span(len(data)) > limit:
             raise OSError(error, "it is full")
-        write(file, record, data, **options)
+        write(file, fd, record, data, **options)
 
     monkeypatch.setattr(segment_writer, "write_record", refuse)
 

@@ -207,9 +207,10 @@ def test_a_retry_ends_at_the_first_hole_that_fails_again(root: Path, monkeypatch
     with opened(store_config(root, ssd=0)) as store:
         fill(store, range(8), size=1000)
         monkeypatch.setattr(segment_writer, "free_range", refuse)
+        places = [location for key in sorted(store.keys()) if (location := store.get(key)) is not None]
+        bad_one = segment_writer.record_start(places[3])
         store.evict(store.keys())
         used = store.usage()[MEMORY].used
-        bad_one = tried[3]
         tried.clear()
         store.storage.maintenance.retry()
         assert len(tried) == 1
