@@ -19,11 +19,12 @@ from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
+from cachefs_daemon.fetch.puts import Puts
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore
+from cachefs_daemon.store.block_store import BlockStore, Put
 
 # Seconds that a failure is remembered which does not pass by itself, such as that of an object that has changed.
 FAILURE_MEMORY: Final = 2.0
@@ -100,6 +101,8 @@ class Fetcher:
         self._flights: dict[bytes, _Flight] = {}  # by block key
         self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
         self.passing = Passing(slots.capacity // PASSING_PART)
+        self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
+        self._puts_ahead = Puts(store, threads.background)
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         self.fetched_blocks = 0  # since the daemon started
         self.fetched_bytes = 0  # since the daemon started
@@ -294,10 +297,11 @@ class Fetcher:
 
     async def _store_or_pass(self, flight: _Flight, data: bytes | bytearray) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
+        puts = self._puts if demanded else self._puts_ahead
+        stored = await puts.put(Put(source.key, data, transient=demanded, snapshot=source.snapshot))
+        if not isinstance(stored, StoreFull):
+            return stored
         run = self._threads.run if demanded else self._threads.background
-        try:
-            return await run(self._store.put, source.key, data, transient=demanded, snapshot=source.snapshot)
-        except StoreFull as error:
-            block = await run(PassingBlock.of, source.key, data)
-            self.passing.add(source.key, block, str(error))
-            return block
+        block = await run(PassingBlock.of, source.key, data)
+        self.passing.add(source.key, block, str(stored))
+        return block

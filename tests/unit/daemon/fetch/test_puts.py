@@ -1,0 +1,84 @@
+"""Blocks that come while others are being stored go to the store together; nobody waits for ever."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from cachefs_daemon.fetch.puts import Puts, Stored
+from cachefs_daemon.store.block_store import Put
+
+from cachefs.block import MEMORY, Location
+
+
+class Store:
+    """Takes what it is given when it is told to."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[bytes]] = []
+        self.go = asyncio.Event()
+        self.error: Exception | None = None
+
+    def put_many(self, blocks: Sequence[Put]) -> list[Stored]:
+        if self.error is not None:
+            raise self.error
+        return [Location(MEMORY, int(block.key), 0, 1, bytes(8)) for block in blocks]
+
+    async def run(self, work: Callable[[Sequence[Put]], list[Stored]], blocks: Sequence[Put]) -> list[Stored]:
+        self.batches.append([block.key for block in blocks])
+        await self.go.wait()
+        return work(blocks)
+
+
+async def begun(puts: Puts, count: int) -> list[asyncio.Task[Stored]]:
+    tasks = [asyncio.create_task(puts.put(Put(b"%d" % number, b"x"))) for number in range(count)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return tasks
+
+
+def segments(stored: Sequence[Any]) -> list[int]:
+    return [one.segment for one in stored]
+
+
+def test_what_comes_while_threads_are_busy_goes_in_batches() -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        puts = Puts(store, store.run)
+        tasks = await begun(puts, 40)
+        assert len(store.batches) == 2, "no more threads than that"
+        store.go.set()
+        assert segments(await asyncio.gather(*tasks)) == list(range(40)), "each gets its own"
+        assert max(map(len, store.batches)) == 16
+
+    asyncio.run(scenario())
+
+
+def test_an_error_reaches_all_of_its_batch_and_nobody_else() -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        puts = Puts(store, store.run)
+        store.error = OSError("broken")
+        tasks = await begun(puts, 3)
+        store.go.set()
+        for task in tasks:
+            with pytest.raises(OSError, match="broken"):
+                await task
+        store.error = None
+        assert segments([await puts.put(Put(b"7", b"x"))]) == [7]
+
+    asyncio.run(scenario())
+
+
+def test_one_that_nobody_waits_for_any_more_is_stored_all_the_same() -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        puts = Puts(store, store.run)
+        tasks = await begun(puts, 2)
+        tasks[0].cancel()
+        store.go.set()
+        assert segments([await tasks[1]]) == [1]
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+
+    asyncio.run(scenario())
