@@ -8,6 +8,7 @@ import logging
 import logging.handlers
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,9 @@ from cachefs.mount_spec import MountSpec
 
 READY: Final = "ready"
 MISSING: Final = "mounting needs {name}; install libfuse3-dev and fuse3, then: pip install 'cachefs[mount]'"
+# Seconds that the child may take, beside the time to wait for the daemon. The kernel alone has 20 (session.py), and a
+# snapshot of a million files is open in less than one.
+START_SECONDS: Final = 90.0
 # mount(8)'s exit status: 1 bad invocation, 32 mount failure.
 USAGE_STATUS: Final = 1
 FAILURE_STATUS: Final = 32
@@ -78,7 +82,7 @@ def main(  # noqa: PLR0913  # one for each option
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         if not directory:
             raise ConfigError("DIRECTORY is empty; name the directory to mount on")
-        place = kernel.place_of(Path(directory).absolute())
+        place = kernel.check_place(Path(directory).absolute())
         _check_hides_nothing(place, parsed)
         handler = logging.StreamHandler() if foreground else background_log(parsed)
         claim = kernel.prepare_mount_point(place)
@@ -91,6 +95,7 @@ def main(  # noqa: PLR0913  # one for each option
         log_to(handler, level)
 
         def ready() -> None:
+            kernel.check_mounted(place)
             kernel.release(claim)
             print(f"mounted on {place}", flush=True)
 
@@ -111,7 +116,7 @@ def _check_hides_nothing(place: Path, options: MountOptions) -> None:
         "its Python": Path(sys.executable),
     }
     for name, path in needed.items():
-        if path.absolute().is_relative_to(place) or path.resolve().is_relative_to(place):
+        if path.absolute().is_relative_to(place) or Path(os.path.realpath(path)).is_relative_to(place):
             raise CachefsError(f"a mount on {place} would cover {name} ({path}); choose another directory")
 
 
@@ -143,13 +148,12 @@ def serve(
 def in_background(spec: str, directory: Path, options: MountOptions, claim: int) -> int:
     """The exit status of the command, once the child serves or has failed. claim: released when the child serves."""
     reader, writer = os.pipe()
-    if os.fork():
+    if child := os.fork():
         os.close(writer)
-        # The end of the pipe does not come, since the mount's processes have it open too.
-        word = os.read(reader, select.PIPE_BUF).decode(errors="replace")
+        word = first_word(reader, child, options.daemon_wait + START_SECONDS)
         if word == READY:
             return 0
-        print(f"mount.cachefs: {word or 'the mount process died while starting; see its log'}", file=sys.stderr)
+        print(f"mount.cachefs: {word}", file=sys.stderr)
         return FAILURE_STATUS
     os.close(reader)
     os.setsid()
@@ -163,6 +167,7 @@ def in_background(spec: str, directory: Path, options: MountOptions, claim: int)
             writer = -1
 
     def ready() -> None:
+        kernel.check_mounted(directory)
         kernel.release(claim)
         tell(READY)
 
@@ -178,6 +183,19 @@ def in_background(spec: str, directory: Path, options: MountOptions, claim: int)
         logging.exception("the mount on %s failed", directory)
         tell(f"{type(error).__name__}: {error}")
         return FAILURE_STATUS
+
+
+def first_word(reader: int, child: int, seconds: float) -> str:
+    """What the process *child* says first, or why it says nothing. It is told to end where it takes too long."""
+    ended = os.pidfd_open(child)
+    # The end of the pipe does not come where the child dies, since processes of the mount have it open too.
+    some, _, _ = select.select([reader, ended], [], [], seconds)
+    if reader in some and (word := os.read(reader, select.PIPE_BUF)):
+        return word.decode(errors="replace")
+    if some:
+        return "the mount process died while starting; see its log"
+    os.kill(child, signal.SIGTERM)
+    return f"the mount does not answer reads after {seconds:.0f} s, and was told to end; see its log"
 
 
 def background_log(options: MountOptions) -> logging.Handler:

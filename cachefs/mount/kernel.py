@@ -5,12 +5,14 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
 from cachefs.errors import Busy, CachefsError, NotFound
+from cachefs.mount.mount_calls import leads_through_magic_link
 from cachefs.mount_table import mount_points
 
 log = logging.getLogger(__name__)
@@ -20,21 +22,62 @@ UNMOUNT_SECONDS: Final = 10
 ANSWER_SECONDS: Final = 5
 _MNT_FORCE: Final = 1
 _MOST_LINKS: Final = 40
+# Directories of the kernel: they come and go with processes and devices, and a mount on one of them goes with it.
+_OF_THE_KERNEL: Final = (Path("/proc"), Path("/sys"), Path("/dev"))
+# An ordinary file system among them.
+_SHARED_MEMORY: Final = Path("/dev/shm")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def place_of(directory: Path) -> Path:
     """Where a mount on *directory* is, without links; found without asking what is mounted there. Raises
     CachefsError."""
-    place = directory.parent.resolve() / directory.name
+    place = _without_links_above(directory)
     for _ in range(_MOST_LINKS):
         try:
             target = os.readlink(place)  # asks no mount, unlike lstat(2)
         except OSError:
             return place
-        place = place.parent / target
-        place = place.parent.resolve() / place.name
+        place = _without_links_above(place.parent / target)
     raise CachefsError(f"mount point {directory} is a symbolic link to itself")
+
+
+def _without_links_above(path: Path) -> Path:
+    """The path, with no link but perhaps its last name. Raises CachefsError where links lead in a circle."""
+    try:
+        above = os.path.realpath(path.parent, strict=True)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CachefsError(f"{path} leads through symbolic links in a circle") from None
+        above = os.path.realpath(path.parent)
+    return Path(above) / path.name
+
+
+def check_place(directory: Path) -> Path:
+    """The place where *directory*, an absolute path, can be mounted on. Raises CachefsError where no mount would
+    stay."""
+    given = Path(os.path.normpath(directory))
+    # The path that was given counts too: /proc/self is another process for whoever looks at it.
+    _check_not_of_the_kernel(given, directory)
+    place = place_of(directory)
+    _check_not_of_the_kernel(place, directory)
+    if leads_through_magic_link(directory):
+        raise CachefsError(
+            f"{directory} leads through a link of /proc, which each process sees differently; name {place}"
+        )
+    return place
+
+
+def _check_not_of_the_kernel(place: Path, directory: Path) -> None:
+    for top in _OF_THE_KERNEL:
+        if place.is_relative_to(top) and not (place.is_relative_to(_SHARED_MEMORY) and place != _SHARED_MEMORY):
+            raise CachefsError(f"{directory} is below {top}, where the kernel keeps its own; choose another directory")
+
+
+def check_mounted(place: Path) -> None:
+    """Raises CachefsError where no cachefs is mounted at *place*, a path of `place_of`."""
+    if not any(point.path == place for point in mount_points()):
+        raise CachefsError(f"{place} was unmounted, moved or removed while it was being mounted; mount it again")
 
 
 def is_dead(directory: Path) -> bool:
@@ -107,9 +150,13 @@ def prepare_mount_point(directory: Path) -> int:
     if is_dead(directory):
         log.warning("%s is the mount point of a process that is gone; unmounting it", directory)
         unmount(directory, lazy=True)
-    if not directory.exists():
-        raise NotFound(f"mount point {directory} does not exist; create it with `mkdir -p {directory}`")
-    if not directory.is_dir():
+    try:
+        found = directory.stat()
+    except FileNotFoundError:
+        raise NotFound(f"mount point {directory} does not exist; create it with `mkdir -p {directory}`") from None
+    except OSError as error:
+        raise CachefsError(f"mount point {directory} cannot be used: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode):
         raise CachefsError(f"mount point {directory} is not a directory")
     claim = _claim(directory)
     if any(point.path == directory.resolve() for point in mount_points()):
