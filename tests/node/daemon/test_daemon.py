@@ -20,6 +20,7 @@ import pytest
 from cachefs import errors
 from cachefs.block import Location
 from cachefs.identity import IDENTITY_KEY, ask_identity, identity_socket
+from cachefs.job_messages import JobName
 from cachefs.messages import (
     DatasetAdd,
     DatasetDetail,
@@ -39,6 +40,7 @@ from cachefs.rpc import (
     DATASET_SHOW,
     EVICT,
     FETCH,
+    JOB_SHOW,
     PIN,
     STATUS,
     UNPIN,
@@ -48,6 +50,7 @@ from cachefs.rpc import (
 )
 from cachefs.segment import segment_path
 from tests.daemon import Daemon, block_ref
+from tests.node.daemon.test_jobs import wait_until
 
 FILES = 30
 
@@ -431,6 +434,32 @@ def test_its_sockets_are_for_everybody_and_gone_at_the_end(daemon: Daemon) -> No
     assert [stat.S_IMODE(each.stat().st_mode) for each in sockets] == [0o666, 0o666]
     assert daemon.stop() == 0
     assert not any(each.exists() for each in sockets)
+
+
+def test_sockets_that_were_removed_are_there_again(daemon: Daemon) -> None:
+    """As cleaners of temporary files do it. The client that was connected goes on."""
+    for path in (daemon.socket, identity_socket(daemon.socket)):
+        path.unlink()
+    wait_until(daemon.socket.exists)
+    wait_until(identity_socket(daemon.socket).exists)
+    fresh = DaemonClient(daemon.socket)
+    assert fresh.call(STATUS, Empty()).pid == daemon.status().pid
+    assert ask_identity(daemon.socket)
+    with pytest.raises(errors.NotFound, match="no job named"):  # it knows who calls
+        fresh.call(JOB_SHOW, JobName(job="x"))
+    fresh.close()
+    assert "it is there again" in daemon.log.read_text()
+    assert daemon.stop() == 0
+    assert not daemon.socket.exists()
+
+
+def test_the_socket_of_a_daemon_that_took_the_place_stays(daemon: Daemon) -> None:
+    daemon.socket.unlink()
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as visitor:
+        other.bind(str(daemon.socket))
+        other.listen()
+        assert daemon.stop() == 0
+        visitor.connect(str(daemon.socket))
 
 
 def test_sigint_stops_in_order(daemon: Daemon) -> None:

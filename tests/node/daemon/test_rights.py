@@ -231,6 +231,7 @@ def test_a_client_says_anew_who_it_is_to_a_new_daemon(tmp_path: Path) -> None:
             client.call(JOB_PROGRESS, JobProgress(job="x", consumer="0", epoch=0, position=0))
         client.close()
         os.unlink(identity_socket(daemon.socket))
+        identity_socket(daemon.socket).touch()  # else the daemon would make it again
         fresh = DaemonClient(daemon.socket)
         with pytest.raises(Unidentified, match="cannot be reached"):
             fresh.call(JOB_SHOW, JobName(job="x"))
