@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cachefs.errors import Busy, CachefsError, NotFound
+from cachefs.errors import AccessDenied, Busy, CachefsError, NotFound
 from cachefs.mount.mount_calls import leads_through_magic_link
 from cachefs.mount_table import mount_points
 
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 UNMOUNT_SECONDS: Final = 10
 # A mount that has not answered for so long is taken to hang.
 ANSWER_SECONDS: Final = 5
+# What umount and fusermount3 say where it takes another user. fusermount3 looks only for mounts of who calls.
+_NOT_ALLOWED: Final = ("must be superuser", "ermission denied", "not permitted", "not found in /etc/mtab")
 _MNT_FORCE: Final = 1
 _MOST_LINKS: Final = 40
 # Directories of the kernel: they come and go with processes and devices, and a mount on one of them goes with it.
@@ -104,18 +106,25 @@ def is_stuck(directory: Path) -> bool:
 def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None:
     """lazy: also while files are open; force: whoever waits for an answer gets an error, where root asks for it.
 
-    Raises CachefsError with what the system's own command says.
+    Raises Busy, AccessDenied where it takes somebody else, or CachefsError with what the system's own command says.
     """
     if os.geteuid() == 0:
         command = ["umount", "-i", *["-l"] * lazy, *["-f"] * force, str(directory)]
     else:
         command = ["fusermount3", "-u", *["-z"] * lazy, str(directory)]
+    words = {**os.environ, "LC_ALL": "C"}  # those that we look for
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=UNMOUNT_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=UNMOUNT_SECONDS, check=False, env=words
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CachefsError(f"cannot unmount {directory}: {error}") from None
     if done.returncode:
-        raise CachefsError(f"cannot unmount {directory}: {done.stderr.strip() or f'{command[0]} failed'}")
+        said = " ".join(done.stderr.split()).rstrip(".") or f"{command[0]} failed"
+        if any(reason in said for reason in _NOT_ALLOWED):
+            raise AccessDenied(f"you may not unmount {directory}: it takes root, or the user who mounted it")
+        kind = Busy if " busy" in said else CachefsError
+        raise kind(f"cannot unmount {directory}: {said}")
 
 
 def abort(directory: Path) -> None:

@@ -183,6 +183,17 @@ def test_nobody_cancels_anothers_job(daemon: Daemon) -> None:
     assert daemon.client.call(JOB_SHOW, JobName(job="users~4321")).state == "cancelled"
 
 
+def test_who_may_not_unmount_is_told_who_may(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "numbers", tmp_path / "mnt") as mount:
+        for lazy in ((), ("--lazy",)):
+            done = cachectl(daemon, "umount", str(mount), *lazy)
+            assert done.returncode == 1
+            [line] = done.stderr.splitlines()
+            assert "it takes root, or the user who mounted it" in line
+            assert "--lazy" not in line
+        assert os.listdir(mount)
+
+
 def test_the_control_file_reaches_no_job_of_a_user(daemon: Daemon, tmp_path: Path) -> None:
     assert publish(daemon, "fit", uid=0).returncode == 0
     stranger = DaemonClient(daemon.socket, for_somebody=True)

@@ -62,8 +62,8 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
     recovered = not lazy and is_dead(path)
     try:
         kernel.unmount(path, lazy=lazy or recovered)
-    except CachefsError as error:
-        raise Busy(f"{error}; end what uses it, or detach it with --lazy") from None
+    except Busy as error:
+        raise Busy(f"{error}; end what uses it{'' if lazy else ', or detach it with --lazy'}") from None
     answer = {"mountpoint": path, "recovered": recovered}
     session.answer(answer, f"{name(directory)}: {'recovered from a dead mount' if recovered else 'unmounted'}")
 
