@@ -22,6 +22,7 @@ from cachefs.snapshot import Snapshot
 from cachefs_daemon.jobs.epoch_loader import EpochLoader, Prepared
 from cachefs_daemon.jobs.epochs import MAX_WAITING, MOST_WAITING, Epochs
 from cachefs_daemon.jobs.liveness import Liveness
+from cachefs_daemon.jobs.owners import given_name
 from cachefs_daemon.jobs.states import ConsumerState
 
 log = logging.getLogger(__name__)
@@ -124,8 +125,8 @@ class Consumer:
         self.liveness.renew(now)
         if not self._epochs.add(epoch, order, self._oldest):
             raise Busy(
-                f"epoch {epoch} of consumer {self.name} of job {self.request.job} is too far ahead: orders of nearer "
-                f"epochs fill {format_size(MAX_WAITING)} or are {MOST_WAITING:,}; publish it again when these are read"
+                f"epoch {epoch} of consumer {self.name} of job {given_name(self.request.job)} is too far ahead: orders "
+                f"of nearer epochs fill {format_size(MAX_WAITING)} or are {MOST_WAITING:,}; publish it again when these are read"
             )
         self._news.set()
 

@@ -23,7 +23,7 @@ from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer, check_size, order_of
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.owners import owner_of
+from cachefs_daemon.jobs.owners import given_name, no_such_job, owner_of, owner_words
 from cachefs_daemon.jobs.records import JobRecord, Places
 from cachefs_daemon.jobs.sample_maps import TREE
 from cachefs_daemon.jobs.stalls import Stalls
@@ -101,7 +101,7 @@ class JobRegistry:
         """Raises NotFound."""
         job = self._jobs.get(name)
         if job is None:
-            raise NotFound(f"no job named {name!r} has published anything here; see `cachectl job list`")
+            raise no_such_job(given_name(name))
         return job
 
     def view(self, job: Job, pushed: Pushed = lambda snapshot, blocks: 0) -> JobView:
@@ -182,7 +182,9 @@ class JobRegistry:
             consumers = sum(owner_of(one.request.job) == owner for one in self._consumers.values())
             jobs = sum(one.state == JobState.RUNNING and owner_of(one.name) == owner for one in self._jobs.values())
             if consumers >= MAX_CONSUMERS // USERS_SHARE or (job is None and jobs >= MAX_JOBS // USERS_SHARE):
-                raise Busy(f"{jobs:,} jobs of {owner} with {consumers:,} consumers run here; end some of these")
+                raise Busy(
+                    f"{jobs:,} jobs of {owner_words(owner)} with {consumers:,} consumers run here; end some of these"
+                )
         if len(self._consumers) >= MAX_CONSUMERS:
             raise Busy(f"the jobs of this node have {MAX_CONSUMERS:,} consumers; end some (`cachectl job cancel`)")
         if job is None and sum(one.state == JobState.RUNNING for one in self._jobs.values()) >= MAX_JOBS:
@@ -216,8 +218,8 @@ class JobRegistry:
         consumer = self._consumer(request.job, request.consumer)
         if not 0 <= request.epoch < MAX_EPOCHS or len(request.order) % 4:
             raise ConfigError(
-                f"epoch {request.epoch} of job {request.job}: expected u32 sample numbers, and epochs from 0 to "
-                f"{MAX_EPOCHS - 1:,}"
+                f"epoch {request.epoch} of job {given_name(request.job)}: expected u32 sample numbers, and epochs "
+                f"from 0 to {MAX_EPOCHS - 1:,}"
             )
         consumer.add_order(request.epoch, order_of(request.order), time.monotonic())
         self.unsaved.add(request.job)
@@ -225,7 +227,8 @@ class JobRegistry:
     def progress(self, request: JobProgress) -> None:
         """A consumer says where it is, or that it is through. Raises NotFound, ConfigError."""
         if not 0 <= request.epoch < MAX_EPOCHS or request.position < 0:
-            raise ConfigError(f"job {request.job}: epochs count from 0 to {MAX_EPOCHS - 1:,}, and positions from 0")
+            name = given_name(request.job)
+            raise ConfigError(f"job {name}: epochs count from 0 to {MAX_EPOCHS - 1:,}, and positions from 0")
         consumer = self._consumer(request.job, request.consumer)
         consumer.on_heartbeat(request.epoch, request.position, time.monotonic())
         if request.ended:
@@ -329,7 +332,7 @@ class JobRegistry:
         consumer = found.consumers.get(name)
         if consumer is None:
             state = f"has {found.state}" if found.state != JobState.RUNNING else "has not published it"
-            raise NotFound(f"job {job} has no consumer {name!r}: it {state}; publish first")
+            raise NotFound(f"job {given_name(job)} has no consumer {name!r}: it {state}; publish first")
         return consumer
 
     def _end_consumer(self, job: Job, consumer: Consumer, reason: str) -> None:
@@ -385,31 +388,32 @@ def _samples_of(sample_map: SampleMap, snapshot: Snapshot) -> int | None:
 
 
 def _check(request: JobPublish) -> None:
-    """Raises ConfigError."""
+    """Raises ConfigError, which has the name that the user gave."""
+    name = given_name(request.job)
     if len(request.consumer) > MAX_NAME or len(request.source) > MAX_NAME:
-        raise ConfigError(f"job {request.job}: names of consumers and publishers have at most {MAX_NAME} characters")
+        raise ConfigError(f"job {name}: names of consumers and publishers have at most {MAX_NAME} characters")
     if not (request.consumer.isprintable() and request.source.isprintable()):
-        raise ConfigError(f"job {request.job!r}: {request.consumer!r} of {request.source!r}: expected printable names")
+        raise ConfigError(f"job {name!r}: {request.consumer!r} of {request.source!r}: expected printable names")
     if not _NAME.fullmatch(request.job):
-        raise ConfigError(f"{request.job!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
+        raise ConfigError(f"{name!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
     if not 0 < request.lease <= MAX_LEASE:
-        raise ConfigError(f"job {request.job}: lease {request.lease:g} s: expected more than 0, and at most a week")
+        raise ConfigError(f"job {name}: lease {request.lease:g} s: expected more than 0, and at most a week")
     if not 0 <= request.rank < request.world_size:
-        raise ConfigError(f"job {request.job}: rank {request.rank} is not below the world size {request.world_size}")
+        raise ConfigError(f"job {name}: rank {request.rank} is not below the world size {request.world_size}")
     if request.workers < 0 or request.batch_size < 1 or request.prefetch < 0:
-        raise ConfigError(f"job {request.job}: workers, batch size and prefetch cannot be negative, or a batch empty")
+        raise ConfigError(f"job {name}: workers, batch size and prefetch cannot be negative, or a batch empty")
     if max(request.workers, request.prefetch) > MAX_WORKERS or request.batch_size > MAX_SAMPLES:
         raise ConfigError(
-            f"job {request.job}: {request.workers} workers that prefetch {request.prefetch} batches of "
+            f"job {name}: {request.workers} workers that prefetch {request.prefetch} batches of "
             f"{request.batch_size}: expected at most {MAX_WORKERS} workers, {MAX_WORKERS} batches and "
             f"{MAX_SAMPLES} samples"
         )
     if request.workers * request.batch_size * request.prefetch > MAX_SAMPLES:
-        raise ConfigError(f"job {request.job}: no loader reads more than {MAX_SAMPLES:,} samples ahead")
+        raise ConfigError(f"job {name}: no loader reads more than {MAX_SAMPLES:,} samples ahead")
     if request.spec is not None:
-        _check_spec(request.job, request.spec)
+        _check_spec(name, request.spec)
     if request.map is not None and request.map.kind not in MAPS:
-        raise ConfigError(f"job {request.job}: sample map {request.map.kind!r}: expected one of {', '.join(MAPS)}")
+        raise ConfigError(f"job {name}: sample map {request.map.kind!r}: expected one of {', '.join(MAPS)}")
 
 
 def _check_spec(job: str, spec: SamplerSpec) -> None:

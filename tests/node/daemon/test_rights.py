@@ -170,6 +170,20 @@ def test_each_user_has_jobs_of_its_own(daemon: Daemon) -> None:
     assert daemon.client.call(JOB_SHOW, JobName(job=f"train~{NOBODY}")).state == "cancelled"
 
 
+def test_users_are_told_the_names_that_they_gave(daemon: Daemon) -> None:
+    assert publish(daemon, "named", uid=NOBODY).returncode == 0
+    assert cachectl(daemon, "job", "show", "named").stdout.startswith("named: running")
+    for uid in (0, 4321):
+        assert cachectl(daemon, "job", "show", "named", uid=uid).stdout.startswith(f"named~{NOBODY}: running")
+        assert f"named~{NOBODY} " in cachectl(daemon, "job", "list", uid=uid).stdout
+    publishing = ("job", "publish", "named", "numbers", "--sampler", "sequential", "--rank", "5")
+    for words in (publishing, ("job", "publish", "a/b", *publishing[3:]), ("job", "show", "no"), ("stalls", "no")):
+        done = cachectl(daemon, *words)
+        assert done.returncode == 1
+        assert "~" not in done.stderr, words
+    assert "'no~1'" in cachectl(daemon, "job", "show", "no~1").stderr
+
+
 def test_nobody_cancels_anothers_job(daemon: Daemon) -> None:
     assert publish(daemon, "roots", uid=0).returncode == 0
     assert publish(daemon, "users", uid=4321).returncode == 0

@@ -12,6 +12,7 @@ import click
 from rich.table import Table
 
 from cachefs.errors import ConfigError
+from cachefs.identity import OWNER_MARK
 from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobPublish, JobView, SampleMap, StallRow
 from cachefs.messages import DatasetName, Empty
 from cachefs.planning.sequences.sampler_spec import KINDS, SamplerSpec
@@ -240,7 +241,9 @@ def show(session: CommandSession, name: str) -> None:
 def describe(view: JobView) -> Iterator[str | Table]:
     """The lines of `job show`."""
     age = duration(max(0.0, time.time() - view.started))
-    yield f"{shown(view.job)}: {view.state}, {age} old, published by {view.source or 'nobody known'}"
+    # One's own jobs have the name that one gave them; those of others need the full one.
+    job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
+    yield f"{shown(job)}: {view.state}, {age} old, published by {view.source or 'nobody known'}"
     yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
     yield f"fetched for it: {size(view.fetched_bytes)}; {view.stalls:,} reads waited, {view.stall_seconds:.1f} s in all"
     for problem in view.problems:

@@ -251,11 +251,11 @@ def test_no_user_keeps_the_others_out(tmp_path: Path, monkeypatch: pytest.Monkey
     async def scene(jobs: Jobs) -> None:
         for name in "ab":
             jobs.say(f"{name}~65534")
-        with pytest.raises(Busy, match="2 jobs of 65534 with 2 consumers"):
+        with pytest.raises(Busy, match="2 jobs of user 65534 with 2 consumers"):
             jobs.say("c~65534")
         for number in "12":
             jobs.say("a~65534", consumer=number)
-        with pytest.raises(Busy, match="2 jobs of 65534 with 4 consumers"):
+        with pytest.raises(Busy, match="2 jobs of user 65534 with 4 consumers"):
             jobs.say("a~65534", consumer="3")
         jobs.say("a~1000")
         for name in "abcd":
