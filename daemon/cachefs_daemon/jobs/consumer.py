@@ -124,9 +124,10 @@ class Consumer:
         where that is too far ahead to be kept."""
         self.liveness.renew(now)
         if not self._epochs.add(epoch, order, self._oldest):
+            job = given_name(self.request.job)
             raise Busy(
-                f"epoch {epoch} of consumer {self.name} of job {given_name(self.request.job)} is too far ahead: orders "
-                f"of nearer epochs fill {format_size(MAX_WAITING)} or are {MOST_WAITING:,}; publish it again when these are read"
+                f"epoch {epoch} of consumer {self.name} of job {job} is too far ahead: orders of nearer epochs fill "
+                f"{format_size(MAX_WAITING)} or are {MOST_WAITING:,}; publish it again when these are read"
             )
         self._news.set()
 

@@ -1,13 +1,16 @@
 """cachectl as a user runs it: as a process, with a real daemon and real mounts."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import random
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,16 +199,41 @@ def test_ls_lists_a_directory_of_the_snapshot(daemon: Daemon, tree: Path) -> Non
     assert answer(daemon, "ls", "tree", "big")["entries"] == [{"name": "big", "directory": False, "size": 3_500_000}]
 
 
-def test_text_is_safe_and_within_100_columns(daemon: Daemon, tree: Path) -> None:
+def test_text_is_safe_and_whole_in_a_pipe_and_within_a_terminal(daemon: Daemon, tree: Path) -> None:
     deep = tree / "/".join(["d" * 60] * 5)
     deep.mkdir(parents=True)
     (deep / ("f" * 200)).write_bytes(b"deep")
+    answer(daemon, "dataset", "add", "long", f"file://{deep}")
     answer(daemon, "dataset", "refresh", "tree")
     answer(daemon, "warmup", "tree")
-    for arguments in (["status"], ["ls", "tree"], ["ls", "tree", "--cached"], ["dataset", "list"], ["mounts"]):
+    path = str((deep / ("f" * 200)).relative_to(tree))
+    for arguments, whole in (
+        (["status"], str(daemon.ssd)), (["ls", "tree", "--cached"], path), (["dataset", "list"], f"file://{deep}"),
+        (["dataset", "show", "long"], f"url        file://{deep}\n"),
+    ):  # fmt: skip
         text = run(daemon, *arguments).stdout
-        assert max(map(len, text.splitlines())) <= 100
+        assert whole in text
+        assert all(line == line.rstrip() for line in text.splitlines())
     assert r"odd \xff\n[bold]name" in run(daemon, "ls", "tree").stdout
+    narrow = on_terminal(daemon, "status")
+    assert "clairvoyant" in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
+
+
+def on_terminal(daemon: Daemon, *arguments: str) -> str:
+    """What a command writes to a terminal of 80 columns."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    with open(controller, encoding="utf-8") as screen:
+        environment = {**os.environ, "TERM": "dumb"}
+        command = [CACHECTL, *arguments, "--socket", daemon.socket]
+        child = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL, env=environment)
+        os.close(terminal)
+        lines = []
+        with contextlib.suppress(OSError):  # the end of a terminal is an error
+            lines.extend(screen)
+        assert child.wait(30) == 0
+        return "".join(lines)
 
 
 def test_verify_drops_what_is_damaged_and_is_status_4(daemon: Daemon) -> None:

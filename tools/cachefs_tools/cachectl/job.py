@@ -206,7 +206,7 @@ def list_jobs(session: CommandSession) -> None:
         session.answer(found, "no job has published anything")
         return
     session.answer(
-        found, table("JOB DATASET STATE >RANKS >EPOCH >DONE >RATE >STALLS >WAITED", map(job_row, found.jobs))
+        found, table("JOB DATASET =STATE >RANKS >EPOCH >DONE >RATE >STALLS >WAITED", map(job_row, found.jobs))
     )
 
 
@@ -250,7 +250,7 @@ def describe(view: JobView) -> Iterator[str | Table]:
         yield f"! {shown(problem)}"
     yield ""
     yield table(
-        "CONSUMER STATE >EPOCH >SAMPLE >OF >RATE >MATCHED >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers)
+        "CONSUMER =STATE >EPOCH >SAMPLE >OF >RATE >MATCHED >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers)
     )
     for consumer in view.consumers:
         if consumer.problem:
@@ -290,7 +290,7 @@ def stalls(session: CommandSession, name: str) -> None:
     if not found.rows:
         session.answer(found, "nobody had to wait")
         return
-    session.answer(found, table("JOB CONSUMER >EPOCH SOURCE >READS >WAITED >LONGEST", map(stall_row, found.rows)))
+    session.answer(found, table("JOB CONSUMER >EPOCH =SOURCE >READS >WAITED >LONGEST", map(stall_row, found.rows)))
 
 
 def stall_row(row: StallRow) -> tuple[str, ...]:
