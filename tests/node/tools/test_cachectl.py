@@ -82,10 +82,46 @@ def test_no_daemon_is_status_3_and_says_how_to_start_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "arguments", [["dataset", "show"], ["warmup", "tree", "--fraction", "1.5"], ["warmup", "tree", "--fraction", "x%"]]
+    "arguments",
+    [
+        ["dataset", "show"],
+        ["warmup", "tree", "--fraction", "1.5"],
+        ["warmup", "tree", "--fraction", "x%"],
+        ["job", "publish", "x", "tree", "--sampler", "sequential", "--seed", str(2**64)],
+        ["job", "publish", "x", "tree", "--sampler", "sequential", "--epochs", str(2**64)],
+    ],
 )
 def test_wrong_usage_is_status_2(tmp_path: Path, arguments: list[str]) -> None:
     assert run(tmp_path / "nothing", *arguments).returncode == 2
+
+
+def test_no_directory_is_not_the_current_one(tmp_path: Path) -> None:
+    assert "the directory is empty" in failure(tmp_path / "nothing", "umount", "")
+
+
+def test_an_answer_that_cannot_be_written_is_told_in_a_line(daemon: Daemon) -> None:
+    for redirected, status in (("/dev/full", 1), ("&-", 0)):
+        for option in ("", "--json"):
+            command = f'"$0" mounts {option} --socket "$1" >{redirected}'
+            done = subprocess.run(
+                ["bash", "-c", command, CACHECTL, daemon.socket],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert done.returncode == status, done.stderr
+            assert done.stderr.count("\n") == status
+            assert ("No space left" in done.stderr) == bool(status)
+
+
+def test_json_of_a_mount_that_fails_says_why(tmp_path: Path) -> None:
+    done = run(tmp_path / "nothing", "mount", "tree", tmp_path, "-o", "bogus", "--json")
+    assert done.returncode == 1
+    assert "'bogus' is not understood" in json.loads(done.stdout)["message"]
+    assert done.stderr.startswith("cachectl: mount option 'bogus'")
+    done = run(tmp_path / "nothing", "mount", "tree", tmp_path / "none", "--json")
+    assert (done.returncode, "does not exist" in json.loads(done.stdout)["message"]) == (32, True)
 
 
 def test_what_is_not_there_is_named(daemon: Daemon) -> None:

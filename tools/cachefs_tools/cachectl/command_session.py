@@ -1,5 +1,6 @@
 """What every command of cachectl has: a connection to the daemon, a way to answer, and a way to fail."""
 
+import contextlib
 import functools
 import io
 import json
@@ -42,7 +43,11 @@ class CommandSession:
     @functools.cached_property
     def client(self) -> DaemonClient:
         """The daemon. Raises AccessDenied where this user may not connect to it."""
-        if self.socket.exists() and not os.access(self.socket, os.W_OK, effective_ids=True):
+        try:
+            forbidden = self.socket.is_socket() and not os.access(self.socket, os.W_OK, effective_ids=True)
+        except PermissionError:  # not even whether it is there
+            forbidden = True
+        if forbidden:
             raise AccessDenied(f"you may not use {self.socket}: its directory does not let you through")
         return DaemonClient(self.socket)
 
@@ -108,6 +113,8 @@ def with_session(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*, socket: str | None, as_json: bool, **arguments: Any) -> None:
         session = CommandSession(socket_path(socket), as_json)
+        if sys.stdout is None:  # closed by who called: nobody wants the answer
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
         try:
@@ -125,9 +132,10 @@ def with_session(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def fail(session: CommandSession, kind: str, message: str, status: ExitStatus) -> NoReturn:
+def fail(session: CommandSession, kind: str, message: str, status: int) -> NoReturn:
     """Print what is wrong, and end the program. The kind is the name of the error's class."""
     if session.as_json:
-        click.echo(json.dumps({"error": kind, "message": message}))
+        with contextlib.suppress(OSError):  # it may be what is wrong that nothing can be written there
+            click.echo(json.dumps({"error": kind, "message": message}))
     click.echo(f"cachectl: {message}", err=True)
     sys.exit(status)
