@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 
 import click
 
+import cachefs
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount import kernel
 from cachefs.mount.options import MountOptions, parse
@@ -40,6 +41,7 @@ FAILURE_STATUS: Final = 32
 @click.option("-v", "--verbose", is_flag=True, help="Say more in the log.")
 @click.option("--no-zero-open", is_flag=True, help="Same as -o no_zero_open, for kernels without it.")
 @click.option("--workers", type=int, metavar="N", help="Same as -o workers=N.")
+@click.version_option(cachefs.__version__, prog_name="mount.cachefs")
 @click.option("-s", "sloppy", is_flag=True, hidden=True)
 @click.option("-n", "no_mtab", is_flag=True, hidden=True)
 def main(  # noqa: PLR0913  # one for each option

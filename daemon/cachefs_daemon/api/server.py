@@ -67,7 +67,11 @@ class Server:
     async def start(self) -> None:
         """Raises Busy where another daemon listens on the socket, CachefsError where it cannot be made."""
         self._server = self._listen()
-        await self._identities.start()
+        try:
+            await self._identities.start()
+        except CachefsError:
+            self._place.leave()
+            raise
         await self._server.start()
 
     def _listen(self) -> grpc.aio.Server:

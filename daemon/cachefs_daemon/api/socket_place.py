@@ -57,8 +57,13 @@ class SocketPlace:
                 os.close(directory)
         except FileExistsError:
             raise Busy(f"another daemon listens on {self.path} since a moment ago; stop one of them") from None
-        except (OSError, RuntimeError) as error:
-            raise CachefsError(f"cannot listen on the socket {self.path}: {error}") from None
+        except RuntimeError:  # of gRPC, whose text names the path that it was given
+            raise CachefsError(
+                f"cannot listen on the socket {self.path}: no socket can be made in {self.path.parent}; let the daemon "
+                "write there, or give it another daemon.socket"
+            ) from None
+        except OSError as error:
+            raise CachefsError(f"cannot listen on the socket {self.path}: {error.strerror or error}") from None
 
     def _bind(self, directory: int, bind: Callable[[str], object]) -> tuple[int, int]:
         name = f".cachefsd-{secrets.token_hex(4)}"

@@ -462,6 +462,19 @@ def test_the_socket_of_a_daemon_that_took_the_place_stays(daemon: Daemon) -> Non
         visitor.connect(str(daemon.socket))
 
 
+def test_a_daemon_that_cannot_have_both_sockets_leaves_neither(daemon: Daemon, tmp_path: Path) -> None:
+    assert daemon.stop() == 0
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(identity_socket(daemon.socket)))
+        other.listen()
+        daemon.spawn()
+        assert daemon.process is not None
+        assert daemon.process.wait(30) == 1
+        daemon.process = None
+    assert "another daemon listens on" in daemon.log.read_text()
+    assert not daemon.socket.exists()
+
+
 def test_sigint_stops_in_order(daemon: Daemon) -> None:
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGINT)
