@@ -77,9 +77,13 @@ class OpenStore:
             self.storage.maintenance.keep_limit(tier)
         self.storage.maintenance.keep_quotas()
 
+    def retry(self) -> None:
+        for tier in (MEMORY, SSD):
+            self.storage.maintenance.retry(tier)
+
     def maintain(self) -> None:
         self.keep_limits()
-        self.storage.maintenance.retry()
+        self.retry()
         self.storage.maintenance.compact()
 
     def accessed(self, keys: Sequence[bytes]) -> None:

@@ -294,7 +294,7 @@ class Fetcher:
 
     async def _store_or_pass(self, flight: _Flight, data: bytes | bytearray) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
-        run = self._threads.run if demanded else self._threads.background
+        run = self._threads.run if demanded else self._threads.ahead
         try:
             return await run(self._store.put, source.key, data, transient=demanded, snapshot=source.snapshot)
         except StoreFull as error:
