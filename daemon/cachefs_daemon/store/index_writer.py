@@ -145,6 +145,12 @@ class IndexWriter:
         found.extend(key for key, location in changes.items() if location is not None)
         return found
 
+    def count(self) -> int:
+        """How many keys there are; where the index cannot be written just now, about how many."""
+        self.commit()
+        with self._env.begin(db=self._blocks) as txn:
+            return int(txn.stat(self._blocks)["entries"])
+
     def portions(self, most: int) -> Iterator[list[bytes]]:
         """All keys, in lists of at most *most*; some may be gone by now. For a million blocks `keys` takes 77 MB, and a
         transaction that keeps pages of the file from being used again."""

@@ -26,12 +26,13 @@ def index(root: Path) -> Iterator[IndexWriter]:
 
 @pytest.mark.parametrize("most", [1, 7, 20, 100])
 def test_keys_come_in_portions(index: IndexWriter, most: int) -> None:
+    assert index.count() == len(OLD)
     portions = list(index.portions(most))
     assert [len(portion) for portion in portions[:-1]] == [most] * (len(portions) - 1)
     assert [key for portion in portions for key in portion] == OLD
     for key in OLD:
         index.delete(key)
-    assert index.commit()
+    assert index.count() == 0
     assert list(index.portions(most)) == []
 
 
