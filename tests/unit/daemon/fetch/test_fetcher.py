@@ -5,6 +5,7 @@ import errno
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
@@ -341,6 +342,41 @@ def test_while_what_is_ahead_hangs_on_a_disk_all_else_goes_on(
         finally:
             released.set()
             await stuck
+
+    on_bench(store, scene)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """A tier has to write something to a disk, which hangs."""
+    monkeypatch.setattr(fetcher, "PUT_PATIENCE", 0.05)
+    hanging, released = threading.Event(), threading.Event()
+    put = store.blocks.put
+
+    def hang(*block: Any, **options: Any) -> Location | None:
+        hanging.set()
+        assert released.wait(60)
+        return put(*block, **options)
+
+    monkeypatch.setattr(store.blocks, "put", hang)
+
+    async def scene(bench: Bench) -> None:
+        try:
+            if ahead:
+                await bench.fetcher.hint([ref(1)])
+                assert await asyncio.to_thread(hanging.wait, 20)
+            [answer] = await bench.fetcher.demand([ref(1)], 20)
+            assert isinstance(answer, PassingBlock)
+            assert answer.data == b"object-1".ljust(SIZE, b".")
+            bench.fetcher.passing.close()
+            [again] = await bench.fetcher.demand([ref(1)], 20)
+            assert isinstance(again, PassingBlock)
+        finally:
+            released.set()
+        await until(lambda: bench.store.get(key_of(1)) is not None)
+        assert bench.origin.requests == 1
 
     on_bench(store, scene)
 
