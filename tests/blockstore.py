@@ -14,7 +14,7 @@ from typing import Any
 from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
-from cachefs.block import block_key, content_id
+from cachefs.block import MEMORY, SSD, block_key, content_id
 from cachefs.planning.eviction.quotas import Quota
 
 BLOCK_SIZE = 256 << 10
@@ -72,9 +72,18 @@ class OpenStore:
     def repairs(self) -> int:
         return self.blocks.repairs
 
+    def keep_limits(self) -> None:
+        for tier in (MEMORY, SSD):
+            self.storage.maintenance.keep_limit(tier)
+        self.storage.maintenance.keep_quotas()
+
+    def retry(self) -> None:
+        for tier in (MEMORY, SSD):
+            self.storage.maintenance.retry(tier)
+
     def maintain(self) -> None:
-        self.storage.maintenance.keep_limits()
-        self.storage.maintenance.retry()
+        self.keep_limits()
+        self.retry()
         self.storage.maintenance.compact()
 
     def accessed(self, keys: Sequence[bytes]) -> None:

@@ -1,14 +1,16 @@
-"""Real servers, which are started once per session.
+"""What tests of several directories need: real servers, which are started once per session, and a place for a store.
 
 Where a server is not installed, the tests that need it fail with the line that installs it.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests import page_cache_lock
+from tests.blockstore import memory_directory
 from tests.servers import radosgw as radosgw_server
 from tests.servers import rclone as rclone_server
 from tests.servers.s3 import S3Server
@@ -27,6 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The Makefile tells xdist to keep this order; its own begins with the files that have the most tests.
     """
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG_FILES))
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A directory for a store."""
+    with memory_directory() as directory:
+        yield directory
 
 
 @pytest.fixture

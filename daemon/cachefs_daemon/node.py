@@ -1,11 +1,13 @@
 """The node: every part of the daemon is made and connected here, started, kept in order, and stopped."""
 
 import asyncio
+import functools
 import time
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from cachefs.block import MEMORY, SSD
 from cachefs.errors import CachefsError
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
@@ -109,8 +111,16 @@ class Node:
     async def maintain(self) -> None:
         """Runs as long as the daemon. Limits are looked at in time whatever else is under way."""
         async with asyncio.TaskGroup() as group:
-            for each in (self._keep_limits, self._retry, self._compact, self._keep_order):
-                group.create_task(self._repeat(each))
+            group.create_task(self._repeat(self._keep_order))
+            for each in self._upkeep():
+                group.create_task(self._repeat(functools.partial(self.threads.upkeep, each)))
+
+    def _upkeep(self) -> list[Callable[[], None]]:
+        """What is done from time to time in threads, each step for itself: a disk that hangs holds up one of them."""
+        maintenance = self.storage.maintenance
+        for_tiers = (maintenance.keep_limit, maintenance.retry)
+        by_tier = [functools.partial(step, tier) for step in for_tiers for tier in (MEMORY, SSD)]
+        return [*by_tier, maintenance.keep_quotas, maintenance.compact]
 
     async def _repeat(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
@@ -121,15 +131,6 @@ class Node:
                 self.errors.add("maintenance", str(error))
             except Exception as error:
                 self.errors.add("maintenance", f"internal error ({error!r})", bug=error)
-
-    async def _keep_limits(self) -> None:
-        await self.threads.limits(self.storage.maintenance.keep_limits)
-
-    async def _retry(self) -> None:
-        await self.threads.background(self.storage.maintenance.retry)
-
-    async def _compact(self) -> None:
-        await self.threads.background(self.storage.maintenance.compact)
 
     async def _keep_order(self) -> None:
         self.exchange.refresh()

@@ -26,19 +26,12 @@ from tests.blockstore import (
     disk_usage,
     fill,
     key_of,
-    memory_directory,
     opened,
     readable,
     store_config,
 )
 
 ALL = range(100)
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as directory:
-        yield directory
 
 
 @contextmanager

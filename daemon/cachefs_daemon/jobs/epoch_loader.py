@@ -31,6 +31,8 @@ from cachefs_daemon.store.presence_watch import PresenceWatch
 
 # A block that an indexer needs is fetched like one somebody waits for.
 INDEX_PATIENCE: Final = 60.0
+# A block may be evicted, or turn out to be damaged, before its indexer has read it; so it is asked for again.
+_INDEX_TRIES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,8 @@ class EpochLoader:
         def block(entry: int, content: bytes, number: int) -> bytes:
             nonlocal kept
             if kept[:2] != (entry, number):
-                bringing = self._block(BlockRef(snapshot.id, entry, number), block_key(content, number))
-                kept = (entry, number, asyncio.run_coroutine_threadsafe(bringing, loop).result())
+                ref = BlockRef(snapshot.id, entry, number)
+                kept = (entry, number, self._block(ref, block_key(content, number), loop))
             return kept[2]
 
         def read(entry: int, offset: int, length: int) -> bytes:
@@ -180,16 +182,20 @@ class EpochLoader:
 
         return read
 
-    async def _block(self, ref: BlockRef, key: bytes) -> bytes:
-        [found] = await self._fetcher.demand([ref], INDEX_PATIENCE)
-        if isinstance(found, CachefsError):
-            raise found
-        if isinstance(found, PassingBlock):
-            return bytes(found.data)
-        data = await self._threads.run(self._blocks.read, key, found)
-        if data is None:
-            raise OriginUnavailable(f"block {ref.number} of entry {ref.entry} was evicted before it could be indexed")
-        return data
+    def _block(self, ref: BlockRef, key: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
+        """In the thread of an indexer, which also reads: threads of readers do not wait for a disk on its behalf."""
+        for _ in range(_INDEX_TRIES):
+            asking = self._fetcher.demand([ref], INDEX_PATIENCE)
+            [found] = asyncio.run_coroutine_threadsafe(asking, loop).result()
+            if isinstance(found, CachefsError):
+                raise found
+            if isinstance(found, PassingBlock):
+                return bytes(found.data)
+            data = self._blocks.read(key, found)
+            if data is not None:
+                return data
+            ref = BlockRef(ref.snapshot, ref.entry, ref.number, found.pack())
+        raise OriginUnavailable(f"block {ref.number} of entry {ref.entry} was evicted before it could be indexed")
 
 
 def _unread(entry: int, offset: int, length: int) -> bytes:

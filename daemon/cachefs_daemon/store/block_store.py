@@ -102,7 +102,7 @@ class BlockStore:
         given back once the tier answers. The tier takes no new blocks for a while."""
         if location.tier != SSD or len(self._tiers) <= SSD or not self._transfers.leave(key, location):
             return False
-        self._index.commit()
+        # No commit: the index may be on the disk that hangs. `Maintenance.retry` commits before it frees the bytes.
         self._tiers[SSD].suspect("a reader has waited for it in vain", location)
         return True
 

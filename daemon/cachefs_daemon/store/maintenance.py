@@ -1,14 +1,20 @@
 """The store's housekeeping: limits that have sunk, blocks whose time is over, segments with little left in them."""
 
+import errno
+import functools
 import logging
+import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
-from cachefs.block import Location
+from cachefs.block import MEMORY, SSD, Location
 from cachefs.planning.eviction.tiering import Tiering
+from cachefs_daemon.runtime.aside import Aside
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
@@ -20,6 +26,13 @@ _log = logging.getLogger(__name__)
 
 # One call copies for as long: on a disk of 200 MB/s some 200 MB.
 COMPACTION_SECONDS: Final = 1.0
+# For as long what a squeezed memory tier evicts moves to the SSD tier; what is left then is dropped. Whoever takes the
+# machine's memory may be faster than the disk.
+DEMOTION_SECONDS: Final = 2.0
+# So many move at once, 64 MiB of blocks of 4 MiB. A disk that takes longer than this for them is treated like one that
+# hangs.
+_DEMOTED_TOGETHER: Final = 16
+_DEMOTION_PATIENCE: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -36,7 +49,8 @@ class _Found:
 
 
 class Maintenance:
-    """Blocking. Of `keep_limits` and of `compact`, one call at a time does something; others return at once."""
+    """Blocking. Of each method, for each tier it can be called for, one call at a time does something; others return at
+    once. Each may hang as long as the disk of an SSD tier does, but what is called for the memory tier."""
 
     def __init__(
         self,
@@ -51,52 +65,55 @@ class Maintenance:
         self._tiering = tiering
         self._transfers = transfers
         self._blocks = blocks
-        self._limiting = threading.Lock()
+        self._demotions = Aside("demotions")
+        self._limiting = [threading.Lock() for _ in tiers]
+        self._keeping_quotas = threading.Lock()
         self._compacting = threading.Lock()
-        self._retrying = threading.Lock()
+        self._retrying = [threading.Lock() for _ in tiers]
 
-    def keep_limits(self) -> None:
-        """To be called every few seconds, in a thread that nothing else can hold up: while nobody looks, others may
-        fill the machine's memory. Does nothing while the last call, on a slow disk, runs."""
-        if not self._limiting.acquire(blocking=False):
+    def keep_limit(self, number: int) -> None:
+        """Keep what tier *number* uses within its limit, which is asked anew; does nothing where there is no such tier.
+        To be called every few seconds: while nobody looks, others may fill the machine's memory."""
+        if number >= len(self._tiers):
             return
-        try:
-            for tier in self._tiers:
-                tier.refresh_limit()
-                self.shrink(tier)
-            self._drop_expired()
-            for tier in self._tiers:
-                self._keep_quotas(tier)
-        finally:
-            self._limiting.release()
+        with _only_one(self._limiting[number]) as ours:
+            if ours:
+                self._tiers[number].refresh_limit()
+                self.shrink(self._tiers[number], DEMOTION_SECONDS)
 
-    def retry(self) -> None:
-        """Try again what the tiers could not do. It may hang as long as a disk does, so it is not for the thread of
-        `keep_limits`. Does nothing while the last call runs."""
-        if not self._retrying.acquire(blocking=False):
+    def keep_quotas(self) -> None:
+        """Drop blocks whose time is over, and what datasets have beyond their limits."""
+        with _only_one(self._keeping_quotas) as ours:
+            if ours:
+                self._drop_expired()
+                for tier in self._tiers:
+                    self._keep_quotas(tier)
+
+    def retry(self, number: int) -> None:
+        """Try again what tier *number* could not do; nothing where there is no such tier."""
+        if number >= len(self._tiers):
             return
-        try:
-            for tier in self._tiers:
-                tier.retry()
-        finally:
-            self._retrying.release()
+        with _only_one(self._retrying[number]) as ours:
+            if ours:
+                self._index.commit()
+                self._tiers[number].retry()
 
     def compact(self, seconds: float = COMPACTION_SECONDS) -> None:
         """Copy what is left in nearly empty segments forward and unlink them, so that files stay few and large. Begins
         no further copy after *seconds*, so call it every few seconds, too."""
-        if not self._compacting.acquire(blocking=False):
-            return
-        until = time.monotonic() + seconds
-        try:
+        with _only_one(self._compacting) as ours:
+            if not ours:
+                return
+            until = time.monotonic() + seconds
             self._index.drop_dead_readers()
             for tier in self._tiers:
                 if not tier.problem:
                     self._compact(tier, until)
-        finally:
-            self._compacting.release()
 
-    def shrink(self, tier: Tier) -> None:
-        """Evict blocks until the tier is within its limit, which may have sunk."""
+    def shrink(self, tier: Tier, seconds: float = math.inf) -> None:
+        """Evict blocks until the tier is within its limit, which may have sunk. What the memory tier evicts moves to
+        the SSD tier for as long as *seconds*, and is then dropped."""
+        until = time.monotonic() + seconds
         while True:
             used = tier.used
             with self._tiering as tiering:
@@ -108,9 +125,27 @@ class Maintenance:
             if behind:
                 time.sleep(LET_OTHERS_SECONDS)
                 continue
-            self._transfers.evict(tier, victims or self._oldest_blocks(tier, excess))
+            self._evict(tier, victims or self._oldest_blocks(tier, excess), until)
             if tier.used >= used:
                 return
+
+    def close(self) -> None:
+        """Wait for what is still under way."""
+        self._demotions.close()
+
+    def _evict(self, tier: Tier, keys: Iterable[bytes], until: float) -> None:
+        """Evict blocks. Those of the memory tier move to the SSD tier *until* then (monotonic seconds), and do not wait
+        for its disk where it hangs."""
+        if tier.number != MEMORY or len(self._tiers) <= SSD:
+            self._transfers.evict(tier, keys)
+            return
+        left = batches(keys, _DEMOTED_TOGETHER)
+        while time.monotonic() < until and not self._tiers[SSD].problem and (batch := next(left, None)):
+            if not self._demotions.run(functools.partial(self._transfers.evict, tier, batch), _DEMOTION_PATIENCE):
+                reason = f"blocks take longer than {_DEMOTION_PATIENCE:.0f} s to be written"
+                self._tiers[SSD].suspend(TimeoutError(errno.ETIMEDOUT, reason))
+                left = chain([batch], left)
+        self._transfers.evict(tier, chain.from_iterable(left), demote=False)
 
     def _keep_quotas(self, tier: Tier) -> None:
         while True:
@@ -195,3 +230,14 @@ class Maintenance:
             location = record.location(tier.number, number)
             if self._index.get(record.key) == location:
                 yield record.key, location
+
+
+@contextmanager
+def _only_one(lock: threading.Lock) -> Iterator[bool]:
+    """Holds the lock meanwhile, where nobody else does: is it ours?"""
+    ours = lock.acquire(blocking=False)
+    try:
+        yield ours
+    finally:
+        if ours:
+            lock.release()

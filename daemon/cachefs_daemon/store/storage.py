@@ -108,6 +108,7 @@ class Storage:
 
     def close(self) -> None:
         """Call it last, when no other call is under way."""
+        self.maintenance.close()
         if self.index.close():
             self._state.mark_clean()
         for tier in self._tiers:

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,8 @@ class Tier:
         self._segments: dict[int, _Segment] = {}
         self._active: int | None = None  # number of the segment that is written to
         self._next = 0  # number of the next new segment
-        self._unpunched: list[tuple[int, int, int]] = []  # (segment, start, size) of holes that could not be punched
+        # (segment, start, size) of holes that could not be punched
+        self._unpunched: deque[tuple[int, int, int]] = deque()
         self._writes = threading.BoundedSemaphore(_WRITES_AT_ONCE)
         self._holes = threading.BoundedSemaphore(_HOLES_AT_ONCE)
         self._condemned = False
@@ -318,11 +320,14 @@ class Tier:
         self._failed(error)
 
     def retry(self) -> None:
-        """Try again what failed before."""
-        with self._lock:
-            spans, self._unpunched = self._unpunched, []
-        for number, start, size in spans:
-            self._free_span(number, start, size)
+        """Try again what failed before, up to the first hole that cannot be punched again: 20,000 on a disk that is
+        read-only took 0.3 s of each retry."""
+        while self._unpunched:
+            with self._lock:
+                # The other end is where it goes if it fails, so one that always fails is in nobody's way.
+                number, start, size = self._unpunched.popleft()
+            if not self._free_span(number, start, size):
+                break
         # Not while all writes hang: the probe would, too.
         if self.problem and not self._condemned and not self._unpunched and self._writes.acquire(blocking=False):
             try:
@@ -403,7 +408,8 @@ class Tier:
         state.live += size
         self.used += PAGE * ((state.live > 0) - had)
 
-    def _free_span(self, number: int, start: int, size: int) -> None:
+    def _free_span(self, number: int, start: int, size: int) -> bool:
+        """Punch a hole. False, with the hole remembered for `retry`, where that fails."""
         try:
             if not self._holes.acquire(timeout=0.0 if self.problem else _WRITE_PATIENCE):
                 raise TimeoutError(errno.ETIMEDOUT, f"freeing takes longer than {_WRITE_PATIENCE} s")
@@ -416,11 +422,12 @@ class Tier:
             self._failed(error)
             with self._lock:
                 self._unpunched.append((number, start, size))
-            return
+            return False
         with self._lock:
             if (state := self._segments.get(number)) is not None:
                 self._count(state, -size)
                 self.used -= size
+        return True
 
     def _give_back(self, size: int) -> None:
         with self._lock:

@@ -139,10 +139,11 @@ class Transfers:
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
-    def evict(self, tier: Tier, keys: Iterable[bytes]) -> None:
-        """Move blocks of *tier* to the SSD tier or drop them, and free their room."""
+    def evict(self, tier: Tier, keys: Iterable[bytes], *, demote: bool = True) -> None:
+        """Move blocks of *tier* to the SSD tier or, always where not *demote*, drop them, and free their room."""
+        demote = demote and tier is self._memory
         for batch in batches(keys):
-            gone = [location for key in batch if (location := self._evict_block(tier, key)) is not None]
+            gone = [location for key in batch if (location := self._evict_block(tier, key, demote)) is not None]
             self._index.commit()
             tier.free_blocks(gone)
             with self._tiering as tiering:
@@ -169,10 +170,10 @@ class Transfers:
             tiering.left(key, location.tier)
             return True
 
-    def _evict_block(self, tier: Tier, key: bytes) -> Location | None:
+    def _evict_block(self, tier: Tier, key: bytes, demote: bool) -> Location | None:
         """Where it was. Where it is moved within the tier meanwhile it is tried again, since no policy knows it now."""
         while (location := self._index.get(key)) is not None and location.tier == tier.number:
-            lower = self._demote(key, location) if tier is self._memory else None
+            lower = self._demote(key, location) if demote else None
             if self.leave(key, location) if lower is None else self.move(key, location, lower):
                 return location
         return None

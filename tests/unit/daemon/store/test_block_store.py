@@ -5,7 +5,7 @@ import random
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,6 @@ from tests.blockstore import (
     disk_usage,
     fill,
     key_of,
-    memory_directory,
     opened,
     readable,
     store_config,
@@ -137,12 +136,6 @@ StoreModel.TestCase.settings = settings(
     max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStoreModel = StoreModel.TestCase
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as directory:
-        yield directory
 
 
 def test_a_put_block_is_soon_seen_by_other_processes_and_an_evicted_one_is_gone(root: Path) -> None:
@@ -442,6 +435,35 @@ def test_a_hanging_ssd_keeps_nobody_from_the_memory_tier(root: Path, monkeypatch
             for thread in stuck:
                 thread.join(60)
         assert readable(store, range(100, 104)) == set(range(100, 104))
+
+
+def test_who_gives_up_a_hanging_ssd_waits_for_no_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index may be on the disk that hangs. Its entry still goes before the bytes do."""
+    order: list[str] = []
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*args: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                order.append(name)
+            return call(*args)
+
+        return note
+
+    with opened(store_config(root, memory=1 << 20, ssd=8 << 20)) as store:
+        fill(store, range(40))
+        places = {key_of(number): store.get(key_of(number)) for number in range(40)}
+        key, location = next((key, at) for key, at in places.items() if at is not None and at.tier == SSD)
+        monkeypatch.setattr(store.index, "commit", noted("commit", store.index.commit))
+        monkeypatch.setattr(segment_module, "punch", noted("punch", segment_module.punch))
+        assert store.blocks.give_up(key, location)
+        assert order == []
+        assert store.get(key) is None
+        assert not store.blocks.give_up(key, location)
+        store.retry()
+        assert order == ["commit", "commit", "punch"]
+        assert store.usage()[SSD].problem == ""
+    with opened(store_config(root, memory=1 << 20, ssd=8 << 20)) as store:
+        assert store.get(key) is None
 
 
 @pytest.mark.parametrize(

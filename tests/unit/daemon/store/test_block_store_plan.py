@@ -16,7 +16,6 @@ from tests.blockstore import (
     data_of,
     fill,
     key_of,
-    memory_directory,
     opened,
     readable,
     store_config,
@@ -32,12 +31,6 @@ def space() -> BlockSpace:
         b"".join(key_of(number)[:16] for number in range(BLOCKS)), [("high", "<u8"), ("low", "<u8")]
     )
     return BlockSpace("space", BLOCK_SIZE, np.full(BLOCKS, SIZE, np.int64), contents)
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as directory:
-        yield directory
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ import errno
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cachefs_daemon.store import capacity, segment_writer, transfers
+from cachefs_daemon.store import capacity, maintenance, segment_writer, transfers
 from cachefs_daemon.store.segment_writer import span
 
 from cachefs.block import MEMORY, SSD
@@ -21,9 +22,9 @@ from tests.blockstore import (
     BLOCK_SIZE,
     OpenStore,
     data_of,
+    disk_usage,
     fill,
     key_of,
-    memory_directory,
     opened,
     readable,
     store_config,
@@ -33,17 +34,11 @@ from tests.simulated import space_of
 MIB = 1 << 20
 
 
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as directory:
-        yield directory
-
-
 def squeeze(store: OpenStore, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """From now on the machine has *room* bytes for the memory tier."""
     used = store.usage()[MEMORY].used
     monkeypatch.setattr(capacity, "memory_room", lambda **_: room - used)
-    store.storage.maintenance.keep_limits()
+    store.keep_limits()
     monkeypatch.setattr(capacity, "memory_room", lambda **_: room - store.usage()[MEMORY].used)
 
 
@@ -84,7 +79,7 @@ def test_a_squeezed_tier_that_never_evicts_keeps_room_for_what_passes(
         assert len(kept) >= 15
         for number in range(200, 260):
             assert store.put(key_of(number), data_of(number)) is not None
-        store.storage.maintenance.keep_limits()
+        store.keep_limits()
         assert set(store.keys()) >= {key for key in kept if key in set(store.keys())}
         assert sum(store.get(key) is not None for key in kept) >= 15, "only what passes gives way for what passes"
 
@@ -170,6 +165,78 @@ def test_limits_are_kept_while_a_compaction_hangs(root: Path, monkeypatch: pytes
             released.set()
             compaction.join()
         assert readable(store, range(100)) == {number for number in range(100) if store.get(key_of(number))}
+
+
+@contextmanager
+def hanging_ssd(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Iterator[threading.Event]:
+    """Calls of this function that concern the SSD tier hang until the end; the event is set once one does. The first
+    argument says which tier it is."""
+    hanging, released = threading.Event(), threading.Event()
+    call = getattr(module, name)
+
+    def hang(which: Any, *rest: Any, **options: Any) -> Any:
+        path = (
+            which.root if isinstance(which, segment_writer.SegmentFile) else Path(f"/proc/self/fd/{which}").readlink()
+        )
+        if path.name == "ssd":
+            hanging.set()
+            assert released.wait(60)
+        return call(which, *rest, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, hang)
+        try:
+            yield hanging
+        finally:
+            released.set()
+
+
+@pytest.mark.parametrize(("module", "name"), [(capacity, "disk_room"), (segment_writer, "punch")])
+def test_the_limit_of_memory_is_kept_while_that_of_a_disk_hangs(
+    root: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    with opened(store_config(root, memory=4 * MIB, ssd=8 * MIB, policy="lru")) as store:
+        fill(store, range(100))
+        disk_room = capacity.disk_room
+        monkeypatch.setattr(capacity, "disk_room", lambda *which: min(disk_room(*which), -2 * MIB))
+        with hanging_ssd(monkeypatch, module, name) as hanging:
+            looking = threading.Thread(target=store.storage.maintenance.keep_limit, args=(SSD,))
+            looking.start()
+            assert hanging.wait(60)
+            monkeypatch.setattr(capacity, "memory_room", lambda **_: -2 * MIB)
+            store.storage.maintenance.keep_limit(MEMORY)
+            assert store.usage()[MEMORY].used <= 2 * MIB
+        looking.join(60)
+        assert store.usage()[SSD].used <= 6 * MIB
+
+
+def test_a_squeeze_does_not_wait_for_a_disk_that_hangs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "_DEMOTION_PATIENCE", 0.1)
+    with opened(store_config(root, memory=8 * MIB, ssd=64 * MIB, policy="lru")) as store:
+        fill(store, range(70))
+        before = len(store.keys())
+        with hanging_ssd(monkeypatch, segment_writer, "write_record") as hanging:
+            squeeze(store, monkeypatch, 2 * MIB)
+            assert hanging.is_set()
+            assert store.usage()[MEMORY].used <= 2 * MIB
+            assert "longer than" in store.usage()[SSD].problem
+        store.storage.maintenance.close()
+        store.maintain()
+        usage = store.usage()
+        assert len(store.keys()) < before
+        assert readable(store, range(70)) == {number for number in range(70) if store.get(key_of(number))}
+        assert [tier.problem for tier in usage] == ["", ""]
+        assert all(disk_usage(tier.directory) <= tier.used + 4096 for tier in usage), "what was given up is freed"
+
+
+def test_a_squeeze_moves_blocks_down_as_long_as_there_is_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(store_config(root, memory=8 * MIB, ssd=64 * MIB, policy="lru")) as store:
+        fill(store, range(70))
+        squeeze(store, monkeypatch, 6 * MIB)
+        assert readable(store, range(70)) == set(range(70))
+        monkeypatch.setattr(maintenance, "DEMOTION_SECONDS", 0)
+        squeeze(store, monkeypatch, 2 * MIB)
+        assert len(readable(store, range(70))) < 60
 
 
 def test_a_compaction_ends_in_time_and_goes_on_with_the_next_call(root: Path) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +10,12 @@ from cachefs_daemon.store import capacity, segment_writer
 from cachefs_daemon.store.segment_writer import SegmentFile
 from cachefs_daemon.store.tier_directory import TierDirectory
 
-from cachefs.block import SSD, Location
+from cachefs.block import MEMORY, SSD, Location
 from cachefs.errors import Busy, ConfigError
 from cachefs.segment import segment_path
-from tests.blockstore import OpenStore, disk_usage, fill, key_of, memory_directory, opened, readable, store_config
+from tests.blockstore import OpenStore, disk_usage, fill, key_of, opened, readable, store_config
 
 ALL = range(60)
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as directory:
-        yield directory
 
 
 def location_of(store: OpenStore, number: int) -> Location:
@@ -197,3 +190,36 @@ def test_what_was_allocated_and_not_written_is_freed_at_the_start(root: Path, mo
     with opened(config) as store:
         assert disk_usage(root / "memory") <= store.usage()[0].used
         assert readable(store, range(5)) == set(range(5))
+
+
+def test_a_retry_ends_at_the_first_hole_that_fails_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be millions of them, and a retry every two seconds. The one that always fails is in nobody's way."""
+    tried: list[int] = []
+    free_range = segment_writer.free_range
+    bad = -1
+
+    def refuse(fd: int, start: int, length: int) -> None:
+        tried.append(start)
+        if bad in (-1, start):
+            raise OSError(errno.EROFS, "Read-only file system")
+        free_range(fd, start, length)
+
+    with opened(store_config(root, ssd=0)) as store:
+        fill(store, range(8), size=1000)
+        monkeypatch.setattr(segment_writer, "free_range", refuse)
+        store.evict(store.keys())
+        used = store.usage()[MEMORY].used
+        bad_one = tried[3]
+        tried.clear()
+        store.retry()
+        assert len(tried) == 1
+        bad = bad_one
+        tried.clear()
+        for _ in range(2):
+            store.retry()
+        assert len(set(tried)) == 8
+        assert tried.count(bad) == 2
+        assert 0 < store.usage()[MEMORY].used < used
+        bad = -2
+        store.retry()
+        assert (store.usage()[MEMORY].used, store.usage()[MEMORY].problem) == (0, "")

@@ -1,7 +1,7 @@
 """What datasets may take: whose block is whose, who gives way, what expires; and the store that keeps to it."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.eviction.policies import open_policy
 from cachefs.planning.eviction.quotas import Quota, Quotas
 from cachefs.planning.sequences.plan import Plan
-from tests.blockstore import BLOCK_SIZE, OpenStore, data_of, key_of, memory_directory, opened, store_config
+from tests.blockstore import BLOCK_SIZE, OpenStore, data_of, key_of, opened, store_config
 
 SIZE = 100_000
 CAPACITY = 1000
@@ -153,12 +153,6 @@ Accounting.TestCase.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAccounting = Accounting.TestCase
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with memory_directory() as directory:
-        yield directory
 
 
 def held(store: OpenStore, numbers: range, tier: int) -> list[int]:

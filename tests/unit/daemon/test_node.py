@@ -1,0 +1,59 @@
+"""What the node does from time to time."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from cachefs_daemon import config as configuration
+from cachefs_daemon import node as node_module
+from cachefs_daemon.node import Node, store_config
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.storage import Foresight, Storage
+
+from cachefs.block import MEMORY, SSD
+
+
+def test_what_hangs_on_a_disk_keeps_nobody_from_looking_at_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "MAINTENANCE_SECONDS", 0.01)
+    tier = {"budget": "8MiB", "segment_size": "8MiB", "min_free": 0}
+    config = configuration.parse(
+        {
+            "daemon": {"socket": str(root / "s"), "state_dir": str(root / "state")},
+            "memory": {"dir": str(root / "memory"), **tier},
+            "ssd": {"dir": str(root / "ssd"), **tier},
+        }
+    )
+    storage, threads = Storage(store_config(config), Foresight.empty()), Threads()
+    hanging, released = threading.Semaphore(0), threading.Event()
+    looks, tries = threading.Semaphore(0), threading.Semaphore(0)
+
+    def hang() -> None:
+        hanging.release()
+        assert released.wait(60)
+
+    maintenance = storage.maintenance
+    monkeypatch.setattr(maintenance, "keep_limit", lambda tier: {MEMORY: looks.release, SSD: hang}[tier]())
+    monkeypatch.setattr(maintenance, "retry", lambda tier: {MEMORY: tries.release, SSD: hang}[tier]())
+    for step in ("keep_quotas", "compact"):
+        monkeypatch.setattr(maintenance, step, hang)
+
+    def seen() -> bool:
+        return all(each.acquire(timeout=30) for each in [*[hanging] * 4, *[looks, tries] * 20])
+
+    async def scene() -> None:
+        node = Node(config, storage, threads)
+        upkeep = asyncio.create_task(node.maintain())
+        try:
+            assert await asyncio.to_thread(seen)
+        finally:
+            released.set()
+            upkeep.cancel()
+            await asyncio.gather(upkeep, return_exceptions=True)
+            await node.stop()
+
+    try:
+        asyncio.run(scene())
+    finally:
+        threads.close()
+        storage.close()
