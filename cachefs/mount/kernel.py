@@ -68,11 +68,20 @@ def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None
     else:
         command = ["fusermount3", "-u", *["-z"] * lazy, str(directory)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=UNMOUNT_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    except OSError as error:
         raise CachefsError(f"cannot unmount {directory}: {error}") from None
-    if done.returncode:
-        raise CachefsError(f"cannot unmount {directory}: {done.stderr.strip() or f'{command[0]} failed'}")
+    assert child.stderr is not None
+    try:
+        _, said = child.communicate(timeout=UNMOUNT_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()  # and is not waited for, since it may hang in the kernel at the mount
+        child.stderr.close()
+        raise CachefsError(
+            f"cannot unmount {directory}: `{' '.join(command)}` has not ended within {UNMOUNT_SECONDS} s"
+        ) from None
+    if child.returncode:
+        raise CachefsError(f"cannot unmount {directory}: {said.strip() or f'{command[0]} failed'}")
 
 
 def abort(directory: Path) -> None:

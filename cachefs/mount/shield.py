@@ -16,16 +16,15 @@ import errno
 import logging
 import os
 import select
-import signal
 from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs.mount import kernel
+from cachefs.mount import kernel, process
 from cachefs.mount.device import Connection
 from cachefs.mount.mount_calls import attach, new_mount
 from cachefs.mount.options import Shield
-from cachefs.mount.process import fork
+from cachefs.mount.process import fork_watched
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import layer_of, source_of
 
@@ -92,8 +91,7 @@ def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str,
             os._exit(1)
 
     try:
-        pid = fork("shield", work)
-        pidfd = os.pidfd_open(pid)
+        pid, pidfd = fork_watched("shield", work)
     except OSError as error:
         os.close(reader)
         return f"no process: {error.strerror}"
@@ -101,7 +99,7 @@ def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str,
         os.close(writer)
     try:
         if not select.select([pidfd], [], [], SECONDS)[0]:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            process.kill(pid)
             return f"it was not there within {SECONDS:.0f} s"
         status = os.waitpid(pid, 0)[1]
         said = os.read(reader, select.PIPE_BUF).decode(errors="replace")

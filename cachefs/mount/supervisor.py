@@ -18,7 +18,7 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import MountReport
-from cachefs.mount import kernel, read_marks, shield
+from cachefs.mount import kernel, process, read_marks, shield
 from cachefs.mount.attach import attach
 from cachefs.mount.control_process import ControlProcess
 from cachefs.mount.guard import Guard
@@ -81,6 +81,9 @@ class Supervisor:
             if workers.failure is not None:
                 raise workers.failure
         finally:
+            if workers.failure is not None:
+                # Before anything that a request could keep waiting for ever.
+                session.connection.abort()
             self._unmount(session)
             workers.end(GOODBYE_SECONDS)
             control.end()
@@ -113,6 +116,7 @@ class Supervisor:
                 ticked = time.monotonic()
                 workers.replace_silent()
                 guard.tend()
+                process.reap_killed()
 
     def _begin(self, session: Session, ready: Callable[[], None]) -> None:
         """To be called when requests are answered. Raises CachefsError."""
