@@ -26,6 +26,14 @@ def run_mount(
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def mount_again(socket: Path, spec: str, directory: Path, *options: str) -> None:
+    """Mount on *directory* as a user would who is told that the old mount there is busy: again."""
+    deadline = time.monotonic() + 60
+    while (done := run_mount(socket, spec, directory, f"log={directory}.log", *options)).returncode:
+        assert time.monotonic() < deadline, done.stderr
+        time.sleep(0.1)
+
+
 @contextlib.contextmanager
 def mounted(socket: Path, spec: str, directory: Path, *options: str, patch: str = "") -> Iterator[Path]:
     """The directory with *spec* mounted on it. It is unmounted in the end, whatever has happened."""

@@ -9,6 +9,7 @@ import logging.handlers
 import os
 import select
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +32,7 @@ START_SECONDS: Final = 90.0
 # mount(8)'s exit status: 1 bad invocation, 32 mount failure.
 USAGE_STATUS: Final = 1
 FAILURE_STATUS: Final = 32
+SYSLOG_SECONDS: Final = 0.05
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -208,8 +210,18 @@ def background_log(options: MountOptions) -> logging.Handler:
         except OSError as error:
             raise ConfigError(f"mount option log={options.log}: {error.strerror}") from None
     if Path("/dev/log").exists():
-        return logging.handlers.SysLogHandler("/dev/log")
+        return Syslog("/dev/log")
     return logging.NullHandler()
+
+
+class Syslog(logging.handlers.SysLogHandler):
+    """Loses lines where the system's log takes none for SYSLOG_SECONDS: requests and readers must not wait for it."""
+
+    socket: socket.socket
+
+    def _connect_unixsocket(self, address: str) -> None:
+        super()._connect_unixsocket(address)  # type: ignore[misc]  # where all its sockets are made
+        self.socket.settimeout(SYSLOG_SECONDS)
 
 
 class FewLines(logging.Filter):

@@ -114,13 +114,22 @@ def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None
         command = ["fusermount3", "-u", *["-z"] * lazy, str(directory)]
     words = {**os.environ, "LC_ALL": "C"}  # those that we look for
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=UNMOUNT_SECONDS, check=False, env=words
+        child = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=words
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise CachefsError(f"cannot unmount {directory}: {error}") from None
-    if done.returncode:
-        said = " ".join(done.stderr.split()).rstrip(".") or f"{command[0]} failed"
+    assert child.stderr is not None
+    try:
+        _, heard = child.communicate(timeout=UNMOUNT_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()  # and is not waited for, since it may hang in the kernel at the mount
+        child.stderr.close()
+        raise CachefsError(
+            f"cannot unmount {directory}: `{' '.join(command)}` has not ended within {UNMOUNT_SECONDS} s"
+        ) from None
+    if child.returncode:
+        said = " ".join(heard.split()).rstrip(".") or f"{command[0]} failed"
         if any(reason in said for reason in _NOT_ALLOWED):
             raise AccessDenied(f"you may not unmount {directory}: it takes root, or the user who mounted it")
         kind = Busy if " busy" in said else CachefsError

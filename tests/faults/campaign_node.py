@@ -21,7 +21,7 @@ from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PUBLISH
 from tests.daemon import Daemon
 from tests.faults.campaign_reader import HEARTBEAT, content_of, name_of
-from tests.mounting import mount_pid, run_mount
+from tests.mounting import mount_again, mount_pid
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.s3 import S3Server
 
@@ -149,14 +149,7 @@ class CampaignNode:
         self._server.put(BUCKET, {name_of(number): content_of(number, self._versions[number]) for number in numbers})
 
     def mount_again(self) -> None:
-        """As a user would who is told that the old one is busy: again."""
-        deadline = time.monotonic() + 60
-        while True:
-            done = run_mount(self.daemon.socket, "all", self.mount, f"log={self.mount}.log", *_OPTIONS)
-            if done.returncode == 0:
-                return
-            assert time.monotonic() < deadline, done.stderr
-            time.sleep(0.2)
+        mount_again(self.daemon.socket, "all", self.mount, *_OPTIONS)
 
     def check(self) -> None:
         for reader in self.readers:

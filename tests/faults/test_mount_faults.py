@@ -16,7 +16,7 @@ import pytest
 from cachefs.messages import Empty, Selection
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
-from cachefs.rpc import EVICT, STATUS
+from cachefs.rpc import EVICT, NODE, STATUS
 from tests.daemon import COMMAND, Daemon
 from tests.mounting import COMMAND as MOUNT
 from tests.mounting import counters, drop_pages, frozen, mount_pid, mounted, read_tree, run_mount
@@ -202,7 +202,13 @@ def test_errors_of_the_command_are_one_line(daemon: Daemon, tmp_path: Path) -> N
         assert done.returncode == status
         assert says in done.stderr
         assert done.stderr.count("\n") == 1
-    for place, says, status in (("", "DIRECTORY is empty", 1), ("/", "would cover the daemon's socket", 32)):
+    view = daemon.client.call(NODE, Empty())
+    for place, says, status in (
+        ("", "DIRECTORY is empty", 1),
+        ("/", "would cover the daemon's socket", 32),
+        (str(Path(view.index).parent), "would cover the daemon's index", 32),
+        (str(Path(view.datasets[0].path).parent), "would cover the snapshot of tree", 32),
+    ):
         command = [*MOUNT, "-o", f"socket={daemon.socket}", "--", "tree", place]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (status, 1)

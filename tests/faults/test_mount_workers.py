@@ -114,7 +114,7 @@ def test_readers_do_not_notice_that_workers_are_killed(
                 alive = workers(supervisor)
                 with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since we looked
                     if alive:
-                        rng.choice(alive).kill()
+                        rng.choice(alive).send_signal(rng.choice((signal.SIGKILL, signal.SIGTERM)))
                 time.sleep(rng.uniform(0, 0.2))
         assert not readers.failures
         assert readers.reads > KILLS
@@ -266,6 +266,73 @@ def test_a_request_that_has_killed_two_workers_fails(
         assert log.count("is replaced") == 4
         assert log.count("has cost 2 workers") == 2
         assert read_tree(mount) == expected
+
+
+# A look-up of the name `hanging` takes for ever.
+HANGING = """
+import time
+from cachefs.snapshot import Snapshot
+look_up = Snapshot.lookup
+def lookup(self, parent, name):
+    if name == b"hanging":
+        time.sleep(1000)
+    return look_up(self, parent, name)
+Snapshot.lookup = lookup
+"""
+
+# A look-up of a name that begins with `stuck` waits for another mount, which SIGKILL does not end once that has taken
+# the request. Less patience than usual, which has to be set when zero-open is loaded.
+STUCK = """
+import os
+from cachefs.mount import zero_open
+from cachefs.snapshot import Snapshot
+look_up, load = Snapshot.lookup, zero_open.load
+def lookup(self, parent, name):
+    if name.startswith(b"stuck"):
+        os.stat({path!r})
+    return look_up(self, parent, name)
+def load_and_hurry():
+    library = load()
+    from cachefs.mount import supervisor, worker_pool
+    supervisor.TICK_SECONDS = 0.2
+    worker_pool.SILENT_SECONDS, worker_pool.UNSERVED_SECONDS, worker_pool.MOST_HANGING = 8, 5, 2
+    return library
+Snapshot.lookup, zero_open.load = lookup, load_and_hurry
+"""
+
+
+def test_a_mount_whose_workers_hang_in_the_kernel_ends_and_its_readers_get_errors(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    options = ("workers=1", "no_push", "shield=off")
+    stuck = STUCK.format(path=str(tmp_path / "other" / "hanging"))
+    failed: list[int | None] = []
+
+    def read(number: int) -> None:
+        try:
+            os.stat(tmp_path / "mnt" / f"stuck{number}")
+        except OSError as error:
+            failed.append(error.errno)
+
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(mounted(daemon.socket, "tree", tmp_path / "other", *options, patch=HANGING))
+        slow = supervisor_of(daemon, other)
+        slow.suspend()  # it would replace its worker
+        stack.callback(slow.kill)
+        mount = stack.enter_context(mounted(daemon.socket, "tree", tmp_path / "mnt", *options, patch=stuck))
+        supervisor = supervisor_of(daemon, mount)
+        readers = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+        for reader in readers:
+            reader.start()
+        _wait_for(lambda: not supervisor.is_running())
+        for reader in readers:
+            reader.join(30)
+        assert len(failed) == len(readers)
+        assert set(failed) <= {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
+        assert not any(point.path == mount for point in mount_points())
+        log = Path(f"{mount}.log").read_text()
+        assert log.count("is replaced") == 2
+        assert "workers were killed and do not die" in log
 
 
 def _name(process: psutil.Process) -> str:

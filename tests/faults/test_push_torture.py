@@ -24,7 +24,7 @@ from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
 from tests.daemon import Daemon
 from tests.faults.tortured_reader import HEARTBEAT
-from tests.mounting import drop_pages, mount_pid, run_mount
+from tests.mounting import drop_pages, mount_again, mount_pid
 from tests.page_cache_lock import try_to_empty_page_cache
 
 # A read that takes longer hangs: everything that was killed is back by then.
@@ -197,14 +197,7 @@ class Torture:
                 self._rng.choice(found).kill()
 
     def _mount(self) -> None:
-        """As a user would who is told that the old one is busy: again."""
-        deadline = time.monotonic() + 20
-        while True:
-            done = run_mount(self.daemon.socket, "tree", self.mount, f"log={self.mount}.log", *OPTIONS)
-            if done.returncode == 0:
-                return
-            assert time.monotonic() < deadline, done.stderr
-            time.sleep(0.05)
+        mount_again(self.daemon.socket, "tree", self.mount, *OPTIONS)
 
     def _publish(self, number: int) -> None:
         spec = SamplerSpec(kind="numpy", size=FILES, seed=self._seeds[number], epochs=10_000)
