@@ -190,5 +190,7 @@ def order_of(bulk: bytes) -> Order:
 
 
 def spec_of(fields: dict[str, Any]) -> SamplerSpec:
-    """The spec in a message. Raises msgspec.ValidationError."""
-    return msgspec.convert(fields, SamplerSpec)
+    """The spec in a message. Raises msgspec.ValidationError, ConfigError."""
+    spec = msgspec.convert(fields, SamplerSpec)
+    spec.check()
+    return spec

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -18,12 +17,13 @@ from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import REPORT_SECONDS
-from cachefs.planning.sequences.sampler import KINDS, SamplerSpec
+from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer, check_size, order_of
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.owners import owner_of
+from cachefs_daemon.jobs.publish_checks import check
 from cachefs_daemon.jobs.records import JobRecord, Places
 from cachefs_daemon.jobs.sample_maps import TREE
 from cachefs_daemon.jobs.stalls import Stalls
@@ -32,15 +32,6 @@ from cachefs_daemon.runtime.boot_clock import birth_of
 
 log = logging.getLogger(__name__)
 
-# With the owner, see cachefs_daemon.jobs.owners.
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,127}(~\w+)?")
-MAX_NAME: Final = 256  # characters of a consumer's name
-MAPS: Final = ("tree", "files", "records")
-MAX_EPOCHS: Final = 1_000_000
-MAX_SAMPLES: Final = 2**32 - 1
-# Workers of a loader, and batches that each of them prefetches.
-MAX_WORKERS: Final = 4096
-MAX_LEASE: Final = 7 * 86400.0
 # Running jobs of the node, and consumers of all of them, at most.
 MAX_JOBS: Final = 1024
 MAX_CONSUMERS: Final = 8192
@@ -143,7 +134,7 @@ class JobRegistry:
     def publish(self, request: JobPublish) -> JobView:
         """A consumer says how it will read. The view that it gets has this consumer only: with a thousand ranks, all of
         them in each answer took a minute. Raises ConfigError, NotFound, Busy."""
-        _check(request)
+        check(request)
         snapshot = self._snapshot(request)
         running = self._running(request.job)
         sample_map = request.map or (running.maps.get(snapshot.id) if running is not None else None) or TREE
@@ -253,6 +244,7 @@ class JobRegistry:
                 request = msgspec.structs.replace(request, map=record.maps[known.map])
             orders = {epoch: order_of(order) for epoch, order in known.orders.items()}
             try:
+                check(request)
                 if known.born is not None and known.born != birth_of(known.pid):
                     raise NotFound(f"its process {known.pid} is gone")
                 snapshot = self._snapshot(msgspec.structs.replace(known.request, snapshot=known.snapshot))
@@ -382,40 +374,3 @@ def _samples_of(sample_map: SampleMap, snapshot: Snapshot) -> int | None:
     if sample_map.kind == "tree":
         return snapshot.files
     return len(sample_map.entries) // 4 or len(sample_map.paths)
-
-
-def _check(request: JobPublish) -> None:
-    """Raises ConfigError."""
-    if len(request.consumer) > MAX_NAME or len(request.source) > MAX_NAME:
-        raise ConfigError(f"job {request.job}: names of consumers and publishers have at most {MAX_NAME} characters")
-    if not (request.consumer.isprintable() and request.source.isprintable()):
-        raise ConfigError(f"job {request.job!r}: {request.consumer!r} of {request.source!r}: expected printable names")
-    if not _NAME.fullmatch(request.job):
-        raise ConfigError(f"{request.job!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
-    if not 0 < request.lease <= MAX_LEASE:
-        raise ConfigError(f"job {request.job}: lease {request.lease:g} s: expected more than 0, and at most a week")
-    if not 0 <= request.rank < request.world_size:
-        raise ConfigError(f"job {request.job}: rank {request.rank} is not below the world size {request.world_size}")
-    if request.workers < 0 or request.batch_size < 1 or request.prefetch < 0:
-        raise ConfigError(f"job {request.job}: workers, batch size and prefetch cannot be negative, or a batch empty")
-    if max(request.workers, request.prefetch) > MAX_WORKERS or request.batch_size > MAX_SAMPLES:
-        raise ConfigError(
-            f"job {request.job}: {request.workers} workers that prefetch {request.prefetch} batches of "
-            f"{request.batch_size}: expected at most {MAX_WORKERS} workers, {MAX_WORKERS} batches and "
-            f"{MAX_SAMPLES} samples"
-        )
-    if request.workers * request.batch_size * request.prefetch > MAX_SAMPLES:
-        raise ConfigError(f"job {request.job}: no loader reads more than {MAX_SAMPLES:,} samples ahead")
-    if request.spec is not None:
-        _check_spec(request.job, request.spec)
-    if request.map is not None and request.map.kind not in MAPS:
-        raise ConfigError(f"job {request.job}: sample map {request.map.kind!r}: expected one of {', '.join(MAPS)}")
-
-
-def _check_spec(job: str, spec: SamplerSpec) -> None:
-    if spec.kind not in KINDS:
-        raise ConfigError(f"job {job}: sampler {spec.kind!r}: expected one of {', '.join(KINDS)}")
-    if not 0 <= spec.size <= MAX_SAMPLES or not 1 <= spec.epochs <= MAX_EPOCHS:
-        raise ConfigError(f"job {job}: {spec.size} samples in {spec.epochs} epochs are not possible")
-    if not 0 <= spec.rank < spec.replicas:
-        raise ConfigError(f"job {job}: rank {spec.rank} is not below the number of replicas {spec.replicas}")
