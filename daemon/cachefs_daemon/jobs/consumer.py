@@ -22,6 +22,7 @@ from cachefs.snapshot import Snapshot
 from cachefs_daemon.jobs.epoch_loader import EpochLoader, Prepared
 from cachefs_daemon.jobs.epochs import MAX_WAITING, MOST_WAITING, Epochs
 from cachefs_daemon.jobs.liveness import Liveness
+from cachefs_daemon.jobs.owners import user_of
 from cachefs_daemon.jobs.states import ConsumerState
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Consumer:
         self.request = request
         self.key = f"{request.job}/{request.consumer}#{next(_serial)}"  # its name in the plan
         self.snapshot = snapshot
-        self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace)
+        self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace, user_of(request.job))
         self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
         self._plan = plan
         self._loader = loader

@@ -3,6 +3,7 @@
 A job has the name that its user gave it, and with it whose it is. So nobody can replace, end or block another's job.
 """
 
+import os
 from collections.abc import Iterable
 
 from cachefs.errors import AccessDenied, ConfigError
@@ -42,6 +43,14 @@ def check_owner(caller: Caller, job: str) -> None:
 def owner_of(job: str) -> str:
     """Whose the job of that full name is; empty for the user that the daemon runs as."""
     return job.partition(OWNER_MARK)[2]
+
+
+def user_of(job: str) -> int | None:
+    """The id of the user whose the job of that full name is; None for somebody unknown."""
+    owner = owner_of(job)
+    if not owner:
+        return os.geteuid()
+    return int(owner) if owner.isdecimal() else None
 
 
 def _suffix(caller: Caller) -> str:

@@ -1,6 +1,7 @@
 """What jobs say, and how they end: with real snapshots, plan and threads, and without a daemon around them."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -260,6 +261,15 @@ def test_no_user_keeps_the_others_out(tmp_path: Path, monkeypatch: pytest.Monkey
         jobs.say("a~1000")
         for name in "abcd":
             jobs.say(name)
+
+    play(tmp_path, scene)
+
+
+def test_another_users_process_keeps_no_job(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        for name in ("mine", f"theirs~{os.getuid() + 1}"):
+            jobs.say(name, pid=os.getpid())
+        assert [one.liveness.born is None for one in jobs.consumers] == [False, True]
 
     play(tmp_path, scene)
 
