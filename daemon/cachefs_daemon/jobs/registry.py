@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -137,21 +137,24 @@ class JobRegistry:
         check(request)
         snapshot = self._snapshot(request)
         running = self._running(request.job)
-        sample_map = request.map or (running.maps.get(snapshot.id) if running is not None else None) or TREE
-        samples = _samples_of(sample_map, snapshot)
+        latest = running.maps.get(snapshot.id) if running is not None else None
+        if request.map is not None and request.map == latest:
+            request = msgspec.structs.replace(request, map=latest)  # it is kept once, however many ranks publish it
+        samples = _samples_of(request.map or latest or TREE, snapshot)
         if request.spec is not None and samples is not None:
             check_size(request.spec, samples)
         known = running.consumers.get(request.consumer) if running is not None else None
         if known is None:
             self._check_room(running, owner_of(request.job))
-        job = running or self._create(request)
-        if known is None:
-            consumer = self._begin(job, request, snapshot)
-        elif known.request != request or known.is_given_up:
-            consumer = self._begin_again(job, known, request, snapshot)
-        else:
-            consumer = known
-            consumer.liveness.renew(time.monotonic())
+        with self._loader.room.holding(*_given(request.map)):
+            job = running or self._create(request)
+            if known is None:
+                consumer = self._begin(job, request, snapshot)
+            elif known.request != request or known.is_given_up:
+                consumer = self._begin_again(job, known, request, snapshot)
+            else:
+                consumer = known
+                consumer.liveness.renew(time.monotonic())
         return self._job_view(job, [consumer.view(0, time.monotonic())])
 
     def _running(self, name: str) -> Job | None:
@@ -185,22 +188,30 @@ class JobRegistry:
         self._close(job, known)
         consumer = self._begin(job, request, snapshot)
         for epoch, order in orders.items():
-            consumer.add_order(epoch, order, time.monotonic())
+            with contextlib.suppress(Busy):  # it says so itself
+                consumer.add_order(epoch, order, time.monotonic())
         return consumer
 
     def _begin(self, job: Job, request: JobPublish, snapshot: Snapshot) -> Consumer:
         job.datasets[snapshot.id] = request.dataset
         if request.map is not None:
-            same = job.maps.get(snapshot.id) == request.map  # then it is kept once, however many ranks publish it
-            sample_map = job.maps[snapshot.id] if same else request.map
-            request = msgspec.structs.replace(request, map=sample_map)
-            job.maps[snapshot.id] = sample_map
+            self._loader.room.hold(request.map)  # by the consumer
+            self._set_map(job, snapshot.id, request.map)
         sample_map = job.maps.get(snapshot.id, TREE)
         consumer = Consumer(request, snapshot, sample_map, self._plan, self._loader, time.monotonic())
         job.consumers[request.consumer] = self._consumers[consumer.key] = consumer
         job.last = [view for view in job.last if view.consumer != consumer.name]
         self.unsaved.add(job.name)
         return consumer
+
+    def _set_map(self, job: Job, snapshot: str, sample_map: SampleMap | None) -> None:
+        """The map is the one that *job* has published last for that snapshot; None: it has none any more."""
+        before = job.maps.pop(snapshot, None)
+        if sample_map is not None:
+            self._loader.room.hold(sample_map)
+            job.maps[snapshot] = sample_map
+        if before is not None:
+            self._loader.room.release(before)
 
     def epoch(self, request: JobEpoch) -> None:
         """A consumer publishes the order of an epoch. Raises NotFound, ConfigError; Busy where it is too far ahead."""
@@ -231,13 +242,13 @@ class JobRegistry:
     def restore(self, record: JobRecord, places: Places) -> None:
         """Take up a job where an earlier daemon left it.
 
-        Raises CachefsError where nobody is there to read on, and IndexError or ValueError for a record that makes no
-        sense. Nothing has begun then.
+        Raises CachefsError where nobody is there to read on, or there is no memory for its maps, and IndexError or
+        ValueError for a record that makes no sense. Nothing has begun then.
         """
         now = time.monotonic()
         job = Job(record.job, record.source, record.started)
         maps = {snapshot: record.maps[number] for snapshot, number in record.latest.items()}
-        job.maps, living, lost = dict(maps), [], []
+        living, lost = [], []
         for known in record.consumers:
             request = known.request
             if known.map >= 0:
@@ -254,15 +265,19 @@ class JobRegistry:
             living.append((request, snapshot, orders, known.forgotten))
         if not living:
             raise NotFound("; ".join(dict.fromkeys(lost)))
-        for request, snapshot, orders, forgotten in living:
-            consumer = self._begin(job, request, snapshot)
-            consumer.lose_orders(forgotten)
-            for epoch, order in orders.items():
-                with contextlib.suppress(Busy):  # it says so itself
-                    consumer.add_order(epoch, order, now)
-            if request.consumer in places:
-                consumer.on_heartbeat(*places[request.consumer], now)
-        job.maps = maps
+        with self._loader.room.holding(*record.maps):
+            for snapshot_id, sample_map in maps.items():
+                self._set_map(job, snapshot_id, sample_map)
+            for request, snapshot, orders, forgotten in living:
+                consumer = self._begin(job, request, snapshot)
+                consumer.lose_orders(forgotten)
+                for epoch, order in orders.items():
+                    with contextlib.suppress(Busy):  # it says so itself
+                        consumer.add_order(epoch, order, now)
+                if request.consumer in places:
+                    consumer.on_heartbeat(*places[request.consumer], now)
+            for snapshot_id, sample_map in maps.items():
+                self._set_map(job, snapshot_id, sample_map)
         self._jobs[job.name] = job
 
     # --- what others ask --------------------------------------------------------------------------------------------
@@ -339,6 +354,8 @@ class JobRegistry:
 
     def _close(self, job: Job, consumer: Consumer) -> None:
         consumer.close()
+        for sample_map in _given(consumer.request.map):
+            self._loader.room.release(sample_map)
         del job.consumers[consumer.name]
         del self._consumers[consumer.key]
         self.unsaved.add(job.name)
@@ -348,6 +365,8 @@ class JobRegistry:
             return
         for consumer in list(job.consumers.values()):
             self._close_ended(job, consumer)
+        for snapshot in list(job.maps):
+            self._set_map(job, snapshot, None)
         job.state, job.reason = state, reason
         log.info("job %s ended: %s", job.name, reason)
         for old in [one for one in self if one.state != JobState.RUNNING][:-ENDED_KEPT]:
@@ -365,6 +384,10 @@ class JobRegistry:
             if snapshot.id.startswith(request.snapshot):
                 return snapshot
         raise NotFound(f"dataset {request.dataset} has no snapshot {request.snapshot} on this node")
+
+
+def _given(sample_map: SampleMap | None) -> Sequence[SampleMap]:
+    return () if sample_map is None else (sample_map,)
 
 
 def _samples_of(sample_map: SampleMap, snapshot: Snapshot) -> int | None:
