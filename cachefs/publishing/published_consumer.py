@@ -65,6 +65,8 @@ class PublishedConsumer:
     published: bool = False
     # Has the daemon refused the consumer?
     failed: bool = False
+    # When the daemon, which had no room for the consumer, is asked again (monotonic seconds).
+    quiet_until: float = 0.0
     # (index of the share, epoch) of the orders that the daemon knows.
     reported: set[tuple[int, int]] = field(default_factory=set)
     # When the consumer ends (monotonic seconds), unless it opens again before; None where it is open.
