@@ -10,11 +10,11 @@ import numpy
 from cachefs.errors import Busy, CachefsError, DaemonUnavailable, NotFound, StoreFull
 from cachefs.inodes import slot_of
 from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, SampleMap
-from cachefs.messages import DatasetName, Empty
+from cachefs.messages import Empty
 from cachefs.mount_spec import MountSpec
 from cachefs.publishing.published_consumer import PublishedConsumer
 from cachefs.publishing.shares import Share
-from cachefs.rpc import DATASET_LIST, DATASET_SHOW, JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, DaemonClient
+from cachefs.rpc import DATASET_LIST, JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, DaemonClient
 
 # A job that says nothing for so many seconds has ended, where the daemon does not see its process.
 LEASE: Final = 60.0
@@ -180,14 +180,12 @@ class Reporter:
         views = self._client.call(DATASET_LIST, Empty(), TIMEOUT).datasets
         spec = MountSpec.parse(share.mount.spec)
         views = [view for view in views if spec.shows(view.name)]
-        for view in views:
-            if slot_of(view.snapshot) == share.slot:
-                return view.name, view.snapshot
-        for view in views:
-            detail = self._client.call(DATASET_SHOW, DatasetName(name=view.name), TIMEOUT)
-            for snapshot in detail.snapshots:
-                if slot_of(snapshot) == share.slot:
-                    return view.name, snapshot
+        # The current one of any before the others of any; it is empty where a dataset's snapshot is lost.
+        snapshots = [(view.name, view.snapshot) for view in views if view.snapshot]
+        snapshots += [(view.name, snapshot) for view in views for snapshot in view.others]
+        for name, snapshot in snapshots:
+            if slot_of(snapshot) == share.slot:
+                return name, snapshot
         raise NotFound(f"the daemon at {self._client.socket} does not know the snapshot at {share.mount.path}")
 
 
