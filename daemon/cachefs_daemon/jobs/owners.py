@@ -3,6 +3,7 @@
 A job has the name that its user gave it, and with it whose it is. So nobody can replace, end or block another's job.
 """
 
+import os
 from collections.abc import Iterable
 
 from cachefs.errors import AccessDenied, ConfigError, NotFound
@@ -58,6 +59,14 @@ def owner_of(job: str) -> str:
 def owner_words(owner: str) -> str:
     """The owner, as `owner_of` gives it, for people."""
     return "control files" if owner == UNKNOWN_OWNER else f"user {owner}"
+
+
+def user_of(job: str) -> int | None:
+    """The id of the user whose the job of that full name is; None for somebody unknown."""
+    owner = owner_of(job)
+    if not owner:
+        return os.geteuid()
+    return int(owner) if owner.isdecimal() else None
 
 
 def _suffix(caller: Caller) -> str:

@@ -197,9 +197,9 @@ def test_bad_publications_are_refused_with_a_reason(tmp_path: Path) -> None:
             publish(dataset="videos")
         with pytest.raises(NotFound, match="has no snapshot abc"):
             publish(snapshot="abc")
-        with pytest.raises(ConfigError, match="sampler 'sorted': expected one of sequential"):
+        with pytest.raises(ConfigError, match="sampler kind 'sorted': expected one of sequential"):
             publish(spec=SamplerSpec(kind="sorted", size=1))
-        with pytest.raises(ConfigError, match="rank 2 is not below"):
+        with pytest.raises(ConfigError, match="sampler rank 2: expected 0 to 1"):
             publish(spec=SamplerSpec(kind="torch-distributed", size=1, replicas=2, rank=2))
         with pytest.raises(ConfigError, match="cannot name a job"):
             publish(job="../x")
