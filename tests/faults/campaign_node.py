@@ -167,8 +167,10 @@ class CampaignNode:
         """All processes of the node that are there, by what they are."""
         found: dict[str, list[psutil.Process]] = {}
         with contextlib.suppress(psutil.Error, CachefsError, StopIteration):
-            assert self.daemon.process is not None
-            found["daemon"] = [psutil.Process(self.daemon.process.pid)]
+            daemon = self.daemon.process
+            if daemon is None:  # it is being restarted
+                return found
+            found["daemon"] = [psutil.Process(daemon.pid)]
             supervisor = psutil.Process(mount_pid(self.daemon.client, self.mount))
             found["supervisor"] = [supervisor]
             for child in supervisor.children():

@@ -149,12 +149,15 @@ def test_heartbeats_need_no_tripwires(training: Training) -> None:
 @pytest.mark.parametrize("training", ["12MiB"], indirect=True)
 def test_pages_stay_within_the_budget(training: Training) -> None:
     settled(training)
+    budget = 1.1 * (12 << 20)
     paths, most = training.paths(0) + training.paths(1), 0
     before = requests(training)
     for start in range(0, len(paths), 50):
         training.read(paths[start : start + 50], 0.004)
         most = max(most, training.resident())
-    assert 6 << 20 < most <= 1.1 * (12 << 20)
+        # On a busy machine reads themselves bring pages until somebody is told of them, and drops others.
+        training.eventually(lambda: training.resident() <= budget)
+    assert 6 << 20 < most <= budget + 50 * PAGES
     assert requests(training) - before <= len(paths) / 4
     assert training.mount.counters["push_dropped_blocks"] > FILES
     training.eventually(lambda: training.consumer.epoch == 1)
@@ -253,9 +256,10 @@ def test_what_pages_hold_makes_room_in_memory_for_the_rest(tree: Path, tmp_path:
             pass
         with mounted(daemon.socket, "images", tmp_path / "mount", "page_cache_budget=12MiB") as directory:
             training = Training(daemon, directory)
+            # What is read first comes into both, into memory later on a busy machine.
+            training.eventually(lambda: len(doubly_cached(training)) > 200)
             settled(training)
             before = doubly_cached(training)
-            assert len(before) > 40
             far = [path.name.encode() for path in training.paths(0)[350:500]]
             daemon.client.call(EVICT, Selection(dataset="images", paths=far))
             training.eventually(lambda: len(doubly_cached(training)) <= max(10, len(before) - 120))
