@@ -17,6 +17,7 @@ from cachefs.messages import Empty, MountView, Selection, Warmup
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import CACHED, EVICT, JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, WARMUP
 from tests.daemon import Daemon
+from tests.helper_process import wait_until
 from tests.mounting import mounted
 
 pytestmark = pytest.mark.usefixtures("steady_page_cache")
@@ -254,9 +255,10 @@ def test_what_pages_hold_makes_room_in_memory_for_the_rest(tree: Path, tmp_path:
         daemon.add_dataset("images", f"file://{tree}")
         for _ in daemon.client.stream(WARMUP, Warmup(dataset="images", paths=[])):
             pass
-        with mounted(daemon.socket, "images", tmp_path / "mount", "page_cache_budget=12MiB") as directory:
-            training = Training(daemon, directory)
-            # What is read first comes into both, into memory later on a busy machine.
+        training = Training(daemon, tmp_path / "mount")
+        # What is in the page cache does not come into memory as well, so memory is first.
+        wait_until(lambda: len(in_memory(daemon)) > 200)
+        with mounted(daemon.socket, "images", training.directory, "page_cache_budget=12MiB"):
             training.eventually(lambda: len(doubly_cached(training)) > 200)
             settled(training)
             before = doubly_cached(training)
@@ -265,11 +267,15 @@ def test_what_pages_hold_makes_room_in_memory_for_the_rest(tree: Path, tmp_path:
             training.eventually(lambda: len(doubly_cached(training)) <= max(10, len(before) - 120))
 
 
+def in_memory(daemon: Daemon) -> list[str]:
+    """The files that the memory tier has."""
+    pages = daemon.client.stream(CACHED, Selection(dataset="images"))
+    return [file.path.decode() for page in pages for file in page.files if file.cached[MEMORY]]
+
+
 def doubly_cached(training: Training) -> list[Path]:
     """Files whose pages are resident, and which the memory tier has as well."""
-    pages = training.daemon.client.stream(CACHED, Selection(dataset="images"))
-    in_memory = [file.path.decode() for page in pages for file in page.files if file.cached[MEMORY]]
-    return [path for name in in_memory if resident_bytes([path := training.directory / name])]
+    return [path for name in in_memory(training.daemon) if resident_bytes([path := training.directory / name])]
 
 
 def test_who_reads_through_one_mount_gets_no_pages_in_another(
