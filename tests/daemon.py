@@ -156,7 +156,7 @@ class Daemon:
             return 0
         self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"cachefsd does not stop:\n{self.log.read_text()[-4000:]}") from None
         return self._ended()

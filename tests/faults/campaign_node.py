@@ -119,7 +119,7 @@ class CampaignNode:
     def stop(self) -> None:
         for reader in self.readers:
             reader.process.kill()
-            reader.process.wait(10)
+            reader.process.wait(60)
         with contextlib.suppress(CachefsError):
             kernel.unmount(self.mount, lazy=True)
         self.daemon.__exit__(None, None, None)

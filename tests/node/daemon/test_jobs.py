@@ -29,7 +29,7 @@ def write_files(directory: Path, count: int, size: int = 20_000) -> None:
 
 
 def wait_for_state(daemon: Daemon, job: str, state: str) -> JobView:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         view = daemon.client.call(JOB_SHOW, JobName(job=job))
         if view.state == state:
@@ -39,7 +39,7 @@ def wait_for_state(daemon: Daemon, job: str, state: str) -> JobView:
 
 
 def wait_for_consumer(daemon: Daemon, job: str, is_right: Callable[[ConsumerView], bool]) -> ConsumerView:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         [view] = daemon.client.call(JOB_SHOW, JobName(job=job)).consumers
         if is_right(view):
@@ -217,7 +217,7 @@ def test_a_job_ends_with_its_process_or_its_lease(tmp_path: Path) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

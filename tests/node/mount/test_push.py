@@ -79,7 +79,7 @@ class Training:
         return resident_bytes(self.paths(0))
 
     def eventually(self, is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not is_so():
             assert time.monotonic() < deadline, (self.mount.counters, self.consumer)
             time.sleep(0.05)
