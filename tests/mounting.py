@@ -49,7 +49,7 @@ def mounted(socket: Path, spec: str, directory: Path, *options: str, patch: str 
 
 def counters(client: DaemonClient, directory: Path) -> dict[str, int]:
     """The counters of a mount, once two reports in a row agree."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     seen: dict[str, int] | None = None
     while time.monotonic() < deadline:
         mounts = client.call(STATUS, Empty()).mounts

@@ -119,7 +119,7 @@ class CampaignNode:
     def stop(self) -> None:
         for reader in self.readers:
             reader.process.kill()
-            reader.process.wait(10)
+            reader.process.wait(60)
         with contextlib.suppress(CachefsError):
             kernel.unmount(self.mount, lazy=True)
         self.daemon.__exit__(None, None, None)
@@ -160,8 +160,10 @@ class CampaignNode:
         """All processes of the node that are there, by what they are."""
         found: dict[str, list[psutil.Process]] = {}
         with contextlib.suppress(psutil.Error, CachefsError, StopIteration):
-            assert self.daemon.process is not None
-            found["daemon"] = [psutil.Process(self.daemon.process.pid)]
+            daemon = self.daemon.process
+            if daemon is None:  # it is being restarted
+                return found
+            found["daemon"] = [psutil.Process(daemon.pid)]
             supervisor = psutil.Process(mount_pid(self.daemon.client, self.mount))
             found["supervisor"] = [supervisor]
             for child in supervisor.children():

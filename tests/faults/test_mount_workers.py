@@ -81,7 +81,7 @@ class Readers:
     def stop(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -138,7 +138,7 @@ def test_a_request_in_the_hands_of_a_killed_worker_is_answered_by_the_next(
             _wait_for(lambda: worker.pid not in [other.pid for other in workers(supervisor)])
         finally:
             daemon.process.send_signal(signal.SIGCONT)
-        reader.join(30)
+        reader.join(60)
         assert answers == [expected[b"003.bin"]]
 
 
@@ -344,7 +344,7 @@ def _name(process: psutil.Process) -> str:
 
 
 def _wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -119,7 +119,7 @@ def test_many_readers_of_one_block_cost_one_request(daemon: Daemon, view: Datase
 def test_blocks_ahead_arrive_without_anybody_waiting(daemon: Daemon, view: DatasetView) -> None:
     refs = [block_ref(view, "large", number) for number in range(3)]
     assert daemon.client.call(FETCH, Fetch(blocks=refs, ahead=True)).blocks == []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while daemon.status().index_blocks < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -243,7 +243,7 @@ def test_a_daemon_that_was_killed_knows_its_mounts_at_once(daemon: Daemon, view:
     daemon.report("m", spec="images")
     daemon.report("gone", spec="images")
     daemon.report("gone", spec="images", closing=True)
-    saved, deadline = daemon.home / "state" / "mounts.json", time.monotonic() + 20
+    saved, deadline = daemon.home / "state" / "mounts.json", time.monotonic() + 60
     while not saved.exists() or [one["id"] for one in json.loads(saved.read_bytes())] != ["m"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -338,7 +338,7 @@ def test_a_warmup_takes_no_more_than_fits_and_fetches_little_in_vain(tmp_path: P
 def test_a_warmup_in_the_background(daemon: Daemon, view: DatasetView) -> None:
     replies = list(daemon.client.stream(WARMUP, Warmup(dataset="images", wait=False), timeout=20))
     assert [reply.blocks_total for reply in replies] == [FILES + 4]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while daemon.status().warmups:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -478,7 +478,7 @@ def test_a_daemon_that_cannot_have_both_sockets_leaves_neither(daemon: Daemon, t
 def test_sigint_stops_in_order(daemon: Daemon) -> None:
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGINT)
-    assert daemon.process.wait(20) == 0
+    assert daemon.process.wait(60) == 0
     assert daemon.log.read_text().splitlines()[-1].endswith("stopped")
 
 
@@ -507,12 +507,12 @@ def test_the_service_manager_is_told(tmp_path: Path) -> None:
         listener.start()
         watched = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
         with Daemon(tmp_path / "node", environment=watched) as daemon:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while said.count("WATCHDOG=1") < 3:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
             daemon.stop()
-        listener.join(20)
+        listener.join(60)
     assert said[0] == "READY=1"
     assert said[-1] == "STOPPING=1"
     assert set(said) == {"READY=1", "WATCHDOG=1", "STOPPING=1"}

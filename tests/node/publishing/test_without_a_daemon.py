@@ -103,7 +103,7 @@ time.sleep(60)
         helper.suspend()
     finally:
         job.kill()
-    assert job.communicate(timeout=20) == ("", "")  # nobody else has them open
+    assert job.communicate(timeout=60) == ("", "")  # nobody else has them open
     helper.resume()
     wait_until(lambda: not helper.is_running())
 
@@ -163,7 +163,7 @@ def test_a_python_that_cannot_run_the_helper_costs_a_line(tmp_path: Path, python
         import os
         os.environ["CACHEFS_PYTHON"] = {python!r}
         publication = cachefs.publish(["/nowhere/a"])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while publication._channel and not publication._channel.page.said and time.monotonic() < deadline:
             time.sleep(0.01)
         """

@@ -112,7 +112,7 @@ def test_a_new_subscription_waits_for_the_work_of_the_old_and_is_not_told_of_its
     settling.join(0.05)
     assert not answers
     ledger.finish(whole, [])
-    settling.join(10)
+    settling.join(60)
     assert blocks_of(answers[0]) == {(4, 0)}
     subscription, done = ledger.take_done(0)
     assert subscription != first

@@ -98,7 +98,7 @@ def test_a_job_that_begins_while_others_are_cleaned_up_is_planned_for(tmp_path: 
 
         def slow(snapshot: str) -> None:
             began.set()
-            go_on.wait(20)
+            go_on.wait(60)
             unwatch(snapshot)
 
         watch.unwatch = slow  # type: ignore[method-assign]

@@ -174,14 +174,14 @@ def test_concurrent_puts_of_one_block_leave_one_copy(root: Path) -> None:
         places: list[Location | None] = []
 
         def put() -> None:
-            start.wait(10)
+            start.wait(60)
             places.append(store.put(key_of(1), data_of(1)))
 
         threads = [threading.Thread(target=put) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert len(set(places)) == 1
         assert store.usage()[0].used == span(100_000) + PAGE
 
