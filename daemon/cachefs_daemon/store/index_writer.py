@@ -93,6 +93,8 @@ class IndexWriter:
         self._change(key, location)
 
     def delete(self, key: bytes) -> None:
+        if self._failing and self._forget(key):
+            return
         self._change(key, None)
 
     def commit(self) -> bool:
@@ -198,6 +200,18 @@ class IndexWriter:
             complete = False
         self._env.close()
         return complete
+
+    def _forget(self, key: bytes) -> bool:
+        """Forget a block that the file has never heard of. False where it has: then its end must be kept. While nothing
+        can be committed, blocks that come and go would add up without end otherwise."""
+        with self._lock:
+            if key in self._committing:
+                return False
+            with self._env.begin(db=self._blocks) as txn:
+                if txn.get(key) is not None:
+                    return False
+            self._pending.pop(key, None)
+            return True
 
     def _change(self, key: bytes, location: Location | None) -> None:
         with self._lock:

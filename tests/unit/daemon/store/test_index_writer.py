@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import lmdb
 import pytest
 from cachefs_daemon.store.index_writer import IndexWriter
 
@@ -53,3 +55,39 @@ def test_what_changes_between_two_portions_loses_no_other_key(
             index.put(key_of(100 + place), PLACE)
             assert index.commit()
     assert set(seen) >= {*OLD, *NEW}
+
+
+class ReadOnly:
+    """An environment of LMDB whose disk is full."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def begin(self, **options: Any) -> Any:
+        if options.get("write"):
+            raise lmdb.DiskError("No space left on device")
+        return self._env.begin(**options)
+
+
+def test_blocks_that_come_and_go_while_nothing_can_be_committed_do_not_add_up(
+    index: IndexWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "_env", ReadOnly(index._env))
+        index.put(NEW[0], PLACE)
+        assert not index.commit()
+        for _ in range(3):
+            for key in NEW[1:]:
+                index.put(key, PLACE)
+                index.delete(key)
+        index.delete(OLD[0])
+        assert len(index._pending) == 2, "the block that is here, and the one of which the file must still learn"
+        assert index.get(NEW[1]) is None
+    index._retry_at = 0.0
+    assert index.commit()
+    assert index.get(NEW[0]) == PLACE
+    assert index.get(OLD[0]) is None
+    assert index.count() == len(OLD)
