@@ -55,7 +55,11 @@ def install_mount_helper(force: bool) -> None:
     """Link /sbin/mount.cachefs to this environment, for `mount -t cachefs` and /etc/fstab."""
     script = _helper_script()
     try:
-        if force or HELPER_LINK.is_symlink():
+        is_link = HELPER_LINK.is_symlink()
+        if is_link and not force and HELPER_LINK.exists() and not HELPER_LINK.samefile(script):
+            other = os.path.realpath(HELPER_LINK)
+            raise click.ClickException(f"{HELPER_LINK} is another installation's ({other}); replace it with --force")
+        if force or is_link:
             HELPER_LINK.unlink(missing_ok=True)
         HELPER_LINK.symlink_to(script)
     except OSError as error:

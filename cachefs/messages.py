@@ -35,6 +35,8 @@ class DatasetView(Message, frozen=True):
     share: float = 1.0
     # Seconds that blocks stay after their last read; 0 for no limit.
     ttl: float = 0.0
+    # Ids of its other snapshots on this node, which mounts may still show.
+    others: list[str] = msgspec.field(default_factory=list)
 
 
 class Stall(Message, frozen=True, array_like=True):

@@ -19,6 +19,8 @@ Offsets = NDArray[numpy.uint64]
 Extents = tuple[Offsets, Offsets]
 
 INDEXERS = ("npy", "tar", "tfrecord", "fixed:<bytes>")
+_FIXED: Final = "fixed:"
+_LONGEST_NUMBER: Final = 20  # digits
 
 # Bytes that are read rather than skipped: an object store takes less than a millisecond for 64 KiB, 20 for a request.
 AHEAD = 64 << 10
@@ -42,6 +44,7 @@ def index(kind: str, read: Read, size: int) -> Extents:
     The file's size bounds what is done, whatever is in it. Raises ConfigError, which does not say the name of the file,
     also for more than MOST records.
     """
+    check_kind(kind)
     file = _Window(read, size)
     if kind == "npy":
         return _npy(file)
@@ -49,9 +52,20 @@ def index(kind: str, read: Read, size: int) -> Extents:
         return _tar(file)
     if kind == "tfrecord":
         return _tfrecord(file)
-    if kind.startswith("fixed:"):
-        return _fixed(kind.removeprefix("fixed:"), size)
-    raise ConfigError(f"unknown record format {kind!r}; known: {', '.join(INDEXERS)}")
+    return _fixed(int(kind.removeprefix(_FIXED)), size)
+
+
+def check_kind(kind: str) -> None:
+    """Raises ConfigError where nothing can find records of this kind."""
+    if kind in INDEXERS[:-1]:
+        return
+    if not kind.startswith(_FIXED):
+        raise ConfigError(f"unknown record format {kind!r:.80}; known: {', '.join(INDEXERS)}")
+    digits = kind.removeprefix(_FIXED)
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < _LONGEST_NUMBER and 0 < int(digits) < 2**63):
+        raise ConfigError(
+            f"record format {kind!r:.80}: expected a number of bytes from 1 to {2**63 - 1}, such as fixed:3073"
+        )
 
 
 class _Window:
@@ -92,13 +106,11 @@ def _evenly(start: int, length: int, count: int) -> Extents:
     return offsets, numpy.full(count, length, dtype=numpy.uint64)
 
 
-def _fixed(bytes_per_record: str, size: int) -> Extents:
-    if not bytes_per_record.isdecimal() or not 0 < int(bytes_per_record) < 2**63:
-        raise ConfigError(f"record format 'fixed:{bytes_per_record}' lacks a number of bytes, such as fixed:3073")
-    count, rest = divmod(size, int(bytes_per_record))
+def _fixed(bytes_per_record: int, size: int) -> Extents:
+    count, rest = divmod(size, bytes_per_record)
     if rest:
         raise ConfigError(f"{size} bytes are not a whole number of records of {bytes_per_record} bytes")
-    return _evenly(0, int(bytes_per_record), count)
+    return _evenly(0, bytes_per_record, count)
 
 
 # --- npy (numpy.lib.format) ---
@@ -165,7 +177,6 @@ _TAR_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 _TAR_EXTENDED, _TAR_GLOBAL, _TAR_SPARSE = (b"x", b"X"), b"g", b"S"
 # A longer extended header (names, attributes) is damage or an attack.
 _TAR_MAX_EXTENDED = 1 << 20
-_TAR_LONGEST_NUMBER = 20  # digits
 
 
 def _tar(file: _Window) -> Extents:
@@ -222,7 +233,7 @@ def _tar_extend(extended: dict[bytes, bytes], kind: bytes, records: bytes, posit
     """Add the records of a pax header to *extended*. Each is `<its length> <key>=<value>\\n`."""
     at, end = 0, len(records.rstrip(b"\0"))
     while at < end:
-        blank = records.find(b" ", at, at + _TAR_LONGEST_NUMBER)
+        blank = records.find(b" ", at, at + _LONGEST_NUMBER)
         digits = records[at:blank] if blank >= 0 else b""
         length = _number(digits, 0, position)
         key, equals, value = records[blank + 1 : at + length].partition(b"=")
@@ -239,7 +250,7 @@ def _tar_extend(extended: dict[bytes, bytes], kind: bytes, records: bytes, posit
 def _number(digits: bytes | None, otherwise: int, position: int) -> int:
     if digits is None:
         return otherwise
-    if not (digits.isdigit() and len(digits) < _TAR_LONGEST_NUMBER):
+    if not (digits.isdigit() and len(digits) < _LONGEST_NUMBER):
         raise ConfigError(f"the tar archive has a damaged extended header at byte {position}")
     return int(digits)
 

@@ -16,6 +16,8 @@ _ENDING: Final = STARTUP.parts[-3:]
 # Exit status for a command that does not exist, and for one that cannot be run, as of every shell.
 NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
+# For an option that there is not.
+USAGE: Final = 2
 
 
 def environment(
@@ -49,6 +51,9 @@ def run(command: Sequence[str], job: str | None, socket: str | None) -> int:
     try:
         os.execvpe(command[0], list(command), environment(os.environ, command, job, socket))
     except FileNotFoundError:
+        if command[0].startswith("-"):
+            print(f"cachefs: no such option: {command[0]}; see `cachefs run --help`", file=sys.stderr)
+            return USAGE
         print(f"cachefs: {command[0]}: no such command", file=sys.stderr)
         return NOT_FOUND
     except OSError as error:

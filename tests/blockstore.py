@@ -1,9 +1,9 @@
 """Block stores for tests: blocks whose bytes follow from their number, real directories, a child process to kill."""
 
+import functools
 import multiprocessing
 import os
 import random
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,11 +13,14 @@ from typing import Any
 
 from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
+from cachefs_tools import scratch_node
 
 from cachefs.block import MEMORY, SSD, block_key, content_id
 from cachefs.planning.eviction.quotas import Quota
 
 BLOCK_SIZE = 256 << 10
+# On tmpfs, as a memory tier's is.
+memory_directory = functools.partial(scratch_node.memory_directory, "cachefs-tests-")
 # A reply that takes longer is a hang.
 _DEADLINE = 60
 
@@ -77,9 +80,13 @@ class OpenStore:
             self.storage.maintenance.keep_limit(tier)
         self.storage.maintenance.keep_quotas()
 
+    def retry(self) -> None:
+        for tier in (MEMORY, SSD):
+            self.storage.maintenance.retry(tier)
+
     def maintain(self) -> None:
         self.keep_limits()
-        self.storage.maintenance.retry()
+        self.retry()
         self.storage.maintenance.compact()
 
     def accessed(self, keys: Sequence[bytes]) -> None:
@@ -194,10 +201,3 @@ def _serve(config: StoreConfig, pipe: Connection, other_end: Connection) -> None
             pipe.send(error)
         if method == "close":
             return
-
-
-@contextmanager
-def memory_directory() -> Iterator[Path]:
-    """On tmpfs, as a memory tier's is."""
-    with tempfile.TemporaryDirectory(prefix="cachefs-test-", dir="/dev/shm") as name:
-        yield Path(name)

@@ -3,15 +3,15 @@
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from cachefs_tools.scratch_node import memory_directory
 
 from cachefs.block import MEMORY, PIECE_SIZE, SSD, Location, block_count, block_key, block_length, pieces_match
 from cachefs.errors import DaemonUnavailable
@@ -75,7 +75,8 @@ class Daemon:
         """
         home.mkdir(exist_ok=True)
         self.home = home  # holds the state, the SSD tier, the configuration and the log
-        self.memory = Path(tempfile.mkdtemp(prefix="cachefs-", dir="/dev/shm"))  # the memory tier
+        self._directories = contextlib.ExitStack()
+        self.memory = self._directories.enter_context(memory_directory("cachefs-tests-"))  # the memory tier
         self.ssd = home / "ssd"
         self.socket = home / "s"
         self.log = home / "cachefsd.log"
@@ -101,7 +102,7 @@ class Daemon:
 
     def _clean_up(self) -> None:
         self.kill9()
-        shutil.rmtree(self.memory, ignore_errors=True)
+        self._directories.close()
 
     def start(self, overrides: Sections | None = None) -> None:
         """Start the daemon (again) and wait until it answers. *overrides* replace those it was made with."""
@@ -155,7 +156,7 @@ class Daemon:
             return 0
         self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"cachefsd does not stop:\n{self.log.read_text()[-4000:]}") from None
         return self._ended()

@@ -75,11 +75,11 @@ def pusher(device: int, socket: Path, spec: str, directory: Path, *more: str) ->
         yield Pusher(_only_child(supervisor.pid), supervisor)
     finally:
         supervisor.kill()
-        supervisor.wait(10)
+        supervisor.wait(60)
 
 
 def _only_child(pid: int) -> psutil.Process:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (children := psutil.Process(pid).children()):
         assert time.monotonic() < deadline, "no pusher was started"
         time.sleep(0.01)
@@ -167,4 +167,4 @@ def orders(socket: Path, real: DaemonClient) -> Iterator[Orders]:
         yield serving
     finally:
         serving.hang_up()
-        server.stop(0).wait(10)
+        server.stop(0).wait(60)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.hooks.order import AnyOrder, numbers_in
+from cachefs.hooks.order import MAX_SAMPLES, AnyOrder, numbers_in
 
 _LISTS: Final[tuple[type, ...]] = (type(iter([])), type(iter(())))
 _RANGE: Final = type(iter(range(0)))
@@ -53,7 +53,7 @@ def _inside_batches(iterator: Any) -> Any:
 
 
 def _remaining(iterator: Any) -> list[Any] | tuple[Any, ...] | range | None:
-    """The items that are left in what *iterator* is giving now."""
+    """The items that are left in what *iterator* is giving now, the first MAX_SAMPLES of them."""
     for _ in range(_DEPTH):
         if type(iterator) is not GeneratorType:
             break
@@ -62,4 +62,5 @@ def _remaining(iterator: Any) -> list[Any] | tuple[Any, ...] | range | None:
         return None
     _, (items,), *place = iterator.__reduce__()
     begun = place[0] if place and place[0] is not None else 0
-    return items[begun:] if type(items) in (list, tuple, range) else None
+    # A range may have any length.
+    return items[begun : begun + MAX_SAMPLES] if type(items) in (list, tuple, range) else None

@@ -10,7 +10,6 @@ the job.
 import functools
 import multiprocessing
 import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -165,7 +164,6 @@ class Progress:
 
 # By identity, since a loader may say that it equals another.
 _watches: dict[int, tuple[weakref.ref[Any], Watch | Stream | None]] = {}
-_lock = threading.Lock()
 
 
 def _begin(iterator: Any, loader: Any, iterable: Any) -> None:

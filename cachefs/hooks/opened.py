@@ -31,8 +31,6 @@ MAX_CHARACTERS: Final = 9_000
 MAX_WAITING: Final = 4096
 # Seconds between two looks whether it is.
 LOOK_SECONDS: Final = 0.1
-# Directories that are remembered to be below a mount or not.
-MAX_DIRECTORIES: Final = 100_000
 
 
 def install(fetcher: Any, stream_fetcher: Any) -> None:
@@ -123,9 +121,6 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _on_open(path: str) -> None:
-    global _places
-    if _places.known > MAX_DIRECTORIES:
-        _places = Places()
     path = os.path.abspath(path)
     if _places.mount_of(path) is None:
         return

@@ -8,6 +8,7 @@ alone, unless it is pure (see cachefs.publishing.pure): what it gives is seen as
 import contextlib
 import itertools
 import sys
+import time
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -18,10 +19,15 @@ from cachefs.publishing.pure import is_pure, is_seedable
 
 AnyOrder = NDArray[numpy.int64]
 
-# Samples that are taken, at most, of a pure sampler, which may be endless.
-MAX_SAMPLES: Final = 1 << 27
-# RandomSampler draws so many numbers at once where it draws with replacement.
+# An order of more samples is not foreseen: the job would wait for it, and no message to the daemon holds it.
+MAX_SAMPLES: Final = 1 << 26
+# RandomSampler draws so many numbers at once where it draws with replacement, which takes 3 to 6 us each: of an epoch
+# with more samples than this it would take more than a second.
 REPLACEMENTS: Final = 32
+MAX_REPLACEMENTS: Final = 1 << 22
+# A pure sampler is iterated for so many seconds, about: it may be slow, or have no end. What it gives after that is
+# published as it is drawn.
+PURE_SECONDS: Final = 1.0
 
 
 class SamplerOrder:
@@ -87,9 +93,13 @@ class SamplerOrder:
         if self._torch._C._len_torch_dispatch_stack():
             return None  # what torch computes now is not computed as usual
         with self._torch._C.DisableTorchFunction():
-            if self._is_distributed or is_pure(self._sampler):
-                order = self._whole(numpy.fromiter(itertools.islice(self._flat(), MAX_SAMPLES), dtype=numpy.int64))
-                return order, order if self._is_distributed else None
+            if self._is_distributed:
+                order = self._whole(numpy.fromiter(self._sampler, dtype=numpy.int64))
+                return order, order
+            if is_pure(self._sampler):
+                return self._whole(self._first_samples()), None
+            if self._is_too_long():
+                return None
             copies = _Copies(self._torch)
             current = self._whole(self._samples(copies, 0))
             if self._draws_worker_seeds:
@@ -112,6 +122,17 @@ class SamplerOrder:
         if iterates_as(sampler, data.WeightedRandomSampler):
             return bool(sampler.weights.device.type == "cpu")
         return iterates_as(sampler, data.SequentialSampler)
+
+    def _is_too_long(self) -> bool:
+        """Would it take too long, or too much memory, to say what one of torch's samplers gives?"""
+        sampler, data = self._sampler, self._torch.utils.data
+        if isinstance(sampler, data.SequentialSampler):
+            return len(sampler.data_source) > MAX_SAMPLES
+        if isinstance(sampler, data.SubsetRandomSampler):
+            return len(sampler.indices) > MAX_SAMPLES
+        if isinstance(sampler, data.RandomSampler) and sampler.replacement:
+            return bool(sampler.num_samples > MAX_REPLACEMENTS)
+        return bool(sampler.num_samples > MAX_SAMPLES)
 
     def _samples(self, copies: "_Copies", ahead: int) -> AnyOrder:
         """What the sampler gives, now (ahead = 0) or the next time (1), as it draws from copies of the generators."""
@@ -152,6 +173,20 @@ class SamplerOrder:
         """A number as samplers and loaders draw it for a seed."""
         drawn = self._torch.empty((), dtype=self._torch.int64, device="cpu").random_(generator=generator)
         return int(drawn.item())
+
+    def _first_samples(self) -> AnyOrder:
+        """What a pure sampler gives within PURE_SECONDS after its first sample, which it may compute all others for."""
+        samples = iter(self._flat())
+        parts = [numpy.fromiter(itertools.islice(samples, 1), dtype=numpy.int64)]
+        begun, size = time.monotonic(), 16
+        # Each part takes about as long as all before it.
+        while 2 * size <= MAX_SAMPLES and time.monotonic() < begun + PURE_SECONDS / 2:
+            part = numpy.fromiter(itertools.islice(samples, size), dtype=numpy.int64)
+            parts.append(part)
+            if len(part) < size:
+                break
+            size *= 2
+        return numpy.concatenate(parts)
 
     def _flat(self) -> Iterable[int]:
         """The samples that a pure sampler gives, also where it gives batches of them."""

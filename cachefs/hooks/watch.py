@@ -80,10 +80,6 @@ class Watch:
         if files is not None:
             self._publish_as(Publication(files, opening, rank=sampler.rank()[0]))
 
-    @property
-    def is_asleep(self) -> bool:
-        return self._publication is None
-
     def begin(self) -> None:
         """The sampler is about to be asked for the first time in this epoch."""
         self._begun += 1

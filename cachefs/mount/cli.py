@@ -8,6 +8,8 @@ import logging
 import logging.handlers
 import os
 import select
+import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +18,7 @@ from typing import Final, NoReturn
 
 import click
 
+import cachefs
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount import kernel
 from cachefs.mount.options import MountOptions, parse
@@ -23,9 +26,13 @@ from cachefs.mount_spec import MountSpec
 
 READY: Final = "ready"
 MISSING: Final = "mounting needs {name}; install libfuse3-dev and fuse3, then: pip install 'cachefs[mount]'"
+# Seconds that the child may take, beside the time to wait for the daemon. The kernel alone has 20 (session.py), and a
+# snapshot of a million files is open in less than one.
+START_SECONDS: Final = 90.0
 # mount(8)'s exit status: 1 bad invocation, 32 mount failure.
 USAGE_STATUS: Final = 1
 FAILURE_STATUS: Final = 32
+SYSLOG_SECONDS: Final = 0.05
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,6 +43,7 @@ FAILURE_STATUS: Final = 32
 @click.option("-v", "--verbose", is_flag=True, help="Say more in the log.")
 @click.option("--no-zero-open", is_flag=True, help="Same as -o no_zero_open, for kernels without it.")
 @click.option("--workers", type=int, metavar="N", help="Same as -o workers=N.")
+@click.version_option(cachefs.__version__, prog_name="mount.cachefs")
 @click.option("-s", "sloppy", is_flag=True, hidden=True)
 @click.option("-n", "no_mtab", is_flag=True, hidden=True)
 def main(  # noqa: PLR0913  # one for each option
@@ -78,7 +86,7 @@ def main(  # noqa: PLR0913  # one for each option
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         if not directory:
             raise ConfigError("DIRECTORY is empty; name the directory to mount on")
-        place = kernel.place_of(Path(directory).absolute())
+        place = kernel.check_place(Path(directory).absolute())
         _check_hides_nothing(place, parsed)
         handler = logging.StreamHandler() if foreground else background_log(parsed)
         claim = kernel.prepare_mount_point(place)
@@ -91,6 +99,7 @@ def main(  # noqa: PLR0913  # one for each option
         log_to(handler, level)
 
         def ready() -> None:
+            kernel.check_mounted(place)
             kernel.release(claim)
             print(f"mounted on {place}", flush=True)
 
@@ -111,7 +120,7 @@ def _check_hides_nothing(place: Path, options: MountOptions) -> None:
         "its Python": Path(sys.executable),
     }
     for name, path in needed.items():
-        if path.absolute().is_relative_to(place) or path.resolve().is_relative_to(place):
+        if path.absolute().is_relative_to(place) or Path(os.path.realpath(path)).is_relative_to(place):
             raise CachefsError(f"a mount on {place} would cover {name} ({path}); choose another directory")
 
 
@@ -143,13 +152,12 @@ def serve(
 def in_background(spec: str, directory: Path, options: MountOptions, claim: int) -> int:
     """The exit status of the command, once the child serves or has failed. claim: released when the child serves."""
     reader, writer = os.pipe()
-    if os.fork():
+    if child := os.fork():
         os.close(writer)
-        # The end of the pipe does not come, since the mount's processes have it open too.
-        word = os.read(reader, select.PIPE_BUF).decode(errors="replace")
+        word = first_word(reader, child, options.daemon_wait + START_SECONDS)
         if word == READY:
             return 0
-        print(f"mount.cachefs: {word or 'the mount process died while starting; see its log'}", file=sys.stderr)
+        print(f"mount.cachefs: {word}", file=sys.stderr)
         return FAILURE_STATUS
     os.close(reader)
     os.setsid()
@@ -163,6 +171,7 @@ def in_background(spec: str, directory: Path, options: MountOptions, claim: int)
             writer = -1
 
     def ready() -> None:
+        kernel.check_mounted(directory)
         kernel.release(claim)
         tell(READY)
 
@@ -180,6 +189,19 @@ def in_background(spec: str, directory: Path, options: MountOptions, claim: int)
         return FAILURE_STATUS
 
 
+def first_word(reader: int, child: int, seconds: float) -> str:
+    """What the process *child* says first, or why it says nothing. It is told to end where it takes too long."""
+    ended = os.pidfd_open(child)
+    # The end of the pipe does not come where the child dies, since processes of the mount have it open too.
+    some, _, _ = select.select([reader, ended], [], [], seconds)
+    if reader in some and (word := os.read(reader, select.PIPE_BUF)):
+        return word.decode(errors="replace")
+    if some:
+        return "the mount process died while starting; see its log"
+    os.kill(child, signal.SIGTERM)
+    return f"the mount does not answer reads after {seconds:.0f} s, and was told to end; see its log"
+
+
 def background_log(options: MountOptions) -> logging.Handler:
     """Raises ConfigError where the file of the option cannot be written."""
     if options.log is not None:
@@ -188,8 +210,18 @@ def background_log(options: MountOptions) -> logging.Handler:
         except OSError as error:
             raise ConfigError(f"mount option log={options.log}: {error.strerror}") from None
     if Path("/dev/log").exists():
-        return logging.handlers.SysLogHandler("/dev/log")
+        return Syslog("/dev/log")
     return logging.NullHandler()
+
+
+class Syslog(logging.handlers.SysLogHandler):
+    """Loses lines where the system's log takes none for SYSLOG_SECONDS: requests and readers must not wait for it."""
+
+    socket: socket.socket
+
+    def _connect_unixsocket(self, address: str) -> None:
+        super()._connect_unixsocket(address)  # type: ignore[misc]  # where all its sockets are made
+        self.socket.settimeout(SYSLOG_SECONDS)
 
 
 class FewLines(logging.Filter):

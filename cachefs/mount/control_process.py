@@ -5,14 +5,11 @@ decode, and requests must not wait for that. Where memory is short, the kernel e
 """
 
 import contextlib
-import logging
 import os
 import select
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import trio
 
@@ -22,14 +19,10 @@ from cachefs.mount.control import fifo_path
 from cachefs.mount.control_reader import ControlReader
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.mount.namespace import shown_datasets
-from cachefs.mount.process import fork
+from cachefs.mount.process import fork_watched
+from cachefs.mount.restarts import Restarts
 from cachefs.mount.worker import Mount
 from cachefs.rpc import DaemonClient
-
-log = logging.getLogger(__name__)
-
-# Seconds after the failure of a process within which no other is started.
-_PAUSE: Final = 1.0
 
 
 class ControlProcess:
@@ -39,14 +32,14 @@ class ControlProcess:
         self._mount = mount
         self._pid: int | None = None
         self._pidfd = -1
-        self._due = 0.0  # when it may be started (monotonic seconds)
+        self._restarts = Restarts()
 
     @property
     def wakes(self) -> list[int]:
         """Descriptors that can be read when `tend` has something to do."""
         if self._pid is not None:
             return [self._pidfd]
-        return [self._mount.wanted] if time.monotonic() >= self._due else []
+        return [self._mount.wanted] if self._restarts.is_due else []
 
     def tend(self) -> None:
         """To be called when one of `wakes` can be read, or every second or so."""
@@ -57,16 +50,16 @@ class ControlProcess:
             os.close(self._pidfd)
             self._pid = None  # the next one is not started before its descriptor is watched no more
             if status:
-                log.warning("the process that reads the control file ended with %d", os.waitstatus_to_exitcode(status))
-                self._due = time.monotonic() + _PAUSE
+                how = os.waitstatus_to_exitcode(status)
+                self._restarts.end(f"the process that reads the control file ended with {how}")
             return
-        if time.monotonic() >= self._due and select.select([self._mount.wanted], [], [], 0)[0]:
+        if self._restarts.is_due and select.select([self._mount.wanted], [], [], 0)[0]:
             try:
-                self._pid = fork("control", self._serve)
-                self._pidfd = os.pidfd_open(self._pid)
+                self._pid, self._pidfd = fork_watched("control", self._serve)
             except OSError as error:
-                log.warning("nobody reads the control file: %s", error.strerror)
-                self._due = time.monotonic() + _PAUSE
+                self._restarts.end(f"no process reads the control file: {error.strerror}")
+            else:
+                self._restarts.begin()
 
     def end(self) -> None:
         if self._pid is not None:

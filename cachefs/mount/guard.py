@@ -6,7 +6,6 @@ is left to answer it.
 """
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -14,8 +13,7 @@ import signal
 from cachefs.mount import device
 from cachefs.mount.device import Connection
 from cachefs.mount.process import fork
-
-log = logging.getLogger(__name__)
+from cachefs.mount.restarts import Restarts
 
 
 class Guard:
@@ -24,18 +22,21 @@ class Guard:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._pid: int | None = None  # of the guard's process, while it is known to run
+        self._restarts = Restarts()
         self.tend()
 
     def tend(self) -> None:
         """Start the guard's process where there is none; to be called every second or so."""
         if self._pid is not None and os.waitpid(self._pid, os.WNOHANG)[0]:
-            log.warning("the guard of the mount (process %d) is gone and is replaced", self._pid)
+            self._restarts.end(f"the guard of the mount (process {self._pid}) is gone")
             self._pid = None
-        if self._pid is None:
+        if self._pid is None and self._restarts.is_due:
             try:
                 self._pid = self._start()
             except OSError as error:  # what is short now is no reason to unmount
-                log.warning("no guard: %s", error.strerror)
+                self._restarts.end(f"the guard of the mount cannot be started: {error.strerror}")
+            else:
+                self._restarts.begin()
 
     def end(self) -> None:
         if self._pid is not None:

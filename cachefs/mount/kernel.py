@@ -5,12 +5,14 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
-from cachefs.errors import Busy, CachefsError, NotFound
+from cachefs.errors import AccessDenied, Busy, CachefsError, NotFound
+from cachefs.mount.mount_calls import leads_through_magic_link
 from cachefs.mount_table import mount_points
 
 log = logging.getLogger(__name__)
@@ -18,23 +20,66 @@ log = logging.getLogger(__name__)
 UNMOUNT_SECONDS: Final = 10
 # A mount that has not answered for so long is taken to hang.
 ANSWER_SECONDS: Final = 5
+# What umount and fusermount3 say where it takes another user. fusermount3 looks only for mounts of who calls.
+_NOT_ALLOWED: Final = ("must be superuser", "ermission denied", "not permitted", "not found in /etc/mtab")
 _MNT_FORCE: Final = 1
 _MOST_LINKS: Final = 40
+# Directories of the kernel: they come and go with processes and devices, and a mount on one of them goes with it.
+_OF_THE_KERNEL: Final = (Path("/proc"), Path("/sys"), Path("/dev"))
+# An ordinary file system among them.
+_SHARED_MEMORY: Final = Path("/dev/shm")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def place_of(directory: Path) -> Path:
     """Where a mount on *directory* is, without links; found without asking what is mounted there. Raises
     CachefsError."""
-    place = directory.parent.resolve() / directory.name
+    place = _without_links_above(directory)
     for _ in range(_MOST_LINKS):
         try:
             target = os.readlink(place)  # asks no mount, unlike lstat(2)
         except OSError:
             return place
-        place = place.parent / target
-        place = place.parent.resolve() / place.name
+        place = _without_links_above(place.parent / target)
     raise CachefsError(f"mount point {directory} is a symbolic link to itself")
+
+
+def _without_links_above(path: Path) -> Path:
+    """The path, with no link but perhaps its last name. Raises CachefsError where links lead in a circle."""
+    try:
+        above = os.path.realpath(path.parent, strict=True)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CachefsError(f"{path} leads through symbolic links in a circle") from None
+        above = os.path.realpath(path.parent)
+    return Path(above) / path.name
+
+
+def check_place(directory: Path) -> Path:
+    """The place where *directory*, an absolute path, can be mounted on. Raises CachefsError where no mount would
+    stay."""
+    given = Path(os.path.normpath(directory))
+    # The path that was given counts too: /proc/self is another process for whoever looks at it.
+    _check_not_of_the_kernel(given, directory)
+    place = place_of(directory)
+    _check_not_of_the_kernel(place, directory)
+    if leads_through_magic_link(directory):
+        raise CachefsError(
+            f"{directory} leads through a link of /proc, which each process sees differently; name {place}"
+        )
+    return place
+
+
+def _check_not_of_the_kernel(place: Path, directory: Path) -> None:
+    for top in _OF_THE_KERNEL:
+        if place.is_relative_to(top) and not (place.is_relative_to(_SHARED_MEMORY) and place != _SHARED_MEMORY):
+            raise CachefsError(f"{directory} is below {top}, where the kernel keeps its own; choose another directory")
+
+
+def check_mounted(place: Path) -> None:
+    """Raises CachefsError where no cachefs is mounted at *place*, a path of `place_of`."""
+    if not any(point.path == place for point in mount_points()):
+        raise CachefsError(f"{place} was unmounted, moved or removed while it was being mounted; mount it again")
 
 
 def is_dead(directory: Path) -> bool:
@@ -61,18 +106,34 @@ def is_stuck(directory: Path) -> bool:
 def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None:
     """lazy: also while files are open; force: whoever waits for an answer gets an error, where root asks for it.
 
-    Raises CachefsError with what the system's own command says.
+    Raises Busy, AccessDenied where it takes somebody else, or CachefsError with what the system's own command says.
     """
     if os.geteuid() == 0:
         command = ["umount", "-i", *["-l"] * lazy, *["-f"] * force, str(directory)]
     else:
         command = ["fusermount3", "-u", *["-z"] * lazy, str(directory)]
+    words = {**os.environ, "LC_ALL": "C"}  # those that we look for
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=UNMOUNT_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        child = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=words
+        )
+    except OSError as error:
         raise CachefsError(f"cannot unmount {directory}: {error}") from None
-    if done.returncode:
-        raise CachefsError(f"cannot unmount {directory}: {done.stderr.strip() or f'{command[0]} failed'}")
+    assert child.stderr is not None
+    try:
+        _, heard = child.communicate(timeout=UNMOUNT_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()  # and is not waited for, since it may hang in the kernel at the mount
+        child.stderr.close()
+        raise CachefsError(
+            f"cannot unmount {directory}: `{' '.join(command)}` has not ended within {UNMOUNT_SECONDS} s"
+        ) from None
+    if child.returncode:
+        said = " ".join(heard.split()).rstrip(".") or f"{command[0]} failed"
+        if any(reason in said for reason in _NOT_ALLOWED):
+            raise AccessDenied(f"you may not unmount {directory}: it takes root, or the user who mounted it")
+        kind = Busy if " busy" in said else CachefsError
+        raise kind(f"cannot unmount {directory}: {said}")
 
 
 def abort(directory: Path) -> None:
@@ -107,9 +168,13 @@ def prepare_mount_point(directory: Path) -> int:
     if is_dead(directory):
         log.warning("%s is the mount point of a process that is gone; unmounting it", directory)
         unmount(directory, lazy=True)
-    if not directory.exists():
-        raise NotFound(f"mount point {directory} does not exist; create it with `mkdir -p {directory}`")
-    if not directory.is_dir():
+    try:
+        found = directory.stat()
+    except FileNotFoundError:
+        raise NotFound(f"mount point {directory} does not exist; create it with `mkdir -p {directory}`") from None
+    except OSError as error:
+        raise CachefsError(f"mount point {directory} cannot be used: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode):
         raise CachefsError(f"mount point {directory} is not a directory")
     claim = _claim(directory)
     if any(point.path == directory.resolve() for point in mount_points()):

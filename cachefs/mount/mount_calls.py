@@ -1,10 +1,14 @@
-"""The system calls that make mounts step by step (fsopen(2) and its kin), which libc does not have everywhere.
+"""System calls about mounts that libc does not have everywhere: openat2(2), and those that make mounts step by step
+(fsopen(2) and its kin).
 
 A mount made so is attached to no directory until `attach`, and lasts as long as its descriptor is open.
 """
 
 import ctypes
+import errno
 import os
+import struct
+from pathlib import Path
 from typing import Final
 
 # The calls have these numbers on every architecture.
@@ -12,6 +16,9 @@ _MOVE_MOUNT: Final = 429
 _FSOPEN: Final = 430
 _FSCONFIG: Final = 431
 _FSMOUNT: Final = 432
+_OPENAT2: Final = 437
+_NO_MAGIC_LINKS: Final = 0x02  # RESOLVE_NO_MAGICLINKS
+_OPEN_HOW: Final = struct.Struct("QQQ")  # flags, mode, resolve
 _CLOSE_ON_EXEC: Final = 1  # FSOPEN_CLOEXEC, and FSMOUNT_CLOEXEC
 _SET_FLAG: Final = 0  # FSCONFIG_SET_FLAG
 _SET_STRING: Final = 1  # FSCONFIG_SET_STRING
@@ -53,3 +60,14 @@ def attach(mount: int, directory: bytes, *, beneath: bool = False) -> None:
     Raises OSError.
     """
     call(_MOVE_MOUNT, mount, b"", _AT_FDCWD, directory, _NO_SOURCE_PATH | (_BENEATH if beneath else 0))
+
+
+def leads_through_magic_link(path: Path) -> bool:
+    """Is there a link on the way that the kernel follows by itself, such as /proc/self/root? Its text does not tell
+    where it leads. What is mounted at *path* is not asked. False where the kernel (before 5.6) cannot tell."""
+    how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS)
+    try:
+        os.close(call(_OPENAT2, _AT_FDCWD, os.fsencode(path), how, len(how)))
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False

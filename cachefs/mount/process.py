@@ -6,12 +6,17 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NoReturn
 
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
+# States in /proc/PID/stat of a process that somebody has stopped (a debugger: t), or that is about to end.
+_HELD: Final = b"TtZX"
+
+_killed: set[int] = set()  # process ids of children that were killed and have not ended yet
 
 
 def fork(name: str, work: Callable[[], None], *, ends_with_parent: bool = True) -> int:
@@ -33,6 +38,40 @@ def fork(name: str, work: Callable[[], None], *, ends_with_parent: bool = True) 
     except BaseException:
         log.exception("a process of the mount failed")
     _end(status)
+
+
+def fork_watched(name: str, work: Callable[[], None]) -> tuple[int, int]:
+    """As `fork`. Returns the process id, and a descriptor that can be read when the child has ended.
+
+    Raises OSError; then there is no child, whose end nobody would notice.
+    """
+    pid = fork(name, work)
+    try:
+        return pid, os.pidfd_open(pid)
+    except OSError:
+        kill(pid)
+        raise
+
+
+def kill(pid: int) -> None:
+    """Kill a child and do not wait for its end: one that hangs in the kernel, as at a disk, ends when that answers."""
+    os.kill(pid, signal.SIGKILL)
+    _killed.add(pid)
+    reap_killed()
+
+
+def reap_killed() -> None:
+    """To be called now and then, so that no children stay as zombies that were left by `kill`."""
+    _killed.difference_update([pid for pid in _killed if os.waitpid(pid, os.WNOHANG)[0]])
+
+
+def is_held(pid: int) -> bool:
+    """Does a child stand still because somebody has stopped it, or because it is about to end?"""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return True
+    return status.rpartition(b") ")[2][:1] in _HELD
 
 
 def _begin(name: str, parent: int) -> None:

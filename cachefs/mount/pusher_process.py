@@ -4,51 +4,43 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from typing import Final
 
 from cachefs.mount import device
+from cachefs.mount.restarts import Restarts
 from cachefs.mount.session import Session
 from cachefs.mount.worker import Mount
 from cachefs.mount_spec import MountSpec
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 60.0
 _END_SECONDS: Final = 5.0
 
 
 class PusherProcess:
-    """The pusher's process. Each time that it ends soon after its start, the pause before the next start doubles."""
+    """The pusher's process."""
 
     def __init__(self, mount: Mount, spec: MountSpec, session: Session) -> None:
         self._command = _command(mount, spec)
         self._session = session
         self._marks = mount.marks
         self._process: subprocess.Popen[bytes] | None = None
-        self._due = 0.0  # when it was last started, or is to be (monotonic seconds)
-        self._pause = _FIRST_PAUSE  # seconds
+        self._restarts = Restarts()
 
     def tend(self) -> None:
         """Start the process where it does not run; to be called every second or so."""
-        now = time.monotonic()
         if self._process is not None and (status := self._process.poll()) is not None:
             self._process = None
             # It exits with 0 when the mount has ended.
-            self._pause = _FIRST_PAUSE if now - self._due > _LONGEST_PAUSE else min(2 * self._pause, _LONGEST_PAUSE)
-            self._due = now + self._pause
-            log.log(
-                logging.WARNING if status else logging.DEBUG,
-                "the pusher ended with status %d; the next starts in %.0f s", status, self._pause,
-            )  # fmt: skip
-        if self._process is None and now >= self._due:
-            self._due = now
+            level = logging.WARNING if status else logging.DEBUG
+            self._restarts.end(f"the pusher ended with status {status}", level=level)
+        if self._process is None and self._restarts.is_due:
             try:
                 self._process = self._start()
             except OSError as error:
-                self._due = now + _LONGEST_PAUSE
-                log.warning("no pusher: %s", error)
+                self._restarts.end(f"the pusher cannot be started: {error}")
+            else:
+                self._restarts.begin()
 
     def end(self) -> None:
         if self._process is not None:

@@ -5,10 +5,11 @@ has none; mincore(2) looks at what a mapping of it maps, which is the file below
 """
 
 import ctypes
+import mmap
 import os
 from typing import Final
 
-PAGE: Final = 4096
+PAGE: Final = mmap.PAGESIZE  # 64 KiB on some machines
 # cachestat(2), of Linux 6.5. It takes a struct cachestat_range, and a struct cachestat of five numbers, of which the
 # first is the number of pages that are there.
 _CACHESTAT: Final = 451

@@ -1,7 +1,7 @@
 """The shield: a read-only overlayfs over the mount, which answers in the kernel what FUSE would ask the mount.
 
 Before Python 3.14, open() asks isatty() of each file, which is an ioctl. FUSE sends every ioctl to user space, so that
-open() of a cached file took 194 us where a local disk takes 26. Overlayfs knows no ioctls and says so at once: 32 us.
+open() of a cached file took 131 us where a local disk takes 28. Overlayfs knows no ioctls and says so at once: 35 us.
 
 The overlay takes the place of the FUSE mount, which then is mounted nowhere but in the overlay. So both end together.
 It has the mount as its only regular layer, and an empty directory as a data-only layer, since it wants two. With one
@@ -16,16 +16,15 @@ import errno
 import logging
 import os
 import select
-import signal
 from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs.mount import kernel
+from cachefs.mount import kernel, process
 from cachefs.mount.device import Connection
 from cachefs.mount.mount_calls import attach, new_mount
 from cachefs.mount.options import Shield
-from cachefs.mount.process import fork
+from cachefs.mount.process import fork_watched
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import layer_of, source_of
 
@@ -92,8 +91,7 @@ def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str,
             os._exit(1)
 
     try:
-        pid = fork("shield", work)
-        pidfd = os.pidfd_open(pid)
+        pid, pidfd = fork_watched("shield", work)
     except OSError as error:
         os.close(reader)
         return f"no process: {error.strerror}"
@@ -101,7 +99,7 @@ def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str,
         os.close(writer)
     try:
         if not select.select([pidfd], [], [], SECONDS)[0]:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            process.kill(pid)
             return f"it was not there within {SECONDS:.0f} s"
         status = os.waitpid(pid, 0)[1]
         said = os.read(reader, select.PIPE_BUF).decode(errors="replace")

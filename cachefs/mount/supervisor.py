@@ -12,13 +12,13 @@ import select
 import signal
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs.messages import MountReport
-from cachefs.mount import kernel, read_marks, shield
+from cachefs.messages import DatasetView, MountReport, NodeView
+from cachefs.mount import kernel, process, read_marks, shield
 from cachefs.mount.attach import attach
 from cachefs.mount.control_process import ControlProcess
 from cachefs.mount.guard import Guard
@@ -58,6 +58,7 @@ class Supervisor:
         view = attach(options, MountReport(id=identity, mountpoint=str(directory), spec=str(spec), pid=os.getpid()))
         spec = spec.resolved(view.datasets)
         self._shown = wanted_datasets(spec, view.datasets)
+        _check_hides_nothing(directory, view, self._shown)
         wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         marks, failures = read_marks.create(), read_marks.create()
         self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks, failures)
@@ -81,6 +82,9 @@ class Supervisor:
             if workers.failure is not None:
                 raise workers.failure
         finally:
+            if workers.failure is not None:
+                # Before anything that a request could keep waiting for ever.
+                session.connection.abort()
             self._unmount(session)
             workers.end(GOODBYE_SECONDS)
             control.end()
@@ -113,10 +117,13 @@ class Supervisor:
                 ticked = time.monotonic()
                 workers.replace_silent()
                 guard.tend()
+                process.reap_killed()
 
     def _begin(self, session: Session, ready: Callable[[], None]) -> None:
         """To be called when requests are answered. Raises CachefsError."""
         mount, options = self._mount, self._mount.options
+        if options.readahead:
+            kernel.raise_readahead(mount.directory, options.readahead)
         shield.put_up(
             options.shield, mount.spec, mount.directory, session.connection, options.kernel, shared=options.allow_other
         )
@@ -145,6 +152,16 @@ class Supervisor:
             (dataset,) = self._shown
             return MountSpec((Part(dataset.name, dataset.snapshot),))
         return self._mount.spec
+
+
+def _check_hides_nothing(directory: Path, view: NodeView, shown: Sequence[DatasetView]) -> None:
+    """Raises CachefsError where the mount would cover what its workers read: each read would wait for another."""
+    needed = [("the daemon's index", view.index)]
+    needed += [(f"the {name} tier", path) for name, path in view.tiers.items()]
+    needed += [(f"the snapshot of {dataset.name}", dataset.path) for dataset in shown]
+    for name, path in needed:
+        if Path(path).resolve().is_relative_to(directory):
+            raise CachefsError(f"a mount on {directory} would cover {name} ({path}); choose another directory")
 
 
 def _raise_soft_limit() -> None:

@@ -34,6 +34,8 @@ _HEAD: Final = struct.Struct("<QQ")
 _LONG: Final = 1 << 20
 # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE.
 _PUNCH: Final = 3
+# Seconds for which the lock is waited for. It is held for some 20 us, and who waits for it answers no requests.
+LOCK_SECONDS: Final = 0.5
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _HEADER: Final = struct.Struct("<IQ")  # length of what follows, unix time in nanoseconds
 
@@ -86,13 +88,14 @@ class ViewLog:
         return heard
 
     def add(self, view: NodeView) -> list[Heard]:
-        """Add *view*, unless nothing in it is new. Returns what `news` returns then."""
+        """Add *view*, unless nothing in it is new, or somebody has held the lock for LOCK_SECONDS: the daemon says it
+        again. Returns what `news` returns then."""
         view = _lasting(view)
         if view == self._last and self._place == self._ends()[0]:
             return []
-        with self._locked():
+        with self._locked() as is_locked:
             heard = self.news()
-            if view != self._last:
+            if is_locked and view != self._last:
                 self._append(self._place, _Record(view))
             return heard + self.news()
 
@@ -106,7 +109,9 @@ class ViewLog:
     def sum_up(self, slots: list[Slot], changed_ns: int) -> None:
         """Throw away what is not needed any more. slots, changed_ns: see Heard, after all views that this process has
         read. Does nothing where there are news."""
-        with self._locked():
+        with self._locked() as is_locked:
+            if not is_locked:
+                return
             begin, (first, _) = self._place, _HEADER.unpack(os.pread(self._fd, _HEADER.size, _HEAD.size))
             if begin != self._ends()[0]:
                 return
@@ -129,14 +134,24 @@ class ViewLog:
         os.pwrite(self._fd, _HEAD.pack(place + _HEADER.size + len(packed), begin), 0)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock for writing. It is a lock of lockf: one of flock belongs to the open file, which forked
-        processes share."""
-        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+    def _locked(self) -> Iterator[bool]:
+        """Hold the lock for writing; yields False where somebody else holds it for LOCK_SECONDS, as a worker that was
+        stopped. It is a lock of lockf: one of flock belongs to the open file, which forked processes share."""
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not (is_locked := self._try_lock()) and time.monotonic() < deadline:
+            time.sleep(0.001)
         try:
-            yield
+            yield is_locked
         finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            if is_locked:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
 
 def _lasting(view: NodeView) -> NodeView:

@@ -20,7 +20,6 @@ import trio
 
 from cachefs.errors import CachefsError
 from cachefs.messages import Empty, MountReport, NodeView
-from cachefs.mount import kernel
 from cachefs.mount.block_reader import MOST_WAITING, BlockReader
 from cachefs.mount.control import Control
 from cachefs.mount.daemon_link import DaemonLink
@@ -43,7 +42,6 @@ SHORTEST_REPORT_SECONDS: Final = 0.05
 # Seconds after which a mount that has nothing to report shows that it is there.
 IDLE_REPORT_SECONDS: Final = 10.0
 REPORT_TIMEOUT: Final = 5.0
-READY_SECONDS: Final = 20.0
 BEAT_SECONDS: Final = 1.0
 # Requests that a worker works on at once. So many reads may wait (MOST_WAITING in cachefs.mount.block_reader), and then
 # there is still room for requests that need not wait. pyfuse3 starts a task for each, when it has none that is idle.
@@ -133,12 +131,9 @@ class Worker:
             return BlockReader(link, view, self._counters, marks, failures)
 
     async def _announce(self) -> None:
-        """Tell the supervisor that requests are answered; a stat through the mount proves it."""
-        directory, readahead = self._mount.directory, self._mount.options.readahead
-        with trio.fail_after(READY_SECONDS):
-            await trio.to_thread.run_sync(os.stat, directory, abandon_on_cancel=True)
-        if readahead and self._number == 0:
-            await trio.to_thread.run_sync(kernel.raise_readahead, directory, readahead)
+        """Tell the supervisor that requests are answered; a stat through the mount proves it. Another worker may have
+        taken that and be stuck, so a stat that takes long is no reason to end."""
+        await trio.to_thread.run_sync(os.stat, self._mount.directory, abandon_on_cancel=True)
         self._say(WorkerMessage.READY)
 
     async def _end_on_signal(self) -> None:

@@ -22,7 +22,7 @@ from typing import Final
 from cachefs.errors import CachefsError
 from cachefs.mount import device
 from cachefs.mount.blame import Blame
-from cachefs.mount.process import fork
+from cachefs.mount.process import fork_watched, is_held
 from cachefs.mount.session import Session
 from cachefs.mount.worker import Mount, work
 from cachefs.mount.worker_messages import WorkerMessage, unpack
@@ -31,9 +31,16 @@ log = logging.getLogger(__name__)
 
 # A worker that says nothing for so many seconds, while readers wait, is replaced.
 SILENT_SECONDS: Final = 10
+# With so many workers that were killed and do not die, no other is started: each hangs in the kernel, most likely at a
+# disk, as the next one would.
+MOST_HANGING: Final = 4
+# A mount that nobody serves for so many seconds, since no worker begins to or none may be started, is ended; as long
+# as a read may wait by default.
+UNSERVED_SECONDS: Final = 60
 # So many crashes of workers, one soon after the other, end the mount. A worker that is killed does not count, since
 # that says nothing about the next one.
 MOST_CRASHES: Final = 8
+_NO_CRASH: Final = (0, -signal.SIGTERM, -signal.SIGKILL)  # how a worker ends that was told to
 # A worker that has lived for so many seconds has not crashed soon after another.
 STEADY_SECONDS: Final = 10.0
 # Seconds between a first crash and the next start; doubled with every crash.
@@ -72,6 +79,8 @@ class WorkerPool:
         self._blame = Blame(size)
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
+        self._hanging: list[_Worker] = []  # killed, and not dead
+        self._unserved = 0  # seconds for which nobody has served the mount
         # Number of each worker that does not run -> when to start it (monotonic seconds).
         self._empty_places = dict.fromkeys(range(size), 0.0)
         self._crashes = 0  # one soon after the other
@@ -85,7 +94,7 @@ class WorkerPool:
             self._selector.register(wake, selectors.EVENT_READ, lambda: None)
         self._wakes = set(wakes)
         self._fill_places()
-        if self._empty_places:
+        if self._empty_places and not self._is_full_of_hanging():
             seconds = min(seconds, max(0.0, min(self._empty_places.values()) - time.monotonic()))
         for key, _ in self._selector.select(seconds):
             key.data()
@@ -93,14 +102,24 @@ class WorkerPool:
     def replace_silent(self) -> None:
         """To be called once a second. These calls are counted and not the seconds of a clock, so that no worker is
         blamed for a time in which the machine slept or the whole mount was stopped."""
+        for worker in self._hanging:
+            worker.silent += 1
+            if worker.silent == 1:
+                log.error("process %d was killed and does not die; does a disk of this node hang?", worker.pid)
         for worker in list(self._workers):
             worker.silent += 1
             if worker.silent > SILENT_SECONDS and self._session.connection.has_waiting():
                 log.warning("worker %d (process %d) does nothing and is replaced", worker.number, worker.pid)
-                signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
                 # Not only when it has died, since its death may have to wait for what it hangs on.
-                self._blame.died(worker.number)
+                if not is_held(worker.pid):
+                    self._blame.died(worker.number)
+                signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
                 self._remove(worker)
+                worker.silent = 0
+                self._hanging.append(worker)
+        self._unserved = 0 if self.ready and self._workers else self._unserved + 1
+        if self._unserved > UNSERVED_SECONDS:
+            self.failure = self.failure or self._not_served()
 
     def end(self, seconds: float) -> None:
         """Have the workers end, which tell the daemon so, and kill those that have not ended within *seconds*."""
@@ -112,7 +131,19 @@ class WorkerPool:
                 log.warning("worker %d (process %d) does not end and is killed", worker.number, worker.pid)
                 signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
 
+    def _is_full_of_hanging(self) -> bool:
+        return len(self._hanging) >= MOST_HANGING
+
+    def _not_served(self) -> CachefsError:
+        why = "no worker has begun to; see the log"
+        if self._hanging:
+            pids = ", ".join(str(worker.pid) for worker in self._hanging)
+            why = f"workers were killed and do not die (processes {pids}); does a disk of this node hang?"
+        return CachefsError(f"nobody has served the mount for {UNSERVED_SECONDS} s, so it ends: {why}")
+
     def _fill_places(self) -> None:
+        if self._is_full_of_hanging():
+            return
         for number in [number for number, due in self._empty_places.items() if due <= time.monotonic()]:
             del self._empty_places[number]
             try:
@@ -133,8 +164,7 @@ class WorkerPool:
             work(self._mount, number, self._session.operations, theirs)
 
         try:
-            pid = fork(f"worker{number}", serve)
-            pidfd = _watch(pid)
+            pid, pidfd = fork_watched(f"worker{number}", serve)
         except OSError:
             os.close(clone)
             ours.close()
@@ -153,6 +183,8 @@ class WorkerPool:
         for worker in self._workers:
             worker.channel.close()
             os.close(worker.clone)
+            os.close(worker.pidfd)
+        for worker in self._hanging:
             os.close(worker.pidfd)
 
     def _receive(self, worker: _Worker) -> None:
@@ -183,10 +215,11 @@ class WorkerPool:
         self._ignore(worker.pidfd)
         os.close(worker.pidfd)
         _, status = os.waitpid(worker.pid, 0)
-        if worker not in self._workers:
+        if worker in self._hanging:
+            self._hanging.remove(worker)
             return
         how = os.waitstatus_to_exitcode(status)
-        crashed = how != -signal.SIGKILL or not self.ready
+        crashed = how not in _NO_CRASH or not self.ready
         if crashed and not self.over:
             self._blame.died(worker.number)
         self._remove(worker)
@@ -218,14 +251,3 @@ class WorkerPool:
         if self._crashes >= MOST_CRASHES or not self.ready:
             self.failure = self.failure or CachefsError("the workers of the mount crash; see its log")
         self._empty_places[number] = time.monotonic() + FIRST_PAUSE * 2**self._crashes
-
-
-def _watch(pid: int) -> int:
-    """A descriptor that can be read when our child has ended. Where there is none, the child, whose end nobody would
-    notice, is killed. Raises OSError."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise

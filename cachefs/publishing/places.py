@@ -26,11 +26,6 @@ class Places:
         """Is there any mount?"""
         return bool(self._points)
 
-    @property
-    def known(self) -> int:
-        """How many directories are remembered."""
-        return len(self._known)
-
     def mount_of(self, path: str) -> MountPoint | None:
         """The mount below which the file *path* is; None where it is below no mount."""
         directory = path[: path.rfind("/") + 1]

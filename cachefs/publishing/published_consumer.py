@@ -65,6 +65,8 @@ class PublishedConsumer:
     published: bool = False
     # Has the daemon refused the consumer?
     failed: bool = False
+    # When the daemon, which had no room for the consumer, is asked again (monotonic seconds).
+    quiet_until: float = 0.0
     # (index of the share, epoch) of the orders that the daemon knows.
     reported: set[tuple[int, int]] = field(default_factory=set)
     # When the consumer ends (monotonic seconds), unless it opens again before; None where it is open.
@@ -190,5 +192,7 @@ def order_of(bulk: bytes) -> Order:
 
 
 def spec_of(fields: dict[str, Any]) -> SamplerSpec:
-    """The spec in a message. Raises msgspec.ValidationError."""
-    return msgspec.convert(fields, SamplerSpec)
+    """The spec in a message. Raises msgspec.ValidationError, ConfigError."""
+    spec = msgspec.convert(fields, SamplerSpec)
+    spec.check()
+    return spec

@@ -7,14 +7,14 @@ from typing import Final
 
 import numpy
 
-from cachefs.errors import Busy, CachefsError, DaemonUnavailable, NotFound
+from cachefs.errors import Busy, CachefsError, DaemonUnavailable, NotFound, StoreFull
 from cachefs.inodes import slot_of
 from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, SampleMap
-from cachefs.messages import DatasetName, Empty
+from cachefs.messages import Empty
 from cachefs.mount_spec import MountSpec
 from cachefs.publishing.published_consumer import PublishedConsumer
 from cachefs.publishing.shares import Share
-from cachefs.rpc import DATASET_LIST, DATASET_SHOW, JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, DaemonClient
+from cachefs.rpc import DATASET_LIST, JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, DaemonClient
 
 # A job that says nothing for so many seconds has ended, where the daemon does not see its process.
 LEASE: Final = 60.0
@@ -23,6 +23,11 @@ PUBLISH_TIMEOUT: Final = 30.0
 TIMEOUT: Final = 5.0
 MOST_PROBLEMS: Final = 32
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0)
+# A daemon that has answered is restarted now and then, and takes the job up again: after so many seconds it is away.
+AWAY_SECONDS: Final = 30.0
+# Seconds until a consumer is published again for which the daemon had no room.
+FULL_SECONDS: Final = 30.0
+_TRIED_AGAIN: Final = "it is tried again, and the job goes on meanwhile"
 
 
 class Reporter:
@@ -38,19 +43,21 @@ class Reporter:
         self._full_name = job  # as the daemon knows it, see cachefs_daemon.jobs.owners
         self._failures = 0  # to reach the daemon, one after the other
         self._quiet_until = 0.0  # when to try again (monotonic seconds)
+        self._has_answered = False
+        self._away_since: float | None = None  # when the daemon first did not answer (monotonic seconds)
         # By consumer: the epoch in which the daemon did not take another one that was too far ahead.
         self._full: dict[str, int] = {}
 
-    def say(self, problem: str) -> None:
+    def say(self, problem: str, then: str = "the job goes on without that") -> None:
         """Have *problem* printed on the job's stderr, each problem once, and MOST_PROBLEMS at most."""
         if problem not in self._said and len(self._said) < MOST_PROBLEMS:
             self._said.add(problem)
-            self._say(f"{problem}; the job goes on without that")
+            self._say(f"{problem}; {then}")
 
     def report(self, consumer: PublishedConsumer, moved: bool) -> None:
         """Tell the daemon what it does not know yet. moved: is the consumer at another place than at the last call?"""
         now = time.monotonic()
-        if consumer.failed or not consumer.shares or now < self._quiet_until:
+        if consumer.failed or not consumer.shares or now < max(self._quiet_until, consumer.quiet_until):
             return
         try:
             if not consumer.published:
@@ -61,11 +68,13 @@ class Reporter:
             if moved or now - consumer.reported_at >= RENEW_SECONDS:
                 self._report_progress(consumer)
                 consumer.reported_at = now
-            self._failures = 0
+            self._failures, self._has_answered, self._away_since = 0, True, None
         except DaemonUnavailable as error:
-            self.say(str(error))
-            self._quiet_until = now + RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
-            self._failures += 1
+            self._on_absence(error, now)
+            consumer.published = False
+        except (Busy, StoreFull) as error:
+            self.say(str(error), _TRIED_AGAIN)
+            consumer.quiet_until = now + FULL_SECONDS
             consumer.published = False
         except NotFound as error:
             self._lost(consumer, error)
@@ -76,6 +85,14 @@ class Reporter:
             # One consumer is given up, and the others go on.
             self.say(f"consumer {consumer.opening.name} cannot be published ({error!r:.300})")
             consumer.failed = True
+
+    def _on_absence(self, error: DaemonUnavailable, now: float) -> None:
+        if self._away_since is None:
+            self._away_since = now
+        if not self._has_answered or now >= self._away_since + AWAY_SECONDS:
+            self.say(str(error), _TRIED_AGAIN)
+        self._quiet_until = now + RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
+        self._failures += 1
 
     def end(self, consumer: PublishedConsumer) -> None:
         if not consumer.published:
@@ -163,14 +180,12 @@ class Reporter:
         views = self._client.call(DATASET_LIST, Empty(), TIMEOUT).datasets
         spec = MountSpec.parse(share.mount.spec)
         views = [view for view in views if spec.shows(view.name)]
-        for view in views:
-            if slot_of(view.snapshot) == share.slot:
-                return view.name, view.snapshot
-        for view in views:
-            detail = self._client.call(DATASET_SHOW, DatasetName(name=view.name), TIMEOUT)
-            for snapshot in detail.snapshots:
-                if slot_of(snapshot) == share.slot:
-                    return view.name, snapshot
+        # The current one of any before the others of any; it is empty where a dataset's snapshot is lost.
+        snapshots = [(view.name, view.snapshot) for view in views if view.snapshot]
+        snapshots += [(view.name, snapshot) for view in views for snapshot in view.others]
+        for name, snapshot in snapshots:
+            if slot_of(snapshot) == share.slot:
+                return name, snapshot
         raise NotFound(f"the daemon at {self._client.socket} does not know the snapshot at {share.mount.path}")
 
 

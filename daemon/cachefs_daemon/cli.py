@@ -124,7 +124,7 @@ async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
     try:
         await node.start()
         await server.start()
-        background = [asyncio.create_task(node.maintain()), asyncio.create_task(feed_watchdog())]
+        background = [asyncio.create_task(work) for work in (node.maintain(), feed_watchdog(), server.keep_reachable())]
         log.info("ready on %s", settings.socket)
         notify("READY=1")
         await stopped.wait()

@@ -114,10 +114,16 @@ class Node:
     async def maintain(self) -> None:
         """Runs as long as the daemon. Limits are looked at in time whatever else is under way."""
         async with asyncio.TaskGroup() as group:
-            for tier in (MEMORY, SSD):
-                group.create_task(self._repeat(functools.partial(self._keep_limit, tier)))
-            for each in (self._keep_quotas, self._retry, self._compact, self._keep_order):
-                group.create_task(self._repeat(each))
+            group.create_task(self._repeat(self._keep_order))
+            for each in self._upkeep():
+                group.create_task(self._repeat(functools.partial(self.threads.upkeep, each)))
+
+    def _upkeep(self) -> list[Callable[[], None]]:
+        """What is done from time to time in threads, each step for itself: a disk that hangs holds up one of them."""
+        maintenance = self.storage.maintenance
+        for_tiers = (maintenance.keep_limit, maintenance.retry)
+        by_tier = [functools.partial(step, tier) for step in for_tiers for tier in (MEMORY, SSD)]
+        return [*by_tier, maintenance.keep_quotas, maintenance.compact]
 
     async def _repeat(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
@@ -128,18 +134,6 @@ class Node:
                 self.errors.add("maintenance", str(error))
             except Exception as error:
                 self.errors.add("maintenance", f"internal error ({error!r})", bug=error)
-
-    async def _keep_limit(self, tier: int) -> None:
-        await self.threads.limits(functools.partial(self.storage.maintenance.keep_limit, tier))
-
-    async def _keep_quotas(self) -> None:
-        await self.threads.limits(self.storage.maintenance.keep_quotas)
-
-    async def _retry(self) -> None:
-        await self.threads.background(self.storage.maintenance.retry)
-
-    async def _compact(self) -> None:
-        await self.threads.background(self.storage.maintenance.compact)
 
     async def _keep_order(self) -> None:
         self.exchange.refresh()

@@ -21,7 +21,7 @@ from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PUBLISH
 from tests.daemon import Daemon
 from tests.faults.campaign_reader import HEARTBEAT, content_of, name_of
-from tests.mounting import mount_pid, run_mount
+from tests.mounting import mount_again, mount_pid
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.s3 import S3Server
 
@@ -119,7 +119,7 @@ class CampaignNode:
     def stop(self) -> None:
         for reader in self.readers:
             reader.process.kill()
-            reader.process.wait(10)
+            reader.process.wait(60)
         with contextlib.suppress(CachefsError):
             kernel.unmount(self.mount, lazy=True)
         self.daemon.__exit__(None, None, None)
@@ -149,14 +149,7 @@ class CampaignNode:
         self._server.put(BUCKET, {name_of(number): content_of(number, self._versions[number]) for number in numbers})
 
     def mount_again(self) -> None:
-        """As a user would who is told that the old one is busy: again."""
-        deadline = time.monotonic() + 60
-        while True:
-            done = run_mount(self.daemon.socket, "all", self.mount, f"log={self.mount}.log", *_OPTIONS)
-            if done.returncode == 0:
-                return
-            assert time.monotonic() < deadline, done.stderr
-            time.sleep(0.2)
+        mount_again(self.daemon.socket, "all", self.mount, *_OPTIONS)
 
     def check(self) -> None:
         for reader in self.readers:
@@ -167,8 +160,10 @@ class CampaignNode:
         """All processes of the node that are there, by what they are."""
         found: dict[str, list[psutil.Process]] = {}
         with contextlib.suppress(psutil.Error, CachefsError, StopIteration):
-            assert self.daemon.process is not None
-            found["daemon"] = [psutil.Process(self.daemon.process.pid)]
+            daemon = self.daemon.process
+            if daemon is None:  # it is being restarted
+                return found
+            found["daemon"] = [psutil.Process(daemon.pid)]
             supervisor = psutil.Process(mount_pid(self.daemon.client, self.mount))
             found["supervisor"] = [supervisor]
             for child in supervisor.children():

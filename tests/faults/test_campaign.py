@@ -163,7 +163,7 @@ class Campaign:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
                 if number == signal.SIGKILL and kind == "supervisor":
-                    process.wait(10)
+                    process.wait(60)
 
     def _freeze(self, kind: str) -> None:
         process = self._chosen(kind)

@@ -55,7 +55,7 @@ def refused(daemon: Daemon) -> str:
     """What a second daemon says that must not start."""
     daemon.spawn()
     assert daemon.process is not None
-    assert daemon.process.wait(20) == 1
+    assert daemon.process.wait(60) == 1
     said = daemon.log.read_text()
     assert "Traceback" not in said
     return said
@@ -122,13 +122,13 @@ def test_sigterm_under_load_is_orderly_and_loses_nothing(tmp_path: Path) -> None
         for loader in loaders:
             loader.start()
         next(warmup)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while daemon.status().fetched_blocks < 20:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert daemon.stop() == 0
         for loader in loaders:
-            loader.join(20)
+            loader.join(60)
         assert [type(error) for error in failed] == [errors.DaemonUnavailable] * 4
         assert "Traceback" not in daemon.log.read_text()
         daemon.start()

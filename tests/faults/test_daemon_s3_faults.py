@@ -219,7 +219,7 @@ def test_killed_in_mid_fetch_the_waiting_reader_gets_its_bytes(
     got: list[bytes] = []
 
     def read() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not got and time.monotonic() < deadline:
             try:
                 got.append(daemon.read(view, "005"))
@@ -232,7 +232,7 @@ def test_killed_in_mid_fetch_the_waiting_reader_gets_its_bytes(
         time.sleep(0.01)
     daemon.kill9()
     daemon.start()
-    reader.join(30)
+    reader.join(60)
     assert got == [content["005"]]
 
 

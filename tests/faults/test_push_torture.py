@@ -24,11 +24,11 @@ from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
 from tests.daemon import Daemon
 from tests.faults.tortured_reader import HEARTBEAT
-from tests.mounting import drop_pages, mount_pid, run_mount
+from tests.mounting import drop_pages, mount_again, mount_pid
 from tests.page_cache_lock import try_to_empty_page_cache
 
-# A read that takes longer hangs: everything that was killed is back by then.
-LONGEST_READ: Final = 5.0
+# A read that takes longer hangs: everything that was killed is back by then, on a busy machine too.
+LONGEST_READ: Final = 30.0
 READERS: Final = 3
 OPTIONS: Final = ("workers=2", "page_cache_budget=24MiB")
 # More than the budget, and more than the memory tier.
@@ -101,7 +101,7 @@ class Torture:
     def stop(self) -> None:
         for reader in self.readers:
             reader.process.kill()
-            reader.process.wait(10)
+            reader.process.wait(60)
         with contextlib.suppress(CachefsError):
             kernel.unmount(self.mount, lazy=True)
 
@@ -122,7 +122,7 @@ class Torture:
 
     def processes(self) -> list[psutil.Process]:
         """The mount's: the supervisor first. A daemon that has just started hears of it in a moment."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(StopIteration):
                 supervisor = psutil.Process(mount_pid(self.daemon.client, self.mount))
@@ -197,14 +197,7 @@ class Torture:
                 self._rng.choice(found).kill()
 
     def _mount(self) -> None:
-        """As a user would who is told that the old one is busy: again."""
-        deadline = time.monotonic() + 20
-        while True:
-            done = run_mount(self.daemon.socket, "tree", self.mount, f"log={self.mount}.log", *OPTIONS)
-            if done.returncode == 0:
-                return
-            assert time.monotonic() < deadline, done.stderr
-            time.sleep(0.05)
+        mount_again(self.daemon.socket, "tree", self.mount, *OPTIONS)
 
     def _publish(self, number: int) -> None:
         spec = SamplerSpec(kind="numpy", size=FILES, seed=self._seeds[number], epochs=10_000)
@@ -262,7 +255,7 @@ def test_no_event_makes_a_reader_hang_or_read_wrong_bytes(tmp_path: Path, count:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

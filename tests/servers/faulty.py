@@ -136,7 +136,7 @@ def serving(proxy: FaultyProxy) -> Iterator[None]:
     finally:
         asyncio.run_coroutine_threadsafe(_shut_down(server), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

@@ -10,12 +10,13 @@ small ranged reads four times as fast.
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from cachefs_tools.scratch_node import memory_directory
 
 from tests.servers.process import free_port, start, stop, wait_for_port
 from tests.servers.s3 import S3Server
@@ -84,8 +85,8 @@ def running(capacity: int = 4 << 30) -> Iterator[S3Server]:
     if missing:
         raise RuntimeError(f"{', '.join(missing)} missing: {_INSTALL}")
     # In /dev/shm, since the monitor syncs each step of the start to its disk.
-    with tempfile.TemporaryDirectory(prefix="rgw-", dir="/dev/shm") as home, ExitStack() as servers:
-        yield _start(Path(home), capacity, servers)
+    with memory_directory("cachefs-tests-rgw-") as home, ExitStack() as servers:
+        yield _start(home, capacity, servers)
 
 
 def _found(program: str) -> bool:

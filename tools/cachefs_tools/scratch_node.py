@@ -4,13 +4,15 @@ Each is a context manager. Whatever ends the block (an error, Ctrl-C, SIGTERM), 
 processes are stopped. If this process itself is killed, the kernel kills its children.
 """
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,11 @@ from cachefs_tools.scratch_config import NodeSettings, configuration
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
+_SHARED_MEMORY: Final = Path("/dev/shm")
+# In the name of a directory there, it says that who made it has it locked while it is in use, and since when at most:
+# seconds after it was made.
+_LOCKED: Final = "locked-"
+_LOCKED_WITHIN: Final = 60.0
 # What a mount in the foreground says once it serves.
 MOUNTED: Final = b"mounted on "
 Child = subprocess.Popen[bytes]
@@ -74,9 +81,33 @@ def s3_server(buckets: Path, log: Path) -> Iterator[str]:
 
 @contextmanager
 def memory_directory(prefix: str) -> Iterator[Path]:
-    """A directory in /dev/shm for a memory tier, removed in the end."""
-    with tempfile.TemporaryDirectory(prefix=prefix, dir="/dev/shm", ignore_cleanup_errors=True) as directory:
-        yield Path(directory)
+    """A directory in /dev/shm for a memory tier, removed in the end. Those that killed processes have left are removed
+    first, as they cost memory."""
+    prefix += _LOCKED
+    _remove_left_ones(prefix)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=_SHARED_MEMORY, ignore_cleanup_errors=True) as directory:
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            inner = Path(directory, "memory")  # cachefsd locks this one
+            inner.mkdir()
+            yield inner
+        finally:
+            os.close(lock)
+
+
+def _remove_left_ones(prefix: str) -> None:
+    """Remove directories of ours that nobody has locked. One that was just made may not be locked yet."""
+    for directory in _SHARED_MEMORY.glob(f"{prefix}*"):
+        with suppress(OSError):  # another user's, locked, or being removed
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                found = os.fstat(lock)
+                if found.st_uid == os.geteuid() and time.time() - found.st_ctime > _LOCKED_WITHIN:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(directory)
+            finally:
+                os.close(lock)
 
 
 @contextmanager

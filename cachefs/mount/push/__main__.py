@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import ctypes
 import logging
-import logging.handlers
 import os
 import signal
 import threading
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.mount import read_marks
-from cachefs.mount.cli import log_to
+from cachefs.mount.cli import Syslog, log_to
 from cachefs.mount.device import Connection
 from cachefs.mount.push import pages
 from cachefs.mount.push.pusher import Pusher, PusherSettings
@@ -94,7 +93,7 @@ def _handler(path: Path | None) -> logging.Handler:
     if path is not None:
         return logging.FileHandler(path)
     if os.path.samestat(os.fstat(2), os.stat(os.devnull)) and os.path.exists("/dev/log"):
-        return logging.handlers.SysLogHandler("/dev/log")
+        return Syslog("/dev/log")
     return logging.StreamHandler()
 
 

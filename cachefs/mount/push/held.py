@@ -24,6 +24,8 @@ class Held:
 
         entries: shape (n,), uint64, entry numbers; numbers: shape (n,), uint32, of the blocks in their files.
         """
+        if snapshot not in self._later:
+            self._forget_empty()
         first = entries[numbers == 0]
         if len(first):
             self._bits(snapshot, int(first.max()))[first] = not dropped
@@ -44,6 +46,13 @@ class Held:
             if len(entries):
                 numbers = np.concatenate((np.zeros(len(first), "<u4"), later[:, 1].astype("<u4")))
                 yield snapshot, entries, numbers
+
+    def _forget_empty(self) -> None:
+        """Forget snapshots of which nothing is held, as of those before a refresh: each takes a byte per file. To be
+        called where a snapshot is new, since it takes 0.1 ms per million files."""
+        for snapshot in [name for name, later in self._later.items() if not later and not self._bits(name, 0).any()]:
+            del self._later[snapshot]
+            self._first.pop(snapshot, None)
 
     def _bits(self, snapshot: str, most: int) -> NDArray[np.bool_]:
         """The flags of a snapshot's first blocks, with room for the entries up to number *most*."""

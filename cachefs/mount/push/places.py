@@ -6,9 +6,11 @@ pages of another file.
 
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.inodes import inode_of, slot_and_entry
@@ -18,6 +20,9 @@ from cachefs.mount_spec import MountSpec
 from cachefs.snapshot import SUFFIX, Snapshot
 
 log = logging.getLogger(__name__)
+
+# Snapshots that stay open: those that orders were for last. A mount of several datasets sees new ones for ever.
+MOST_FOUND: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +51,19 @@ class Places:
         self._spec = spec
         self._directory = directory
         self._datasets = datasets
-        self._found: dict[str, Place] = {}
+        self._found: OrderedDict[str, Place] = OrderedDict()
 
     def find(self, snapshot_id: str) -> Place | None:
         """The snapshot's place; None where the mount does not show it.
 
         Where two datasets have this snapshot, it is the place of the first one by name.
         """
-        place = self._found.get(snapshot_id)
-        if place is None:
-            place = self._look_for(snapshot_id)
-            if place is not None:
-                self._found[snapshot_id] = place
+        place = self._found.pop(snapshot_id, None) or self._look_for(snapshot_id)
+        if place is not None:
+            self._found[snapshot_id] = place
+            if len(self._found) > MOST_FOUND:
+                # Not closed here: an order may still be worked on. It closes when nobody refers to it any more.
+                self._found.popitem(last=False)
         return place
 
     def _look_for(self, snapshot_id: str) -> Place | None:

@@ -206,6 +206,14 @@ class Follower:
             self._front.high = max(self._front.high, position)
             self._move(epoch, position)
 
+    def ahead(self, ids: Ids) -> npt.NDArray[np.float64]:
+        """How far ahead of what the consumer has done it reads each of the blocks *ids* (shape (n,), int32), in reads:
+        shape (n,), float64, inf where it does not."""
+        _, position = self.place
+        reads = self._plan.expected(self.name, ids)
+        coming = self.following & (reads != UNKNOWN) & (reads >= position)
+        return np.where(coming, np.maximum(0.0, reads - max(position, self._front.high)), np.inf)
+
     def tripped(self, ids: Ids, every: int, unseen: int = 0) -> Passed:
         """The blocks *ids* (shape (n,), int32) were read. Those of them that are the consumer's next tripwires (see
         cachefs.planning.sequences.tripwires) say where it is.

@@ -257,10 +257,9 @@ class Plan:
             self._progresses += 1
 
     def _changed(self) -> None:
-        active: dict[str, tuple[Course, ...]] = {}
+        active: dict[str, list[Course]] = {}
         for course in self._courses.values():
             if not course.suspended and course.epochs:
-                snapshot = course.space.snapshot
-                active[snapshot] = (*active.get(snapshot, ()), course)
-        self._active = active
+                active.setdefault(course.space.snapshot, []).append(course)
+        self._active = {snapshot: tuple(courses) for snapshot, courses in active.items()}
         self.version += 1

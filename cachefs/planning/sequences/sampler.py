@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 
 from cachefs.errors import ConfigError
 from cachefs.planning.sequences.sampler_spec import KINDS as KINDS
+from cachefs.planning.sequences.sampler_spec import TORCH_LIMIT as TORCH_LIMIT
 from cachefs.planning.sequences.sampler_spec import SamplerSpec as SamplerSpec
 from cachefs.planning.sequences.twister import skip
 
 Order = NDArray[numpy.uint32]
-
-# With so many samples or more, torch draws 64 bits per swap (UINT32_MAX / 20, as in randperm_cpu).
-TORCH_LIMIT: Final = (2**32 - 1) // 20
 
 # Outputs a DataLoader takes from its generator (for the workers' base seed) before epoch 0 and before each later one.
 LOADER_DRAWS: Final = {"torch-random": (0, 0), "torch-loader": (2, 2), "torch-loader-persistent": (2, 0)}

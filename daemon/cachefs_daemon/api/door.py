@@ -28,7 +28,7 @@ class Door:
         caller = self.identities.of(said)
         if caller is None:
             raise Unidentified(
-                f"the daemon cannot tell who calls {method.name}: {self.identities.path} cannot be reached; in a "
+                f"the daemon cannot tell who calls {method.name}: {self.identities.place.path} cannot be reached; in a "
                 "container, mount the directory of the daemon's socket, not only the socket"
             )
         if method.right == Right.ADMINISTER and not caller.administers:

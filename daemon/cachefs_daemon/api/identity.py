@@ -22,11 +22,11 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.identity import FOR_SOMEBODY
+from cachefs_daemon.api.socket_place import SocketPlace
 from cachefs_daemon.caller import UNKNOWN, Caller
 
 log = logging.getLogger(__name__)
 
-SOCKET_MODE: Final = 0o666
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
 _GROUP: Final = struct.Struct("I")
 _SO_PEERGROUPS: Final = 59
@@ -77,27 +77,33 @@ class Identities:
     """Gives identities out on a socket of its own, and knows them again."""
 
     def __init__(self, path: Path, admission: Admission) -> None:
-        self.path = path  # of the socket
+        self.place = SocketPlace(path)
         self._admission = admission
         self._key = secrets.token_bytes(32)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. Raises CachefsError. The directory is there, and no other daemon uses the path."""
-        self.path.unlink(missing_ok=True)
+        """Listen, also where the socket was removed. Raises Busy where another daemon listens, or CachefsError."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+
+        def listen(path: str) -> None:
+            listening.bind(path)
+            listening.listen(_BACKLOG)
+
         try:
-            before = os.umask(0o777 & ~SOCKET_MODE)
-            try:
-                self._server = await asyncio.start_unix_server(self._answer, self.path, backlog=_BACKLOG)
-            finally:
-                os.umask(before)
-        except OSError as error:
-            raise CachefsError(f"cannot listen on the socket {self.path}: {error}") from None
+            self.place.take(listen)
+        except CachefsError:
+            listening.close()
+            raise
+        former = self._server
+        self._server = await asyncio.start_unix_server(self._answer, sock=listening, backlog=_BACKLOG)
+        if former is not None:
+            former.close()
 
     def stop(self) -> None:
+        self.place.leave()
         if self._server is not None:
             self._server.close()
-        self.path.unlink(missing_ok=True)
 
     def of(self, identity: str) -> Caller | None:
         """Who has this identity; None where this run of the daemon has not given it."""
@@ -126,7 +132,7 @@ class Identities:
             uid, groups = _peer(writer.get_extra_info("socket"))
             writer.write(self.give(self._admission.caller(uid, groups)).encode())
         except (OSError, KeyError) as error:
-            log.warning("%s: cannot tell who a caller is: %s", self.path, error)
+            log.warning("%s: cannot tell who a caller is: %s", self.place.path, error)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()

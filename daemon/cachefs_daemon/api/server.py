@@ -1,9 +1,8 @@
 """The daemon's end of cachefs.rpc: a gRPC server on a unix socket."""
 
+import asyncio
 import contextlib
 import logging
-import os
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -26,13 +25,19 @@ from cachefs.identity import identity_socket
 from cachefs.messages import Message
 from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, Method, decoder, encode
 from cachefs_daemon.api.door import Door
-from cachefs_daemon.api.identity import SOCKET_MODE, Admission, Identities
+from cachefs_daemon.api.identity import Admission, Identities
 from cachefs_daemon.api.service import Service
+from cachefs_daemon.api.socket_keeper import SocketKeeper
+from cachefs_daemon.api.socket_place import SocketPlace
 
 log = logging.getLogger(__name__)
 
 # gRPC refuses more than 8 KiB of metadata; one line is far less.
 MAX_ERROR_TEXT: Final = 2000
+# From one look at the sockets to the next. It takes two system calls.
+LOOK_SECONDS: Final = 2.0
+# How long calls go on that were made before the socket was removed, such as warm-ups.
+FORMER_GRACE: Final = 86400.0
 
 _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -50,52 +55,72 @@ class Server:
 
     def __init__(self, service: Service, path: Path, admission: Admission) -> None:
         """path: of the socket; that of cachefs.identity is beside it. admission: who may do more than look."""
-        self._path = path
+        self._place = SocketPlace(path)
         self._identities = Identities(identity_socket(path), admission)
-        self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
         door = Door(self._identities, admission)
-        handlers = {method.name: _handler(method, service, door) for method in METHODS}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self._handlers = {method.name: _handler(method, service, door) for method in METHODS}
+        self._server: grpc.aio.Server | None = None
+        self._stopping = False
+        self._former: set[asyncio.Task[None]] = set()  # the ends of servers whose socket was removed
+        self._ending: list[grpc.aio.Server] = []  # those servers
 
     async def start(self) -> None:
         """Raises Busy where another daemon listens on the socket, CachefsError where it cannot be made."""
-        _clear(self._path)
-        before = os.umask(0o022)
+        self._server = self._listen()
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            os.umask(0o777 & ~SOCKET_MODE)
-            self._server.add_insecure_port(f"unix:{self._path}")
-        except (OSError, RuntimeError) as error:
-            raise CachefsError(f"cannot listen on the socket {self._path}: {error}") from None
-        finally:
-            os.umask(before)
-        await self._identities.start()
+            await self._identities.start()
+        except CachefsError:
+            self._place.leave()
+            raise
         await self._server.start()
+
+    def _listen(self) -> grpc.aio.Server:
+        """A new server that listens on the socket. Raises CachefsError."""
+        made: list[grpc.aio.Server] = []
+
+        def bind(path: str) -> None:
+            made.append(grpc.aio.server(options=CHANNEL_OPTIONS))
+            made[0].add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers),))
+            made[0].add_insecure_port(f"unix:{path}")
+
+        self._place.take(bind)
+        return made[0]
+
+    async def keep_reachable(self) -> None:
+        """Make sockets again that others have removed. Runs until it is cancelled."""
+        keepers = (
+            SocketKeeper(self._place, self._listen_again),
+            SocketKeeper(self._identities.place, self._identities.start),
+        )
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for keeper in keepers:
+                if self._stopping:
+                    return
+                await keeper.look()
+
+    async def _listen_again(self) -> None:
+        """Raises CachefsError. gRPC takes no further socket once a server has started, so there is another server."""
+        former, self._server = self._server, self._listen()
+        await self._server.start()
+        if former is None:
+            return
+        # Its callers are told to connect anew, and what they wait for at the moment is still answered.
+        self._ending.append(former)
+        task = asyncio.create_task(self._end(former))
+        self._former.add(task)
+        task.add_done_callback(self._former.discard)
+
+    async def _end(self, former: grpc.aio.Server) -> None:
+        await former.stop(FORMER_GRACE)
+        self._ending.remove(former)
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and give those in progress *grace* seconds."""
-        await self._server.stop(grace)
+        self._stopping = True
+        self._place.leave()
+        await asyncio.gather(*(server.stop(grace) for server in (self._server, *self._ending) if server is not None))
         self._identities.stop()
-        self._path.unlink(missing_ok=True)
-
-
-def _clear(path: Path) -> None:
-    """Remove a socket nobody listens on any more. Raises Busy where somebody does."""
-    if not path.is_socket():
-        if path.exists():
-            raise CachefsError(f"{path} is in the way of the daemon's socket and no socket itself; remove it")
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-        connection.settimeout(1.0)
-        try:
-            connection.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            log.info("removing the stale socket %s", path)
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise CachefsError(f"cannot tell whether a daemon listens on {path}: {error}") from None
-    raise Busy(f"another daemon listens on {path}; stop it, or give this one another daemon.socket")
 
 
 def _handler(method: Method[Any, Any], service: Service, door: Door) -> grpc.RpcMethodHandler:

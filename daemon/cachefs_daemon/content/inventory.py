@@ -76,8 +76,7 @@ def _all_files(snapshots: Iterable[Snapshot]) -> Iterator[Entry]:
 
 def _contents(index: IndexWriter) -> set[bytes]:
     """Content ids of the files of which some block is on this node."""
-    keys = index.keys()
-    return {key[:CONTENT_ID_SIZE] for key in keys}
+    return {key[:CONTENT_ID_SIZE] for keys in index.portions(BATCH) for key in keys}
 
 
 def _bytes_per_tier(index: IndexWriter, content: bytes) -> list[int]:

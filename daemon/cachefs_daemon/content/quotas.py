@@ -27,6 +27,8 @@ from cachefs_daemon.store.transfers import batches
 log = logging.getLogger(__name__)
 
 SHORTEST_TTL: Final = 1.0  # seconds
+# Keys that are looked for in a snapshot at once.
+_PORTION: Final = 1 << 16
 
 
 class DatasetQuotas:
@@ -90,9 +92,9 @@ class DatasetQuotas:
 def _claim(tiering: Locked[Tiering], index: IndexWriter, snapshot: Snapshot) -> None:
     """Count the blocks of the snapshot that are on this node. It works on whole arrays, since a daemon that starts
     waits for it."""
-    keys = index.keys()
-    if keys:
-        here = np.flatnonzero(BlockSpace.of(snapshot).ids(keys) != NO_BLOCK)
+    space = BlockSpace.of(snapshot)
+    for keys in index.portions(_PORTION):
+        here = np.flatnonzero(space.ids(keys) != NO_BLOCK)
         for batch in batches(keys[number] for number in here.tolist()):
             with tiering as deciding:
                 deciding.claim(batch, snapshot.id, time.monotonic())

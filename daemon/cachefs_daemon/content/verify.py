@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from cachefs.messages import VerifyProgress
@@ -11,6 +12,8 @@ from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
 
 REPORT_SECONDS: Final = 0.2
+# Keys that are looked up at once: 1 ms.
+_PORTION: Final = 4096
 
 
 @dataclass(slots=True)
@@ -19,7 +22,7 @@ class _Sweep:
 
     # Keys of the blocks that are still to be read.
     keys: Iterator[bytes]
-    # Blocks that were read, or that were gone.
+    # Blocks that were read, or that were gone when it was their turn.
     blocks: int = 0
     # Bytes that were read.
     size: int = 0
@@ -48,15 +51,15 @@ class _Sweep:
 
 
 async def verify(store: BlockStore, index: IndexWriter, threads: Threads) -> AsyncGenerator[VerifyProgress, None]:
-    """Read all blocks. Yields progress, and last a message that says done."""
-    keys = await threads.background(index.keys)
-    sweep = _Sweep(iter(keys))
+    """Read all blocks, also some that come meanwhile. Yields progress, and last a message that says done."""
+    total = await threads.background(index.count)
+    sweep = _Sweep(chain.from_iterable(index.portions(_PORTION)))
     going = True
     while going:
         going = await threads.background(sweep.advance, store)
         yield VerifyProgress(
             blocks=sweep.blocks,
-            blocks_total=len(keys),
+            blocks_total=max(total, sweep.blocks),
             bytes=sweep.size,
             repaired=sweep.repaired,
             done=not going,

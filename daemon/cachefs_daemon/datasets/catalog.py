@@ -112,6 +112,7 @@ class Catalog:
             problems=snapshot.problem_count if snapshot else 0,
             share=record.share,
             ttl=record.ttl,
+            others=[known.id for known in record.snapshots if snapshot is None or known.id != snapshot.id],
         )
 
     def readable(self) -> list[DatasetView]:

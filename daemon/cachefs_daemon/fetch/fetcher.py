@@ -9,7 +9,7 @@ ahead of all readers.
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,6 +43,10 @@ FIRST_LATENCY: Final = 0.05
 # thrown away, so after a refusal nothing as large is fetched ahead for a moment.
 REFUSAL_MEMORY: Final = 1.0
 
+# Seconds for which a reader waits until the bytes that have come are in a tier; then it gets the bytes themselves. A
+# block is written in milliseconds, and where all writes of a disk hang, another tier takes it after 1 s.
+PUT_PATIENCE: Final = 2.0
+
 # Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
 PASSING_PART: Final = 8
 
@@ -64,6 +68,13 @@ class _Flight:
     # Loop time at which somebody will want what is fetched ahead; inf: nobody knows.
     needed: float
     task: "asyncio.Task[Outcome]" = field(init=False)
+    # Its bytes, once they have come, and when that was, in loop time.
+    data: bytes | bytearray = b""
+    came: float = math.inf
+
+    def is_stuck(self, now: float) -> bool:
+        """Do its bytes wait for a disk?"""
+        return now - self.came >= PUT_PATIENCE and not self.task.done()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +113,7 @@ class Fetcher:
         self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
         self.passing = Passing(slots.capacity // PASSING_PART)
         self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
-        self._puts_ahead = Puts(store, threads.background)
+        self._puts_ahead = Puts(store, threads.ahead)
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         self.fetched_blocks = 0  # since the daemon started
         self.fetched_bytes = 0  # since the daemon started
@@ -168,12 +179,23 @@ class Fetcher:
         outcomes = [self._known(one, looked) if isinstance(one, BlockSource) else one for one in found]
         flights = {n: self._join(one, ahead=ahead) for n, one in enumerate(outcomes) if isinstance(one, BlockSource)}
         if flights:
-            timeout = max(0.0, until - loop.time()) if until is not None else None
-            await asyncio.wait({flight.task for flight in flights.values()}, timeout=timeout)
+            await self._wait(flights.values(), until)
+        for number, flight in flights.items():
+            if until is not None and flight.is_stuck(loop.time()):
+                outcomes[number] = await self._pass(flight, f"a tier has not written one for {PUT_PATIENCE:.0f} s")
         return [
             self._result(flights[number]) if isinstance(outcome, BlockSource) else outcome
             for number, outcome in enumerate(outcomes)
         ]
+
+    async def _wait(self, flights: Collection[_Flight], until: float | None) -> None:
+        """Until all have ended, or *until* then (loop time); a reader, who has such a deadline, waits for no disk."""
+        loop = asyncio.get_running_loop()
+        while waiting := {flight.task for flight in flights if until is None or not flight.is_stuck(loop.time())}:
+            timeout = min(max(0.0, until - loop.time()), PUT_PATIENCE) if until is not None else None
+            _, left = await asyncio.wait(waiting, timeout=timeout)
+            if not left or (until is not None and loop.time() >= until):
+                return
 
     def _look_up(self, refs: Sequence[BlockRef]) -> list[BlockSource | Location | CachefsError]:
         """In a thread: where each block is, or where it comes from if it is not here."""
@@ -282,7 +304,8 @@ class Fetcher:
             data = await source.origin.read(source.range, patience)
             if len(data) != source.length:
                 raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
-            location = await self._store_or_pass(flight, data)
+            flight.data, flight.came = data, asyncio.get_running_loop().time()
+            location = await self._store_or_pass(flight)
             self.latency.measure(asyncio.get_running_loop().time() - began)
         self.fetched_blocks += 1
         self.fetched_bytes += source.length
@@ -295,13 +318,14 @@ class Fetcher:
         self._refused = {key: seen for key, seen in self._refused.items() if now - seen[1] < REFUSAL_MEMORY}
         self._refused[source.snapshot] = source.length, now
 
-    async def _store_or_pass(self, flight: _Flight, data: bytes | bytearray) -> Location | PassingBlock | None:
+    async def _store_or_pass(self, flight: _Flight) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
         puts = self._puts if demanded else self._puts_ahead
-        stored = await puts.put(Put(source.key, data, transient=demanded, snapshot=source.snapshot))
-        if not isinstance(stored, StoreFull):
-            return stored
-        run = self._threads.run if demanded else self._threads.background
-        block = await run(PassingBlock.of, source.key, data)
-        self.passing.add(source.key, block, str(stored))
+        block = Put(source.key, flight.data, transient=demanded, snapshot=source.snapshot)
+        stored = await puts.put(block)
+        return await self._pass(flight, str(stored)) if isinstance(stored, StoreFull) else stored
+
+    async def _pass(self, flight: _Flight, reason: str) -> PassingBlock:
+        block = await self._threads.run(PassingBlock.of, flight.source.key, flight.data)
+        self.passing.add(flight.source.key, block, reason)
         return block

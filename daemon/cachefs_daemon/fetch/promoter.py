@@ -43,6 +43,6 @@ class Promoter:
             return
         self._plan.look_again(asyncio.get_running_loop().time())
         if keys := self._plan.for_free_memory(free[0]):
-            await self._threads.background(self._blocks.promote, keys)
+            await self._threads.ahead(self._blocks.promote, keys)
         if keys := self._plan.for_page_cache(self._readers.margin()):
-            await self._threads.background(self._blocks.read_ahead, keys)
+            await self._threads.ahead(self._blocks.read_ahead, keys)

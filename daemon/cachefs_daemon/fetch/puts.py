@@ -15,8 +15,11 @@ from cachefs_daemon.store.block_store import BlockStore, Put
 
 # What came of a block; None where no tier's policy wants it.
 Stored = Location | StoreFull | None
-# Batches that are stored at once: while one waits for a disk, others can go to memory.
+# Batches that are stored at once, and where one of them takes as long as this: it may wait for a disk, which concerns
+# nobody whose block goes to memory, and a disk that hangs is found out by those that try it (see `Tier.write`).
 _BATCHES: Final = 2
+_LONG_SECONDS: Final = 0.05
+_MOST_BATCHES: Final = 8
 # Blocks of one batch. Their readers wait until the whole batch is stored.
 _MOST: Final = 16
 
@@ -32,6 +35,7 @@ class Puts:
         self._run = run
         self._waiting: deque[tuple[Put, asyncio.Future[Stored]]] = deque()
         self._batches: set[asyncio.Task[None]] = set()
+        self._look: asyncio.TimerHandle | None = None
 
     async def put(self, block: Put) -> Stored:
         """What came of the block. Raises what the store raises for its batch."""
@@ -39,7 +43,16 @@ class Puts:
         self._waiting.append((block, future))
         if len(self._batches) < _BATCHES:
             self._begin()
+        elif self._look is None:
+            self._look = asyncio.get_running_loop().call_later(_LONG_SECONDS, self._begin_another)
         return await future
+
+    def _begin_another(self) -> None:
+        """Blocks have waited for long."""
+        self._look = None
+        if self._waiting and len(self._batches) < _MOST_BATCHES:
+            self._begin()
+            self._look = asyncio.get_running_loop().call_later(_LONG_SECONDS, self._begin_another)
 
     def _begin(self) -> None:
         task = asyncio.create_task(self._work())

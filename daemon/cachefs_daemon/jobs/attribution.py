@@ -86,7 +86,8 @@ class Attribution:
         """Move those consumers on whose tripwires are among the blocks *ids*: shape (n,), int32. states: the PageState
         of each block of the space, shape (blocks of the space,), uint8."""
         found = [Passed(ids[:0], ids[:0])]
-        for one in followed:
+        ahead = [one.follower.ahead(ids) for one in followed] if len(followed) > 1 else []
+        for place, one in enumerate(followed):
             window = self._plan.window(one.consumer.key, 0, VISIBLE)
             if window is not None:
                 shown = float(np.mean(WANTED[states[window.blocks]]))
@@ -94,7 +95,10 @@ class Attribution:
                 # Where several consumers read, the tripwires of one are read by the others too: far ahead they prove
                 # nothing.
                 unseen = one.position.unseen(now) if len(followed) == 1 else 0
-                found.append(one.follower.tripped(ids, one.position.left_out(now), unseen))
+                # A block that another consumer comes to sooner was read by that one.
+                others = ahead[:place] + ahead[place + 1 :]
+                theirs = np.min(others, axis=0) < ahead[place] if others else np.zeros(len(ids), np.bool_)
+                found.append(one.follower.tripped(ids[~theirs], one.position.left_out(now), unseen))
         return Passed(np.concatenate([one.wires for one in found]), np.concatenate([one.reads for one in found]))
 
     def _attribute(self, stalls: Sequence[Stall]) -> tuple[dict[str, float], list[float]]:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
+from cachefs.errors import Busy, CachefsError, ConfigError, NotFound, StoreFull
 from cachefs.job_messages import ConsumerView, JobPublish, SampleMap
 from cachefs.planning.blocks.samples import Reads, Samples
 from cachefs.planning.sequences.follower import Follower
@@ -22,6 +22,8 @@ from cachefs.snapshot import Snapshot
 from cachefs_daemon.jobs.epoch_loader import EpochLoader, Prepared
 from cachefs_daemon.jobs.epochs import MAX_WAITING, MOST_WAITING, Epochs
 from cachefs_daemon.jobs.liveness import Liveness
+from cachefs_daemon.jobs.owners import given_name, user_of
+from cachefs_daemon.jobs.plan_room import Part, plan_size
 from cachefs_daemon.jobs.states import ConsumerState
 
 log = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class Consumer:
         self.request = request
         self.key = f"{request.job}/{request.consumer}#{next(_serial)}"  # its name in the plan
         self.snapshot = snapshot
-        self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace)
+        self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace, user_of(request.job))
         self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
         self._plan = plan
         self._loader = loader
@@ -94,11 +96,18 @@ class Consumer:
         self._plan.remove(self.key)
         self._loader.room.give_back(self.key)
 
+    def _leave_plan(self) -> None:
+        """Nothing of its plan stays in memory."""
+        self._plan.remove(self.key)
+        self.position = self._own = None
+        self._epochs.forget_reads()
+        self._loader.room.give_back(self.key, Part.PLAN)
+
     def fail(self, error: BaseException) -> None:
         """What is known of it makes no sense. It has no plan until it is published again."""
         log.error("job %s, consumer %s: no plan any more", self.request.job, self.name, exc_info=error)
-        self.close()
-        self.position = None
+        self._task.cancel()
+        self._leave_plan()
         self._problems[Problem.WORK] = f"internal error ({error!r}); see the daemon's log, and publish again"
 
     @property
@@ -120,13 +129,19 @@ class Consumer:
 
     def add_order(self, epoch: int, order: Order, now: float) -> None:
         """It has published the *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32. Raises Busy
-        where that is too far ahead to be kept."""
+        where that is too far ahead to be kept, or where there is no memory for it."""
         self.liveness.renew(now)
+        which = f"epoch {epoch} of consumer {self.name} of job {given_name(self.request.job)}"
         if not self._epochs.add(epoch, order, self._oldest):
             raise Busy(
-                f"epoch {epoch} of consumer {self.name} of job {self.request.job} is too far ahead: orders of nearer "
-                f"epochs fill {format_size(MAX_WAITING)} or are {MOST_WAITING:,}; publish it again when these are read"
+                f"{which} is too far ahead: orders of nearer epochs fill {format_size(MAX_WAITING)} or are "
+                f"{MOST_WAITING:,}; publish it again when these are read"
             )
+        try:
+            self._loader.room.take(self.key, Part.ORDERS, self._epochs.order_bytes)
+        except StoreFull as error:
+            self._epochs.drop(epoch)
+            raise Busy(f"{which}: {error}") from None
         self._news.set()
 
     @property
@@ -218,7 +233,7 @@ class Consumer:
 
     def _give_up(self, problem: str) -> None:
         self._problems[Problem.WORK] = problem
-        self._loader.room.give_back(self.key)
+        self._leave_plan()
         log.warning("job %s, consumer %s: no plan: %s", self.request.job, self.name, problem)
 
     async def _keep_planned(self, sample_map: SampleMap) -> None:
@@ -227,29 +242,36 @@ class Consumer:
         if samples is None:
             samples = await self._loader.samples(self.snapshot, sample_map)
             self._check_size(samples)
-            self._loader.room.take(self.key, samples)
+            self._loader.room.take(self.key, Part.PLAN, plan_size(samples))
             self._own = await self._loader.own(samples)
             self._epochs.samples = samples
-        self._problems.pop(Problem.WORK, None)
-        self._failures = 0
         while True:
             self._news.clear()
             while (epoch := self._epochs.missing(self.epoch)) is not None:
                 await self._bring(samples, epoch)
+            self._problems.pop(Problem.WORK, None)
+            self._failures = 0
             if self._is_lost:
                 await self._search(samples)
                 await asyncio.sleep(SEARCH_SECONDS)
             await self._news.wait()
 
     async def _bring(self, samples: Samples, epoch: int) -> None:
-        order = self._epochs.take(epoch)
+        order = self._epochs.waiting(epoch)
         last = self._epochs.is_last(epoch)
         if order is not None:
+            self._take_room(samples, len(order))
             prepared = await self._loader.ordered(samples, order, last)
         else:
             prepared = await self._loader.computed(samples, self._spec, epoch, last)
+        self._take_room(samples, len(prepared.reads.blocks))
+        self._epochs.taken(epoch, order)
         self._publish(samples, epoch, prepared)
         self.moved()
+
+    def _take_room(self, samples: Samples, reads: int) -> None:
+        """For a plan with one more epoch, of so many reads. Raises StoreFull."""
+        self._loader.room.take(self.key, Part.PLAN, plan_size(samples, max(reads, self._epochs.longest)))
 
     def _publish(self, samples: Samples, epoch: int, prepared: Prepared) -> None:
         reads = prepared.reads

@@ -43,6 +43,17 @@ class Epochs:
         self._forgotten = set(sorted(left)[:MOST_WAITING])
         return epoch not in forgotten
 
+    def drop(self, epoch: int) -> None:
+        """The order of this epoch was published and is not kept."""
+        self._waiting.pop(epoch, None)
+        self._published.pop(epoch, None)
+        self._forgotten.add(epoch)
+
+    @property
+    def order_bytes(self) -> int:
+        """Bytes of all orders that are kept as they were published."""
+        return sum(order.nbytes for order in {**self._waiting, **self._published}.values())
+
     def lose(self, epochs: Iterable[int]) -> None:
         """Orders of these epochs were published once and are known no more."""
         self._forgotten.update(epochs)
@@ -70,6 +81,11 @@ class Epochs:
         return 0 if self.computable else min(self._waiting, default=0)
 
     @property
+    def longest(self) -> int:
+        """Reads of the longest epoch in the plan."""
+        return max((len(reads.blocks) for reads in self.reads.values()), default=0)
+
+    @property
     def shortest(self) -> int:
         """Reads of the shortest epoch in the plan; 0 while there is none."""
         return min((len(reads.blocks) for reads in self.reads.values()), default=0)
@@ -83,10 +99,19 @@ class Epochs:
                 return number
         return None
 
-    def take(self, epoch: int) -> Order | None:
-        """The published order of an epoch which is brought into the plan now: sample numbers, shape (samples of the
-        epoch,), uint32. None where it was not published."""
-        return self._waiting.pop(epoch, None)
+    def waiting(self, epoch: int) -> Order | None:
+        """The published order of an epoch that is not in the plan yet: sample numbers, shape (samples of the epoch,),
+        uint32. None where there is none."""
+        return self._waiting.get(epoch)
+
+    def taken(self, epoch: int, order: Order | None) -> None:
+        """An epoch is brought into the plan, with this published order. It may have got another one meanwhile."""
+        if order is not None and self._waiting.get(epoch) is order:
+            del self._waiting[epoch]
+
+    def forget_reads(self) -> None:
+        """No epoch is in the plan any more, and nobody knows what the samples are."""
+        self.samples, self.reads = None, {}
 
     def keep_from(self, current: int) -> None:
         """The epochs before *current* are over."""

@@ -3,9 +3,10 @@
 A job has the name that its user gave it, and with it whose it is. So nobody can replace, end or block another's job.
 """
 
+import os
 from collections.abc import Iterable
 
-from cachefs.errors import AccessDenied, ConfigError
+from cachefs.errors import AccessDenied, ConfigError, NotFound
 from cachefs.identity import OWNER_MARK, UNKNOWN_OWNER
 from cachefs_daemon.caller import Caller
 
@@ -20,13 +21,15 @@ def job_of(caller: Caller, name: str) -> str:
 def job_meant(caller: Caller, name: str, known: Iterable[str]) -> str:
     """The full name of the job that *caller* means by *name*: its own one, else the only one that is called so.
 
-    known: full names of all jobs. Raises ConfigError where several users have one.
+    known: full names of all jobs. Raises NotFound, and ConfigError where several users have one.
     """
+    called = [one for one in known if name in (one, given_name(one))]
+    if not called:
+        raise no_such_job(name)
     if OWNER_MARK in name:
         return name
     own = job_of(caller, name)
-    called = [one for one in known if one.partition(OWNER_MARK)[0] == name]
-    if own in called or not called:
+    if own in called:
         return own
     if len(called) > 1 and name not in called:
         raise ConfigError(f"several users have a job {name!r}; name one of {', '.join(sorted(called))}")
@@ -35,13 +38,35 @@ def job_meant(caller: Caller, name: str, known: Iterable[str]) -> str:
 
 def check_owner(caller: Caller, job: str) -> None:
     """Raises AccessDenied where the job of that full name is another's and *caller* no administrator."""
-    if not caller.administers and job != job_of(caller, job.partition(OWNER_MARK)[0]):
+    if not caller.administers and job != job_of(caller, given_name(job)):
         raise AccessDenied(f"job {job} is another user's; only that user and administrators of the daemon may do that")
+
+
+def given_name(job: str) -> str:
+    """The name that its user gave the job of that full name. What is said to that user has this one."""
+    return job.partition(OWNER_MARK)[0]
+
+
+def no_such_job(name: str) -> NotFound:
+    return NotFound(f"no job named {name!r} has published anything here; see `cachectl job list`")
 
 
 def owner_of(job: str) -> str:
     """Whose the job of that full name is; empty for the user that the daemon runs as."""
     return job.partition(OWNER_MARK)[2]
+
+
+def owner_words(owner: str) -> str:
+    """The owner, as `owner_of` gives it, for people."""
+    return "control files" if owner == UNKNOWN_OWNER else f"user {owner}"
+
+
+def user_of(job: str) -> int | None:
+    """The id of the user whose the job of that full name is; None for somebody unknown."""
+    owner = owner_of(job)
+    if not owner:
+        return os.geteuid()
+    return int(owner) if owner.isdecimal() else None
 
 
 def _suffix(caller: Caller) -> str:

@@ -2,11 +2,13 @@
 
 import logging
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import SampleMap
+from cachefs.planning.sequences.sampler import Order
 from cachefs_daemon.jobs.records import ConsumerRecord, JobFiles, JobRecord, Places
 from cachefs_daemon.jobs.registry import Job, JobRegistry
 from cachefs_daemon.jobs.states import JobState
@@ -77,6 +79,11 @@ class JobPersistence:
             await self._threads.background(self._files.save, record_of(job))
 
 
+def _raw(order: Order) -> bytes:
+    """The order as it is written, without a copy: those of a job may be gigabytes."""
+    return cast(bytes, order.astype("<u4", copy=False).data.cast("B"))
+
+
 def record_of(job: Job) -> JobRecord:
     """What is to be kept of a job."""
     maps: list[SampleMap] = []
@@ -93,7 +100,7 @@ def record_of(job: Job) -> JobRecord:
             snapshot=one.snapshot.id,
             pid=one.liveness.pid,
             born=one.liveness.born,
-            orders={epoch: order.astype("<u4", copy=False).tobytes() for epoch, order in one.published_orders.items()},
+            orders={epoch: _raw(order) for epoch, order in one.published_orders.items()},
             forgotten=one.forgotten_orders,
         )
         for one in job.consumers.values()

@@ -2,9 +2,8 @@
 
 import contextlib
 import logging
-import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,12 +17,13 @@ from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import REPORT_SECONDS
-from cachefs.planning.sequences.sampler import KINDS, SamplerSpec
+from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer, check_size, order_of
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.owners import owner_of
+from cachefs_daemon.jobs.owners import given_name, no_such_job, owner_of, owner_words
+from cachefs_daemon.jobs.publish_checks import check
 from cachefs_daemon.jobs.records import JobRecord, Places
 from cachefs_daemon.jobs.sample_maps import TREE
 from cachefs_daemon.jobs.stalls import Stalls
@@ -32,15 +32,6 @@ from cachefs_daemon.runtime.boot_clock import birth_of
 
 log = logging.getLogger(__name__)
 
-# With the owner, see cachefs_daemon.jobs.owners.
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,127}(~\w+)?")
-MAX_NAME: Final = 256  # characters of a consumer's name
-MAPS: Final = ("tree", "files", "records")
-MAX_EPOCHS: Final = 1_000_000
-MAX_SAMPLES: Final = 2**32 - 1
-# Workers of a loader, and batches that each of them prefetches.
-MAX_WORKERS: Final = 4096
-MAX_LEASE: Final = 7 * 86400.0
 # Running jobs of the node, and consumers of all of them, at most.
 MAX_JOBS: Final = 1024
 MAX_CONSUMERS: Final = 8192
@@ -101,7 +92,7 @@ class JobRegistry:
         """Raises NotFound."""
         job = self._jobs.get(name)
         if job is None:
-            raise NotFound(f"no job named {name!r} has published anything here; see `cachectl job list`")
+            raise no_such_job(given_name(name))
         return job
 
     def view(self, job: Job, pushed: Pushed = lambda snapshot, blocks: 0) -> JobView:
@@ -143,24 +134,27 @@ class JobRegistry:
     def publish(self, request: JobPublish) -> JobView:
         """A consumer says how it will read. The view that it gets has this consumer only: with a thousand ranks, all of
         them in each answer took a minute. Raises ConfigError, NotFound, Busy."""
-        _check(request)
+        check(request)
         snapshot = self._snapshot(request)
         running = self._running(request.job)
-        sample_map = request.map or (running.maps.get(snapshot.id) if running is not None else None) or TREE
-        samples = _samples_of(sample_map, snapshot)
+        latest = running.maps.get(snapshot.id) if running is not None else None
+        if request.map is not None and request.map == latest:
+            request = msgspec.structs.replace(request, map=latest)  # it is kept once, however many ranks publish it
+        samples = _samples_of(request.map or latest or TREE, snapshot)
         if request.spec is not None and samples is not None:
             check_size(request.spec, samples)
         known = running.consumers.get(request.consumer) if running is not None else None
         if known is None:
             self._check_room(running, owner_of(request.job))
-        job = running or self._create(request)
-        if known is None:
-            consumer = self._begin(job, request, snapshot)
-        elif known.request != request or known.is_given_up:
-            consumer = self._begin_again(job, known, request, snapshot)
-        else:
-            consumer = known
-            consumer.liveness.renew(time.monotonic())
+        with self._loader.room.holding(*_given(request.map)):
+            job = running or self._create(request)
+            if known is None:
+                consumer = self._begin(job, request, snapshot)
+            elif known.request != request or known.is_given_up:
+                consumer = self._begin_again(job, known, request, snapshot)
+            else:
+                consumer = known
+                consumer.liveness.renew(time.monotonic())
         return self._job_view(job, [consumer.view(0, time.monotonic())])
 
     def _running(self, name: str) -> Job | None:
@@ -182,7 +176,9 @@ class JobRegistry:
             consumers = sum(owner_of(one.request.job) == owner for one in self._consumers.values())
             jobs = sum(one.state == JobState.RUNNING and owner_of(one.name) == owner for one in self._jobs.values())
             if consumers >= MAX_CONSUMERS // USERS_SHARE or (job is None and jobs >= MAX_JOBS // USERS_SHARE):
-                raise Busy(f"{jobs:,} jobs of {owner} with {consumers:,} consumers run here; end some of these")
+                raise Busy(
+                    f"{jobs:,} jobs of {owner_words(owner)} with {consumers:,} consumers run here; end some of these"
+                )
         if len(self._consumers) >= MAX_CONSUMERS:
             raise Busy(f"the jobs of this node have {MAX_CONSUMERS:,} consumers; end some (`cachectl job cancel`)")
         if job is None and sum(one.state == JobState.RUNNING for one in self._jobs.values()) >= MAX_JOBS:
@@ -194,16 +190,15 @@ class JobRegistry:
         self._close(job, known)
         consumer = self._begin(job, request, snapshot)
         for epoch, order in orders.items():
-            consumer.add_order(epoch, order, time.monotonic())
+            with contextlib.suppress(Busy):  # it says so itself
+                consumer.add_order(epoch, order, time.monotonic())
         return consumer
 
     def _begin(self, job: Job, request: JobPublish, snapshot: Snapshot) -> Consumer:
         job.datasets[snapshot.id] = request.dataset
         if request.map is not None:
-            same = job.maps.get(snapshot.id) == request.map  # then it is kept once, however many ranks publish it
-            sample_map = job.maps[snapshot.id] if same else request.map
-            request = msgspec.structs.replace(request, map=sample_map)
-            job.maps[snapshot.id] = sample_map
+            self._loader.room.hold(request.map)  # by the consumer
+            self._set_map(job, snapshot.id, request.map)
         sample_map = job.maps.get(snapshot.id, TREE)
         consumer = Consumer(request, snapshot, sample_map, self._plan, self._loader, time.monotonic())
         job.consumers[request.consumer] = self._consumers[consumer.key] = consumer
@@ -211,13 +206,22 @@ class JobRegistry:
         self.unsaved.add(job.name)
         return consumer
 
+    def _set_map(self, job: Job, snapshot: str, sample_map: SampleMap | None) -> None:
+        """The map is the one that *job* has published last for that snapshot; None: it has none any more."""
+        before = job.maps.pop(snapshot, None)
+        if sample_map is not None:
+            self._loader.room.hold(sample_map)
+            job.maps[snapshot] = sample_map
+        if before is not None:
+            self._loader.room.release(before)
+
     def epoch(self, request: JobEpoch) -> None:
         """A consumer publishes the order of an epoch. Raises NotFound, ConfigError; Busy where it is too far ahead."""
         consumer = self._consumer(request.job, request.consumer)
         if not 0 <= request.epoch < MAX_EPOCHS or len(request.order) % 4:
             raise ConfigError(
-                f"epoch {request.epoch} of job {request.job}: expected u32 sample numbers, and epochs from 0 to "
-                f"{MAX_EPOCHS - 1:,}"
+                f"epoch {request.epoch} of job {given_name(request.job)}: expected u32 sample numbers, and epochs "
+                f"from 0 to {MAX_EPOCHS - 1:,}"
             )
         consumer.add_order(request.epoch, order_of(request.order), time.monotonic())
         self.unsaved.add(request.job)
@@ -225,7 +229,8 @@ class JobRegistry:
     def progress(self, request: JobProgress) -> None:
         """A consumer says where it is, or that it is through. Raises NotFound, ConfigError."""
         if not 0 <= request.epoch < MAX_EPOCHS or request.position < 0:
-            raise ConfigError(f"job {request.job}: epochs count from 0 to {MAX_EPOCHS - 1:,}, and positions from 0")
+            name = given_name(request.job)
+            raise ConfigError(f"job {name}: epochs count from 0 to {MAX_EPOCHS - 1:,}, and positions from 0")
         consumer = self._consumer(request.job, request.consumer)
         consumer.on_heartbeat(request.epoch, request.position, time.monotonic())
         if request.ended:
@@ -240,19 +245,20 @@ class JobRegistry:
     def restore(self, record: JobRecord, places: Places) -> None:
         """Take up a job where an earlier daemon left it.
 
-        Raises CachefsError where nobody is there to read on, and IndexError or ValueError for a record that makes no
-        sense. Nothing has begun then.
+        Raises CachefsError where nobody is there to read on, or there is no memory for its maps, and IndexError or
+        ValueError for a record that makes no sense. Nothing has begun then.
         """
         now = time.monotonic()
         job = Job(record.job, record.source, record.started)
         maps = {snapshot: record.maps[number] for snapshot, number in record.latest.items()}
-        job.maps, living, lost = dict(maps), [], []
+        living, lost = [], []
         for known in record.consumers:
             request = known.request
             if known.map >= 0:
                 request = msgspec.structs.replace(request, map=record.maps[known.map])
             orders = {epoch: order_of(order) for epoch, order in known.orders.items()}
             try:
+                check(request)
                 if known.born is not None and known.born != birth_of(known.pid):
                     raise NotFound(f"its process {known.pid} is gone")
                 snapshot = self._snapshot(msgspec.structs.replace(known.request, snapshot=known.snapshot))
@@ -262,15 +268,19 @@ class JobRegistry:
             living.append((request, snapshot, orders, known.forgotten))
         if not living:
             raise NotFound("; ".join(dict.fromkeys(lost)))
-        for request, snapshot, orders, forgotten in living:
-            consumer = self._begin(job, request, snapshot)
-            consumer.lose_orders(forgotten)
-            for epoch, order in orders.items():
-                with contextlib.suppress(Busy):  # it says so itself
-                    consumer.add_order(epoch, order, now)
-            if request.consumer in places:
-                consumer.on_heartbeat(*places[request.consumer], now)
-        job.maps = maps
+        with self._loader.room.holding(*record.maps):
+            for snapshot_id, sample_map in maps.items():
+                self._set_map(job, snapshot_id, sample_map)
+            for request, snapshot, orders, forgotten in living:
+                consumer = self._begin(job, request, snapshot)
+                consumer.lose_orders(forgotten)
+                for epoch, order in orders.items():
+                    with contextlib.suppress(Busy):  # it says so itself
+                        consumer.add_order(epoch, order, now)
+                if request.consumer in places:
+                    consumer.on_heartbeat(*places[request.consumer], now)
+            for snapshot_id, sample_map in maps.items():
+                self._set_map(job, snapshot_id, sample_map)
         self._jobs[job.name] = job
 
     # --- what others ask --------------------------------------------------------------------------------------------
@@ -329,7 +339,7 @@ class JobRegistry:
         consumer = found.consumers.get(name)
         if consumer is None:
             state = f"has {found.state}" if found.state != JobState.RUNNING else "has not published it"
-            raise NotFound(f"job {job} has no consumer {name!r}: it {state}; publish first")
+            raise NotFound(f"job {given_name(job)} has no consumer {name!r}: it {state}; publish first")
         return consumer
 
     def _end_consumer(self, job: Job, consumer: Consumer, reason: str) -> None:
@@ -347,6 +357,8 @@ class JobRegistry:
 
     def _close(self, job: Job, consumer: Consumer) -> None:
         consumer.close()
+        for sample_map in _given(consumer.request.map):
+            self._loader.room.release(sample_map)
         del job.consumers[consumer.name]
         del self._consumers[consumer.key]
         self.unsaved.add(job.name)
@@ -356,6 +368,8 @@ class JobRegistry:
             return
         for consumer in list(job.consumers.values()):
             self._close_ended(job, consumer)
+        for snapshot in list(job.maps):
+            self._set_map(job, snapshot, None)
         job.state, job.reason = state, reason
         log.info("job %s ended: %s", job.name, reason)
         for old in [one for one in self if one.state != JobState.RUNNING][:-ENDED_KEPT]:
@@ -375,6 +389,10 @@ class JobRegistry:
         raise NotFound(f"dataset {request.dataset} has no snapshot {request.snapshot} on this node")
 
 
+def _given(sample_map: SampleMap | None) -> Sequence[SampleMap]:
+    return () if sample_map is None else (sample_map,)
+
+
 def _samples_of(sample_map: SampleMap, snapshot: Snapshot) -> int | None:
     """How many samples the map says there are; None where only its files do."""
     if sample_map.indexer:
@@ -382,40 +400,3 @@ def _samples_of(sample_map: SampleMap, snapshot: Snapshot) -> int | None:
     if sample_map.kind == "tree":
         return snapshot.files
     return len(sample_map.entries) // 4 or len(sample_map.paths)
-
-
-def _check(request: JobPublish) -> None:
-    """Raises ConfigError."""
-    if len(request.consumer) > MAX_NAME or len(request.source) > MAX_NAME:
-        raise ConfigError(f"job {request.job}: names of consumers and publishers have at most {MAX_NAME} characters")
-    if not (request.consumer.isprintable() and request.source.isprintable()):
-        raise ConfigError(f"job {request.job!r}: {request.consumer!r} of {request.source!r}: expected printable names")
-    if not _NAME.fullmatch(request.job):
-        raise ConfigError(f"{request.job!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
-    if not 0 < request.lease <= MAX_LEASE:
-        raise ConfigError(f"job {request.job}: lease {request.lease:g} s: expected more than 0, and at most a week")
-    if not 0 <= request.rank < request.world_size:
-        raise ConfigError(f"job {request.job}: rank {request.rank} is not below the world size {request.world_size}")
-    if request.workers < 0 or request.batch_size < 1 or request.prefetch < 0:
-        raise ConfigError(f"job {request.job}: workers, batch size and prefetch cannot be negative, or a batch empty")
-    if max(request.workers, request.prefetch) > MAX_WORKERS or request.batch_size > MAX_SAMPLES:
-        raise ConfigError(
-            f"job {request.job}: {request.workers} workers that prefetch {request.prefetch} batches of "
-            f"{request.batch_size}: expected at most {MAX_WORKERS} workers, {MAX_WORKERS} batches and "
-            f"{MAX_SAMPLES} samples"
-        )
-    if request.workers * request.batch_size * request.prefetch > MAX_SAMPLES:
-        raise ConfigError(f"job {request.job}: no loader reads more than {MAX_SAMPLES:,} samples ahead")
-    if request.spec is not None:
-        _check_spec(request.job, request.spec)
-    if request.map is not None and request.map.kind not in MAPS:
-        raise ConfigError(f"job {request.job}: sample map {request.map.kind!r}: expected one of {', '.join(MAPS)}")
-
-
-def _check_spec(job: str, spec: SamplerSpec) -> None:
-    if spec.kind not in KINDS:
-        raise ConfigError(f"job {job}: sampler {spec.kind!r}: expected one of {', '.join(KINDS)}")
-    if not 0 <= spec.size <= MAX_SAMPLES or not 1 <= spec.epochs <= MAX_EPOCHS:
-        raise ConfigError(f"job {job}: {spec.size} samples in {spec.epochs} epochs are not possible")
-    if not 0 <= spec.rank < spec.replicas:
-        raise ConfigError(f"job {job}: rank {spec.rank} is not below the number of replicas {spec.replicas}")

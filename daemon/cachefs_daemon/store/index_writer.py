@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -92,6 +93,8 @@ class IndexWriter:
         self._change(key, location)
 
     def delete(self, key: bytes) -> None:
+        if self._failing and self._forget(key):
+            return
         self._change(key, None)
 
     def commit(self) -> bool:
@@ -144,6 +147,29 @@ class IndexWriter:
         found.extend(key for key, location in changes.items() if location is not None)
         return found
 
+    def count(self) -> int:
+        """How many keys there are; where the index cannot be written just now, about how many."""
+        self.commit()
+        with self._env.begin(db=self._blocks) as txn:
+            return int(txn.stat(self._blocks)["entries"])
+
+    def portions(self, most: int) -> Iterator[list[bytes]]:
+        """All keys, in lists of at most *most*; some may be gone by now. For a million blocks `keys` takes 77 MB, and a
+        transaction that keeps pages of the file from being used again."""
+        # First what is on its way into the file: it might get behind the place that we have come to.
+        fresh = iter([key for key, location in self._overlay().items() if location is not None])
+        while portion := list(islice(fresh, most)):
+            yield portion
+        last = b""
+        while True:
+            with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
+                more = cursor.set_range(last + b"\0") if last else cursor.first()
+                portion = list(islice(cursor.iternext(values=False), most)) if more else []
+            if not portion:
+                return
+            last = portion[-1]
+            yield portion
+
     def blocks_of(self, content: bytes) -> list[tuple[bytes, Location]]:
         """Every block of one content, in block order."""
         changes = {key: location for key, location in self._overlay().items() if key.startswith(content)}
@@ -174,6 +200,18 @@ class IndexWriter:
             complete = False
         self._env.close()
         return complete
+
+    def _forget(self, key: bytes) -> bool:
+        """Forget a block that the file has never heard of. False where it has: then its end must be kept. While nothing
+        can be committed, blocks that come and go would add up without end otherwise."""
+        with self._lock:
+            if key in self._committing:
+                return False
+            with self._env.begin(db=self._blocks) as txn:
+                if txn.get(key) is not None:
+                    return False
+            self._pending.pop(key, None)
+            return True
 
     def _change(self, key: bytes, location: Location | None) -> None:
         with self._lock:

@@ -49,8 +49,8 @@ class _Found:
 
 
 class Maintenance:
-    """Blocking. Of each method, and of `keep_limit` for each tier, one call at a time does something; others return at
-    once."""
+    """Blocking. Of each method, for each tier it can be called for, one call at a time does something; others return at
+    once. Each may hang as long as the disk of an SSD tier does, but what is called for the memory tier."""
 
     def __init__(
         self,
@@ -69,13 +69,11 @@ class Maintenance:
         self._limiting = [threading.Lock() for _ in tiers]
         self._keeping_quotas = threading.Lock()
         self._compacting = threading.Lock()
-        self._retrying = threading.Lock()
+        self._retrying = [threading.Lock() for _ in tiers]
 
     def keep_limit(self, number: int) -> None:
         """Keep what tier *number* uses within its limit, which is asked anew; does nothing where there is no such tier.
-        To be called every few seconds, for each tier in a thread that nothing else can hold up: while nobody looks,
-        others may fill the machine's memory. For the memory tier it ends in time, even if the disk of the SSD tier
-        hangs."""
+        To be called every few seconds: while nobody looks, others may fill the machine's memory."""
         if number >= len(self._tiers):
             return
         with _only_one(self._limiting[number]) as ours:
@@ -84,22 +82,21 @@ class Maintenance:
                 self.shrink(self._tiers[number], DEMOTION_SECONDS)
 
     def keep_quotas(self) -> None:
-        """Drop blocks whose time is over, and what datasets have beyond their limits. It may hang as long as a disk
-        does, so it is not for the threads of `keep_limit`."""
+        """Drop blocks whose time is over, and what datasets have beyond their limits."""
         with _only_one(self._keeping_quotas) as ours:
             if ours:
                 self._drop_expired()
                 for tier in self._tiers:
                     self._keep_quotas(tier)
 
-    def retry(self) -> None:
-        """Try again what the tiers could not do. It may hang as long as a disk does, so it is not for the threads of
-        `keep_limit`."""
-        with _only_one(self._retrying) as ours:
+    def retry(self, number: int) -> None:
+        """Try again what tier *number* could not do; nothing where there is no such tier."""
+        if number >= len(self._tiers):
+            return
+        with _only_one(self._retrying[number]) as ours:
             if ours:
                 self._index.commit()
-                for tier in self._tiers:
-                    tier.retry()
+                self._tiers[number].retry()
 
     def compact(self, seconds: float = COMPACTION_SECONDS) -> None:
         """Copy what is left in nearly empty segments forward and unlink them, so that files stay few and large. Begins

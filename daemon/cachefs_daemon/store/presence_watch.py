@@ -11,7 +11,6 @@ from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.index_writer import IndexWriter
-from cachefs_daemon.store.transfers import batches
 
 # Blocks whose state is looked up under the lock at once: 2 ms.
 _AT_ONCE: Final = 1024
@@ -35,7 +34,7 @@ class PresenceWatch:
         call it in a thread; until it returns, some blocks count as absent that are not."""
         with self._tiering:
             self._presence.watch(space)
-        for batch in batches(self._index.keys(), _AT_ONCE):
+        for batch in self._index.portions(_AT_ONCE):
             ids = space.ids(batch)
             here = np.flatnonzero(ids != NO_BLOCK)
             with self._tiering:

@@ -20,6 +20,7 @@ import pytest
 from cachefs import errors
 from cachefs.block import Location
 from cachefs.identity import IDENTITY_KEY, ask_identity, identity_socket
+from cachefs.job_messages import JobName
 from cachefs.messages import (
     DatasetAdd,
     DatasetDetail,
@@ -39,6 +40,7 @@ from cachefs.rpc import (
     DATASET_SHOW,
     EVICT,
     FETCH,
+    JOB_SHOW,
     PIN,
     STATUS,
     UNPIN,
@@ -48,6 +50,7 @@ from cachefs.rpc import (
 )
 from cachefs.segment import segment_path
 from tests.daemon import Daemon, block_ref
+from tests.node.daemon.test_jobs import wait_until
 
 FILES = 30
 
@@ -116,7 +119,7 @@ def test_many_readers_of_one_block_cost_one_request(daemon: Daemon, view: Datase
 def test_blocks_ahead_arrive_without_anybody_waiting(daemon: Daemon, view: DatasetView) -> None:
     refs = [block_ref(view, "large", number) for number in range(3)]
     assert daemon.client.call(FETCH, Fetch(blocks=refs, ahead=True)).blocks == []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while daemon.status().index_blocks < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -240,7 +243,7 @@ def test_a_daemon_that_was_killed_knows_its_mounts_at_once(daemon: Daemon, view:
     daemon.report("m", spec="images")
     daemon.report("gone", spec="images")
     daemon.report("gone", spec="images", closing=True)
-    saved, deadline = daemon.home / "state" / "mounts.json", time.monotonic() + 20
+    saved, deadline = daemon.home / "state" / "mounts.json", time.monotonic() + 60
     while not saved.exists() or [one["id"] for one in json.loads(saved.read_bytes())] != ["m"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -335,7 +338,7 @@ def test_a_warmup_takes_no_more_than_fits_and_fetches_little_in_vain(tmp_path: P
 def test_a_warmup_in_the_background(daemon: Daemon, view: DatasetView) -> None:
     replies = list(daemon.client.stream(WARMUP, Warmup(dataset="images", wait=False), timeout=20))
     assert [reply.blocks_total for reply in replies] == [FILES + 4]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while daemon.status().warmups:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -433,10 +436,49 @@ def test_its_sockets_are_for_everybody_and_gone_at_the_end(daemon: Daemon) -> No
     assert not any(each.exists() for each in sockets)
 
 
+def test_sockets_that_were_removed_are_there_again(daemon: Daemon) -> None:
+    """As cleaners of temporary files do it. The client that was connected goes on."""
+    for path in (daemon.socket, identity_socket(daemon.socket)):
+        path.unlink()
+    wait_until(daemon.socket.exists)
+    wait_until(identity_socket(daemon.socket).exists)
+    fresh = DaemonClient(daemon.socket)
+    assert fresh.call(STATUS, Empty()).pid == daemon.status().pid
+    assert ask_identity(daemon.socket)
+    with pytest.raises(errors.NotFound, match="no job named"):  # it knows who calls
+        fresh.call(JOB_SHOW, JobName(job="x"))
+    fresh.close()
+    assert "it is there again" in daemon.log.read_text()
+    assert daemon.stop() == 0
+    assert not daemon.socket.exists()
+
+
+def test_the_socket_of_a_daemon_that_took_the_place_stays(daemon: Daemon) -> None:
+    daemon.socket.unlink()
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as visitor:
+        other.bind(str(daemon.socket))
+        other.listen()
+        assert daemon.stop() == 0
+        visitor.connect(str(daemon.socket))
+
+
+def test_a_daemon_that_cannot_have_both_sockets_leaves_neither(daemon: Daemon, tmp_path: Path) -> None:
+    assert daemon.stop() == 0
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(identity_socket(daemon.socket)))
+        other.listen()
+        daemon.spawn()
+        assert daemon.process is not None
+        assert daemon.process.wait(30) == 1
+        daemon.process = None
+    assert "another daemon listens on" in daemon.log.read_text()
+    assert not daemon.socket.exists()
+
+
 def test_sigint_stops_in_order(daemon: Daemon) -> None:
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGINT)
-    assert daemon.process.wait(20) == 0
+    assert daemon.process.wait(60) == 0
     assert daemon.log.read_text().splitlines()[-1].endswith("stopped")
 
 
@@ -465,12 +507,12 @@ def test_the_service_manager_is_told(tmp_path: Path) -> None:
         listener.start()
         watched = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
         with Daemon(tmp_path / "node", environment=watched) as daemon:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while said.count("WATCHDOG=1") < 3:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
             daemon.stop()
-        listener.join(20)
+        listener.join(60)
     assert said[0] == "READY=1"
     assert said[-1] == "STOPPING=1"
     assert set(said) == {"READY=1", "WATCHDOG=1", "STOPPING=1"}

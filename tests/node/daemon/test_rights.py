@@ -170,6 +170,20 @@ def test_each_user_has_jobs_of_its_own(daemon: Daemon) -> None:
     assert daemon.client.call(JOB_SHOW, JobName(job=f"train~{NOBODY}")).state == "cancelled"
 
 
+def test_users_are_told_the_names_that_they_gave(daemon: Daemon) -> None:
+    assert publish(daemon, "named", uid=NOBODY).returncode == 0
+    assert cachectl(daemon, "job", "show", "named").stdout.startswith("named: running")
+    for uid in (0, 4321):
+        assert cachectl(daemon, "job", "show", "named", uid=uid).stdout.startswith(f"named~{NOBODY}: running")
+        assert f"named~{NOBODY} " in cachectl(daemon, "job", "list", uid=uid).stdout
+    publishing = ("job", "publish", "named", "numbers", "--sampler", "sequential", "--rank", "5")
+    for words in (publishing, ("job", "publish", "a/b", *publishing[3:]), ("job", "show", "no"), ("stalls", "no")):
+        done = cachectl(daemon, *words)
+        assert done.returncode == 1
+        assert "~" not in done.stderr, words
+    assert "'no~1'" in cachectl(daemon, "job", "show", "no~1").stderr
+
+
 def test_nobody_cancels_anothers_job(daemon: Daemon) -> None:
     assert publish(daemon, "roots", uid=0).returncode == 0
     assert publish(daemon, "users", uid=4321).returncode == 0
@@ -181,6 +195,17 @@ def test_nobody_cancels_anothers_job(daemon: Daemon) -> None:
     assert daemon.client.call(JOB_SHOW, JobName(job="roots")).state == "running"
     daemon.client.call(JOB_CANCEL, JobName(job="users"))  # an administrator may, and the name is that of only one job
     assert daemon.client.call(JOB_SHOW, JobName(job="users~4321")).state == "cancelled"
+
+
+def test_who_may_not_unmount_is_told_who_may(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "numbers", tmp_path / "mnt") as mount:
+        for lazy in ((), ("--lazy",)):
+            done = cachectl(daemon, "umount", str(mount), *lazy)
+            assert done.returncode == 1
+            [line] = done.stderr.splitlines()
+            assert "it takes root, or the user who mounted it" in line
+            assert "--lazy" not in line
+        assert os.listdir(mount)
 
 
 def test_the_control_file_reaches_no_job_of_a_user(daemon: Daemon, tmp_path: Path) -> None:
@@ -231,6 +256,7 @@ def test_a_client_says_anew_who_it_is_to_a_new_daemon(tmp_path: Path) -> None:
             client.call(JOB_PROGRESS, JobProgress(job="x", consumer="0", epoch=0, position=0))
         client.close()
         os.unlink(identity_socket(daemon.socket))
+        identity_socket(daemon.socket).touch()  # else the daemon would make it again
         fresh = DaemonClient(daemon.socket)
         with pytest.raises(Unidentified, match="cannot be reached"):
             fresh.call(JOB_SHOW, JobName(job="x"))

@@ -66,6 +66,10 @@ def run(setup: SetUp, root: str, place: Path) -> None:
     except Exception:
         sys.excepthook(*sys.exc_info())
         status = 1
+    if status:
+        # An exception of a loader's worker and its frames refer to each other. When the collector comes to them, and
+        # the loader's thread ends with them, is chance.
+        gc.collect()
     Path("state").write_text(json.dumps(state(), indent=1))
     sys.exit(status)
 

@@ -47,7 +47,7 @@ class HangingDisk(SegmentReader):
         if location.tier == SSD:
             if not wait:
                 raise BlockingIOError
-            self.goes_on.wait(30)
+            self.goes_on.wait(60)
         return super().read(key, location, start, size, buffer, wait=wait)
 
 

@@ -57,7 +57,7 @@ def assert_it_can_be_ended(ours: Connection, directory: Path) -> None:
         reader.wait(0.5)
     assert ours.has_waiting()
     ours.abort()
-    said = reader.communicate(timeout=20)[1]
+    said = reader.communicate(timeout=60)[1]
     assert any(os.strerror(code).encode() in said for code in (errno.ENOTCONN, errno.ECONNABORTED)), said
     assert kernel.is_dead(directory)
     assert [point.path for point in mount_points()].count(directory) == 1

@@ -17,6 +17,7 @@ from cachefs.messages import Empty, MountView, Selection, Warmup
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import CACHED, EVICT, JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, WARMUP
 from tests.daemon import Daemon
+from tests.helper_process import wait_until
 from tests.mounting import mounted
 
 pytestmark = pytest.mark.usefixtures("steady_page_cache")
@@ -78,7 +79,7 @@ class Training:
         return resident_bytes(self.paths(0))
 
     def eventually(self, is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not is_so():
             assert time.monotonic() < deadline, (self.mount.counters, self.consumer)
             time.sleep(0.05)
@@ -149,12 +150,15 @@ def test_heartbeats_need_no_tripwires(training: Training) -> None:
 @pytest.mark.parametrize("training", ["12MiB"], indirect=True)
 def test_pages_stay_within_the_budget(training: Training) -> None:
     settled(training)
+    budget = 1.1 * (12 << 20)
     paths, most = training.paths(0) + training.paths(1), 0
     before = requests(training)
     for start in range(0, len(paths), 50):
         training.read(paths[start : start + 50], 0.004)
         most = max(most, training.resident())
-    assert 6 << 20 < most <= 1.1 * (12 << 20)
+        # On a busy machine reads themselves bring pages until somebody is told of them, and drops others.
+        training.eventually(lambda: training.resident() <= budget)
+    assert 6 << 20 < most <= budget + 50 * PAGES
     assert requests(training) - before <= len(paths) / 4
     assert training.mount.counters["push_dropped_blocks"] > FILES
     training.eventually(lambda: training.consumer.epoch == 1)
@@ -251,21 +255,27 @@ def test_what_pages_hold_makes_room_in_memory_for_the_rest(tree: Path, tmp_path:
         daemon.add_dataset("images", f"file://{tree}")
         for _ in daemon.client.stream(WARMUP, Warmup(dataset="images", paths=[])):
             pass
-        with mounted(daemon.socket, "images", tmp_path / "mount", "page_cache_budget=12MiB") as directory:
-            training = Training(daemon, directory)
+        training = Training(daemon, tmp_path / "mount")
+        # What is in the page cache does not come into memory as well, so memory is first.
+        wait_until(lambda: len(in_memory(daemon)) > 200)
+        with mounted(daemon.socket, "images", training.directory, "page_cache_budget=12MiB"):
+            training.eventually(lambda: len(doubly_cached(training)) > 200)
             settled(training)
             before = doubly_cached(training)
-            assert len(before) > 40
             far = [path.name.encode() for path in training.paths(0)[350:500]]
             daemon.client.call(EVICT, Selection(dataset="images", paths=far))
             training.eventually(lambda: len(doubly_cached(training)) <= max(10, len(before) - 120))
 
 
+def in_memory(daemon: Daemon) -> list[str]:
+    """The files that the memory tier has."""
+    pages = daemon.client.stream(CACHED, Selection(dataset="images"))
+    return [file.path.decode() for page in pages for file in page.files if file.cached[MEMORY]]
+
+
 def doubly_cached(training: Training) -> list[Path]:
     """Files whose pages are resident, and which the memory tier has as well."""
-    pages = training.daemon.client.stream(CACHED, Selection(dataset="images"))
-    in_memory = [file.path.decode() for page in pages for file in page.files if file.cached[MEMORY]]
-    return [path for name in in_memory if resident_bytes([path := training.directory / name])]
+    return [path for name in in_memory(training.daemon) if resident_bytes([path := training.directory / name])]
 
 
 def test_who_reads_through_one_mount_gets_no_pages_in_another(

@@ -56,7 +56,7 @@ def test_reads_that_wait_keep_nobody_from_reading_what_is_here(daemon: Daemon, t
         try:
             for reader in readers:
                 reader.start()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while connection.waiting() < READERS:
                 assert time.monotonic() < deadline, connection.waiting()
                 time.sleep(0.01)

@@ -99,7 +99,7 @@ def alone(*arguments: str | Path) -> str:
 
 
 def finished(
-    line: list[str], environment: Mapping[str, str] | None = None, seconds: float = 110
+    line: list[str], environment: Mapping[str, str] | None = None, seconds: float = 250
 ) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONWARNINGS": "ignore", **(environment or {})}
     return subprocess.run(line, env=env, capture_output=True, text=True, timeout=seconds, check=False)
@@ -219,7 +219,7 @@ def test_progress_follows_the_reading(node: Node, epochs: Epochs, scenario: str)
 
 
 def test_the_job_ends_with_its_process(node: Node, epochs: Epochs) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (view := node.show("all")).state == "running":
         assert time.monotonic() < deadline, view
         time.sleep(0.1)
@@ -276,7 +276,7 @@ def test_a_killed_helper_costs_only_the_publishing(node: Node) -> None:
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     helper = helper_of(process, node, "killed")
     os.kill(helper, signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=100)
+    stdout, stderr = process.communicate(timeout=250)
     assert process.returncode == 0
     assert stdout == alone(node.mount, "shuffle", "custom", "learned")
     assert len([line for line in stderr.splitlines() if line.startswith("cachefs:")]) == 1
@@ -288,7 +288,7 @@ def test_a_stuck_helper_does_not_hold_the_job_up(node: Node) -> None:
     helper = helper_of(process, node, "stuck")
     os.kill(helper, signal.SIGSTOP)
     try:
-        stdout, _ = process.communicate(timeout=100)  # until nobody has its stderr open, either
+        stdout, _ = process.communicate(timeout=250)  # until nobody has its stderr open, either
     finally:
         os.kill(helper, signal.SIGKILL)
     assert process.returncode == 0

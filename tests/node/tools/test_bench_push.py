@@ -18,7 +18,7 @@ def push(work: Path, preset: str, *options: str) -> list[dict[str, Any]]:
     """Run the benchmark. Returns the runs of its JSON document."""
     done = subprocess.run(
         [BENCH, "push", "--preset", preset, "--files", str(FILES), "--directory", work, *options],
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(work.glob("cachefs-bench-*")) == []

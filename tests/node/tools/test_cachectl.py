@@ -1,13 +1,16 @@
 """cachectl as a user runs it: as a process, with a real daemon and real mounts."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import random
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,10 +82,46 @@ def test_no_daemon_is_status_3_and_says_how_to_start_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "arguments", [["dataset", "show"], ["warmup", "tree", "--fraction", "1.5"], ["warmup", "tree", "--fraction", "x%"]]
+    "arguments",
+    [
+        ["dataset", "show"],
+        ["warmup", "tree", "--fraction", "1.5"],
+        ["warmup", "tree", "--fraction", "x%"],
+        ["job", "publish", "x", "tree", "--sampler", "sequential", "--seed", str(2**64)],
+        ["job", "publish", "x", "tree", "--sampler", "sequential", "--epochs", str(2**64)],
+    ],
 )
 def test_wrong_usage_is_status_2(tmp_path: Path, arguments: list[str]) -> None:
     assert run(tmp_path / "nothing", *arguments).returncode == 2
+
+
+def test_no_directory_is_not_the_current_one(tmp_path: Path) -> None:
+    assert "the directory is empty" in failure(tmp_path / "nothing", "umount", "")
+
+
+def test_an_answer_that_cannot_be_written_is_told_in_a_line(daemon: Daemon) -> None:
+    for redirected, status in (("/dev/full", 1), ("&-", 0)):
+        for option in ("", "--json"):
+            command = f'"$0" mounts {option} --socket "$1" >{redirected}'
+            done = subprocess.run(
+                ["bash", "-c", command, CACHECTL, daemon.socket],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert done.returncode == status, done.stderr
+            assert done.stderr.count("\n") == status
+            assert ("No space left" in done.stderr) == bool(status)
+
+
+def test_json_of_a_mount_that_fails_says_why(tmp_path: Path) -> None:
+    done = run(tmp_path / "nothing", "mount", "tree", tmp_path, "-o", "bogus", "--json")
+    assert done.returncode == 1
+    assert "'bogus' is not understood" in json.loads(done.stdout)["message"]
+    assert done.stderr.startswith("cachectl: mount option 'bogus'")
+    done = run(tmp_path / "nothing", "mount", "tree", tmp_path / "none", "--json")
+    assert (done.returncode, "does not exist" in json.loads(done.stdout)["message"]) == (32, True)
 
 
 def test_what_is_not_there_is_named(daemon: Daemon) -> None:
@@ -166,7 +205,7 @@ def test_warmup_takes_lists_and_fractions(daemon: Daemon) -> None:
 
 def test_warmup_in_the_background_returns_at_once_and_is_done_soon(daemon: Daemon) -> None:
     assert answer(daemon, "warmup", "tree", "--no-wait")["blocks_total"] == 25
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while answer(daemon, "status")["index_blocks"] < 25:
         assert time.monotonic() < deadline, "the warmup does not end"
 
@@ -196,16 +235,41 @@ def test_ls_lists_a_directory_of_the_snapshot(daemon: Daemon, tree: Path) -> Non
     assert answer(daemon, "ls", "tree", "big")["entries"] == [{"name": "big", "directory": False, "size": 3_500_000}]
 
 
-def test_text_is_safe_and_within_100_columns(daemon: Daemon, tree: Path) -> None:
+def test_text_is_safe_and_whole_in_a_pipe_and_within_a_terminal(daemon: Daemon, tree: Path) -> None:
     deep = tree / "/".join(["d" * 60] * 5)
     deep.mkdir(parents=True)
     (deep / ("f" * 200)).write_bytes(b"deep")
+    answer(daemon, "dataset", "add", "long", f"file://{deep}")
     answer(daemon, "dataset", "refresh", "tree")
     answer(daemon, "warmup", "tree")
-    for arguments in (["status"], ["ls", "tree"], ["ls", "tree", "--cached"], ["dataset", "list"], ["mounts"]):
+    path = str((deep / ("f" * 200)).relative_to(tree))
+    for arguments, whole in (
+        (["status"], str(daemon.ssd)), (["ls", "tree", "--cached"], path), (["dataset", "list"], f"file://{deep}"),
+        (["dataset", "show", "long"], f"url        file://{deep}\n"),
+    ):  # fmt: skip
         text = run(daemon, *arguments).stdout
-        assert max(map(len, text.splitlines())) <= 100
+        assert whole in text
+        assert all(line == line.rstrip() for line in text.splitlines())
     assert r"odd \xff\n[bold]name" in run(daemon, "ls", "tree").stdout
+    narrow = on_terminal(daemon, "status")
+    assert "clairvoyant" in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
+
+
+def on_terminal(daemon: Daemon, *arguments: str) -> str:
+    """What a command writes to a terminal of 80 columns."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    with open(controller, encoding="utf-8") as screen:
+        environment = {**os.environ, "TERM": "dumb"}
+        command = [CACHECTL, *arguments, "--socket", daemon.socket]
+        child = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL, env=environment)
+        os.close(terminal)
+        lines = []
+        with contextlib.suppress(OSError):  # the end of a terminal is an error
+            lines.extend(screen)
+        assert child.wait(30) == 0
+        return "".join(lines)
 
 
 def test_verify_drops_what_is_damaged_and_is_status_4(daemon: Daemon) -> None:
@@ -289,7 +353,7 @@ def evict_on_terminal(daemon: Daemon, typed: bytes) -> int:
         command = [CACHECTL, "evict", "tree", "--socket", daemon.socket]
         child = subprocess.Popen(command, stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.write(controller, typed)
-        return child.wait(30)
+        return child.wait(60)
     finally:
         os.close(controller)
         os.close(terminal)

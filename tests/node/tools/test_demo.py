@@ -34,7 +34,7 @@ def assert_nothing_is_left(work: Path, said: str) -> None:
 
 def test_demo_measures_each_way_of_reading(tmp_path: Path) -> None:
     demo = start(tmp_path, "--json")
-    out, said = demo.communicate(timeout=100)
+    out, said = demo.communicate(timeout=250)
     assert demo.returncode == 0, said
     runs = json.loads(out)["runs"]
     cold, warm, tiers, native = runs

@@ -28,7 +28,7 @@ def train(work: Path, *options: str, env: Mapping[str, str] = os.environ) -> Any
     done = subprocess.run(
         [BENCH, "train", "--files", str(FILES), "--size", str(SIZE), "--epochs", str(EPOCHS), "--demand", str(DEMAND),
          "--workers", "2", "--latency", "10", "--latency-p99", "0", "--directory", str(work), *options],
-        capture_output=True, text=True, timeout=100, env=env,
+        capture_output=True, text=True, timeout=250, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(work.glob("cachefs-bench-*")) == []

@@ -35,6 +35,23 @@ def test_mount_helper_replaces_a_file_only_when_forced(link: Path) -> None:
     assert link.is_symlink()
 
 
+def test_the_link_of_another_installation_stays_unless_forced(link: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    link.symlink_to(tmp_path / "other")
+    refused = CliRunner().invoke(cli.main, ["install-mount-helper"])
+    assert refused.exit_code == 1
+    assert f"another installation's ({tmp_path}/other); replace it with --force" in refused.output
+    assert link.resolve() == tmp_path / "other"
+    assert CliRunner().invoke(cli.main, ["install-mount-helper", "--force"]).exit_code == 0
+    assert link.resolve().name == "mount.cachefs"
+
+
+def test_run_says_that_an_option_is_unknown() -> None:
+    done = CliRunner().invoke(cli.main, ["run", "--nosuch", "--", "true"])
+    assert done.exit_code == 2
+    assert "no such option: --nosuch" in done.output
+
+
 def test_mount_helper_without_permission_says_so(link: Path) -> None:
     link.parent.rmdir()
     failed = CliRunner().invoke(cli.main, ["install-mount-helper"])

@@ -26,19 +26,20 @@ def test_what_hangs_on_a_disk_keeps_nobody_from_looking_at_memory(root: Path, mo
     )
     storage, threads = Storage(store_config(config), Foresight.empty()), Threads()
     hanging, released = threading.Semaphore(0), threading.Event()
-    looks = threading.Semaphore(0)
+    looks, tries = threading.Semaphore(0), threading.Semaphore(0)
 
-    def hang(seconds: float = 0) -> None:
+    def hang() -> None:
         hanging.release()
         assert released.wait(60)
 
     maintenance = storage.maintenance
-    monkeypatch.setattr(maintenance, "keep_limit", lambda number: {MEMORY: looks.release, SSD: hang}[number]())
-    for step in ("keep_quotas", "retry", "compact"):
+    monkeypatch.setattr(maintenance, "keep_limit", lambda tier: {MEMORY: looks.release, SSD: hang}[tier]())
+    monkeypatch.setattr(maintenance, "retry", lambda tier: {MEMORY: tries.release, SSD: hang}[tier]())
+    for step in ("keep_quotas", "compact"):
         monkeypatch.setattr(maintenance, step, hang)
 
     def seen() -> bool:
-        return all(hanging.acquire(timeout=30) for _ in range(4)) and all(looks.acquire(timeout=30) for _ in range(20))
+        return all(each.acquire(timeout=30) for each in [*[hanging] * 4, *[looks, tries] * 20])
 
     async def scene() -> None:
         node = Node(config, storage, threads)

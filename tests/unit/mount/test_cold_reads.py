@@ -27,7 +27,7 @@ class Disk:
 
     def read(self, *_: object) -> memoryview:
         self.asked += 1
-        self.goes_on.wait(30)
+        self.goes_on.wait(60)
         return BYTES
 
     def close(self) -> None:

@@ -1,14 +1,16 @@
 """The process that ends a connection when the supervisor is gone, as the supervisor keeps it."""
 
 import errno
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cachefs.mount import guard
+from cachefs.mount import guard, restarts
 from cachefs.mount.device import Connection
 from cachefs.mount.guard import Guard
 
@@ -26,7 +28,10 @@ os.kill(first.pid, signal.SIGKILL)
 while first.status() != psutil.STATUS_ZOMBIE:
     time.sleep(0.01)
 guard.tend()
-[second] = psutil.Process().children()
+while not (others := psutil.Process().children()):
+    time.sleep(0.1)
+    guard.tend()
+[second] = others
 guard.end()
 os.waitpid(second.pid, 0)
 print(first.pid != second.pid)
@@ -45,7 +50,9 @@ def test_while_none_can_be_forked_the_mount_goes_on(monkeypatch: pytest.MonkeyPa
         forks.append(name)
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
+    seconds = itertools.count()
     monkeypatch.setattr(guard, "fork", fork)
+    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     ours = Guard(Connection(0, Path("/nowhere")))
     ours.tend()
     ours.end()

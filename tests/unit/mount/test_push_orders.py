@@ -68,6 +68,17 @@ def test_what_is_held_is_what_was_stored_and_not_dropped(steps: list[tuple[bool,
     assert found == {name: blocks for name, blocks in expected.items() if blocks}
 
 
+def test_snapshots_of_which_nothing_is_held_take_no_memory() -> None:
+    held = Held()
+    entries = np.array([1, 2, 3], "<u8")
+    for number in range(20):
+        for dropped in (False, True):
+            held.note(f"{number}", entries, np.array([0, 0, 7], "<u4"), dropped=dropped)
+    assert list(held) == []
+    assert len(held._first) <= 1
+    assert len(held._later) <= 1
+
+
 def test_an_order_is_done_when_all_its_parts_are(place: Place) -> None:
     ledger = Ledger()
     whole = task(place, [(4, 0), (5, 0), (6, 0), (7, 3)])
@@ -101,7 +112,7 @@ def test_a_new_subscription_waits_for_the_work_of_the_old_and_is_not_told_of_its
     settling.join(0.05)
     assert not answers
     ledger.finish(whole, [])
-    settling.join(10)
+    settling.join(60)
     assert blocks_of(answers[0]) == {(4, 0)}
     subscription, done = ledger.take_done(0)
     assert subscription != first

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from cachefs.inodes import inode_of
@@ -51,3 +52,18 @@ def test_a_mount_of_several_shows_the_old_snapshot_for_a_while(tmp_path: Path, s
     place = found.find(new.snapshot)
     assert place is not None
     assert place.inode(1) == INODE
+
+
+def test_snapshots_that_no_order_was_for_lately_are_closed(
+    tmp_path: Path, show: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "MOST_FOUND", 2)
+    views = [dataset(tmp_path, "one", *[b"%d" % name for name in range(count)]) for count in range(1, 6)]
+    shown = views[:1]
+    found = Places(MountSpec.parse("all"), tmp_path, lambda: shown)
+    for view in views * 2:
+        shown[0] = view
+        show(view.snapshot)
+        assert found.find(view.snapshot) is not None
+    opened = [file.path for file in psutil.Process().open_files() if file.path.startswith(str(tmp_path))]
+    assert len(opened) <= 2

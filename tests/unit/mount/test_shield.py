@@ -2,13 +2,16 @@
 
 import logging
 import os
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from cachefs.errors import CachefsError
-from cachefs.mount import shield
+from cachefs.mount import process, shield
 from cachefs.mount.device import Connection
 from cachefs.mount.options import Shield
 from cachefs.mount.shield import obstacle, put_up
@@ -60,3 +63,20 @@ def test_where_it_is_not_possible_one_line_says_so(
     caplog.clear()
     put_up(Shield.OFF, ONE, Path("/data"), connection, (), shared=True)
     assert not caplog.records
+
+
+def test_a_process_that_hangs_is_killed_and_reaped_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def fork_watched(name: str, work: Callable[[], None]) -> tuple[int, int]:
+        children.append(subprocess.Popen(["sleep", "1000"]))
+        return children[0].pid, os.pidfd_open(children[0].pid)
+
+    monkeypatch.setattr(shield, "fork_watched", fork_watched)
+    monkeypatch.setattr(shield, "SECONDS", 0.01)
+    assert "not there within" in str(shield._in_a_child(ONE, Path("/nowhere"), 57, ()))
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{children[0].pid}").exists():
+        assert time.monotonic() < deadline
+        process.reap_killed()
+    children[0].wait(20)

@@ -1,9 +1,14 @@
 """What the workers of a mount have heard from the daemon, in one order for all."""
 
+import fcntl
 import os
+import signal
 from typing import Any
 
+import pytest
+
 from cachefs.messages import NodeView
+from cachefs.mount import view_log
 from cachefs.mount.namespace import Slot
 from cachefs.mount.view_log import ViewLog
 
@@ -48,6 +53,26 @@ def test_processes_see_each_others_news_in_one_order() -> None:
     assert seen[0] == "first"
     assert sorted(seen[1:]) == sorted(f"{child}.{number}" for child in range(4) for number in range(25))
     assert all([name for name in seen if name.startswith(f"{child}.")][-1] == f"{child}.24" for child in range(4))
+
+
+def test_a_process_that_was_stopped_while_it_writes_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_log, "LOCK_SECONDS", 0.01)
+    log = ViewLog(view("a"))
+    log.news()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        fcntl.lockf(log._fd, fcntl.LOCK_EX)
+        os.write(writer, b"x")
+        signal.pause()
+    os.read(reader, 1)
+    assert log.add(view("b")) == []
+    log.sum_up([slot(1)], 17)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert [heard.view.instance for heard in log.add(view("b"))] == ["b"]
+    for fd in (reader, writer):
+        os.close(fd)
 
 
 def test_half_a_record_is_not_read_and_is_written_over() -> None:

@@ -1,6 +1,8 @@
 """What a sampler will give is said without touching it or what it draws from."""
 
+import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -8,9 +10,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 import cachefs
+from cachefs.hooks import order
 from cachefs.hooks.order import SamplerOrder, numbers_in
 
 
@@ -74,11 +84,11 @@ def test_foreseeing_draws_nothing() -> None:
 def test_where_torch_computes_otherwise_nothing_is_foreseen() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    order = SamplerOrder(DataLoader(range(9), shuffle=True))  # type: ignore[arg-type]
+    ours = SamplerOrder(DataLoader(range(9), shuffle=True))  # type: ignore[arg-type]
     with FakeTensorMode():
-        assert order.foresee() is None
+        assert ours.foresee() is None
     with torch.device("meta"):  # the default device of what the job makes
-        assert order.foresee() is not None
+        assert ours.foresee() is not None
 
 
 class Derived(RandomSampler):
@@ -137,3 +147,66 @@ def test_numbers_and_batches_of_them_are_found_and_others_refused() -> None:
     assert numbers_in([("a", 1)]) is None
     assert numbers_in([[None, None]]) is None
     assert numbers_in("a") is None
+
+
+@cachefs.pure_sampler
+class Endless:
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+@pytest.mark.parametrize("patience", [100.0, 0.0])
+def test_of_a_pure_sampler_without_an_end_only_the_beginning_is_taken(
+    monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    monkeypatch.setattr(order, "MAX_SAMPLES", 1000)
+    monkeypatch.setattr(order, "PURE_SECONDS", patience)
+    loader: DataLoader[Any] = DataLoader(range(9), 2, sampler=Endless())  # type: ignore[arg-type, call-overload]
+    found = SamplerOrder(loader).foresee()
+    assert found is not None
+    assert found[0].tolist() == list(range(1 + 16 + 32 + 64 + 128 + 256 if patience else 1))
+
+
+def test_a_pure_sampler_that_is_slow_is_not_iterated_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    @cachefs.pure_sampler
+    class Slow:
+        def __iter__(self) -> Iterator[int]:
+            nonlocal now
+            now += 60  # before it gives anything: it does so for the job as well
+            for sample in range(10**6):
+                now += 0.01
+                yield sample
+
+    monkeypatch.setattr(order, "time", SimpleNamespace(monotonic=lambda: now))
+    found = SamplerOrder(DataLoader(range(9), sampler=Slow())).foresee()  # type: ignore[arg-type, call-overload]
+    assert found is not None
+    assert 10 < len(found[0]) < 200
+    assert now < 62
+
+
+class Virtual:
+    """A dataset that says it has no end, as far as that goes."""
+
+    def __len__(self) -> int:
+        return 10**15
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SequentialSampler(Virtual()),
+        RandomSampler(Virtual(), replacement=True),
+        RandomSampler(range(9), replacement=True, num_samples=10**12),
+        RandomSampler(range(9), num_samples=10**12),
+        SubsetRandomSampler(range(10**15)),
+    ],
+)
+def test_orders_of_any_length_are_not_computed_before_they_are_drawn(sampler: Any) -> None:
+    found = SamplerOrder(DataLoader(Virtual(), sampler=sampler))  # type: ignore[arg-type, var-annotated]
+    assert found.is_known
+    assert found.foresee() is None

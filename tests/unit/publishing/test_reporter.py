@@ -1,16 +1,20 @@
 """What a helper does where the daemon refuses, or something unexpected happens: one line, and the job goes on."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy
 import pytest
 
-from cachefs.errors import AccessDenied, Busy, ConfigError, DaemonUnavailable
+from cachefs.errors import AccessDenied, Busy, ConfigError, DaemonUnavailable, NotFound, StoreFull
+from cachefs.inodes import slot_of
 from cachefs.job_messages import JobEpoch
+from cachefs.mount_table import MountPoint
 from cachefs.publishing import reporter as module
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 from cachefs.publishing.reporter import Reporter
+from cachefs.publishing.shares import Share
 from cachefs.rpc import DaemonClient
 from tests.unit.publishing.test_published_consumer import plain_share
 
@@ -30,6 +34,8 @@ class Refusing:
 @pytest.mark.parametrize(
     ("error", "said", "given_up"),
     [
+        (Busy("all jobs are taken"), "all jobs are taken", False),
+        (StoreFull("no memory for its plan"), "no memory for its plan", False),
         (
             AccessDenied("user 7 may not publish here"),
             "user 7 may not publish here",
@@ -52,7 +58,8 @@ def test_a_refusal_is_said_once(error: Exception, said: str, given_up: bool) -> 
     for _ in range(3):
         reporter.report(consumer, moved=True)
     reporter.end(consumer)
-    assert lines == [f"{said}; the job goes on without that"]
+    then = "the job goes on without that" if given_up else "it is tried again, and the job goes on meanwhile"
+    assert lines == [f"{said}; {then}"]
     assert client.calls == 1
     assert consumer.failed == given_up
 
@@ -91,3 +98,62 @@ def test_an_epoch_that_is_too_far_ahead_is_published_again_when_it_is_nearer() -
     reporter._report_orders(cast(PublishedConsumer, consumer))
     assert tried == [0, 1, 2, 2, 3]
     assert reported == {(0, 0), (0, 1), (0, 2)}
+
+
+def test_of_many_datasets_the_one_is_found_whose_snapshot_it_is_also_an_older_one() -> None:
+    """With one call, of datasets that are lost in part."""
+    calls: list[Any] = []
+    ids = {name: f"{number:08x}" + 24 * "0" for number, name in enumerate(("lost", "new", "old", "other"))}
+
+    def call(method: Any, request: Any, timeout: float) -> Any:
+        calls.append(method)
+        views = [("a", "", [ids["lost"]]), ("b", ids["new"], [ids["old"]]), ("c", ids["other"], [])]
+        return SimpleNamespace(
+            datasets=[SimpleNamespace(name=name, snapshot=one, others=others) for name, one, others in views]
+        )
+
+    reporter = Reporter(cast(DaemonClient, SimpleNamespace(call=call, socket="s")), "job", 1, print)
+    mount = MountPoint(Path("/m"), "0:1", "cachefs:all")
+
+    def dataset(slot: int) -> tuple[str, str]:
+        return reporter._dataset(cast(Share, SimpleNamespace(slot=slot, mount=mount)))
+
+    assert [dataset(slot_of(one)) for one in ids.values()] == [
+        ("a", ids["lost"]), ("b", ids["new"]), ("b", ids["old"]), ("c", ids["other"]),
+    ]  # fmt: skip
+    assert len(calls) == 4
+    with pytest.raises(NotFound, match="does not know the snapshot at /m"):
+        dataset(77)
+
+
+def test_a_daemon_that_is_restarted_is_no_news_and_one_that_stays_away_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The restarted daemon takes the job up: that no daemon answers would not be true when somebody reads it."""
+    now, away, lines = 1000.0, False, list[str]()
+
+    def call(method: Any, request: Any, timeout: float) -> Any:
+        if away:
+            raise DaemonUnavailable("nobody answers")
+        return SimpleNamespace(job="job", datasets=[SimpleNamespace(name="d", snapshot="00" * 8)])
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    reporter = Reporter(cast(DaemonClient, SimpleNamespace(call=call)), "job", 1, lines.append)
+    monkeypatch.setattr(reporter, "_dataset", lambda share: ("d", "00"))
+    consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
+    consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
+
+    def report(seconds: int) -> None:
+        nonlocal now
+        for _ in range(seconds):
+            now += 1
+            reporter.report(consumer, moved=True)
+
+    for _ in range(2):
+        away = False
+        report(12)
+        assert consumer.published
+        away = True
+        report(20)
+        assert not consumer.published
+    assert lines == []
+    report(20)
+    assert lines == ["nobody answers; it is tried again, and the job goes on meanwhile"]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from cachefs.hooks import watch
+from cachefs import pure_sampler
+from cachefs.hooks import order, watch
 from cachefs.hooks.order import SamplerOrder
 from cachefs.hooks.watch import Watch
 
@@ -97,10 +98,26 @@ def test_an_epoch_that_lies_ready_is_published_once(record: Recorder) -> None:
 
 def test_an_order_that_does_not_come_as_foreseen_is_replaced(record: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, shuffle=True)  # type: ignore[arg-type]
-    order = SamplerOrder(loader)
-    found = order.foresee()
+    ours = SamplerOrder(loader)
+    found = ours.foresee()
     assert found is not None
-    monkeypatch.setattr(order, "foresee", lambda: (found[0][::-1].copy(), None))
-    watched = Watch(loader, order, {}, ["/m/a"] * SIZE)
+    monkeypatch.setattr(ours, "foresee", lambda: (found[0][::-1].copy(), None))
+    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE)
     go_through(loader, watched, 0)
     assert record.orders == {0: found[0].tolist()}
+
+
+def test_what_a_pure_sampler_gives_behind_its_beginning_is_published_as_it_is_drawn(
+    record: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "MAX_SAMPLES", 40)
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=pure_sampler(type("Pure", (Sampler,), {"epoch": 0}))())
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched.begin()
+    assert record.orders == {0: list(range(17))}
+    watched.drew([0, 1, 2, 3], iter(()), 0)
+    for start in range(4, SIZE, BATCH):
+        watched.move(start)
+        watched.drew(list(range(start, start + BATCH)), iter(()), start)
+    watched.move(SIZE, at_end=True)
+    assert [one for number in sorted(record.orders) for one in record.orders[number]] == list(range(SIZE))

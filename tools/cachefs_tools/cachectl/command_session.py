@@ -1,10 +1,12 @@
 """What every command of cachectl has: a connection to the daemon, a way to answer, and a way to fail."""
 
+import contextlib
 import functools
+import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -17,8 +19,8 @@ from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
 from cachefs.rpc import DaemonClient, Method, Reply, Request
 from cachefs.socket_path import socket_path
 
-# Columns of a table where the output is not a terminal.
-TABLE_WIDTH: Final = 100
+# Columns of a table where the output is not a terminal: as many as it takes, so that grep and awk find whole lines.
+_ANY_WIDTH: Final = 1 << 16
 
 
 class ExitStatus(IntEnum):
@@ -41,7 +43,11 @@ class CommandSession:
     @functools.cached_property
     def client(self) -> DaemonClient:
         """The daemon. Raises AccessDenied where this user may not connect to it."""
-        if self.socket.exists() and not os.access(self.socket, os.W_OK, effective_ids=True):
+        try:
+            forbidden = self.socket.is_socket() and not os.access(self.socket, os.W_OK, effective_ids=True)
+        except PermissionError:  # not even whether it is there
+            forbidden = True
+        if forbidden:
             raise AccessDenied(f"you may not use {self.socket}: its directory does not let you through")
         return DaemonClient(self.socket)
 
@@ -56,8 +62,7 @@ class CommandSession:
         if self.as_json:
             click.echo(json.dumps(plain(document), indent=2))
         elif text:
-            width = None if sys.stdout.isatty() else TABLE_WIDTH
-            Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False).print(*text, sep="\n")
+            show(text)
 
     def confirm(self, consequence: str, yes: bool) -> None:
         """Ask the user whether to go on, unless the answer *yes* was given in advance.
@@ -69,6 +74,17 @@ class CommandSession:
         if self.as_json or not sys.stdin.isatty():
             raise CachefsError(f"{consequence}; repeat with --yes to do it")
         click.confirm(f"{consequence}. Do it?", abort=True, err=True)
+
+
+def show(text: Iterable[RenderableType]) -> None:
+    """Print lines and tables on stdout: within the width of a terminal, and elsewhere a line for each row."""
+    if sys.stdout.isatty():
+        Console(highlight=False, markup=False, emoji=False).print(*text, sep="\n")
+        return
+    console = Console(width=_ANY_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
+    with console.capture() as captured:
+        console.print(*text, sep="\n")
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def plain(value: object) -> Any:
@@ -97,6 +113,10 @@ def with_session(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*, socket: str | None, as_json: bool, **arguments: Any) -> None:
         session = CommandSession(socket_path(socket), as_json)
+        if sys.stdout is None:  # closed by who called: nobody wants the answer
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
         try:
             function(session, **arguments)
         except CachefsError as error:
@@ -112,9 +132,10 @@ def with_session(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def fail(session: CommandSession, kind: str, message: str, status: ExitStatus) -> NoReturn:
+def fail(session: CommandSession, kind: str, message: str, status: int) -> NoReturn:
     """Print what is wrong, and end the program. The kind is the name of the error's class."""
     if session.as_json:
-        click.echo(json.dumps({"error": kind, "message": message}))
+        with contextlib.suppress(OSError):  # it may be what is wrong that nothing can be written there
+            click.echo(json.dumps({"error": kind, "message": message}))
     click.echo(f"cachectl: {message}", err=True)
     sys.exit(status)

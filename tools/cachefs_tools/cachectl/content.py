@@ -146,7 +146,7 @@ def ls(session: CommandSession, dataset: str, path: str, cached: bool) -> None:
     if cached:
         pages = session.stream(CACHED, Selection(dataset=dataset, paths=selection([path])))
         files = [file for page in pages for file in page.files if any(file.cached) or file.pinned]
-        session.answer({"files": files}, table("PATH >SIZE >MEMORY >SSD PINNED", map(cached_row, files)))
+        session.answer({"files": files}, table("PATH >SIZE >MEMORY >SSD =PINNED", map(cached_row, files)))
         return
     entries = directory(session, dataset, dataset_path(path))
     rows = (

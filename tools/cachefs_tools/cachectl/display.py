@@ -47,14 +47,18 @@ def table(columns: str, rows: Iterable[Iterable[object]]) -> Table:
     """A table without lines.
 
     *columns* holds the headings, separated by blanks. A heading that starts with `>` is of a column of numbers, which
-    is aligned to the right and never cut.
+    is aligned to the right and never cut. One that starts with `=` is of words that are never cut either. On a narrow
+    terminal all others go on in a further line.
     """
     result = Table(box=None, pad_edge=False, header_style="bold")
     for heading in columns.split():
         number = heading.startswith(">")
         result.add_column(
-            heading.lstrip(">"), justify="right" if number else "left", no_wrap=number, overflow="fold"
-        )  # fmt: skip
+            heading.lstrip(">="),
+            justify="right" if number else "left",
+            no_wrap=heading.startswith((">", "=")),
+            overflow="fold",
+        )
     for row in rows:
         result.add_row(*map(str, row))
     return result

@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 import click
 from rich.table import Table
 
-from cachefs.errors import ConfigError
+from cachefs.errors import ConfigError, NotFound
+from cachefs.identity import OWNER_MARK
 from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobPublish, JobView, SampleMap, StallRow
 from cachefs.messages import DatasetName, Empty
 from cachefs.planning.sequences.sampler_spec import KINDS, SamplerSpec
@@ -26,6 +27,8 @@ SOURCE = "cachectl"
 LEASE = 3600.0
 # Ranks that are published at once.
 MOST_RANKS = 8192
+# Epochs of a sampler that the daemon takes.
+MOST_EPOCHS = 1_000_000
 
 
 @click.group()
@@ -51,29 +54,37 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
 @click.option(
     "--sampler", type=click.Choice(KINDS), required=True, help="The sampler that gives the order of each epoch."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampler.")
 @click.option(
-    "--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How many epochs the job reads."
+    "--seed", type=click.IntRange(-(2**63), 2**64 - 1), default=0, show_default=True, help="Seed of the sampler."
+)
+@click.option(
+    "--epochs", type=click.IntRange(1, MOST_EPOCHS), default=1, show_default=True, help="How many epochs the job reads."
 )
 @click.option(
     "--size",
     "samples",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**32 - 1),
     help="Number of samples.  [default: of files, or records, there are]",
 )
 @click.option("--no-shuffle", is_flag=True, help="The sampler was made with shuffle=False.")
 @click.option("--drop-last", is_flag=True, help="The sampler (torch-distributed) was made with drop_last=True.")
 @click.option(
-    "--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks of the whole job."
+    "--world-size",
+    type=click.IntRange(1, 2**31 - 1),
+    default=1,
+    show_default=True,
+    help="Number of ranks of the whole job.",
 )
 @click.option(
     "--rank", "ranks", default="0", callback=ranks_of, help="The ranks that run on this node, such as 3 or 0-7."
 )
-@click.option("--workers", type=click.IntRange(min=0), default=0, help="Number of workers of each rank's DataLoader.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Samples of a batch.")
+@click.option("--workers", type=click.IntRange(0, 4096), default=0, help="Number of workers of each rank's DataLoader.")
+@click.option(
+    "--batch-size", type=click.IntRange(1, 2**32 - 1), default=1, show_default=True, help="Samples of a batch."
+)
 @click.option(
     "--prefetch",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 4096),
     default=2,
     show_default=True,
     help="The prefetch_factor of the DataLoader.",
@@ -109,6 +120,8 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
     The samples are then on this node before they are read. A sample is a file, in the order of the paths, unless
     --files or --records says otherwise.
     """
+    if given["pid"] and not Path(f"/proc/{given['pid']}").exists():
+        raise NotFound(f"no process {given['pid']} runs here; --pid takes that of the training")
     sample_map = map_of(given["files"], given["records"], given["paths"])
     orders = [order_of(path) for path in given["orders"]]
     if (given["sampler"] == "explicit") != bool(orders):
@@ -205,7 +218,7 @@ def list_jobs(session: CommandSession) -> None:
         session.answer(found, "no job has published anything")
         return
     session.answer(
-        found, table("JOB DATASET STATE >RANKS >EPOCH >DONE >RATE >STALLS >WAITED", map(job_row, found.jobs))
+        found, table("JOB DATASET =STATE >RANKS >EPOCH >DONE >RATE >STALLS >WAITED", map(job_row, found.jobs))
     )
 
 
@@ -240,14 +253,16 @@ def show(session: CommandSession, name: str) -> None:
 def describe(view: JobView) -> Iterator[str | Table]:
     """The lines of `job show`."""
     age = duration(max(0.0, time.time() - view.started))
-    yield f"{shown(view.job)}: {view.state}, {age} old, published by {view.source or 'nobody known'}"
+    # One's own jobs have the name that one gave them; those of others need the full one.
+    job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
+    yield f"{shown(job)}: {view.state}, {age} old, published by {view.source or 'nobody known'}"
     yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
     yield f"fetched for it: {size(view.fetched_bytes)}; {view.stalls:,} reads waited, {view.stall_seconds:.1f} s in all"
     for problem in view.problems:
         yield f"! {shown(problem)}"
     yield ""
     yield table(
-        "CONSUMER STATE >EPOCH >SAMPLE >OF >RATE >MATCHED >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers)
+        "CONSUMER =STATE >EPOCH >SAMPLE >OF >RATE >MATCHED >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers)
     )
     for consumer in view.consumers:
         if consumer.problem:
@@ -287,7 +302,7 @@ def stalls(session: CommandSession, name: str) -> None:
     if not found.rows:
         session.answer(found, "nobody had to wait")
         return
-    session.answer(found, table("JOB CONSUMER >EPOCH SOURCE >READS >WAITED >LONGEST", map(stall_row, found.rows)))
+    session.answer(found, table("JOB CONSUMER >EPOCH =SOURCE >READS >WAITED >LONGEST", map(stall_row, found.rows)))
 
 
 def stall_row(row: StallRow) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ from typing import Final
 
 import click
 
-from cachefs.errors import Busy, CachefsError, NotFound
+from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from cachefs.socket_path import SOCKET_VARIABLE
-from cachefs_tools.cachectl.command_session import CommandSession, with_session
+from cachefs_tools.cachectl.command_session import CommandSession, fail, with_session
 from cachefs_tools.cachectl.display import name
 
 # Seconds that a mount has to answer. A mount whose process hangs must not hang cachectl.
@@ -41,9 +41,16 @@ def mount(session: CommandSession, spec: str, directory: str, options: tuple[str
     environment = {**os.environ, SOCKET_VARIABLE: str(session.socket)}
     if not session.as_json:
         os.execve(helper, command, environment)
-    done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
+    # A mount in the background closes stderr when it is there. One in the foreground writes its log to it.
+    stderr = None if foreground else subprocess.PIPE
+    done = subprocess.run(
+        command, env=environment, stdout=sys.stderr, stderr=stderr, text=True, errors="replace", check=False
+    )
     if done.returncode:
-        raise CachefsError(f"mount.cachefs failed with status {done.returncode}")
+        *before, reason = (done.stderr or "").splitlines() or [f"mount.cachefs failed with status {done.returncode}"]
+        click.echo("".join(f"{line}\n" for line in before), err=True, nl=False)
+        fail(session, CachefsError.__name__, reason.removeprefix("mount.cachefs: "), done.returncode)
+    click.echo(done.stderr or "", err=True, nl=False)
     session.answer({"spec": spec, "mountpoint": os.path.abspath(directory)})
 
 
@@ -62,14 +69,16 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
     recovered = not lazy and is_dead(path)
     try:
         kernel.unmount(path, lazy=lazy or recovered)
-    except CachefsError as error:
-        raise Busy(f"{error}; end what uses it, or detach it with --lazy") from None
+    except Busy as error:
+        raise Busy(f"{error}; end what uses it{'' if lazy else ', or detach it with --lazy'}") from None
     answer = {"mountpoint": path, "recovered": recovered}
     session.answer(answer, f"{name(directory)}: {'recovered from a dead mount' if recovered else 'unmounted'}")
 
 
 def resolved_mount_point(directory: str) -> Path:
     """The absolute path of a mount point, found without asking the mount. Raises CachefsError."""
+    if not directory:
+        raise ConfigError("the directory is empty; name a mount point, as `cachectl mounts` shows them")
     return kernel.place_of(Path(os.path.abspath(directory)))
 
 

@@ -48,7 +48,7 @@ def errors(session: CommandSession) -> None:
         (duration(max(0.0, time.time() - each.when)), f"{each.count:,}", name(each.subject), name(each.message))
         for each in found
     )
-    session.answer({"errors": found}, table("AGO >COUNT SUBJECT MESSAGE", rows))
+    session.answer({"errors": found}, table("=AGO >COUNT SUBJECT MESSAGE", rows))
 
 
 def hit_ratios(now: Status) -> dict[str, float]:
@@ -72,7 +72,7 @@ def describe(now: Status) -> Iterator[str | Table]:
          share(tier.hits, reads), tier.policy, tier.directory)
         for tier in now.tiers
     )  # fmt: skip
-    yield table("TIER >USED >LIMIT >BLOCKS >EVICTED >HITS >RATIO POLICY DIRECTORY", rows)
+    yield table("=TIER >USED >LIMIT >BLOCKS >EVICTED >HITS >RATIO =POLICY DIRECTORY", rows)
     for tier in now.tiers:
         if tier.limit < NEARLY * tier.budget:
             yield f"{tier.name}: only {size(tier.limit)} of its budget of {size(tier.budget)} can be used now"
@@ -99,4 +99,4 @@ def mount_table(found: list[MountView]) -> Table:
          *(f"{each.counters.get(counter, 0):,}" for counter in ("requests", "read", "errors")))
         for each in found
     )  # fmt: skip
-    return table("MOUNTPOINT SPEC >PID STATE >REQUESTS >READS >ERRORS", rows)
+    return table("MOUNTPOINT SPEC >PID =STATE >REQUESTS >READS >ERRORS", rows)

@@ -70,7 +70,7 @@ async def abandon(call: Awaitable[object], pins: Pins, step: str, monkeypatch: p
 
     def slowly(keys: Iterable[bytes]) -> None:
         loop.call_soon_threadsafe(reached.set)
-        assert released.wait(30)
+        assert released.wait(60)
         apply(keys)
 
     monkeypatch.setattr(pins, step, slowly)

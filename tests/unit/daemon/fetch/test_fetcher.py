@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
@@ -313,6 +315,70 @@ def test_demand_overtakes_what_is_ahead(store: OpenStore) -> None:
         assert bench.origin.order.count(b"object-7") == 1
 
     on_bench(store, scene, slots=2)
+
+
+def test_while_what_is_ahead_hangs_on_a_disk_all_else_goes_on(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, released = threading.Semaphore(0), threading.Event()
+    put = store.blocks.put
+
+    def hang(key: bytes, data: bytes, *, transient: bool, snapshot: str) -> Location | None:
+        if not transient:
+            hanging.release()
+            assert released.wait(60)
+        return put(key, data, transient=transient, snapshot=snapshot)
+
+    monkeypatch.setattr(store.blocks, "put", hang)
+
+    async def scene(bench: Bench) -> None:
+        stuck = asyncio.create_task(bench.fetcher.ahead([ref(number) for number in range(1, 7)]))
+        try:
+            assert await asyncio.to_thread(lambda: all(hanging.acquire(timeout=20) for _ in range(4)))
+            [there] = await bench.fetcher.demand([ref(10)], 20)
+            assert bench.bytes_at(10, there) is not None
+            assert await bench.fetcher.ahead([ref(10)]) == [there], "somebody looks up what is there"
+            assert await bench.threads.background(lambda: "an answer") == "an answer"
+        finally:
+            released.set()
+            await stuck
+
+    on_bench(store, scene)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """A tier has to write something to a disk, which hangs."""
+    monkeypatch.setattr(fetcher, "PUT_PATIENCE", 0.05)
+    hanging, released = threading.Event(), threading.Event()
+    put = store.blocks.put
+
+    def hang(*block: Any, **options: Any) -> Location | None:
+        hanging.set()
+        assert released.wait(60)
+        return put(*block, **options)
+
+    monkeypatch.setattr(store.blocks, "put", hang)
+
+    async def scene(bench: Bench) -> None:
+        try:
+            if ahead:
+                await bench.fetcher.hint([ref(1)])
+                assert await asyncio.to_thread(hanging.wait, 20)
+            [answer] = await bench.fetcher.demand([ref(1)], 20)
+            assert isinstance(answer, PassingBlock)
+            assert answer.data == b"object-1".ljust(SIZE, b".")
+            bench.fetcher.passing.close()
+            [again] = await bench.fetcher.demand([ref(1)], 20)
+            assert isinstance(again, PassingBlock)
+        finally:
+            released.set()
+        await until(lambda: bench.store.get(key_of(1)) is not None)
+        assert bench.origin.requests == 1
+
+    on_bench(store, scene)
 
 
 def test_what_no_policy_wants_is_brought_only_on_demand(store: OpenStore) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from cachefs_daemon.fetch import puts as puts_module
 from cachefs_daemon.fetch.puts import Puts, Stored
 from cachefs_daemon.store.block_store import Put
 
@@ -17,6 +18,7 @@ class Store:
     def __init__(self) -> None:
         self.batches: list[list[bytes]] = []
         self.go = asyncio.Event()
+        self.third = asyncio.Event()
         self.error: Exception | None = None
 
     def put_many(self, blocks: Sequence[Put]) -> list[Stored]:
@@ -26,6 +28,8 @@ class Store:
 
     async def run(self, work: Callable[[Sequence[Put]], list[Stored]], blocks: Sequence[Put]) -> list[Stored]:
         self.batches.append([block.key for block in blocks])
+        if len(self.batches) == 3:
+            self.third.set()
         await self.go.wait()
         return work(blocks)
 
@@ -51,6 +55,25 @@ def test_what_comes_while_threads_are_busy_goes_in_batches() -> None:
         assert segments(await asyncio.gather(*tasks)) == list(range(40)), "each gets its own"
         assert max(map(len, store.batches)) == 16
 
+    asyncio.run(scenario())
+
+
+def test_blocks_do_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        puts = Puts(store, store.run)
+        hanging = [await begun(puts, 1), await begun(puts, 1)]
+        assert len(store.batches) == 2
+        hanging.append(await begun(puts, 3))
+        assert len(store.batches) == 2
+        async with asyncio.timeout(60):
+            await store.third.wait()
+        assert len(store.batches[2]) == 3, "they do not wait for the first"
+        store.go.set()
+        for tasks in hanging:
+            await asyncio.gather(*tasks)
+
+    monkeypatch.setattr(puts_module, "_LONG_SECONDS", 0.01)
     asyncio.run(scenario())
 
 

@@ -5,16 +5,20 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from cachefs_daemon.jobs.attribution import MOST_HIDDEN, Attribution
 from cachefs_daemon.jobs.liveness import Liveness
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.stalls import Stalls
 
 from cachefs.messages import Stall
+from cachefs.planning.pagecache.lookahead import Reader, all_tripwires
 from cachefs.planning.pagecache.model import HELD
+from cachefs.planning.pagecache.states import OUT
 from cachefs.planning.sequences.follower import Follower
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import Position
+from cachefs.planning.sequences.tripwires import FIRST
 from tests.simulated import space_of
 
 COUNT = 1000
@@ -87,6 +91,32 @@ def test_tripwires_say_where_a_consumer_is_whose_other_pages_are_in_the_page_cac
     assert observed.own_reads == {"job0": 1}
     assert node.plan.place("job0") == (0, 32)
     assert node.jobs.consumers[0].position.follower.visibility.hidden == MOST_HIDDEN
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tripwires_that_another_consumer_reads_do_not_carry_one_away(seed: int) -> None:
+    """What shows of the reads of both are the tripwires of both."""
+    draw = np.random.default_rng(seed)
+    orders = [[draw.permutation(COUNT) for _ in range(4)] for _ in range(2)]
+    node = Node(*(epochs[0] for epochs in orders))
+    for number, epochs in enumerate(orders):
+        for epoch, order in enumerate(epochs):
+            node.plan.set_epoch(f"job{number}", "s", epoch, order)
+    readers = [Reader(f"job{number}", "s", 0, 0, FIRST) for number in (0, 1)]
+    shows, seen = all_tripwires(node.plan, readers)["s"], list[int]()
+    for read in range(COUNT):
+        for epochs in orders:
+            block = int(epochs[0][read])
+            if shows[block]:
+                seen.append(block)
+                shows[block] = False
+        if len(seen) >= 12:
+            pages = {"s": np.where(shows, OUT, HELD).astype(np.uint8)}
+            node.attribution.on_reads(node.keys(seen), [], NOW, pages)
+            shows, seen = all_tripwires(node.plan, readers)["s"], []
+            for epoch, position in (node.plan.place(f"job{number}") for number in (0, 1)):
+                assert epoch * COUNT + position <= read + 1 + 2 * FIRST
+    assert min(node.plan.place(f"job{number}") for number in (0, 1)) >= (0, COUNT // 2)
 
 
 def test_reads_of_blocks_that_are_no_samples_of_a_consumer_say_nothing_of_it() -> None:

@@ -54,7 +54,11 @@ def test_a_heartbeat_is_told_of_in_samples_and_stops_the_tripwires(tmp_path: Pat
         assert consumer.place == (0, 100)
         assert consumer.position.tripwires(now) == 0
         assert consumer.view(0, now).state == "following"
-        assert consumer.view(0, now + 60).state == "standing still"
+        silent = consumer.view(0, now + 12)
+        assert (silent.state, silent.position) == ("standing still", 100)
+        assert "no read of it seen for 12 s" in silent.problem
+        consumer.liveness.renew(now + 11)  # as its reads do
+        assert consumer.view(0, now + 12).state == "following"
         consumer.on_heartbeat(9, 0, now)
         assert "it reads epoch 9, and has published 9" in consumer.view(0, now).problem
 

@@ -43,8 +43,14 @@ def test_orders_that_are_published_wait_to_be_taken_and_are_kept_while_they_matt
     for number in (3, 4, 5):
         epochs.add(number, ORDER, 0)
     assert (epochs.first, epochs.missing(3), epochs.known(3)) == (3, 3, [3, 4, 5])
-    assert epochs.take(3) is ORDER
-    assert epochs.take(3) is None
+    assert epochs.waiting(3) is ORDER
+    assert epochs.missing(3) == 3  # until it is in the plan
+    newer = ORDER.copy()
+    epochs.add(3, newer, 0)
+    epochs.taken(3, ORDER)
+    assert epochs.waiting(3) is newer
+    epochs.taken(3, newer)
+    assert epochs.waiting(3) is None
     assert epochs.missing(3) == 4
     assert list(epochs.published(4)) == [4, 5]
     assert epochs.may_be_read(77)
@@ -55,12 +61,12 @@ def test_what_is_published_too_far_ahead_is_forgotten(monkeypatch: pytest.Monkey
     epochs = Epochs(EXPLICIT)
     assert [epochs.add(number, ORDER, 0) for number in (9, 1, 5, 3)] == [True] * 4
     assert sorted(epochs.published(0)) == [1, 3, 5]
-    assert epochs.take(9) is None
+    assert epochs.waiting(9) is None
     assert epochs.forgotten(0) == [9]  # it had been accepted
     assert not epochs.add(8, ORDER, 0)  # it is not: whoever publishes it learns that
     assert (epochs.forgotten(0), epochs.forgotten(10)) == ([9], [])
     for number in (1, 3, 5):
-        epochs.take(number)
+        epochs.taken(number, ORDER)
     assert epochs.add(9, ORDER, 7)
     assert epochs.forgotten(7) == []
     epochs.lose([12])

@@ -1,6 +1,7 @@
 """What jobs say, and how they end: with real snapshots, plan and threads, and without a daemon around them."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from cachefs_daemon.jobs import registry as registry_module
 from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.persistence import record_of
-from cachefs_daemon.jobs.plan_room import PlanRoom
+from cachefs_daemon.jobs.plan_room import PER_PATH, Part, PlanRoom
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.runtime.threads import Threads
 
@@ -97,7 +98,7 @@ def test_a_job_that_begins_while_others_are_cleaned_up_is_planned_for(tmp_path: 
 
         def slow(snapshot: str) -> None:
             began.set()
-            go_on.wait(20)
+            go_on.wait(60)
             unwatch(snapshot)
 
         watch.unwatch = slow  # type: ignore[method-assign]
@@ -251,15 +252,24 @@ def test_no_user_keeps_the_others_out(tmp_path: Path, monkeypatch: pytest.Monkey
     async def scene(jobs: Jobs) -> None:
         for name in "ab":
             jobs.say(f"{name}~65534")
-        with pytest.raises(Busy, match="2 jobs of 65534 with 2 consumers"):
+        with pytest.raises(Busy, match="2 jobs of user 65534 with 2 consumers"):
             jobs.say("c~65534")
         for number in "12":
             jobs.say("a~65534", consumer=number)
-        with pytest.raises(Busy, match="2 jobs of 65534 with 4 consumers"):
+        with pytest.raises(Busy, match="2 jobs of user 65534 with 4 consumers"):
             jobs.say("a~65534", consumer="3")
         jobs.say("a~1000")
         for name in "abcd":
             jobs.say(name)
+
+    play(tmp_path, scene)
+
+
+def test_another_users_process_keeps_no_job(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        for name in ("mine", f"theirs~{os.getuid() + 1}"):
+            jobs.say(name, pid=os.getpid())
+        assert [one.liveness.born is None for one in jobs.consumers] == [False, True]
 
     play(tmp_path, scene)
 
@@ -336,16 +346,110 @@ def test_a_plan_that_memory_does_not_allow_is_not_made_until_others_end(
 
 
 def test_room_that_is_given_back_can_be_taken() -> None:
-    samples: Any = SimpleNamespace(space=SimpleNamespace(count=100), ids=range(10))
     room = PlanRoom(3000)
-    room.take("a", samples)
-    room.take("a", samples)
-    room.take("b", samples)
-    with pytest.raises(StoreFull, match=r"it would take 1\.406 KiB, and the plans of other consumers take 2\.812 KiB"):
-        room.take("c", samples)
-    room.give_back("a")
+    room.take("a", Part.PLAN, 1440)
+    room.take("a", Part.PLAN, 1440)
+    room.take("b", Part.ORDERS, 1440)
+    with pytest.raises(StoreFull, match=r"it would take 1\.406 KiB, and what jobs .* take 2\.812 KiB of 2\.93 KiB"):
+        room.take("c", Part.PLAN, 1440)
+    room.give_back("a", Part.ORDERS)
     room.give_back("nobody")
-    room.take("c", samples)
+    with pytest.raises(StoreFull):
+        room.take("c", Part.PLAN, 1440)
+    room.give_back("a", Part.PLAN)
+    room.take("c", Part.PLAN, 1440)
+    room.take("c", Part.PLAN, 10)
+    room.take("d", Part.PLAN, 1550)
+
+
+def test_a_map_takes_room_once_and_as_long_as_somebody_holds_it() -> None:
+    room, one = PlanRoom(1000), SampleMap(kind="records", entries=bytes(300), offsets=bytes(600))
+    room.hold(one)
+    room.hold(one)
+    room.release(one)
+    paths = SampleMap(kind="files", paths=[b"x" * 50] * 2)
+    with pytest.raises(StoreFull):
+        room.hold(paths)
+    room.release(one)
+    room.hold(paths)
+    assert room.taken == 2 * (50 + PER_PATH)
+
+
+def test_maps_that_memory_does_not_allow_are_refused_until_others_end(tmp_path: Path) -> None:
+    """Whoever ends, and how: nothing of the room is lost, and nothing is held that takes none."""
+    explicit = SamplerSpec(kind="explicit", size=0)
+
+    async def scene(jobs: Jobs) -> None:
+        def say(job: str, consumer: str = "0", fill: int = 0) -> None:
+            entries = fill.to_bytes(4, "little") * 250
+            jobs.say(job, consumer=consumer, spec=explicit, map=SampleMap(kind="files", entries=entries))
+
+        say("one")
+        say("one", "1")  # another copy of the same map
+        assert jobs.loader.room.taken == 1000
+        say("one", "2", fill=1)
+        with pytest.raises(StoreFull, match="no memory for its plan"):
+            say("two", fill=2)
+        assert [job.name for job in jobs] == ["one"]
+        jobs.progress(JobProgress(job="one", consumer="0", epoch=0, position=0, ended=True))
+        with pytest.raises(StoreFull):  # consumer 1 has that map too
+            say("two", fill=2)
+        say("one", "1", fill=1)
+        assert jobs.loader.room.taken == 1000
+        jobs.cancel("one")
+        assert jobs.loader.room.taken == 0
+        say("two", fill=2)
+        say("two", fill=3)
+        assert jobs.loader.room.taken == 1000
+
+    play(tmp_path, scene, room=2500 - 24 * 20)
+
+
+def test_orders_that_memory_does_not_allow_are_refused_until_others_are_read(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        jobs.say(spec=SamplerSpec(kind="explicit", size=FILES), map=SampleMap(kind="files"))
+        order = bytes(4 * 1000)
+        for epoch in (7, 8):
+            jobs.epoch(JobEpoch(job="j", consumer="0", epoch=epoch, order=order))
+        with pytest.raises(Busy, match=r"epoch 9 of consumer 0 of job j: no memory for its plan: it would take 11\.72"):
+            jobs.epoch(JobEpoch(job="j", consumer="0", epoch=9, order=order))
+        assert "orders of 1 epochs from 9 on" in jobs.state()[1]
+        jobs.cancel("j")
+        assert jobs.loader.room.taken == 0
+
+    play(tmp_path, scene, room=10_000)
+
+
+def test_an_order_that_is_longer_than_memory_allows_waits_until_others_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "RETRY_SECONDS", (0.01,))
+
+    async def scene(jobs: Jobs) -> None:
+        jobs.say("one", spec=SamplerSpec(kind="sequential", size=FILES))
+        await planned(jobs)
+        jobs.say("two", spec=SamplerSpec(kind="explicit", size=FILES))
+        order = (np.arange(1000, dtype="<u4") % FILES).tobytes()
+        jobs.epoch(JobEpoch(job="two", consumer="0", epoch=0, order=order))
+        await until(lambda: "no memory for its plan" in jobs.state("two")[1])
+        assert len(jobs.readers(0.0)) == 1
+        jobs.cancel("one")
+        await until(lambda: jobs.state("two") == ("waiting", ""))
+        assert len(jobs.readers(0.0)) == 1
+
+    play(tmp_path, scene, room=12 * FILES + 24 * 1000 + 4 * 1000 + 100)
+
+
+def test_nothing_of_a_plan_that_is_given_up_stays(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        jobs.say(spec=SamplerSpec(kind="sequential", size=FILES))
+        await planned(jobs)
+        [consumer] = jobs.consumers
+        consumer.fail(ValueError("x"))
+        assert (jobs.loader.room.taken, consumer.follower, list(jobs.store.plan.consumers())) == (0, None, [])
+        assert jobs.state()[0] == "not followed"
+
+    play(tmp_path, scene)
 
 
 def test_an_indexer_ends_when_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

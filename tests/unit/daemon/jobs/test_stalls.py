@@ -14,5 +14,7 @@ def test_a_job_of_a_million_epochs_keeps_the_last_ones(monkeypatch: pytest.Monke
     assert [(row.epoch, row.count, row.seconds, row.longest) for row in stalls.rows("j")] == [
         (7, 2, 2.0, 1.5), (8, 2, 2.0, 1.5), (9, 2, 2.0, 1.5),
     ]  # fmt: skip
+    assert stalls.of("j") == (20, 20.0)  # of all of them
     stalls.forget("j")
+    assert stalls.of("j") == (0, 0.0)
     assert stalls.rows() == []

@@ -212,15 +212,15 @@ def test_a_retry_ends_at_the_first_hole_that_fails_again(root: Path, monkeypatch
         store.evict(store.keys())
         used = store.usage()[MEMORY].used
         tried.clear()
-        store.storage.maintenance.retry()
+        store.retry()
         assert len(tried) == 1
         bad = bad_one
         tried.clear()
         for _ in range(2):
-            store.storage.maintenance.retry()
+            store.retry()
         assert len(set(tried)) == 8
         assert tried.count(bad) == 2
         assert 0 < store.usage()[MEMORY].used < used
         bad = -2
-        store.storage.maintenance.retry()
+        store.retry()
         assert (store.usage()[MEMORY].used, store.usage()[MEMORY].problem) == (0, "")

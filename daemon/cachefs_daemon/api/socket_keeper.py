@@ -1,0 +1,41 @@
+"""Makes a socket of the daemon again where others have removed it."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from cachefs.errors import CachefsError
+from cachefs_daemon.api.socket_place import SocketPlace, Standing
+
+log = logging.getLogger(__name__)
+
+
+class SocketKeeper:
+    """Looks after one socket. What keeps it from being made again is logged once, and tried again at each look."""
+
+    def __init__(self, place: SocketPlace, listen: Callable[[], Awaitable[None]]) -> None:
+        """listen: makes the socket; raises CachefsError."""
+        self._place = place
+        self._listen = listen
+        # At the last look. A daemon that begins at our path needs a moment until it listens, so what is there is left
+        # alone at the first look.
+        self._before = Standing.OURS
+        # What was logged last.
+        self._said = ""
+
+    async def look(self) -> None:
+        before, self._before = self._before, self._place.standing()
+        if self._before == Standing.OURS:
+            self._said = ""
+        elif self._before == Standing.GONE or before == Standing.TAKEN:
+            await self._make_again()
+
+    async def _make_again(self) -> None:
+        path = self._place.path
+        try:
+            await self._listen()
+        except CachefsError as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                log.error("%s is no longer this daemon's, so nobody can connect to it; trying again: %s", path, error)
+        else:
+            log.warning("%s had been removed, such as by a cleaner of temporary files; it is there again", path)

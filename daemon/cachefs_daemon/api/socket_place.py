@@ -1,0 +1,130 @@
+"""The path of a socket that the daemon listens on: taken at the start, and looked after.
+
+A socket is its path only until somebody removes that: a cleaner of temporary files, or another daemon. Who listens is
+not told, and nobody can connect any more. So the path is looked at from time to time. What is there counts as ours only
+if it is the very file that we have made.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import Busy, CachefsError
+
+log = logging.getLogger(__name__)
+
+# Who may connect: everybody, see docs/operations.md.
+SOCKET_MODE: Final = 0o666
+_DIRECTORY_MODE: Final = 0o755
+
+
+class Standing(StrEnum):
+    """What is at the path."""
+
+    OURS = "ours"
+    GONE = "gone"
+    TAKEN = "taken"
+
+
+class SocketPlace:
+    """The path of one socket. It never removes a socket that somebody else listens on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Device and inode of the socket that we have made; none before. The number stays ours while we listen, also
+        # where the path is gone.
+        self._ours: tuple[int, int] | None = None
+
+    def take(self, bind: Callable[[str], object]) -> None:
+        """Have *bind* listen at the path that it is given, and give that socket our path, with its mode.
+
+        gRPC removes the path that it was given before it listens and when it ends, whoever is there then. So it is
+        given another one. Raises Busy where somebody listens at our path, CachefsError where it cannot be used.
+        """
+        self._clear()
+        try:
+            directory = _open_directory(self.path.parent)
+            try:
+                self._ours = self._bind(directory, bind)
+            finally:
+                os.close(directory)
+        except FileExistsError:
+            raise Busy(f"another daemon listens on {self.path} since a moment ago; stop one of them") from None
+        except RuntimeError:  # of gRPC, whose text names the path that it was given
+            raise CachefsError(
+                f"cannot listen on the socket {self.path}: no socket can be made in {self.path.parent}; let the daemon "
+                "write there, or give it another daemon.socket"
+            ) from None
+        except OSError as error:
+            raise CachefsError(f"cannot listen on the socket {self.path}: {error.strerror or error}") from None
+
+    def _bind(self, directory: int, bind: Callable[[str], object]) -> tuple[int, int]:
+        name = f".cachefsd-{secrets.token_hex(4)}"
+        try:
+            bind(f"/proc/self/fd/{directory}/{name}")  # the path of the directory may be too long for another name
+            os.chmod(name, SOCKET_MODE, dir_fd=directory)
+            os.link(name, self.path.name, src_dir_fd=directory, dst_dir_fd=directory)
+            return _identity(os.stat(name, dir_fd=directory, follow_symlinks=False))
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=directory)
+
+    def standing(self) -> Standing:
+        try:
+            found = _identity(os.lstat(self.path))
+        except OSError:
+            return Standing.GONE
+        return Standing.OURS if found == self._ours else Standing.TAKEN
+
+    def leave(self) -> None:
+        """Remove our socket. To be called while we listen: later the inode may be another's."""
+        if self.standing() == Standing.OURS:
+            self.path.unlink(missing_ok=True)
+
+    def _clear(self) -> None:
+        """Remove a socket nobody listens on any more. Raises Busy where somebody does."""
+        try:
+            before = os.lstat(self.path)
+        except OSError:
+            return
+        if not stat.S_ISSOCK(before.st_mode):
+            raise CachefsError(f"{self.path} is in the way of the daemon's socket and no socket itself; remove it")
+        if _is_listening(self.path):
+            raise Busy(f"another daemon listens on {self.path}; stop it, or give this one another daemon.socket")
+        with contextlib.suppress(OSError):
+            if os.path.samestat(before, os.lstat(self.path)):
+                log.info("removing the stale socket %s", self.path)
+                self.path.unlink()
+
+
+def _is_listening(path: Path) -> bool:
+    """Does anybody listen on the socket? Raises CachefsError where nobody can tell."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as connection:
+        try:
+            connection.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:  # so many are waiting for it that it takes no more at the moment
+            return True
+        except OSError as error:
+            raise CachefsError(f"cannot tell whether a daemon listens on {path}: {error}") from None
+    return True
+
+
+def _open_directory(path: Path) -> int:
+    """Make the directory where it is missing, so that everybody may pass. Raises OSError."""
+    for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        missing.mkdir(exist_ok=True)
+        missing.chmod(_DIRECTORY_MODE)  # mkdir's own is less the umask, which is one for all threads
+    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

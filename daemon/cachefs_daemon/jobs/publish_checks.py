@@ -1,0 +1,72 @@
+"""What a job may not publish: whatever no plan can be made of is refused as it comes, with a line that says why."""
+
+import re
+from typing import Final
+
+from cachefs import records
+from cachefs.errors import ConfigError
+from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.planning.sequences.sampler_spec import MAX_SAMPLES
+from cachefs_daemon.jobs.owners import given_name
+
+# With the owner, see cachefs_daemon.jobs.owners.
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,127}(~\w+)?")
+MAX_NAME: Final = 256  # characters of a consumer's name
+MAPS: Final = ("tree", "files", "records")
+# Workers of a loader, and batches that each of them prefetches.
+MAX_WORKERS: Final = 4096
+MAX_LEASE: Final = 7 * 86400.0
+
+
+def check(request: JobPublish) -> None:
+    """Raises ConfigError, which has the name that the user gave."""
+    name = given_name(request.job)
+    if len(request.consumer) > MAX_NAME or len(request.source) > MAX_NAME:
+        raise ConfigError(f"job {name}: names of consumers and publishers have at most {MAX_NAME} characters")
+    if not (request.consumer.isprintable() and request.source.isprintable()):
+        raise ConfigError(f"job {name!r}: {request.consumer!r} of {request.source!r}: expected printable names")
+    if not _NAME.fullmatch(request.job):
+        raise ConfigError(f"{name!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
+    if not 0 < request.lease <= MAX_LEASE:
+        raise ConfigError(f"job {name}: lease {request.lease:g} s: expected more than 0, and at most a week")
+    if not 0 <= request.rank < request.world_size:
+        raise ConfigError(f"job {name}: rank {request.rank} is not below the world size {request.world_size}")
+    if request.workers < 0 or request.batch_size < 1 or request.prefetch < 0:
+        raise ConfigError(f"job {name}: workers, batch size and prefetch cannot be negative, or a batch empty")
+    if max(request.workers, request.prefetch) > MAX_WORKERS or request.batch_size > MAX_SAMPLES:
+        raise ConfigError(
+            f"job {name}: {request.workers} workers that prefetch {request.prefetch} batches of "
+            f"{request.batch_size}: expected at most {MAX_WORKERS} workers, {MAX_WORKERS} batches and "
+            f"{MAX_SAMPLES} samples"
+        )
+    if request.workers * request.batch_size * request.prefetch > MAX_SAMPLES:
+        raise ConfigError(f"job {name}: no loader reads more than {MAX_SAMPLES:,} samples ahead")
+    try:
+        if request.spec is not None:
+            request.spec.check()
+        if request.map is not None:
+            _check_map(request.map)
+    except ConfigError as error:
+        raise ConfigError(f"job {name}: {error}") from None
+
+
+def _check_map(sample_map: SampleMap) -> None:
+    """Raises ConfigError."""
+    if sample_map.kind not in MAPS:
+        raise ConfigError(f"sample map {sample_map.kind!r:.80}: expected one of {', '.join(MAPS)}")
+    for field, size in ("entries", 4), ("offsets", 8), ("lengths", 8):
+        length = len(getattr(sample_map, field))
+        if length % size:
+            raise ConfigError(f"{field} of the sample map have {length} bytes: expected {size} per sample")
+    if sample_map.indexer:
+        records.check_kind(sample_map.indexer)
+        if sample_map.kind == "records" and not (sample_map.entries or sample_map.paths):
+            raise ConfigError(f"the sample map names no file for its indexer {sample_map.indexer!r}")
+    elif sample_map.kind == "records":
+        entries, offsets, lengths = (
+            len(sample_map.entries) // 4,
+            len(sample_map.offsets) // 8,
+            len(sample_map.lengths) // 8,
+        )
+        if not entries == offsets == lengths:
+            raise ConfigError(f"the sample map has {entries} entries, {offsets} offsets and {lengths} lengths")

@@ -1,0 +1,88 @@
+"""What no plan can be made of is refused as it is published, through the control file or the socket, in one line."""
+
+import pytest
+from cachefs_daemon.jobs.publish_checks import check
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cachefs.errors import ConfigError
+from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.mount.control_lines import understand
+from cachefs.planning.sequences.sampler import epoch_order
+from cachefs.planning.sequences.sampler_spec import KINDS, MAX_EPOCHS, MAX_SAMPLES, TORCH_LIMIT, SamplerSpec
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ('"records": "fixed:0"', "record format 'fixed:0': expected a number of bytes from 1 to"),
+        ('"records": "fixed:-1"', "record format 'fixed:-1': expected"),
+        (f'"records": "fixed:{"9" * 5000}"', "record format 'fixed:999"),
+        ('"records": "zip"', "unknown record format 'zip'; known: npy, tar, tfrecord, fixed:<bytes>"),
+        ('"records": "tar"', "names no file for its indexer 'tar'"),
+        ('"sampler": {"kind": "numpy", "size": 5, "seed": -1}', "sampler seed -1: expected 0 to 4294967295"),
+        ('"sampler": {"kind": "numpy", "size": 5, "seed": 4294967295, "epochs": 2}', "sampler seed 4294967295: expe"),
+        ('"sampler": {"kind": "torch-random", "size": 5, "replicas": 2}', "sampler replicas 2: torch-random cannot"),
+        ('"sampler": {"kind": "fixed", "size": 5}', "sampler kind 'fixed': expected one of sequential, torch-random"),
+    ],
+)
+def test_a_line_of_the_control_file_that_has_no_plan_is_refused(fields: str, said: str) -> None:
+    line = f'{{"op": "publish", "job": "j", {fields}}}'.encode()
+    request = understand(line, {"tree": "snapshot"}).request
+    assert isinstance(request, JobPublish)
+    with pytest.raises(ConfigError) as refused:
+        check(request)
+    assert str(refused.value).startswith("job j: ")
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("sample_map", "said"),
+    [
+        (SampleMap(kind="files", entries=b"abc"), "entries of the sample map have 3 bytes: expected 4 per sample"),
+        (SampleMap(kind="records", offsets=b"abc"), "offsets of the sample map have 3 bytes: expected 8"),
+        (SampleMap(kind="records", entries=b"1234"), "1 entries, 0 offsets and 0 lengths"),
+        (SampleMap(kind="zip"), "sample map 'zip': expected one of tree, files, records"),
+    ],
+)
+def test_a_map_that_has_no_plan_is_refused(sample_map: SampleMap, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(JobPublish(job="j", dataset="d", map=sample_map))
+
+
+_EDGES = [-(2**63), -1, 0, 1, 2, 2**32 - 1, 2**32, 2**63, 2**64 - 1, 2**64]
+
+
+@given(
+    kind=st.sampled_from([*KINDS, "other"]),
+    size=st.one_of(st.integers(-1, 20), st.sampled_from([TORCH_LIMIT, MAX_SAMPLES + 1])),
+    seed=st.one_of(st.integers(), st.sampled_from(_EDGES)),
+    epochs=st.sampled_from([-1, 0, 1, 3, MAX_EPOCHS, MAX_EPOCHS + 1]),
+    shuffle=st.booleans(),
+    replicas=st.integers(-1, 4),
+    rank=st.integers(-1, 4),
+)
+@example(kind="numpy", size=5, seed=2**32 - 3, epochs=3, shuffle=True, replicas=1, rank=0)
+@example(kind="numpy", size=5, seed=2**32 - 2, epochs=3, shuffle=True, replicas=1, rank=0)
+@example(kind="torch-distributed", size=5, seed=2**64 - 3, epochs=3, shuffle=True, replicas=2, rank=1)
+@example(kind="torch-random", size=5, seed=10**5000, epochs=3, shuffle=True, replicas=1, rank=0)
+def test_each_epoch_of_a_sampler_that_is_not_refused_has_an_order(
+    kind: str, size: int, seed: int, epochs: int, shuffle: bool, replicas: int, rank: int
+) -> None:
+    spec = SamplerSpec(
+        kind=kind, size=size, seed=seed, epochs=epochs, shuffle=shuffle, replicas=replicas, rank=rank
+    )  # fmt: skip
+    refused = None
+    try:
+        spec.check()
+    except ConfigError as error:
+        refused = str(error)
+    if refused is not None:
+        assert refused.startswith("sampler ")
+        assert "\n" not in refused
+    elif kind != "explicit" and size <= 20:
+        for epoch in {0, epochs - 1}:
+            order = epoch_order(spec, epoch)
+            assert not len(order) or int(order.max()) < size
