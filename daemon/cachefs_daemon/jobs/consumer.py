@@ -274,6 +274,7 @@ class Consumer:
         self._loader.room.take(self.key, Part.PLAN, plan_size(samples, max(reads, self._epochs.longest)))
 
     def _publish(self, samples: Samples, epoch: int, prepared: Prepared) -> None:
+        self._problems.pop(Problem.WORK, None)
         reads = prepared.reads
         if reads.unknown:
             total = reads.unknown + reads.samples
