@@ -3,21 +3,22 @@
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetcher, passing
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.passing import PassingBlock
+from cachefs_daemon.fetch.puts import Stored
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import ObjectRange, Report
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store import capacity
+from cachefs_daemon.store.block_store import Put
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
@@ -321,20 +322,20 @@ def test_while_what_is_ahead_hangs_on_a_disk_all_else_goes_on(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging, released = threading.Semaphore(0), threading.Event()
-    put = store.blocks.put
+    put = store.blocks.put_many
 
-    def hang(key: bytes, data: bytes, *, transient: bool, snapshot: str) -> Location | None:
-        if not transient:
+    def hang(blocks: Sequence[Put]) -> list[Stored]:
+        if not blocks[0].transient:
             hanging.release()
             assert released.wait(60)
-        return put(key, data, transient=transient, snapshot=snapshot)
+        return put(blocks)
 
-    monkeypatch.setattr(store.blocks, "put", hang)
+    monkeypatch.setattr(store.blocks, "put_many", hang)
 
     async def scene(bench: Bench) -> None:
         stuck = asyncio.create_task(bench.fetcher.ahead([ref(number) for number in range(1, 7)]))
         try:
-            assert await asyncio.to_thread(lambda: all(hanging.acquire(timeout=20) for _ in range(4)))
+            assert await asyncio.to_thread(hanging.acquire, timeout=20)
             [there] = await bench.fetcher.demand([ref(10)], 20)
             assert bench.bytes_at(10, there) is not None
             assert await bench.fetcher.ahead([ref(10)]) == [there], "somebody looks up what is there"
@@ -353,14 +354,14 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
     """A tier has to write something to a disk, which hangs."""
     monkeypatch.setattr(fetcher, "PUT_PATIENCE", 0.05)
     hanging, released = threading.Event(), threading.Event()
-    put = store.blocks.put
+    put = store.blocks.put_many
 
-    def hang(*block: Any, **options: Any) -> Location | None:
+    def hang(blocks: Sequence[Put]) -> list[Stored]:
         hanging.set()
         assert released.wait(60)
-        return put(*block, **options)
+        return put(blocks)
 
-    monkeypatch.setattr(store.blocks, "put", hang)
+    monkeypatch.setattr(store.blocks, "put_many", hang)
 
     async def scene(bench: Bench) -> None:
         try:
