@@ -74,7 +74,12 @@ class _Flight:
 
     def is_stuck(self, now: float) -> bool:
         """Do its bytes wait for a disk?"""
-        return now - self.came >= PUT_PATIENCE and not self.task.done()
+        return now - self.came >= PUT_PATIENCE and self.is_being_stored
+
+    @property
+    def is_being_stored(self) -> bool:
+        """Have its bytes come, which are in no tier yet?"""
+        return self.came < math.inf and not self.task.done()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +186,8 @@ class Fetcher:
         if flights:
             await self._wait(flights.values(), until)
         for number, flight in flights.items():
-            if until is not None and flight.is_stuck(loop.time()):
-                outcomes[number] = await self._pass(flight, f"a tier has not written one for {PUT_PATIENCE:.0f} s")
+            if until is not None and flight.is_being_stored:
+                outcomes[number] = await self._pass(flight, "a tier takes long to write one")
         return [
             self._result(flights[number]) if isinstance(outcome, BlockSource) else outcome
             for number, outcome in enumerate(outcomes)

@@ -55,8 +55,8 @@ class Threads:
         return await asyncio.get_running_loop().run_in_executor(self._ahead, functools.partial(work, *args, **kwargs))
 
     async def upkeep(self, work: Callable[[], None], /) -> None:
-        """Run a step of the node's upkeep. Where no step runs twice at once, none waits for another: whatever hangs,
-        limits are kept. While nobody looks, others may fill the machine's memory."""
+        """Run a step of the node's upkeep. Where no step runs twice at once, none waits for another: whichever tier
+        hangs, limits are kept. While nobody looks, others may fill the machine's memory."""
         await asyncio.get_running_loop().run_in_executor(self._upkeep, work)
 
     async def planning(

@@ -100,6 +100,9 @@ def test_where_too_many_reads_wait_one_more_fails_at_once(
     async def run() -> None:
         ours = reader(daemon)
         assert daemon.process is not None
+        key = block_key(snapshot.entry(first).content, 0)
+        while ours._tiers.index.get(key) is None:  # noqa: ASYNC110 (it is committed 2 ms after the answer)
+            await trio.sleep(0.001)
         async with trio.open_nursery() as nursery:
             daemon.process.send_signal(signal.SIGSTOP)
             try:

@@ -347,12 +347,16 @@ def test_while_what_is_ahead_hangs_on_a_disk_all_else_goes_on(
     on_bench(store, scene)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("ahead", "patience", "deadline"),
+    [(False, 0.05, 60), (True, 0.05, 60), (False, 60, 0.5)],
+    ids=["demanded", "ahead", "in the last moment"],
+)
 def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
-    store: OpenStore, monkeypatch: pytest.MonkeyPatch, ahead: bool
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch, ahead: bool, patience: float, deadline: float
 ) -> None:
     """A tier has to write something to a disk, which hangs."""
-    monkeypatch.setattr(fetcher, "PUT_PATIENCE", 0.05)
+    monkeypatch.setattr(fetcher, "PUT_PATIENCE", patience)
     hanging, released = threading.Event(), threading.Event()
     put = store.blocks.put_many
 
@@ -368,11 +372,11 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
             if ahead:
                 await bench.fetcher.hint([ref(1)])
                 assert await asyncio.to_thread(hanging.wait, 20)
-            [answer] = await bench.fetcher.demand([ref(1)], 20)
+            [answer] = await bench.fetcher.demand([ref(1)], deadline)
             assert isinstance(answer, PassingBlock)
             assert answer.data == b"object-1".ljust(SIZE, b".")
             bench.fetcher.passing.close()
-            [again] = await bench.fetcher.demand([ref(1)], 20)
+            [again] = await bench.fetcher.demand([ref(1)], deadline)
             assert isinstance(again, PassingBlock)
         finally:
             released.set()
