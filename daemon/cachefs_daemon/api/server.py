@@ -1,5 +1,6 @@
 """The daemon's end of cachefs.rpc: a gRPC server on a unix socket."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -12,6 +13,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from cachefs import __version__
 from cachefs.errors import (
     AccessDenied,
     AlreadyExists,
@@ -26,6 +28,7 @@ from cachefs.identity import identity_socket
 from cachefs.messages import Message
 from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, Method, decoder, encode
 from cachefs_daemon.api.door import Door
+from cachefs_daemon.api.fetch_channel import FetchChannel
 from cachefs_daemon.api.identity import SOCKET_MODE, Admission, Identities
 from cachefs_daemon.api.service import Service
 
@@ -48,14 +51,16 @@ _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
 class Server:
     """Listens on the daemon's socket, and has a `Service` answer the calls that cachefs.rpc lists."""
 
-    def __init__(self, service: Service, path: Path, admission: Admission) -> None:
-        """path: of the socket; that of cachefs.identity is beside it. admission: who may do more than look."""
+    def __init__(self, service: Service, path: Path, admission: Admission, channel: FetchChannel) -> None:
+        """path: of the socket; that of cachefs.identity is beside it. admission: who may do more than look. channel: is
+        opened and closed with the socket."""
         self._path = path
+        self._channel = channel
         self._identities = Identities(identity_socket(path), admission)
         self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
         door = Door(self._identities, admission)
         handlers = {method.name: _handler(method, service, door) for method in METHODS}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers), _Unknown()))
 
     async def start(self) -> None:
         """Raises Busy where another daemon listens on the socket, CachefsError where it cannot be made."""
@@ -70,11 +75,12 @@ class Server:
         finally:
             os.umask(before)
         await self._identities.start()
+        await self._channel.start()
         await self._server.start()
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and give those in progress *grace* seconds."""
-        await self._server.stop(grace)
+        await asyncio.gather(self._server.stop(grace), self._channel.stop(grace))
         self._identities.stop()
         self._path.unlink(missing_ok=True)
 
@@ -96,6 +102,23 @@ def _clear(path: Path) -> None:
         except OSError as error:
             raise CachefsError(f"cannot tell whether a daemon listens on {path}: {error}") from None
     raise Busy(f"another daemon listens on {path}; stop it, or give this one another daemon.socket")
+
+
+class _Unknown(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers calls that this daemon does not know: they come from a mount or a command of another version."""
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
+        name = handler_call_details.method.rpartition("/")[2]
+
+        async def call(_: bytes, context: Any) -> bytes:
+            error = CachefsError(
+                f"this daemon (cachefs {__version__}) knows no call {name}: the client is of another version; "
+                "unmount and mount again, or restart the daemon"
+            )
+            await _fail(context, name, error)
+            raise error  # _fail has raised already
+
+        return grpc.unary_unary_rpc_method_handler(call)
 
 
 def _handler(method: Method[Any, Any], service: Service, door: Door) -> grpc.RpcMethodHandler:
