@@ -109,7 +109,7 @@ class FetchChannel:
                 self._wanted.set()
                 await attempt.over.wait()
                 if attempt.error is not None:
-                    raise attempt.error
+                    raise type(attempt.error)(*attempt.error.args)
             return self._connection
         finally:
             self._waiting -= 1
@@ -178,7 +178,7 @@ class _Connection:
         finally:
             self._socket.close()
             for task in self._waiting.values():
-                trio.lowlevel.reschedule(task, outcome.Error(error))
+                trio.lowlevel.reschedule(task, outcome.Error(type(error)(*error.args)))
             self._waiting.clear()
 
     async def _hand_out(self) -> None:
