@@ -21,9 +21,12 @@ class Disk:
 
     now = 0.0
     takes = 0.0
+    reads = 0
+    is_read = True
 
     def resolve(self, ref: BlockRef) -> BlockSource:
         self.now += self.takes
+        self.reads += self.is_read
         if ref.entry == 0:
             raise NotFound("no entry 0")
         return BlockSource(key_of(ref.entry), None, ObjectRange(b"name", b"v1", 9, 0, 9))  # type: ignore[arg-type]
@@ -39,6 +42,7 @@ def store(tmp_path: Path) -> Iterator[OpenStore]:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
+    monkeypatch.setattr(lookups, "disk_reads", lambda: disk.reads)
     monkeypatch.setattr(lookups, "time", SimpleNamespace(monotonic=lambda: disk.now))
     return disk
 
@@ -67,9 +71,13 @@ def test_complaints_and_a_busy_index_are_for_threads(store: OpenStore, disk: Dis
     assert ours.at_once(ref(1)) == place
 
 
-def test_after_a_slow_look_up_threads_look_up_for_a_while(store: OpenStore, disk: Disk) -> None:
+def test_after_a_look_up_that_a_disk_made_slow_threads_look_up_for_a_while(store: OpenStore, disk: Disk) -> None:
     ours = LookUps(store.blocks, disk.resolve)
     disk.takes = lookups.LONGEST * 2
+    disk.is_read = False  # the processor was not to be had
+    for _ in range(2):
+        assert isinstance(ours.at_once(ref(1)), BlockSource)
+    disk.is_read = True
     assert isinstance(ours.at_once(ref(1)), BlockSource)
     disk.takes = 0.0
     assert ours.at_once(ref(1)) is None
