@@ -145,8 +145,9 @@ class _Connection:
     async def ask(self, fetch: Fetch) -> Answered:
         """Raises DaemonUnavailable where the connection ends before the answer."""
         number = next(self._numbers)
+        data = frame(Asked(number=number, fetch=fetch))
         self._waiting[number] = trio.lowlevel.current_task()
-        self._write(frame(Asked(number=number, fetch=fetch)))
+        self._write(data)
 
         def give_up(_: object) -> trio.lowlevel.Abort:
             # The fetch goes on; its answer will find nobody.

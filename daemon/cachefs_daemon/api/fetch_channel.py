@@ -40,9 +40,9 @@ from cachefs_daemon.runtime.errorlog import ErrorLog
 
 # Of one user, and a mount is one too: connections (a mount has one for each worker, 64 at most), and blocks that are
 # waited for. Of one connection: a worker asks for 4,096 blocks at most, and for some ahead of readers. A block takes
-# 2 KiB while it is waited for.
+# 5 KB while it is waited for.
 MOST_CONNECTIONS: Final = 512
-MOST_BLOCKS: Final = 65_536
+MOST_BLOCKS: Final = 32_768
 MOST_BLOCKS_HERE: Final = 8192
 # Bytes of answers that wait for a client to read them, and how long it may take no more of them.
 MOST_UNREAD: Final = 64 << 20

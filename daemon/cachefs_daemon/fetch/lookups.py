@@ -39,6 +39,9 @@ class LookUps:
     def at_once(self, ref: BlockRef) -> Found | None:
         """Without waiting for anything. None where only a thread can tell."""
         began = time.monotonic()
+        if ref.slow:
+            # A disk hangs. It may be that of the state directory too.
+            self._in_threads_until = began + IN_THREADS
         if ref.bad or ref.slow or began < self._in_threads_until:
             return None
         found: Found

@@ -65,9 +65,18 @@ def test_complaints_and_a_busy_index_are_for_threads(store: OpenStore, disk: Dis
     place = store.put(key_of(1), data_of(1))
     assert isinstance(place, Location)
     assert ours.at_once(ref(1, place.pack())) is None
-    assert ours.at_once(ref(1, place.pack(), slow=True)) is None
     with store.index._lock:
         assert ours.at_once(ref(1)) is None
+    assert ours.at_once(ref(1)) == place
+
+
+def test_where_a_disk_hangs_threads_look_up(store: OpenStore, disk: Disk) -> None:
+    ours = LookUps(store.blocks, disk.resolve)
+    place = store.put(key_of(1), data_of(1))
+    assert isinstance(place, Location)
+    assert ours.at_once(ref(1, place.pack(), slow=True)) is None
+    assert ours.at_once(ref(1)) is None
+    disk.now += lookups.IN_THREADS
     assert ours.at_once(ref(1)) == place
 
 
