@@ -88,12 +88,8 @@ class FetchChannel:
             if answer.kind:
                 raise _refusal(answer.kind, answer.message)
             return answer.blocks
-        if self._connection is None:
-            raise DaemonUnavailable(
-                f"no daemon answers at {self._path}; start it with `cachefsd` (one older than this mount has no such "
-                "socket: restart it too)"
-            )
-        raise DaemonUnavailable(f"the daemon at {self._path} did not answer in time; is it running? See its log")
+        hint = " (one older than this mount has no such socket: restart it)" if self._connection is None else ""
+        raise DaemonUnavailable(f"the daemon at {self._path} did not answer in time; is it running?{hint} See its log")
 
     def send(self, fetch: Fetch) -> None:
         """Tell the daemon what will be wanted. Nobody learns of its answer; while it is away, nothing is sent."""
