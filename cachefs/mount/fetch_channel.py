@@ -39,6 +39,7 @@ DAEMON_RETRY: Final = 0.1
 # Bytes that wait for a daemon that does not read; where there are more, the connection is given up.
 MOST_UNSENT: Final = 4 << 20
 _AT_ONCE: Final = 64 << 10  # bytes that are read at once
+_HINT: Final = "one older than this mount has no such socket: restart it with this version of cachefs"
 
 
 class FetchChannel:
@@ -88,8 +89,8 @@ class FetchChannel:
             if answer.kind:
                 raise _refusal(answer.kind, answer.message)
             return answer.blocks
-        hint = " (one older than this mount has no such socket: restart it)" if self._connection is None else ""
-        raise DaemonUnavailable(f"the daemon at {self._path} did not answer in time; is it running?{hint} See its log")
+        hint = f"; {_HINT}" if self._connection is None else ""
+        raise DaemonUnavailable(f"the daemon at {self._path} did not answer in time; is it running? See its log{hint}")
 
     def send(self, fetch: Fetch) -> None:
         """Tell the daemon what will be wanted. Nobody learns of its answer; while it is away, nothing is sent."""
@@ -158,6 +159,9 @@ class _Connection:
         if not self._unsent:
             self._write(frame(Asked(number=next(self._numbers), fetch=fetch)))
 
+    def close(self) -> None:
+        self._socket.close()
+
     async def serve(self) -> None:
         """Hand out answers until the connection ends. Those who still wait then get an error."""
         error: CachefsError = DaemonUnavailable("the daemon has gone away")
@@ -173,7 +177,7 @@ class _Connection:
         except* OSError:
             pass
         finally:
-            self._socket.close()
+            self.close()
             for task in self._waiting.values():
                 trio.lowlevel.reschedule(task, outcome.Error(type(error)(*error.args)))
             self._waiting.clear()
@@ -214,6 +218,11 @@ class _Connection:
                 self._more = trio.Event()
 
 
+async def check(daemon_socket: Path) -> None:
+    """Can the daemon be asked for blocks? Raises CachefsError."""
+    (await _connect(fetch_socket(daemon_socket))).close()
+
+
 async def _connect(path: Path) -> _Connection:
     """Raises DaemonUnavailable where nobody answers, another CachefsError where the daemon is not for us."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -228,7 +237,7 @@ async def _connect(path: Path) -> _Connection:
         except PermissionError:
             raise AccessDenied(f"you may not use the socket {path} of the daemon; ask who runs it") from None
         except (OSError, trio.TooSlowError) as error:
-            raise DaemonUnavailable(f"no daemon answers at {path}: {error}") from None
+            raise DaemonUnavailable(f"no daemon answers at {path} ({error}); {_HINT}") from None
         _check(hello, path)
         undo.pop_all()
     return _Connection(connection, frames)

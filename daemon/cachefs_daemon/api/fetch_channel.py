@@ -88,9 +88,9 @@ class FetchChannel:
 
     async def start(self) -> None:
         """Listen. Raises CachefsError. The directory is there, and no other daemon uses the path."""
-        self.path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
         try:
+            self.path.unlink(missing_ok=True)
             before = os.umask(0o777 & ~SOCKET_MODE)
             try:
                 self._server = await loop.create_unix_server(lambda: _Connection(self), self.path, backlog=_BACKLOG)

@@ -1,8 +1,10 @@
 """The fetch channel of a real daemon: many questions, a daemon that stands still or goes, clients of other versions."""
 
+import os
 import random
 import signal
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,12 +12,13 @@ import trio
 import trio.testing
 
 from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.fetch_frames import VERSION
+from cachefs.fetch_frames import VERSION, fetch_socket
 from cachefs.messages import BlockRef, DatasetView, Fetch, FetchedBlock
 from cachefs.mount.fetch_channel import FetchChannel
 from cachefs.rpc import ERROR_TRAILER, SERVICE
 from tests.daemon import Daemon, block_ref
 from tests.fetching import FetchClient
+from tests.mounting import run_mount
 
 FILES = 200
 
@@ -151,3 +154,17 @@ def test_a_mount_of_another_version_is_not_served(daemon: Daemon, refs: list[Blo
     with pytest.raises(CachefsError):
         client.call(Fetch(blocks=refs[:1]))
     client.close()
+
+
+def test_nothing_is_mounted_where_the_daemon_is_too_old(daemon: Daemon, view: DatasetView, tmp_path: Path) -> None:
+    socket, away = fetch_socket(daemon.socket), tmp_path / "away"
+    (tmp_path / "mnt").mkdir()
+    socket.rename(away)
+    try:
+        done = run_mount(daemon.socket, "tree", tmp_path / "mnt", "daemon_wait=0.1")
+    finally:
+        away.rename(socket)
+    assert done.returncode != 0
+    [line] = done.stderr.splitlines()
+    assert "one older than this mount has no such socket" in line
+    assert not os.path.ismount(tmp_path / "mnt")
