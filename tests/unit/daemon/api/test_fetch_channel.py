@@ -1,6 +1,7 @@
 """The daemon's end of the fetch channel, on real sockets: bounds, and clients that do not keep to the rules."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,8 @@ from cachefs_daemon.api.identity import Admission
 from cachefs_daemon.fetch.fetcher import Answer, Fetcher
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.runtime.errorlog import ErrorLog
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cachefs.block import MEMORY, PIECE_SIZE, Location, pieces_match
 from cachefs.errors import ObjectChanged
@@ -207,6 +210,70 @@ def test_garbage_ends_the_connection_with_one_line(
     play(tmp_path, scene)
     [line] = caplog.messages
     assert "user 0: a client has sent what is no question" in line
+
+
+class Transport:
+    """What asyncio gives a connection, without a loop."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self._client = client
+        self.closed = False
+
+    def get_extra_info(self, _: str) -> socket.socket:
+        return self._client
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def write(self, _: bytes) -> None:
+        assert not self.closed
+
+    def abort(self) -> None:
+        self.closed = True
+
+    close = abort
+
+
+QUESTION = Asked(number=1, fetch=Fetch(blocks=[REF], deadline=5.0))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.binary(min_size=1, max_size=40).map(lambda body: len(body).to_bytes(4, "big") + body),
+            st.just(frame(QUESTION)),
+            st.tuples(st.integers(4, len(frame(QUESTION)) - 1), st.integers(0, 255)).map(
+                lambda change: frame(QUESTION)[: change[0]] + bytes([change[1]]) + frame(QUESTION)[change[0] + 1 :]
+            ),
+        ),
+        max_size=8,
+    )
+)
+def test_whatever_a_client_sends_is_answered_or_ends_its_connection(said: list[bytes]) -> None:
+    async def run() -> None:
+        fetcher, errors = SlowFetcher(), ErrorLog()
+        channel = FetchChannel(Path("/nowhere/s.ch"), Admission(0), cast(Fetcher, fetcher), errors)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            connection, transport = fetch_channel._Connection(channel), Transport(ours)
+            connection.connection_made(transport)
+            for data in (frame(Hello(version=VERSION)), *said):
+                connection.get_buffer(-1)[: len(data)] = data
+                connection.buffer_updated(len(data))
+            for refs, patience, answer in fetcher.asked:
+                assert 0 <= patience <= fetch_channel.MOST_PATIENCE
+                answer([PLACE] * len(refs))
+            await asyncio.sleep(0)
+            connection.connection_lost(None)
+        assert not channel._users
+        assert not channel._connections
+        assert not [view for view in errors.views() if "internal error" in view.message]
+
+    asyncio.run(run())
 
 
 def test_another_version_is_told_what_to_do(tmp_path: Path) -> None:
