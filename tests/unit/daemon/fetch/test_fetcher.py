@@ -341,6 +341,18 @@ def test_what_no_policy_wants_is_brought_only_on_demand(store: OpenStore) -> Non
     on_bench(store, scene)
 
 
+def test_what_was_refused_as_somebody_came_is_brought_again(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, refusals = store.blocks.put, [None]
+    monkeypatch.setattr(store.blocks, "put", lambda *args, **kw: refusals.pop() if refusals else put(*args, **kw))
+
+    async def scene(bench: Bench) -> None:
+        (outcome,) = await bench.demand([ref(1)], 20)
+        assert bench.bytes_at(1, outcome)
+        assert bench.origin.requests == 2
+
+    on_bench(store, scene)
+
+
 def test_a_complaint_is_believed_only_where_it_is_true(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         (outcome,) = await bench.demand([ref(1)], 20)
