@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.fetch_frames import Answered, Asked, BadFrame, Frames, Hello, frame
@@ -16,6 +16,7 @@ def framed(bodies: list[bytes]) -> bytes:
     return b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
 
 
+@settings(deadline=None)
 @given(BODIES, st.data())
 def test_frames_are_the_same_however_the_bytes_are_cut(bodies: list[bytes], data: st.DataObject) -> None:
     stream = framed(bodies)
@@ -34,12 +35,14 @@ def test_a_frame_may_be_cut_at_every_byte() -> None:
     assert [body for byte in stream for body in single.feed(bytes([byte]))] == [b"one", b"two", b"x" * MOST]
 
 
+@settings(deadline=None)
 @given(BODIES, st.one_of(st.just(0), st.integers(MOST + 1, (1 << 32) - 1)), st.binary(max_size=20))
 def test_a_length_that_is_not_allowed_is_not_waited_for(bodies: list[bytes], length: int, rest: bytes) -> None:
     with pytest.raises(BadFrame, match=f"a frame of {length} bytes"):
         Frames(MOST).feed(framed(bodies) + length.to_bytes(4, "big") + rest)
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=20))
 def test_garbage_is_refused_or_waited_for_and_takes_no_more_room_than_a_frame(pieces: list[bytes]) -> None:
     frames = Frames(MOST)

@@ -14,7 +14,7 @@ from cachefs_daemon.api.identity import Admission
 from cachefs_daemon.fetch.fetcher import Answer, Fetcher
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.runtime.errorlog import ErrorLog
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.block import MEMORY, PIECE_SIZE, Location, pieces_match
@@ -240,6 +240,7 @@ class Transport:
 QUESTION = Asked(number=1, fetch=Fetch(blocks=[REF], deadline=5.0))
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(
