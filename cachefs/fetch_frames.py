@@ -5,8 +5,9 @@ mount sends `Asked`, as many as it likes at once, and the daemon answers each wi
 kernel tells the daemon who has connected (SO_PEERCRED), so a mount need not say who it is.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ MOST_ANSWERED: Final = 128 << 20
 HELLO_SECONDS: Final = 5.0
 
 _LENGTH: Final = 4
+
+Body = TypeVar("Body", bound=Message)
 
 
 class BadFrame(CachefsError):
@@ -66,6 +69,19 @@ def frame(message: Message) -> bytes:
     """Raises UnicodeEncodeError for a text that is not UTF-8."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(_LENGTH, "big") + body
+
+
+def decoder(kind: type[Body]) -> Callable[[bytes], Body]:
+    """What makes a message out of a body. It raises BadFrame."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def read(body: bytes) -> Body:
+        try:
+            return decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise BadFrame(f"no {kind.__name__} ({error})") from None
+
+    return read
 
 
 class Frames:

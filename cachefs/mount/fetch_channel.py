@@ -12,7 +12,6 @@ import socket
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import outcome
 import trio
 
@@ -27,6 +26,7 @@ from cachefs.fetch_frames import (
     BadFrame,
     Frames,
     Hello,
+    decoder,
     fetch_socket,
     frame,
 )  # fmt: skip
@@ -40,6 +40,8 @@ DAEMON_RETRY: Final = 0.1
 MOST_UNSENT: Final = 4 << 20
 _AT_ONCE: Final = 64 << 10  # bytes that are read at once
 _HINT: Final = "one older than this mount has no such socket: restart it with this version of cachefs"
+
+_hello, _answered = decoder(Hello), decoder(Answered)
 
 
 class FetchChannel:
@@ -133,7 +135,6 @@ class _Connection:
         """frames: holds what has come of the next one."""
         self._socket = connection
         self._frames = frames
-        self._decode = msgspec.msgpack.Decoder(Answered).decode
         self._numbers = itertools.count(1)
         self._waiting: dict[int, trio.lowlevel.Task] = {}  # by number of the question
         self._unsent = bytearray()
@@ -170,7 +171,7 @@ class _Connection:
                 nursery.start_soon(self._send_rest)
                 await self._hand_out()
                 nursery.cancel_scope.cancel()
-        except* (BadFrame, msgspec.MsgspecError) as found:
+        except* BadFrame as found:
             error = CachefsError(
                 f"the daemon's answer makes no sense ({found.exceptions[0]}); are mount and daemon of one version?"
             )
@@ -189,7 +190,7 @@ class _Connection:
             if not data:
                 return
             for body in self._frames.feed(data):
-                answer = self._decode(body)
+                answer = _answered(body)
                 task = self._waiting.pop(answer.number, None)
                 if task is not None:
                     trio.lowlevel.reschedule(task, outcome.Value(answer))
@@ -257,8 +258,8 @@ async def _first_frame(connection: socket.socket, frames: Frames) -> bytes:
 def _check(body: bytes, path: Path) -> None:
     """Is the daemon's Hello for us? Raises CachefsError."""
     try:
-        hello = msgspec.msgpack.decode(body, type=Hello)
-    except msgspec.MsgspecError as error:
+        hello = _hello(body)
+    except BadFrame as error:
         raise CachefsError(f"what answers at {path} is no daemon of this mount's version ({error})") from None
     if hello.refusal:
         raise _refusal(hello.kind, hello.refusal)

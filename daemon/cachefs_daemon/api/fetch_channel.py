@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from cachefs.block import PIECE_SIZE
 from cachefs.errors import Busy, CachefsError, ConfigError, StoreFull
 from cachefs.fetch_frames import (
@@ -30,6 +28,7 @@ from cachefs.fetch_frames import (
     BadFrame,
     Frames,
     Hello,
+    decoder,
     frame,
 )  # fmt: skip
 from cachefs.messages import BlockRef, FetchedBlock, Message
@@ -52,6 +51,8 @@ MOST_PATIENCE: Final = 86_400.0
 # Bytes of questions that are read in one turn of the loop: 150 of them, which take 5 ms.
 _AT_ONCE: Final = 16 << 10
 _BACKLOG: Final = 128
+
+_hello, _asked = decoder(Hello), decoder(Asked)
 
 
 @dataclass(slots=True)
@@ -173,7 +174,6 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: Any = None  # asyncio.Transport, once it is made
         self._user: _User | None = None  # None: it is refused
         self._frames = Frames(MOST_ASKED)
-        self._decode = msgspec.msgpack.Decoder(Asked).decode
         self._blocks = 0  # asked for here and not answered yet
         self._greeted = False
         self._ending = False  # no more questions are taken
@@ -205,7 +205,7 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             for body in self._frames.feed(self._channel.room[:nbytes]):
                 self._take(body)
-        except (BadFrame, msgspec.MsgspecError) as error:
+        except BadFrame as error:
             self._hang_up(f"a client has sent what is no question: {error}")
         except Exception as error:
             self._hang_up(f"internal error ({error!r})", bug=error)
@@ -235,13 +235,13 @@ class _Connection(asyncio.BufferedProtocol):
     # --- questions ------------------------------------------------------------------------------------------------
 
     def _take(self, body: bytes) -> None:
-        """Raises MsgspecError."""
+        """Raises BadFrame."""
         if self._ending:
             return
         if self._greeted:
-            self._serve(self._decode(body))
+            self._serve(_asked(body))
             return
-        hello = msgspec.msgpack.decode(body, type=Hello)
+        hello = _hello(body)
         if hello.version != VERSION:
             # It has had our Hello and knows what is wrong; it says so to its reader.
             self._hang_up(

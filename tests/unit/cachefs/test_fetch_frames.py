@@ -1,11 +1,12 @@
 """Frames of the fetch channel: whatever pieces the bytes come in, and whatever the other side sends."""
 
-import msgspec
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachefs.fetch_frames import Answered, Asked, BadFrame, Frames, Hello, frame
+from cachefs.fetch_frames import Answered, Asked, BadFrame, Frames, Hello, decoder, frame
 from cachefs.messages import BlockRef, Fetch, FetchedBlock, Message
 
 MOST = 1000
@@ -64,4 +65,20 @@ def test_garbage_is_refused_or_waited_for_and_takes_no_more_room_than_a_frame(pi
 )
 def test_messages_come_through_as_they_are(message: Message) -> None:
     [body] = Frames(MOST).feed(frame(message))
-    assert msgspec.msgpack.decode(body, type=type(message)) == message
+    assert decoder(type(message))(body) == message
+
+
+@settings(deadline=None)
+@given(st.sampled_from([Hello, Asked, Answered]), st.binary(max_size=60))
+def test_what_is_no_message_is_a_bad_frame(kind: type[Message], body: bytes) -> None:
+    with contextlib.suppress(BadFrame):
+        decoder(kind)(body)
+
+
+@pytest.mark.parametrize("value", [b"\x91" * 200_000 + b"\1", b"\xa1\x80"])
+def test_values_that_no_message_has_are_bad_frames(value: bytes) -> None:
+    with pytest.raises(BadFrame, match="no Hello"):
+        decoder(Hello)(b"\x82\xa7version\1\xa4kind" + value)
+    if value[0] == 0x91:
+        with pytest.raises(BadFrame, match="no Hello"):
+            decoder(Hello)(b"\x82\xa7version\1\xa5later" + value)

@@ -208,7 +208,7 @@ def test_one_refused_question_keeps_the_daemons_reason(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
-@pytest.mark.parametrize("garbage", [b"\xff" * 8, b"\0\0\0\1\xc1", b"\0\0\0\1\1"])
+@pytest.mark.parametrize("garbage", [b"\xff" * 8, b"\0\0\0\1\xc1", b"\0\0\0\1\1", b"\0\0\0\5\x93\1\x90\xa1\x80"])
 def test_an_answer_that_makes_no_sense_is_an_error_at_once(tmp_path: Path, garbage: bytes) -> None:
     async def scene(channel: FetchChannel, daemon: FakeDaemon) -> None:
         async with trio.open_nursery() as nursery:

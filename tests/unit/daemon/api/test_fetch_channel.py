@@ -194,6 +194,7 @@ def test_a_bug_is_told_to_the_client_and_harms_no_other_question(tmp_path: Path)
         frame(Hello(version=VERSION)),
         b"GET / HTTP/1.1\r\n\r\n",
         b"\0\0\0\3\x92\1\xc1",
+        frame(Asked(number=1, fetch=Fetch(blocks=[REF]))).replace(b"snapshot", b"\x80napshot"),
     ],
 )
 def test_garbage_ends_the_connection_with_one_line(
