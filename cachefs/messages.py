@@ -112,7 +112,7 @@ class BlockRef(Message, frozen=True, array_like=True):
 
 
 class Fetch(Message, frozen=True):
-    """Bring blocks to the node."""
+    """Bring blocks to the node (cachefs.fetch_frames sends it)."""
 
     blocks: list[BlockRef]
     # Nobody waits for these blocks. They come after blocks that a reader waits for, and the reply comes at once, empty.
@@ -133,13 +133,6 @@ class FetchedBlock(Message, frozen=True, array_like=True):
     # of all pieces of the block.
     data: bytes = b""
     checksums: bytes = b""
-
-
-class Fetched(Message, frozen=True):
-    """The reply to Fetch."""
-
-    # One for each block that was asked for, in the same order.
-    blocks: list[FetchedBlock]
 
 
 # --- cachectl <-> daemon ------------------------------------------------------------------------------------------

@@ -25,8 +25,6 @@ from cachefs.messages import (
     DatasetName,
     DatasetView,
     Empty,
-    Fetch,
-    Fetched,
     Freed,
     ListingProgress,
     Message,
@@ -100,7 +98,6 @@ class Method(Generic[Request, Reply]):
 
 REPORT: Final = Method(MountReport, NodeView, Right.MOUNT)
 NODE: Final = Method(Empty, NodeView, Right.LOOK)
-FETCH: Final = Method(Fetch, Fetched, Right.MOUNT)
 STATUS: Final = Method(Empty, Status, Right.LOOK)
 DATASET_ADD: Final = Method(DatasetAdd, ListingProgress, Right.ADMINISTER, streams=True)
 DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, Right.ADMINISTER, streams=True)

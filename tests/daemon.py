@@ -21,7 +21,6 @@ from cachefs.messages import (
     DatasetName,
     DatasetView,
     Empty,
-    Fetch,
     FetchedBlock,
     ListingProgress,
     MountReport,
@@ -29,9 +28,10 @@ from cachefs.messages import (
     OriginOptions,
     Status,
 )
-from cachefs.rpc import DATASET_ADD, DATASET_REFRESH, FETCH, REPORT, STATUS, DaemonClient
+from cachefs.rpc import DATASET_ADD, DATASET_REFRESH, REPORT, STATUS, DaemonClient
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
+from tests.fetching import fetch
 
 COMMAND = Path(sys.executable).with_name("cachefsd")
 # The daemon is killed when this process ends. A preexec_fn would do the same, but it makes Python fork, and a fork runs
@@ -229,4 +229,4 @@ class Daemon:
 
     def fetch(self, *blocks: BlockRef, deadline: float = 20) -> list[FetchedBlock]:
         """Ask the daemon for blocks as a mount does. Returns an answer for each. The deadline is in seconds."""
-        return self.client.call(FETCH, Fetch(blocks=list(blocks), deadline=deadline), timeout=deadline + 10).blocks
+        return fetch(self.socket, blocks, deadline)

@@ -8,8 +8,11 @@ import os
 import time
 from typing import Final
 
+import trio
+
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import MountReport, NodeView
+from cachefs.mount import fetch_channel
 from cachefs.mount.options import MountOptions
 from cachefs.mount.process import fork
 from cachefs.rpc import REPORT, DaemonClient, decoder, encode
@@ -48,7 +51,10 @@ def _call(options: MountOptions, report: MountReport) -> NodeView:
     deadline = time.monotonic() + options.daemon_wait
     while True:
         try:
-            return client.call(REPORT, report, timeout=_TIMEOUT)
+            view = client.call(REPORT, report, timeout=_TIMEOUT)
+            # That the daemon cannot be asked for blocks is not to be found out by a reader.
+            trio.run(fetch_channel.check, options.socket)
+            return view
         except DaemonUnavailable:
             if time.monotonic() >= deadline:
                 raise

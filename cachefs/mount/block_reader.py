@@ -26,7 +26,7 @@ from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef, FetchedBlock, NodeView, Stall
 from cachefs.mount.cold_reads import ColdReads, TierAiling
 from cachefs.mount.counters import Counters
-from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.fetch_channel import FetchChannel
 from cachefs.mount.fetches import Fetches
 from cachefs.mount.read_marks import ReadMarks
 from cachefs.mount.tier_view import TierView
@@ -58,7 +58,7 @@ class BlockReader:
     """Reads for one worker of a mount, from the look-up to the wait for a fetch, and what is to be reported of them."""
 
     def __init__(
-        self, link: DaemonLink, view: NodeView, counters: Counters, marks: ReadMarks, failures: ReadMarks
+        self, channel: FetchChannel, view: NodeView, counters: Counters, marks: ReadMarks, failures: ReadMarks
     ) -> None:
         """counters: of all requests of this worker; marks: where blocks that are read are marked; failures: see
         Fetches. Raises CachefsError where the index cannot be read."""
@@ -72,7 +72,7 @@ class BlockReader:
         self._tiers = TierView(view)
         self._segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
         self._cold = ColdReads(self._tiers.directories, self._tiers.index.owner)
-        self._fetches = Fetches(link, failures, self._note_stall)
+        self._fetches = Fetches(channel, failures, self._note_stall)
         self._read_deadline = view.read_deadline  # seconds that a read may wait in all
         self._waiting = 0  # reads that wait now
 

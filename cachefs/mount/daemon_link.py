@@ -5,15 +5,13 @@ no threads. gRPC does not survive a fork: a link is to be made after the last on
 """
 
 import contextlib
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import trio
 
 from cachefs.messages import Message
 from cachefs.rpc import DaemonClient, Method
-
-SEND_TIMEOUT: Final = 5.0
 
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
@@ -24,7 +22,6 @@ class DaemonLink:
 
     def __init__(self, client: DaemonClient) -> None:
         self.client = client
-        self._sent: set[Any] = set()  # futures of the calls whose reply nobody waits for
 
     async def call(self, method: Method[Request, Reply], request: Request, seconds: float) -> Reply:
         """The daemon's reply. Waits at most *seconds*, also for a daemon that is not there yet.
@@ -57,10 +54,3 @@ class DaemonLink:
             return reply
         finally:
             future.cancel()
-
-    def send(self, method: Method[Request, Reply], request: Request) -> None:
-        """Tell the daemon something. Nobody learns of its reply, or of a failure."""
-        future = self.client.begin(method, request, SEND_TIMEOUT)
-        # gRPC cancels a call that nobody refers to any more, even before it was sent.
-        self._sent.add(future)
-        future.add_done_callback(self._sent.discard)

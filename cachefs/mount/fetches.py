@@ -9,12 +9,9 @@ import trio
 
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import BlockRef, Fetch, FetchedBlock
-from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.fetch_channel import DAEMON_RETRY, FetchChannel
 from cachefs.mount.read_marks import ReadMarks
-from cachefs.rpc import FETCH
 
-# Seconds between tries to reach a daemon that is not there.
-DAEMON_RETRY: Final = 0.1
 # Seconds for which the failure of a block is remembered. The kernel follows a failed readahead with a read of the same
 # page, which must not wait for a whole deadline again.
 FAILURE_SECONDS: Final = 1.0
@@ -44,10 +41,12 @@ class _Flight:
 class Fetches:
     """The fetches of one worker."""
 
-    def __init__(self, link: DaemonLink, failures: ReadMarks, note_stall: Callable[[bytes, float, str], None]) -> None:
+    def __init__(
+        self, channel: FetchChannel, failures: ReadMarks, note_stall: Callable[[bytes, float, str], None]
+    ) -> None:
         """failures: where all workers of the mount mark blocks for which a daemon that is away was waited for in vain;
         note_stall: is told of each wait: the block's key, when it began, for what it was."""
-        self._link = link
+        self._channel = channel
         self._failures = failures
         self._note_stall = note_stall
         self._flights: dict[bytes, _Flight] = {}  # by block key: the fetch under way, or its recent failure
@@ -58,7 +57,7 @@ class Fetches:
 
     def ahead(self, blocks: list[BlockRef], seconds: float) -> None:
         """Have blocks brought for which nobody waits yet."""
-        self._link.send(FETCH, Fetch(blocks=blocks, ahead=True, deadline=seconds))
+        self._channel.send(Fetch(blocks=blocks, ahead=True, deadline=seconds))
 
     async def fetch(self, key: bytes, ref: BlockRef, deadline: float) -> FetchedBlock:
         """Where the daemon has put the block, or its bytes where no tier can hold it. Reads of one block share one
@@ -114,8 +113,9 @@ class Fetches:
             raise DaemonUnavailable("the daemon did not answer another read of the block a moment ago; is it running?")
         while True:
             left = flight.deadline - trio.current_time()
+            flight.daemon_away = flight.daemon_away or self._channel.is_away
             try:
-                reply = await self._link.call(FETCH, Fetch(blocks=[ref], deadline=left), seconds=left)
+                [answer] = await self._channel.call(Fetch(blocks=[ref], deadline=max(0.0, left)), left)
             except DaemonUnavailable:
                 # The daemon may be restarting: it has time until the deadline to come back.
                 flight.daemon_away = True
@@ -124,7 +124,6 @@ class Fetches:
                     raise
                 await trio.sleep(DAEMON_RETRY)
                 continue
-            answer = reply.blocks[0]
             if answer.errno:
                 error = CachefsError(answer.message)
                 error.errno = answer.errno

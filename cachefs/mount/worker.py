@@ -23,6 +23,7 @@ from cachefs.messages import Empty, MountReport, NodeView
 from cachefs.mount.block_reader import MOST_WAITING, BlockReader
 from cachefs.mount.control import Control
 from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.fetch_channel import FetchChannel
 from cachefs.mount.namespace import Namespace
 from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
@@ -104,7 +105,8 @@ class Worker:
     async def run(self) -> None:
         """Serve until the mount ends. Raises CachefsError where serving cannot begin."""
         link = DaemonLink(self._client)
-        self._reader = self._open_reader(link)
+        channel = FetchChannel(self._mount.options.socket)
+        self._reader = self._open_reader(channel)
         control = Control(self._namespace, self._mount.wanted)
         self._operations.attach(self._namespace, control, self._reader)
         try:
@@ -112,6 +114,7 @@ class Worker:
                 nursery.start_soon(self._end_on_signal)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._keep_reporting, link)
+                nursery.start_soon(channel.run)
                 nursery.start_soon(self._announce)
                 await pyfuse3.main(max_tasks=MOST_REQUESTS)
                 if not self._told_to_end:
@@ -120,15 +123,15 @@ class Worker:
         finally:
             self._say_goodbye()
 
-    def _open_reader(self, link: DaemonLink) -> BlockReader:
+    def _open_reader(self, channel: FetchChannel) -> BlockReader:
         marks, failures = ReadMarks(self._mount.marks), ReadMarks(self._mount.failures)
         try:
-            return BlockReader(link, self._heard.view, self._counters, marks, failures)
+            return BlockReader(channel, self._heard.view, self._counters, marks, failures)
         except CachefsError:
             # Another index may have taken the place of this one while no worker was there to be told.
             view = self._client.call(NODE, Empty(), timeout=REPORT_TIMEOUT)
             self._take_up(self._mount.views.add(view))
-            return BlockReader(link, view, self._counters, marks, failures)
+            return BlockReader(channel, view, self._counters, marks, failures)
 
     async def _announce(self) -> None:
         """Tell the supervisor that requests are answered; a stat through the mount proves it. Another worker may have

@@ -15,9 +15,11 @@ import click
 from cachefs import __version__
 from cachefs.errors import CachefsError
 from cachefs.extras import needs_extra
+from cachefs.fetch_frames import fetch_socket
 
 with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon import config as configuration
+    from cachefs_daemon.api.fetch_channel import FetchChannel
     from cachefs_daemon.api.identity import Admission
     from cachefs_daemon.api.server import Server
     from cachefs_daemon.api.service import Service
@@ -119,7 +121,8 @@ async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
     node = Node(config, storage, threads)
     settings = config.daemon
     admission = Admission(os.geteuid(), config.security.admin_group, settings.socket_group)
-    server = Server(Service(node), settings.socket, admission)
+    channel = FetchChannel(fetch_socket(settings.socket), admission, node.fetcher, node.errors)
+    server = Server(Service(node), settings.socket, admission, channel)
     background: list[asyncio.Task[None]] = []
     try:
         await node.start()

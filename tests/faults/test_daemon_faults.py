@@ -17,8 +17,9 @@ import pytest
 
 from cachefs import errors
 from cachefs.messages import DatasetAdd, DatasetView, Fetch, Warmup
-from cachefs.rpc import DATASET_ADD, FETCH, WARMUP, DaemonClient
+from cachefs.rpc import DATASET_ADD, WARMUP
 from tests.daemon import Daemon, block_ref
+from tests.fetching import FetchClient
 
 MIB = 1 << 20
 # Root without the capabilities that let it read any file.
@@ -109,10 +110,10 @@ def test_sigterm_under_load_is_orderly_and_loses_nothing(tmp_path: Path) -> None
         failed: list[errors.CachefsError] = []
 
         def load() -> None:
-            client = DaemonClient(daemon.socket)
+            client = FetchClient(daemon.socket)
             try:
                 while True:
-                    client.call(FETCH, Fetch(blocks=random.sample(refs, 20), deadline=5), timeout=10)
+                    client.call(Fetch(blocks=random.sample(refs, 20), deadline=5), timeout=10)
             except errors.CachefsError as error:
                 failed.append(error)
             finally:

@@ -33,6 +33,6 @@ class Door:
             )
         if method.right == Right.ADMINISTER and not caller.administers:
             raise AccessDenied(f"{caller} may not do that ({method.name}): it takes {self.admission.administrators}")
-        if method.right == Right.MOUNT and not caller.mounts:
-            raise AccessDenied(f"{caller} may not mount: it takes {self.admission.mounters}")
+        if method.right == Right.MOUNT:
+            self.admission.check_mounts(caller)
         return (caller,) if method.right == Right.JOB else ()

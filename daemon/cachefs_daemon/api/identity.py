@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cachefs.errors import CachefsError
+from cachefs.errors import AccessDenied, CachefsError
 from cachefs.identity import FOR_SOMEBODY
 from cachefs_daemon.api.socket_place import SocketPlace
 from cachefs_daemon.caller import UNKNOWN, Caller
@@ -49,6 +49,11 @@ class Admission:
         """groups: ids of all groups of the process."""
         administers = uid in (0, self.user) or _id(self.admin_group) in groups
         return Caller(uid, uid == self.user, administers, administers or _id(self.mount_group) in groups)
+
+    def check_mounts(self, caller: Caller) -> None:
+        """Raises AccessDenied for one who may not mount."""
+        if not caller.mounts:
+            raise AccessDenied(f"{caller} may not mount: it takes {self.mounters}")
 
     @property
     def administrators(self) -> str:
@@ -129,7 +134,7 @@ class Identities:
     async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """An answer is small enough that the socket always takes it at once, whoever is at the other end."""
         try:
-            uid, groups = _peer(writer.get_extra_info("socket"))
+            uid, groups = peer(writer.get_extra_info("socket"))
             writer.write(self.give(self._admission.caller(uid, groups)).encode())
         except (OSError, KeyError) as error:
             log.warning("%s: cannot tell who a caller is: %s", self.place.path, error)
@@ -138,7 +143,7 @@ class Identities:
             await writer.wait_closed()
 
 
-def _peer(connection: socket.socket) -> tuple[int, set[int]]:
+def peer(connection: socket.socket) -> tuple[int, set[int]]:
     """User id and all group ids of the process that has connected."""
     _, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     try:

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from cachefs import __version__
 from cachefs.errors import (
     AccessDenied,
     AlreadyExists,
@@ -25,6 +26,7 @@ from cachefs.identity import identity_socket
 from cachefs.messages import Message
 from cachefs.rpc import CHANNEL_OPTIONS, ERROR_TRAILER, METHODS, SERVICE, Method, decoder, encode
 from cachefs_daemon.api.door import Door
+from cachefs_daemon.api.fetch_channel import FetchChannel
 from cachefs_daemon.api.identity import Admission, Identities
 from cachefs_daemon.api.service import Service
 from cachefs_daemon.api.socket_keeper import SocketKeeper
@@ -53,9 +55,11 @@ _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
 class Server:
     """Listens on the daemon's socket, and has a `Service` answer the calls that cachefs.rpc lists."""
 
-    def __init__(self, service: Service, path: Path, admission: Admission) -> None:
-        """path: of the socket; that of cachefs.identity is beside it. admission: who may do more than look."""
+    def __init__(self, service: Service, path: Path, admission: Admission, channel: FetchChannel) -> None:
+        """path: of the socket; that of cachefs.identity is beside it. admission: who may do more than look. channel: is
+        opened and closed with the socket."""
         self._place = SocketPlace(path)
+        self._channel = channel
         self._identities = Identities(identity_socket(path), admission)
         door = Door(self._identities, admission)
         self._handlers = {method.name: _handler(method, service, door) for method in METHODS}
@@ -69,7 +73,9 @@ class Server:
         self._server = self._listen()
         try:
             await self._identities.start()
+            await self._channel.start()
         except CachefsError:
+            self._identities.stop()
             self._place.leave()
             raise
         await self._server.start()
@@ -80,7 +86,9 @@ class Server:
 
         def bind(path: str) -> None:
             made.append(grpc.aio.server(options=CHANNEL_OPTIONS))
-            made[0].add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers),))
+            made[0].add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(SERVICE, self._handlers), _Unknown())
+            )
             made[0].add_insecure_port(f"unix:{path}")
 
         self._place.take(bind)
@@ -91,6 +99,7 @@ class Server:
         keepers = (
             SocketKeeper(self._place, self._listen_again),
             SocketKeeper(self._identities.place, self._identities.start),
+            SocketKeeper(self._channel.place, self._channel.start),
         )
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -119,8 +128,26 @@ class Server:
         """Take no more calls, and give those in progress *grace* seconds."""
         self._stopping = True
         self._place.leave()
-        await asyncio.gather(*(server.stop(grace) for server in (self._server, *self._ending) if server is not None))
+        servers = [server for server in (self._server, *self._ending) if server is not None]
+        await asyncio.gather(self._channel.stop(grace), *(server.stop(grace) for server in servers))
         self._identities.stop()
+
+
+class _Unknown(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers calls that this daemon does not know: they come from a mount or a command of another version."""
+
+    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
+        name = handler_call_details.method.rpartition("/")[2]
+
+        async def call(_: bytes, context: Any) -> bytes:
+            error = CachefsError(
+                f"this daemon (cachefs {__version__}) knows no call {name}: the client is of another version; "
+                "unmount and mount again, or restart the daemon"
+            )
+            await _fail(context, name, error)
+            raise error  # _fail has raised already
+
+        return grpc.unary_unary_rpc_method_handler(call)
 
 
 def _handler(method: Method[Any, Any], service: Service, door: Door) -> grpc.RpcMethodHandler:

@@ -15,10 +15,9 @@ from typing import TypeVar
 import msgspec
 
 from cachefs import __version__
-from cachefs.errors import Busy, CachefsError, StoreFull
+from cachefs.errors import Busy
 from cachefs.job_messages import JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, StallRows
 from cachefs.messages import (
-    BlockRef,
     CachedFiles,
     DatasetAdd,
     DatasetDetail,
@@ -27,9 +26,6 @@ from cachefs.messages import (
     DatasetName,
     DatasetView,
     Empty,
-    Fetch,
-    Fetched,
-    FetchedBlock,
     Freed,
     ListingProgress,
     MountReport,
@@ -49,8 +45,6 @@ from cachefs_daemon.caller import Caller
 from cachefs_daemon.content import inventory, verify
 from cachefs_daemon.datasets import selection
 from cachefs_daemon.datasets.catalog import Dataset
-from cachefs_daemon.fetch.fetcher import Answer
-from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
 from cachefs_daemon.node import Node
 from cachefs_daemon.runtime.unbroken import unbroken
@@ -96,15 +90,6 @@ class Service:
     async def push_report(self, report: PushDone) -> PushReply:
         self._node.pushers.report(report)
         return PushReply()
-
-    async def fetch(self, request: Fetch) -> Fetched:
-        if request.ahead:
-            await self._node.fetcher.hint(request.blocks)
-            return Fetched(blocks=[])
-        # The caller's own timer runs as long as the deadline: answer a little before, so that it learns the reason.
-        patience = request.deadline - min(1.0, request.deadline / 20)
-        answers = await self._node.fetcher.demand(request.blocks, patience)
-        return Fetched(blocks=[_answer(ref, one) for ref, one in zip(request.blocks, answers, strict=True)])
 
     # --- jobs ---------------------------------------------------------------------------------------------------
 
@@ -273,16 +258,6 @@ class Service:
 def _owned(request: FromJob, caller: Caller) -> FromJob:
     """What a job says, with the job's full name."""
     return msgspec.structs.replace(request, job=job_of(caller, request.job))
-
-
-def _answer(ref: BlockRef, answer: Answer) -> FetchedBlock:
-    if isinstance(answer, PassingBlock) and ref.size <= 0:
-        answer = StoreFull("no tier can hold the block, and who asks takes no bytes; see `cachectl status`")
-    if isinstance(answer, PassingBlock):
-        return FetchedBlock(location=b"", data=answer.pieces(ref.start, ref.size), checksums=answer.checksums)
-    if isinstance(answer, CachefsError):
-        return FetchedBlock(location=b"", errno=answer.errno, message=str(answer))
-    return FetchedBlock(location=answer.pack())
 
 
 def _tier_status(tier: TierUsage, counters: Counter[str]) -> TierStatus:

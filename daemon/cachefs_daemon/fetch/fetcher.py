@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from cachefs.block import Location
@@ -18,6 +19,7 @@ from cachefs.errors import CachefsError, OriginError, OriginUnavailable, StoreFu
 from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.lookups import LookUps
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
 from cachefs_daemon.fetch.slots import FetchSlots
@@ -82,6 +84,37 @@ class _Flight:
         return self.came < math.inf and not self.task.done()
 
 
+class _Waiting:
+    """One who waits for a flight."""
+
+    __slots__ = ("_flight", "_pass_on", "_timer", "_told", "_until")
+
+    def __init__(self, flight: _Flight, until: float, pass_on: Callable[[_Flight], None]) -> None:
+        """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time)."""
+        self._flight = flight
+        self._until = until
+        self._pass_on = pass_on
+        self._told = False
+        self._set_timer(flight.task.get_loop())
+        flight.task.add_done_callback(self._tell)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_at(min(self._until, loop.time() + PUT_PATIENCE), self._look)
+
+    def _look(self) -> None:
+        loop = self._flight.task.get_loop()
+        if loop.time() >= self._until or self._flight.is_stuck(loop.time()):
+            self._tell()
+        elif not self._told:
+            self._set_timer(loop)
+
+    def _tell(self, _: object = None) -> None:
+        if not self._told:
+            self._told = True
+            self._timer.cancel()
+            self._pass_on(self._flight)
+
+
 @dataclass(frozen=True, slots=True)
 class _Landing:
     """How a flight has ended."""
@@ -109,7 +142,7 @@ class Fetcher:
         """resolve: where a block comes from, to be called in any thread; it raises CachefsError. read_deadline: seconds
         that anybody waits for a read of an origin, at most."""
         self._store = store
-        self._resolve = resolve
+        self._look_ups = LookUps(store, resolve)
         self._threads = threads
         self._slots = slots
         self._errors = errors
@@ -119,6 +152,7 @@ class Fetcher:
         self.passing = Passing(slots.capacity // PASSING_PART)
         self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
         self._puts_ahead = Puts(store, threads.ahead)
+        self._asking: set[asyncio.Task[None]] = set()  # in which `ask` goes on
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         self.fetched_blocks = 0  # since the daemon started
         self.fetched_bytes = 0  # since the daemon started
@@ -128,6 +162,40 @@ class Fetcher:
     def in_flight(self) -> tuple[int, int]:
         """Blocks asked of an origin right now, and their bytes."""
         return self._slots.in_use, self._slots.bytes_in_use
+
+    def ask(self, refs: Sequence[BlockRef], patience: float, answer: Callable[[list[Answer]], None]) -> None:
+        """As `demand`, and *answer* is called with the outcomes: at once where they are known.
+
+        There is a thread, and a task, only where more than one block is asked for, or where a look-up may take long.
+        """
+        now = asyncio.get_running_loop().time()
+        found = self._look_ups.at_once(refs[0]) if len(refs) == 1 else None
+        if found is None:
+            self._ask_in_task(refs, now + patience, answer)
+            return
+        one = self._known(found, now) if isinstance(found, BlockSource) else found
+        if isinstance(one, BlockSource):
+            _Waiting(self._join(one, ahead=False), now + patience, partial(self._pass_on, refs, now + patience, answer))
+        else:
+            answer([one or _gone_again()])
+
+    def _pass_on(
+        self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None], flight: _Flight
+    ) -> None:
+        """The flight has landed, or is stuck, or its time is over."""
+        outcome = None if flight.is_being_stored else self._result(flight)
+        if outcome is None:
+            self._ask_in_task(refs, until, answer)  # see `demand`
+        else:
+            answer([outcome])
+
+    def _ask_in_task(self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None]) -> None:
+        async def ask() -> None:
+            answer(await self.demand(refs, until - asyncio.get_running_loop().time()))
+
+        task = asyncio.create_task(ask())
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     async def demand(self, refs: Sequence[BlockRef], patience: float) -> list[Answer]:
         """Somebody waits for these blocks, at most *patience* seconds. Returns one outcome per block, in order."""
@@ -139,7 +207,7 @@ class Fetcher:
             again = await self._outcomes([refs[number] for number in refused], ahead=False, until=until)
             for number, outcome in zip(refused, again, strict=True):
                 outcomes[number] = outcome
-        return [outcome or OriginUnavailable("the block came and went; read again") for outcome in outcomes]
+        return [outcome or _gone_again() for outcome in outcomes]
 
     async def ahead(self, refs: Sequence[BlockRef]) -> list[Outcome]:
         """Nobody waits for these blocks yet: what somebody waits for comes first, and the policy may refuse them.
@@ -157,20 +225,20 @@ class Fetcher:
         """
         looked = asyncio.get_running_loop().time()
         begun: list[asyncio.Task[Outcome] | Outcome] = []
-        for found, when in zip(await self._threads.background(self._look_up, refs), needed, strict=True):
+        for found, when in zip(await self._threads.background(self._look_ups.look_up, refs), needed, strict=True):
             one = self._known(found, looked) if isinstance(found, BlockSource) else found
             begun.append(self._join(one, ahead=True, needed=when).task if isinstance(one, BlockSource) else one)
         return begun
 
     async def hint(self, refs: Sequence[BlockRef]) -> None:
         """Start bringing these blocks, if there is room in the queue, and return."""
-        for found in await self._threads.background(self._look_up, refs):
+        for found in await self._threads.background(self._look_ups.look_up, refs):
             if isinstance(found, BlockSource) and self._slots.ahead_queued < MAX_AHEAD:
                 self._join(found, ahead=True)
 
     async def close(self) -> None:
         """Cancel what is in flight."""
-        tasks = [flight.task for flight in self._flights.values()]
+        tasks = [*self._asking, *(flight.task for flight in self._flights.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -180,7 +248,7 @@ class Fetcher:
         loop = asyncio.get_running_loop()
         looked = loop.time()
         run = self._threads.background if ahead else self._threads.run
-        found = await run(self._look_up, refs)
+        found = await run(self._look_ups.look_up, refs)
         outcomes = [self._known(one, looked) if isinstance(one, BlockSource) else one for one in found]
         flights = {n: self._join(one, ahead=ahead) for n, one in enumerate(outcomes) if isinstance(one, BlockSource)}
         if flights:
@@ -201,23 +269,6 @@ class Fetcher:
             _, left = await asyncio.wait(waiting, timeout=timeout)
             if not left or (until is not None and loop.time() >= until):
                 return
-
-    def _look_up(self, refs: Sequence[BlockRef]) -> list[BlockSource | Location | CachefsError]:
-        """In a thread: where each block is, or where it comes from if it is not here."""
-        return [self._find(ref) for ref in refs]
-
-    def _find(self, ref: BlockRef) -> BlockSource | Location | CachefsError:
-        try:
-            source = self._resolve(ref)
-            if ref.slow:
-                self._store.give_up(source.key, Location.unpack(ref.bad))
-            elif ref.bad:
-                self._store.repair(source.key, Location.unpack(ref.bad))
-            return self._store.get(source.key) or source
-        except CachefsError as error:
-            return error
-        except ValueError as error:
-            return CachefsError(f"block {ref.number} of entry {ref.entry} was complained of wrongly: {error}")
 
     def _known(self, source: BlockSource, looked: float) -> BlockSource | Outcome:
         """The block, if no tier could hold it a moment ago. The outcome of a flight of this block that failed a moment
@@ -334,3 +385,7 @@ class Fetcher:
         block = await self._threads.run(PassingBlock.of, flight.source.key, flight.data)
         self.passing.add(flight.source.key, block, reason)
         return block
+
+
+def _gone_again() -> CachefsError:
+    return OriginUnavailable("the block came and went; read again")

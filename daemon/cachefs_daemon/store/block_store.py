@@ -63,6 +63,10 @@ class BlockStore:
         """Where the block is now."""
         return self._index.get(key)
 
+    def get_at_once(self, key: bytes) -> Location | None:
+        """As `get`. Raises BlockingIOError where it would wait for another thread."""
+        return self._index.get(key, wait=False)
+
     def put(self, key: bytes, data: Data, *, transient: bool = True, snapshot: str = "") -> Location | None:
         """Store one block: see `put_many`. Raises StoreFull."""
         outcome = self.put_many([Put(key, data, transient, snapshot)])[0]

@@ -77,11 +77,16 @@ class IndexWriter:
         self._committer = threading.Thread(target=self._commit_changes, name="index-commit", daemon=True)
         self._committer.start()
 
-    def get(self, key: bytes) -> Location | None:
-        with self._lock:
+    def get(self, key: bytes, *, wait: bool = True) -> Location | None:
+        """Raises BlockingIOError where it would wait for another thread, and shall not."""
+        if not self._lock.acquire(blocking=wait):
+            raise BlockingIOError
+        try:
             for changes in (self._pending, self._committing):
                 if key in changes:
                     return changes[key]
+        finally:
+            self._lock.release()
         try:
             with self._env.begin(db=self._blocks) as txn:
                 record = txn.get(key)

@@ -19,6 +19,7 @@ import pytest
 
 from cachefs import errors
 from cachefs.block import Location
+from cachefs.fetch_frames import fetch_socket
 from cachefs.identity import IDENTITY_KEY, ask_identity, identity_socket
 from cachefs.job_messages import JobName
 from cachefs.messages import (
@@ -39,9 +40,9 @@ from cachefs.rpc import (
     DATASET_REMOVE,
     DATASET_SHOW,
     EVICT,
-    FETCH,
     JOB_SHOW,
     PIN,
+    REPORT,
     STATUS,
     UNPIN,
     VERIFY,
@@ -50,6 +51,7 @@ from cachefs.rpc import (
 )
 from cachefs.segment import segment_path
 from tests.daemon import Daemon, block_ref
+from tests.fetching import FetchClient, fetch
 from tests.node.daemon.test_jobs import wait_until
 
 FILES = 30
@@ -118,7 +120,7 @@ def test_many_readers_of_one_block_cost_one_request(daemon: Daemon, view: Datase
 
 def test_blocks_ahead_arrive_without_anybody_waiting(daemon: Daemon, view: DatasetView) -> None:
     refs = [block_ref(view, "large", number) for number in range(3)]
-    assert daemon.client.call(FETCH, Fetch(blocks=refs, ahead=True)).blocks == []
+    assert fetch(daemon.socket, refs, ahead=True) == []
     deadline = time.monotonic() + 60
     while daemon.status().index_blocks < 3:
         assert time.monotonic() < deadline
@@ -137,8 +139,9 @@ def test_one_bad_reference_does_not_spoil_the_others(daemon: Daemon, view: Datas
 
 
 def test_a_reader_that_goes_away_does_not_take_the_fetch_along(daemon: Daemon, view: DatasetView) -> None:
-    call = daemon.client.begin(FETCH, Fetch(blocks=[block_ref(view, "large", n) for n in range(3)]), 20)
-    call.cancel()
+    client = FetchClient(daemon.socket)
+    client.ask(1, Fetch(blocks=[block_ref(view, "large", n) for n in range(3)], deadline=20))
+    client.close()
     assert daemon.read(view, "large", deadline=20)
     assert daemon.status().origin_requests <= 3
 
@@ -430,8 +433,8 @@ def test_verify_reads_everything_and_drops_what_is_wrong(daemon: Daemon, view: D
 
 
 def test_its_sockets_are_for_everybody_and_gone_at_the_end(daemon: Daemon) -> None:
-    sockets = (daemon.socket, identity_socket(daemon.socket))
-    assert [stat.S_IMODE(each.stat().st_mode) for each in sockets] == [0o666, 0o666]
+    sockets = (daemon.socket, identity_socket(daemon.socket), fetch_socket(daemon.socket))
+    assert [stat.S_IMODE(each.stat().st_mode) for each in sockets] == [0o666, 0o666, 0o666]
     assert daemon.stop() == 0
     assert not any(each.exists() for each in sockets)
 
@@ -486,7 +489,7 @@ def test_a_request_it_cannot_read_harms_nobody(daemon: Daemon) -> None:
     channel = grpc.insecure_channel(f"unix:{daemon.socket}")
     identity = ((IDENTITY_KEY, ask_identity(daemon.socket)),)
     with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(FETCH.path)(b"\xc1 no msgpack", timeout=5, metadata=identity)
+        channel.unary_unary(REPORT.path)(b"\xc1 no msgpack", timeout=5, metadata=identity)
     assert "malformed" in caught.value.details()
     channel.close()
     assert daemon.status().pid > 0

@@ -38,6 +38,7 @@ import json, sys, msgspec
 from pathlib import Path
 from cachefs.errors import CachefsError
 from cachefs.rpc import METHODS, DaemonClient
+from tests.fetching import FetchClient
 NOTHING = {str: "none", int: 0, float: 0.0, bytes: b"", bool: False}
 client, said = DaemonClient(Path(sys.argv[1])), {}
 for method in METHODS:
@@ -52,6 +53,11 @@ for method in METHODS:
         said[method.name] = "done"
     except CachefsError as error:
         said[method.name] = type(error).__name__
+try:
+    FetchClient(Path(sys.argv[1])).close()
+    said["fetch channel"] = "done"
+except CachefsError as error:
+    said["fetch channel"] = type(error).__name__
 print(json.dumps(said))
 """
 
@@ -98,7 +104,10 @@ def test_every_call_is_allowed_or_refused_as_the_table_says(daemon: Daemon, who:
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     refused = {name for name, error in said.items() if error in ("AccessDenied", "Unidentified")}
-    assert refused == {method.name for method in METHODS if method.right not in rights}
+    assert refused == {
+        *(method.name for method in METHODS if method.right not in rights),
+        *({"fetch channel"} if Right.MOUNT not in rights else ()),
+    }
 
 
 def test_without_an_identity_one_may_only_look(tmp_path: Path) -> None:

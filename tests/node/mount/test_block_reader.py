@@ -1,9 +1,10 @@
 """Reads of a worker on a real node: where the disk of the SSD tier hangs, and where too many reads wait."""
 
+import contextlib
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from cachefs.messages import Empty
 from cachefs.mount import block_reader, cold_reads, read_marks
 from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.counters import Counters
-from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.fetch_channel import FetchChannel
 from cachefs.mount.read_marks import ReadMarks
 from cachefs.rpc import NODE
 from cachefs.segment import SegmentReader
@@ -51,9 +52,14 @@ class HangingDisk(SegmentReader):
         return super().read(key, location, start, size, buffer, wait=wait)
 
 
-def reader(daemon: Daemon) -> BlockReader:
+@contextlib.asynccontextmanager
+async def reading(daemon: Daemon) -> AsyncIterator[BlockReader]:
     marks, failures = (ReadMarks(read_marks.create()) for _ in range(2))
-    return BlockReader(DaemonLink(daemon.client), daemon.client.call(NODE, Empty()), Counters(), marks, failures)
+    channel = FetchChannel(daemon.socket)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run)
+        yield BlockReader(channel, daemon.client.call(NODE, Empty()), Counters(), marks, failures)
+        nursery.cancel_scope.cancel()
 
 
 def test_a_disk_that_hangs_is_not_waited_for(
@@ -68,11 +74,11 @@ def test_a_disk_that_hangs_is_not_waited_for(
     entries = [snapshot.find(b"%d" % number) for number in range(FILES)]
 
     async def run() -> int:
-        ours = reader(daemon)
-        on_disk = [(number, entry) for number, entry in enumerate(entries) if entry and tier_of(ours, entry) == SSD]
-        for number, entry in on_disk:
-            expected = random.Random(number).randbytes(SIZE)
-            assert await ours.read(snapshot, entry.number, 0, 4096) == expected[:4096]
+        async with reading(daemon) as ours:
+            on_disk = [(number, entry) for number, entry in enumerate(entries) if entry and tier_of(ours, entry) == SSD]
+            for number, entry in on_disk:
+                expected = random.Random(number).randbytes(SIZE)
+                assert await ours.read(snapshot, entry.number, 0, 4096) == expected[:4096]
         return len(on_disk)
 
     def tier_of(ours: BlockReader, entry: Entry) -> int | None:
@@ -98,12 +104,12 @@ def test_where_too_many_reads_wait_one_more_fails_at_once(
     first, second, third = (entry.number for name in (b"0", b"1", b"2") if (entry := snapshot.find(name)))
 
     async def run() -> None:
-        ours = reader(daemon)
         assert daemon.process is not None
-        key = block_key(snapshot.entry(first).content, 0)
-        while ours._tiers.index.get(key) is None:  # noqa: ASYNC110 (it is committed 2 ms after the answer)
-            await trio.sleep(0.001)
-        async with trio.open_nursery() as nursery:
+        async with reading(daemon) as ours, trio.open_nursery() as nursery:
+            key = block_key(snapshot.entry(first).content, 0)
+            # The daemon answers before others see the block in the index.
+            while ours._tiers.index.get(key) is None:  # noqa: ASYNC110
+                await trio.sleep(0.001)
             daemon.process.send_signal(signal.SIGSTOP)
             try:
                 nursery.start_soon(ours.read, snapshot, second, 0, 10)

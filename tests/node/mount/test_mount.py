@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from cachefs.messages import BlockRef, Fetch
-from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.fetch_channel import FetchChannel
 from cachefs.mount_table import mount_points
-from cachefs.rpc import FETCH
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mounted, read_tree
@@ -289,11 +289,20 @@ def test_what_is_asked_for_ahead_comes_without_anybody_waiting(tree: Path, tmp_p
         snapshot = Snapshot(Path(view.path))
         entry = snapshot.find(b"size-13000000")
         assert entry is not None
-        link = DaemonLink(daemon.client)
-        for number in range(4):
-            blocks = [BlockRef(snapshot=view.snapshot, entry=entry.number, number=number)]
-            link.send(FETCH, Fetch(blocks=blocks, ahead=True))
         snapshot.close()
+        blocks = [BlockRef(snapshot=view.snapshot, entry=entry.number, number=number) for number in range(4)]
+
+        async def ask() -> None:
+            channel = FetchChannel(daemon.socket)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(channel.run)
+                while channel.is_away:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                for block in blocks:
+                    channel.send(Fetch(blocks=[block], ahead=True))
+                nursery.cancel_scope.cancel()
+
+        trio.run(ask)
         _eventually(lambda: daemon.status().fetched_blocks == 4)
 
 

@@ -9,9 +9,9 @@ import trio.testing
 
 from cachefs.block import MEMORY, Location
 from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.messages import BlockRef, Fetch, Fetched, FetchedBlock
+from cachefs.messages import BlockRef, Fetch, FetchedBlock
 from cachefs.mount import read_marks
-from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.fetch_channel import FetchChannel
 from cachefs.mount.fetches import Fetches
 from cachefs.mount.read_marks import ReadMarks
 
@@ -23,13 +23,15 @@ DEADLINE = 10.0
 
 class Daemon:
     """Answers each call with the next of *answers*: a reply, None for silence, or an error. Stands in for a
-    DaemonLink."""
+    FetchChannel."""
+
+    is_away = False
 
     def __init__(self, *answers: FetchedBlock | Exception | None) -> None:
         self.answers = list(answers)
         self.asked = 0
 
-    async def call(self, method: object, request: Fetch, seconds: float) -> Fetched:
+    async def call(self, fetch: Fetch, seconds: float) -> list[FetchedBlock]:
         self.asked += 1
         await trio.sleep(0.1)
         answer = self.answers.pop(0)
@@ -38,7 +40,7 @@ class Daemon:
             raise DaemonUnavailable("away")
         if isinstance(answer, Exception):
             raise answer
-        return Fetched(blocks=[answer])
+        return [answer]
 
 
 class Forgetful:
@@ -52,7 +54,7 @@ class Forgetful:
 
 
 def fetches(daemon: Daemon, marks: ReadMarks | None = None) -> Fetches:
-    return Fetches(cast(DaemonLink, daemon), marks or ReadMarks(read_marks.create()), lambda *_: None)
+    return Fetches(cast(FetchChannel, daemon), marks or ReadMarks(read_marks.create()), lambda *_: None)
 
 
 def run(test: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetcher, passing
-from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.fetcher import Answer, Fetcher
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.puts import Stored
 from cachefs_daemon.fetch.slots import FetchSlots
@@ -78,6 +78,8 @@ class ObedientOrigin:
 class Bench:
     """A fetcher on a bench."""
 
+    asks = False  # does who waits get its outcomes by `ask`, as mounts do, and not by `demand`?
+
     def __init__(self, store: OpenStore, slots: int = 8, read_deadline: float = 20) -> None:
         self.store = store
         self.origin = ObedientOrigin()
@@ -86,6 +88,13 @@ class Bench:
         self.fetcher = Fetcher(
             store.blocks, self.resolve, self.threads, FetchSlots(slots, 1 << 30), self.errors, read_deadline
         )
+
+    async def demand(self, refs: list[BlockRef], patience: float) -> list[Answer]:
+        if not self.asks:
+            return await self.fetcher.demand(refs, patience)
+        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        self.fetcher.ask(refs, patience, lambda answer: answered.done() or answered.set_result(answer))
+        return await answered
 
     def resolve(self, ref: BlockRef) -> BlockSource:
         if ref.entry == 0:
@@ -114,6 +123,11 @@ def store(tmp_path: Path) -> Iterator[OpenStore]:
     opened.close()
 
 
+@pytest.fixture(autouse=True, params=["demand", "ask"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bench, "asks", request.param == "ask")
+
+
 def on_bench(store: OpenStore, scene: Callable[[Bench], Awaitable[None]], **settings: float) -> None:
     async def play() -> None:
         bench = Bench(store, **settings)  # type: ignore[arg-type]
@@ -134,7 +148,7 @@ async def until(true: Callable[[], bool]) -> None:
 def test_one_flight_for_all_who_ask(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
-        calls = [asyncio.create_task(bench.fetcher.demand([ref(1), ref(2), ref(1)], 20)) for _ in range(5)]
+        calls = [asyncio.create_task(bench.demand([ref(1), ref(2), ref(1)], 20)) for _ in range(5)]
         await until(lambda: bench.origin.requests == 2)
         calls[0].cancel()
         await asyncio.sleep(0.01)
@@ -144,7 +158,7 @@ def test_one_flight_for_all_who_ask(store: OpenStore) -> None:
         assert bench.bytes_at(1, answers[0][0]) == b"object-1".ljust(SIZE, b".")
         assert (bench.origin.requests, bench.fetcher.fetched_blocks) == (2, 2)
         assert bench.fetcher.in_flight == (0, 0)
-        await bench.fetcher.demand([ref(1)], 20)
+        await bench.demand([ref(1)], 20)
         assert bench.origin.requests == 2
 
     on_bench(store, scene)
@@ -153,7 +167,7 @@ def test_one_flight_for_all_who_ask(store: OpenStore) -> None:
 def test_all_callers_gone_the_block_still_lands(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
-        call = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
+        call = asyncio.create_task(bench.demand([ref(1)], 20))
         await until(lambda: bench.origin.requests == 1)
         call.cancel()
         bench.origin.open.set()
@@ -165,11 +179,11 @@ def test_all_callers_gone_the_block_still_lands(store: OpenStore) -> None:
 def test_patience_ends_with_a_reason_while_the_flight_goes_on(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
-        (outcome,) = await bench.fetcher.demand([ref(1)], 0.05)
+        (outcome,) = await bench.demand([ref(1)], 0.05)
         assert isinstance(outcome, OriginUnavailable)
         assert "test://origin/object-1" in str(outcome)
         bench.origin.open.set()
-        (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+        (outcome,) = await bench.demand([ref(1)], 20)
         assert bench.bytes_at(1, outcome)
         assert bench.origin.requests == 1
 
@@ -180,7 +194,7 @@ def test_a_second_try_does_not_wait_a_second_deadline(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         for _ in range(2):
-            (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+            (outcome,) = await bench.demand([ref(1)], 20)
             assert isinstance(outcome, OriginUnavailable)
             assert outcome.errno == errno.EIO
         assert bench.origin.requests == 1
@@ -193,13 +207,13 @@ def test_a_second_try_does_not_wait_a_second_deadline(store: OpenStore) -> None:
 def test_a_later_reader_has_a_deadline_of_its_own(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
-        first = asyncio.create_task(bench.fetcher.demand([ref(1)], 0.05))
+        first = asyncio.create_task(bench.demand([ref(1)], 0.05))
         await until(lambda: bench.origin.requests == 1)
         patience = bench.origin.patience
         of_first = patience.until
         (outcome,) = await first
         assert isinstance(outcome, OriginUnavailable)
-        later = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
+        later = asyncio.create_task(bench.demand([ref(1)], 20))
         await until(lambda: patience.until > of_first)
         bench.origin.open.set()
         (outcome,) = await later
@@ -212,10 +226,10 @@ def test_a_later_reader_has_a_deadline_of_its_own(store: OpenStore) -> None:
 def test_who_comes_when_a_flight_has_just_been_given_up_gets_one_of_its_own(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
-        first = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
+        first = asyncio.create_task(bench.demand([ref(1)], 20))
         await until(lambda: bench.origin.requests == 1)
         bench.origin.patience.until = -1.0
-        later = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
+        later = asyncio.create_task(bench.demand([ref(1)], 20))
         await until(lambda: bench.origin.requests == 2)
         bench.origin.open.set()
         (outcome,) = await later
@@ -232,10 +246,10 @@ def test_a_failure_that_may_pass_is_not_told_to_who_comes_later(
 
     async def scene(bench: Bench) -> None:
         bench.origin.failure = OriginUnavailable("down")
-        (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+        (outcome,) = await bench.demand([ref(1)], 20)
         assert isinstance(outcome, OriginUnavailable)
         bench.origin.failure = None
-        (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+        (outcome,) = await bench.demand([ref(1)], 20)
         assert bench.bytes_at(1, outcome)
 
     on_bench(store, scene)
@@ -245,7 +259,7 @@ def test_the_reader_learns_why_the_last_attempt_failed(store: OpenStore) -> None
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         bench.origin.trouble = OriginUnavailable("connection refused")
-        (outcome,) = await bench.fetcher.demand([ref(1)], 0.05)
+        (outcome,) = await bench.demand([ref(1)], 0.05)
         assert "connection refused" in str(outcome)
 
     on_bench(store, scene)
@@ -254,9 +268,9 @@ def test_the_reader_learns_why_the_last_attempt_failed(store: OpenStore) -> None
 def test_between_two_attempts_the_slot_is_for_others(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.rests.append(60.0)
-        waiting = asyncio.create_task(bench.fetcher.demand([ref(1)], 20))
+        waiting = asyncio.create_task(bench.demand([ref(1)], 20))
         await until(lambda: bench.origin.requests == 1)
-        (outcome,) = await bench.fetcher.demand([ref(2)], 20)
+        (outcome,) = await bench.demand([ref(2)], 20)
         assert bench.bytes_at(2, outcome)
         waiting.cancel()
 
@@ -276,13 +290,13 @@ def test_refusals_of_snapshots_long_gone_are_forgotten(store: OpenStore, monkeyp
 
 def test_failures_keep_their_kind_and_do_not_spoil_others(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
-        (good,) = await bench.fetcher.demand([ref(1)], 20)
+        (good,) = await bench.demand([ref(1)], 20)
         bench.origin.failure = ObjectChanged("it changed")
-        outcomes = await bench.fetcher.demand([ref(0), ref(1), ref(2)], 20)
+        outcomes = await bench.demand([ref(0), ref(1), ref(2)], 20)
         assert [type(outcome) for outcome in outcomes] == [NotFound, Location, ObjectChanged]
         assert outcomes[1] == good
         bench.origin.failure = ZeroDivisionError("a bug")
-        (outcome,) = await bench.fetcher.demand([ref(3)], 20)
+        (outcome,) = await bench.demand([ref(3)], 20)
         assert isinstance(outcome, CachefsError)
         assert "internal error" in str(outcome)
 
@@ -292,7 +306,7 @@ def test_failures_keep_their_kind_and_do_not_spoil_others(store: OpenStore) -> N
 def test_a_body_of_another_length_is_never_stored(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.extra = b"too much"
-        (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+        (outcome,) = await bench.demand([ref(1)], 20)
         assert isinstance(outcome, CachefsError)
         assert "100008 bytes for 100000" in str(outcome)
         assert bench.store.get(key_of(1)) is None
@@ -305,7 +319,7 @@ def test_demand_overtakes_what_is_ahead(store: OpenStore) -> None:
         bench.origin.open.clear()
         await bench.fetcher.hint([ref(n) for n in range(1, 9)])
         await until(lambda: bench.origin.requests == 1)
-        calls = [asyncio.create_task(bench.fetcher.demand([ref(n)], 20)) for n in (20, 7)]
+        calls = [asyncio.create_task(bench.demand([ref(n)], 20)) for n in (20, 7)]
         await until(lambda: bench.origin.requests == 2)
         await asyncio.sleep(0.05)
         bench.origin.open.set()
@@ -392,18 +406,30 @@ def test_what_no_policy_wants_is_brought_only_on_demand(store: OpenStore) -> Non
         refused = [n for n, outcome in enumerate(outcomes, 1) if outcome is None]
         assert 0 < len(refused) < 300
         assert bench.origin.requests < 200
-        (outcome,) = await bench.fetcher.demand([ref(refused[-1])], 20)
+        (outcome,) = await bench.demand([ref(refused[-1])], 20)
         assert bench.bytes_at(refused[-1], outcome)
+
+    on_bench(store, scene)
+
+
+def test_what_was_refused_as_somebody_came_is_brought_again(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, refusals = store.blocks.put, [None]
+    monkeypatch.setattr(store.blocks, "put", lambda *args, **kw: refusals.pop() if refusals else put(*args, **kw))
+
+    async def scene(bench: Bench) -> None:
+        (outcome,) = await bench.demand([ref(1)], 20)
+        assert bench.bytes_at(1, outcome)
+        assert bench.origin.requests == 2
 
     on_bench(store, scene)
 
 
 def test_a_complaint_is_believed_only_where_it_is_true(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
-        (outcome,) = await bench.fetcher.demand([ref(1)], 20)
+        (outcome,) = await bench.demand([ref(1)], 20)
         assert isinstance(outcome, Location)
-        assert await bench.fetcher.demand([ref(1, outcome.pack())], 20) == [outcome]
-        (wrong,) = await bench.fetcher.demand([ref(1, b"no location")], 20)
+        assert await bench.demand([ref(1, outcome.pack())], 20) == [outcome]
+        (wrong,) = await bench.demand([ref(1, b"no location")], 20)
         assert isinstance(wrong, CachefsError)
         assert bench.origin.requests == 1
 
@@ -422,8 +448,8 @@ def test_a_block_that_no_tier_can_hold_goes_to_all_who_wait(store: OpenStore, mo
     out_of_memory(store, monkeypatch)
 
     async def scene(bench: Bench) -> None:
-        answers = await asyncio.gather(*(bench.fetcher.demand([ref(1)], 20) for _ in range(5)))
-        [again] = await bench.fetcher.demand([ref(1)], 20)
+        answers = await asyncio.gather(*(bench.demand([ref(1)], 20) for _ in range(5)))
+        [again] = await bench.demand([ref(1)], 20)
         for answer in (*(one for [one] in answers), again):
             assert isinstance(answer, PassingBlock)
             assert answer.data == b"object-1".ljust(SIZE, b".")
@@ -444,12 +470,12 @@ def test_what_passes_is_kept_for_a_moment_and_only_a_little_of_it(
     async def scene(bench: Bench) -> None:
         bench.fetcher.passing = kept = passing.Passing(3 * SIZE)
         for number in range(1, 11):
-            await bench.fetcher.demand([ref(number)], 20)
+            await bench.demand([ref(number)], 20)
         assert sum(kept.get(key_of(number)) is not None for number in range(1, 11)) <= 3
         await until(lambda: all(kept.get(key_of(number)) is None for number in range(1, 11)))
         monkeypatch.undo()
         store.maintain()
-        assert bench.bytes_at(10, (await bench.fetcher.demand([ref(10)], 20))[0]) is not None
+        assert bench.bytes_at(10, (await bench.demand([ref(10)], 20))[0]) is not None
 
     on_bench(store, scene)
 

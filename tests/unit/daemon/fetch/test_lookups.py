@@ -1,0 +1,94 @@
+"""Look-ups are done at once, on the event loop, and only where that waits for nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch import lookups
+from cachefs_daemon.fetch.lookups import LookUps
+from cachefs_daemon.origin.base import ObjectRange
+
+from cachefs.block import Location
+from cachefs.errors import NotFound
+from cachefs.messages import BlockRef
+from tests.blockstore import OpenStore, data_of, key_of, store_config
+
+
+class Disk:
+    """A clock, and a disk whose reads take a while."""
+
+    now = 0.0
+    takes = 0.0
+    reads = 0
+    is_read = True
+
+    def resolve(self, ref: BlockRef) -> BlockSource:
+        self.now += self.takes
+        self.reads += self.is_read
+        if ref.entry == 0:
+            raise NotFound("no entry 0")
+        return BlockSource(key_of(ref.entry), None, ObjectRange(b"name", b"v1", 9, 0, 9))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[OpenStore]:
+    opened = OpenStore(store_config(tmp_path))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(lookups, "disk_reads", lambda: disk.reads)
+    monkeypatch.setattr(lookups, "time", SimpleNamespace(monotonic=lambda: disk.now))
+    return disk
+
+
+def ref(entry: int, bad: bytes = b"", *, slow: bool = False) -> BlockRef:
+    return BlockRef("snapshot", entry, 0, bad, slow=slow)
+
+
+def test_a_block_is_found_where_it_is_and_else_at_its_origin(store: OpenStore, disk: Disk) -> None:
+    ours = LookUps(store.blocks, disk.resolve)
+    place = store.put(key_of(1), data_of(1))
+    assert ours.at_once(ref(1)) == place
+    assert isinstance(ours.at_once(ref(2)), BlockSource)
+    assert isinstance(ours.at_once(ref(0)), NotFound)
+    assert ours.look_up([ref(1), ref(2), ref(0)])[0] == place
+
+
+def test_complaints_and_a_busy_index_are_for_threads(store: OpenStore, disk: Disk) -> None:
+    ours = LookUps(store.blocks, disk.resolve)
+    place = store.put(key_of(1), data_of(1))
+    assert isinstance(place, Location)
+    assert ours.at_once(ref(1, place.pack())) is None
+    with store.index._lock:
+        assert ours.at_once(ref(1)) is None
+    assert ours.at_once(ref(1)) == place
+
+
+def test_where_a_disk_hangs_threads_look_up(store: OpenStore, disk: Disk) -> None:
+    ours = LookUps(store.blocks, disk.resolve)
+    place = store.put(key_of(1), data_of(1))
+    assert isinstance(place, Location)
+    assert ours.at_once(ref(1, place.pack(), slow=True)) is None
+    assert ours.at_once(ref(1)) is None
+    disk.now += lookups.IN_THREADS
+    assert ours.at_once(ref(1)) == place
+
+
+def test_after_a_look_up_that_a_disk_made_slow_threads_look_up_for_a_while(store: OpenStore, disk: Disk) -> None:
+    ours = LookUps(store.blocks, disk.resolve)
+    disk.takes = lookups.LONGEST * 2
+    disk.is_read = False  # the processor was not to be had
+    for _ in range(2):
+        assert isinstance(ours.at_once(ref(1)), BlockSource)
+    disk.is_read = True
+    assert isinstance(ours.at_once(ref(1)), BlockSource)
+    disk.takes = 0.0
+    assert ours.at_once(ref(1)) is None
+    disk.now += lookups.IN_THREADS
+    assert isinstance(ours.at_once(ref(1)), BlockSource)
