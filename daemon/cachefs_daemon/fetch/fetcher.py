@@ -20,6 +20,7 @@ from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
@@ -292,7 +293,7 @@ class Fetcher:
         self._refused = {key: seen for key, seen in self._refused.items() if now - seen[1] < REFUSAL_MEMORY}
         self._refused[source.snapshot] = source.length, now
 
-    async def _store_or_pass(self, flight: _Flight, data: bytes | bytearray) -> Location | PassingBlock | None:
+    async def _store_or_pass(self, flight: _Flight, data: Data) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
         run = self._threads.run if demanded else self._threads.background
         try:

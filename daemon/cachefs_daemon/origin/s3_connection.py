@@ -25,8 +25,11 @@ from botocore.exceptions import BotoCoreError, ProfileNotFound
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.origin.detour import Detour
 from cachefs_daemon.origin.outage import Outage
+from cachefs_daemon.origin.s3_get import S3Get
 from cachefs_daemon.origin.s3_listing import parse_time
+from cachefs_daemon.origin.s3_route import prepare
 
 # Seconds after its last request when a client is closed.
 IDLE_SECONDS: Final = 300.0
@@ -35,10 +38,13 @@ RENEW_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class _Client:
+class OpenClient:
     """An open client."""
 
-    client: Any
+    # That of aiobotocore.
+    full: Any
+    # Our own, which only gets objects.
+    lean: S3Get
     # The access key and the session token that it uses; None where it has none.
     credentials: tuple[str, str | None] | None
     # Closes the client.
@@ -59,34 +65,35 @@ class S3Connection:
             options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         )
         self.outage = Outage(f"S3 at {self.endpoint or 'AWS'}")
+        self.detour = Detour(f"S3 at {self.endpoint or 'AWS'}")
         self._options = options
         self._settings = settings
         self._holders = 0
         self._opening = asyncio.Lock()
-        self._current: _Client | None = None
+        self._current: OpenClient | None = None
         self._looked = float("-inf")  # monotonic seconds of the last look for other credentials
         self._idle: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[Any]:
+    async def client(self) -> AsyncIterator[OpenClient]:
         """A client, for one request. Raises ConfigError."""
         current = await self._open()
         current.users += 1
         if self._idle is not None:
             self._idle.cancel()
         try:
-            yield current.client
+            yield current
         finally:
             current.users -= 1
             if not current.users:
                 self._unused(current)
 
-    async def renew(self, refused: Any) -> bool:
+    async def renew(self, refused: OpenClient) -> bool:
         """Look for other credentials than those of the client *refused*. Returns whether the next client has any."""
         async with self._opening:
             current = self._current
-            if current is None or current.client is not refused:
+            if current is None or current is not refused:
                 return True
             if time.monotonic() - self._looked < RENEW_SECONDS or self._options.anonymous:
                 return False
@@ -111,13 +118,13 @@ class S3Connection:
             self._retire()
             await asyncio.gather(*self._closing, return_exceptions=True)
 
-    async def _open(self) -> _Client:
+    async def _open(self) -> OpenClient:
         async with self._opening:
             if self._current is None or self._current.loop is not asyncio.get_running_loop():
                 self._current = await self._connect()
             return self._current
 
-    def _unused(self, current: _Client) -> None:
+    def _unused(self, current: OpenClient) -> None:
         if current.retired:
             task = current.loop.create_task(current.stack.aclose())
             self._closing.add(task)
@@ -142,7 +149,7 @@ class S3Connection:
         session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parse_time)
         return session
 
-    async def _connect(self) -> _Client:
+    async def _connect(self) -> OpenClient:
         try:
             session = await self._session()
             credentials = None if self._options.anonymous else await _credentials_of(session)
@@ -153,10 +160,15 @@ class S3Connection:
                 config=self._config(),
             )
             stack = contextlib.AsyncExitStack()
-            client = await stack.enter_async_context(made)
+            full = await stack.enter_async_context(made)
         except (ValueError, ProfileNotFound) as error:
             raise ConfigError(f"{self.endpoint or 'AWS'} cannot be reached as configured: {error}") from error
-        return _Client(client, credentials, stack, asyncio.get_running_loop())
+        prepare(full)
+        source = None if self._options.anonymous else await session.get_credentials()
+        verify = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE", True)
+        lean = S3Get(full, source, self._settings, verify)
+        stack.callback(lean.close)
+        return OpenClient(full, lean, credentials, stack, asyncio.get_running_loop())
 
     def _config(self) -> AioConfig:
         # Servers other than AWS are seldom set up for bucket names in host names.

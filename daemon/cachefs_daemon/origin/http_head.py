@@ -1,0 +1,78 @@
+"""The head of an HTTP/1.1 answer: its status line and headers, parsed strictly.
+
+What two programs may read differently is refused, since between us and a server there may be others: folded lines, bare
+CR or LF, blanks before a colon, two values where there may be one. Whoever asked repeats the request in another way.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+# Bytes that the heads of one answer may have, those of interim answers included, and header lines of one head.
+MOST_BYTES: Final = 8 << 10
+MOST_LINES: Final = 100
+END: Final = b"\r\n\r\n"
+
+_VERSION: Final = b"HTTP/1.1 "
+_NAME: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# Of these there may be one only, or several that say the same.
+_SINGLE: Final = frozenset(
+    (b"content-length", b"content-range", b"etag", b"transfer-encoding", b"connection", b"content-encoding")
+)
+# More digits are no length of anything.
+_LONGEST_NUMBER: Final = 18
+# Control characters besides the tab. CR and LF within a line are among them.
+_CONTROLS: Final = bytes({*range(32), 127} - {9})
+
+
+class Malformed(Exception):
+    """The head is not what HTTP/1.1 allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of an answer."""
+
+    status: int
+    # By name in lower case; several values are joined with commas.
+    headers: dict[bytes, bytes]
+    # Bytes of the body; None where the server does not say so, or sends it in chunks.
+    length: int | None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the server closes the connection after the body."""
+        return b"close" in self.headers.get(b"connection", b"").lower()
+
+
+def parse_head(text: bytes) -> Head:
+    """text: the head without the empty line at its end. Raises Malformed."""
+    lines = text.split(b"\r\n")
+    if len(lines) > MOST_LINES + 1:
+        raise Malformed(f"it has {len(lines) - 1} header lines")
+    start = lines[0]
+    if not start.startswith(_VERSION) or not start[9:12].isdigit() or start[12:13] not in (b" ", b""):
+        raise Malformed(f"its status line is {start[:40]!r}")
+    if len(text.translate(None, _CONTROLS)) != len(text) - 2 * (len(lines) - 1):
+        raise Malformed("it has control characters in a line")
+    headers: dict[bytes, bytes] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        # An empty remainder means that all are characters of names; a folded line begins with a blank, which is none.
+        if not colon or not name or name.translate(None, _NAME):
+            raise Malformed(f"one of its lines is {line[:40]!r}")
+        name, value = name.lower(), value.strip(b" \t")
+        if name in headers and headers[name] != value:
+            if name in _SINGLE:
+                raise Malformed(f"it has two different values of {name.decode()}")
+            value = headers[name] + b", " + value
+        headers[name] = value
+    return Head(int(start[9:12]), headers, _length(headers))
+
+
+def _length(headers: dict[bytes, bytes]) -> int | None:
+    length = headers.get(b"content-length")
+    if length is None or b"transfer-encoding" in headers:
+        return None
+    if not length.isdigit() or len(length) > _LONGEST_NUMBER:
+        raise Malformed(f"its length is {length[:40]!r}")
+    return int(length)

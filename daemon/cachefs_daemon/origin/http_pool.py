@@ -1,0 +1,119 @@
+"""Connections to one HTTP server: how many, which of them are free, and how a new one is made."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohappyeyeballs
+from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, SSLError
+
+from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, HttpConnection
+from cachefs_daemon.origin.http_tls import Tls
+
+# Seconds that the addresses of a name are remembered, so that many new connections ask the name server once.
+_ADDRESSES_KEPT: Final = 10.0
+# Seconds after which the next address is tried too, while one has not answered.
+_NEXT_ADDRESS: Final = 0.25
+
+_Addresses = list[tuple[Any, ...]]  # as socket.getaddrinfo returns them
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server is."""
+
+    host: str
+    port: int
+    # Whether it speaks TLS.
+    tls: bool
+
+    @property
+    def url(self) -> str:
+        """Without a path."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.tls else ''}://{host}:{self.port}"
+
+
+class HttpPool:
+    """Connections to one server, used on one event loop."""
+
+    def __init__(self, server: Server, settings: OriginSettings, tls: Tls) -> None:
+        self._server = server
+        self._settings = settings
+        self._tls = tls
+        self._slots = asyncio.Semaphore(settings.max_connections)
+        self._free: list[HttpConnection] = []  # the last one used is the last one
+        self._all: set[HttpConnection] = set()
+        self._addresses: asyncio.Future[_Addresses] | None = None
+        self._addresses_until = 0.0  # loop time
+
+    async def ask(self, request: bytes, room: int) -> Answer:
+        """Send the *request* and return its answer, for whose body there is room for *room* bytes at least.
+
+        Raises what HttpConnection.ask raises, and what aiobotocore raises where there is no connection.
+        """
+        async with self._slots:
+            if self._free:
+                connection = self._free.pop()
+                # The server may have closed it just now, and has then not seen the request.
+                with contextlib.suppress(ClosedUnanswered):
+                    return await self._ask(connection, request, room)
+            return await self._ask(await self._connect(), request, room)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in list(self._all):
+            connection.abort()
+
+    async def _ask(self, connection: HttpConnection, request: bytes, room: int) -> Answer:
+        answer = await connection.ask(request, room)
+        if connection.open:
+            self._free.append(connection)
+        return answer
+
+    def _made(self) -> HttpConnection:
+        connection = HttpConnection(self._settings.read_timeout, self._gone, self._tls.remember)
+        self._all.add(connection)
+        return connection
+
+    def _gone(self, connection: HttpConnection) -> None:
+        self._all.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._free.remove(connection)
+
+    async def _connect(self) -> HttpConnection:
+        url = self._server.url
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout):
+                return await self._open()
+        except TimeoutError as error:
+            raise ConnectTimeoutError(endpoint_url=url, error=error) from None
+        except ssl.SSLError as error:
+            raise SSLError(endpoint_url=url, error=error) from None
+        except OSError as error:
+            raise EndpointConnectionError(endpoint_url=url, error=error) from None
+
+    async def _open(self) -> HttpConnection:
+        tls = await self._tls.context() if self._server.tls else None
+        link = await aiohappyeyeballs.start_connection(await self._resolve(), happy_eyeballs_delay=_NEXT_ADDRESS)
+        name = self._server.host if tls else None
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(self._made, sock=link, ssl=tls, server_hostname=name)
+        except BaseException:
+            link.close()
+            raise
+        return connection
+
+    async def _resolve(self) -> _Addresses:
+        loop = asyncio.get_running_loop()
+        known = self._addresses
+        if known is None or (known.done() and (loop.time() >= self._addresses_until or known.exception())):
+            asked = loop.getaddrinfo(self._server.host, self._server.port, type=socket.SOCK_STREAM)
+            known = self._addresses = asyncio.ensure_future(asked)
+            self._addresses_until = loop.time() + _ADDRESSES_KEPT
+        return await asyncio.shield(known)
