@@ -6,6 +6,7 @@ asked for a while.
 
 import logging
 import math
+import time
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ _TOLD_EVERY: Final = 3600.0
 
 
 class Detour:
-    """Used on the event loop. All times are seconds of one clock."""
+    """Used on the event loop."""
 
     def __init__(self, name: str) -> None:
         """name: how a person calls the origin."""
@@ -27,19 +28,21 @@ class Detour:
         self._in_a_row = 0
         self._all = 0
         self._pause = 0.0
-        self._until = -math.inf
-        self._told = -math.inf
+        self._until = 0.0  # monotonic seconds; 0: it is not taken
+        self._told = -math.inf  # monotonic seconds
 
-    def is_taken(self, now: float) -> bool:
+    @property
+    def is_taken(self) -> bool:
         """Whether our own client is not to be asked."""
-        return now < self._until
+        return self._until > 0 and time.monotonic() < self._until
 
     def usual(self) -> None:
         """Our client has taken an answer."""
-        self._in_a_row, self._pause = 0, 0.0
+        self._in_a_row, self._pause, self._until = 0, 0.0, 0.0
 
-    def unusual(self, reason: str, now: float) -> None:
+    def unusual(self, reason: str) -> None:
         """Our client has not taken an answer, or could not ask for it."""
+        now = time.monotonic()
         self._in_a_row += 1
         self._all += 1
         if self._in_a_row >= _ENOUGH and now >= self._until:

@@ -1,14 +1,12 @@
 """One HTTP/1.1 connection that asks for one thing at a time.
 
-An answer is received into one buffer: first its head, then its body, which is handed out where it lies. A GET of 110 KB
-takes 80 us of processor time in this way, and 1,400 with aiobotocore (docs/decisions/0034-lean-get.md). Whatever was
+An answer is received into one buffer: first its head, then its body, which is handed out where it lies. Whatever was
 not expected, and whoever stops waiting, aborts the connection, so no answer is ever taken for that to another request.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachefs_daemon.origin.http_head import END, MOST_BYTES, Head, Malformed, parse_head
 
@@ -16,6 +14,8 @@ from cachefs_daemon.origin.http_head import END, MOST_BYTES, Head, Malformed, pa
 IDLE_SECONDS: Final = 12.0
 _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
+# Where a byte goes that comes while nobody waits. It is never looked at.
+_UNASKED: Final = memoryview(bytearray(1))
 
 
 class ClosedUnanswered(Exception):
@@ -30,8 +30,7 @@ class Silent(Exception):
     """Nothing has come for too long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The answer to a request."""
 
     head: Head
@@ -40,7 +39,10 @@ class Answer:
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """One connection. Belongs to its event loop."""
+    """One connection. Belongs to its event loop.
+
+    It has more than 12 attributes: half of them are of the connection, and half of the answer that is received.
+    """
 
     def __init__(
         self,
@@ -49,45 +51,41 @@ class HttpConnection(asyncio.BufferedProtocol):
         proven: Callable[[asyncio.BaseTransport], None],
     ) -> None:
         """read_timeout: seconds that may pass without a byte while somebody waits. gone: called when it is closed.
-        proven: called with its transport after its first answer."""
+        proven: called with its transport when it has received its first answer."""
         self.open = False
-        self._used = False  # it has answered a request
         self._read_timeout = read_timeout
         self._gone = gone
-        self._proven = proven
+        self._proven: Callable[[asyncio.BaseTransport], None] | None = proven
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[Answer] | None = None  # None while nobody waits for an answer
-        self._view = memoryview(bytearray(1))
-        self._filled = 0  # bytes of the answer received so far
-        self._begin = 0  # where in them the head, or the body once the head is there, begins
-        self._head: Head | None = None
-        self._last = 0.0  # loop time of the last byte sent or received
         self._timer: asyncio.TimerHandle | None = None
+        self._last = 0.0  # loop time of the last byte sent or received
+        self._waiter: asyncio.Future[Answer] | None = None  # None while nobody waits for an answer
+        self._buffer = bytearray()
+        self._view = _UNASKED  # of the buffer
+        self._filled = 0  # bytes of the answer received so far
+        self._head: Head | None = None
+        self._begin = 0  # where in the buffer the head, or the body once the head is there, begins
+        self._end = 0  # where the body ends
 
-    async def ask(self, request: bytes, room: int) -> Answer:
-        """Send the *request* and return its answer.
+    def send(self, request: bytes, room: int) -> "asyncio.Future[Answer]":
+        """Send the *request*. Whoever does not wait for the answer to the end must call `abort`.
 
-        room: bytes of a body for which there is room, at least. Raises ClosedUnanswered, CutOff, Silent, Malformed.
+        room: bytes of a body for which there is room, at least. The answer is one of ClosedUnanswered, CutOff, Silent,
+        Malformed where there is none.
         """
-        if not self.open or self._transport is None:
-            raise ClosedUnanswered
+        waiter = self._waiter = self._loop.create_future()
         # One byte more than may come, so that surplus is seen.
-        self._view = memoryview(bytearray(MOST_BYTES + room + 1))
+        self._buffer = bytearray(MOST_BYTES + room + 1)
+        self._view = memoryview(self._buffer)
         self._filled = self._begin = 0
         self._head = None
         self._last = self._loop.time()
-        waiter = self._waiter = self._loop.create_future()
-        self._transport.write(request)
-        try:
-            answer: Answer = await waiter
-        except BaseException:
-            self.abort()
-            raise
-        if not self._used:
-            self._used = True
-            self._proven(self._transport)
-        return answer
+        if self.open and self._transport is not None:
+            self._transport.write(request)
+        else:
+            self._fail(ClosedUnanswered())
+        return waiter
 
     def abort(self) -> None:
         """Close it at once."""
@@ -109,7 +107,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._view[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._waiter is None or self._waiter.done():
+        waiter = self._waiter
+        if waiter is None or waiter.done():
             self.abort()  # nobody has asked for it
             return
         self._filled += nbytes
@@ -120,46 +119,51 @@ class HttpConnection(asyncio.BufferedProtocol):
             except Malformed as error:
                 self._fail(error)
                 return
-        if (head := self._head) is not None:
-            self._look_for_body(head, self._waiter)
+        if self._head is not None and self._filled >= self._end:
+            self._finish(self._head, waiter)
 
     def eof_received(self) -> None:
-        self._end()
+        self._end_of_stream()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
+        self._end_of_stream()
         self._gone(self)
 
     def _look_for_head(self) -> None:
         while self._head is None:
-            received = bytes(self._view[self._begin : min(self._filled, MOST_BYTES)])
-            end = received.find(END)
+            end = self._buffer.find(END, self._begin, min(self._filled, MOST_BYTES))
             if end < 0:
                 if self._filled >= MOST_BYTES:
                     raise Malformed(f"it has more than {MOST_BYTES} bytes")
                 return
-            head = parse_head(received[:end])
-            self._begin += end + len(END)
+            head = parse_head(bytes(self._view[self._begin : end]))
+            self._begin = end + len(END)
             if head.status not in _INTERIM or head.status == _SWITCHING:
                 self._head = head
+                self._end = self._begin + (head.length or 0)
+                if self._end >= len(self._buffer):
+                    self._end = 0  # there is no room for it
 
-    def _look_for_body(self, head: Head, waiter: "asyncio.Future[Answer]") -> None:
-        end = self._begin + (head.length or 0)
-        if head.length is None or end >= len(self._view):
+    def _finish(self, head: Head, waiter: "asyncio.Future[Answer]") -> None:
+        if head.length is None or not self._end:
             self._waiter = None
             waiter.set_result(Answer(head, None))
             self.abort()
-        elif self._filled > end:
+            return
+        if self._filled > self._end:
             self._fail(CutOff(f"more than the {head.length} bytes promised came"))
-        elif self._filled == end:
-            self._waiter = None
-            waiter.set_result(Answer(head, self._view[self._begin : end].toreadonly()))
-            # The answer owns the buffer from now on; a byte that comes before the next request is a surprise.
-            self._view, self._filled = memoryview(bytearray(1)), 0
-            if head.is_last:
-                self.abort()
+            return
+        self._waiter = None
+        waiter.set_result(Answer(head, self._view[self._begin : self._end]))
+        # The answer owns the buffer from now on.
+        self._view, self._filled = _UNASKED, 0
+        if self._proven is not None and self._transport is not None:
+            self._proven(self._transport)
+            self._proven = None
+        if head.is_last:
+            self.abort()
 
-    def _end(self) -> None:
+    def _end_of_stream(self) -> None:
         if self._waiter is not None:
             if not self._filled:
                 self._fail(ClosedUnanswered())

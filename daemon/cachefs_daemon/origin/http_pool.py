@@ -58,10 +58,10 @@ class HttpPool:
         """
         async with self._slots:
             if self._free:
-                connection = self._free.pop()
-                # The server may have closed it just now, and has then not seen the request.
-                with contextlib.suppress(ClosedUnanswered):
-                    return await self._ask(connection, request, room)
+                try:
+                    return await self._ask(self._free.pop(), request, room)
+                except ClosedUnanswered:
+                    pass  # the server closed it just now, and has not seen the request
             return await self._ask(await self._connect(), request, room)
 
     def close(self) -> None:
@@ -70,7 +70,11 @@ class HttpPool:
             connection.abort()
 
     async def _ask(self, connection: HttpConnection, request: bytes, room: int) -> Answer:
-        answer = await connection.ask(request, room)
+        try:
+            answer: Answer = await connection.send(request, room)
+        except BaseException:
+            connection.abort()
+            raise
         if connection.open:
             self._free.append(connection)
         return answer

@@ -1,8 +1,8 @@
 """How long an answer of an origin is waited for: as long as the most patient of those who wait for it."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 
 from cachefs.errors import CachefsError
 
@@ -37,11 +37,18 @@ class Patience:
                 self._timer.reschedule(until)
         return True
 
-    @contextlib.asynccontextmanager
-    async def enforced(self) -> AsyncIterator[None]:
+    def enforced(self) -> "Patience":
         """What runs in it ends with TimeoutError when the patience has ended. Not to be entered twice at a time."""
-        try:
-            async with asyncio.timeout_at(self.until) as self._timer:
-                yield
-        finally:
-            self._timer = None
+        return self
+
+    # A generator as context manager would take twice as long, 3 us of each read of an origin.
+    async def __aenter__(self) -> None:
+        self._timer = asyncio.timeout_at(self.until)
+        await self._timer.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        timer, self._timer = self._timer, None
+        assert timer is not None
+        await timer.__aexit__(kind, error, trace)

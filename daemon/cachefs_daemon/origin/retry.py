@@ -39,7 +39,7 @@ def longest_wait(failed: int) -> float:
 async def retrying(
     attempt: Callable[[], Awaitable[Result]],
     judge: Callable[[Exception], Failure],
-    subject: str,
+    subject: object,
     patience: Patience,
     give_up: float = math.inf,
 ) -> Result:

@@ -5,8 +5,9 @@ listed: ETag, length, range and total size. botocore's own retries are off, sinc
 """
 
 import asyncio
+import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from cachefs.errors import ConfigError
@@ -77,18 +78,14 @@ class S3Origin:
 
     async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
         place = self._place(self._prefix + wanted.key.decode())
-
-        async def request(client: OpenClient) -> Data:
-            return await self._read(client, place, wanted)
-
-        return await self._retrying(request, place, patience)
+        return await self._retrying(functools.partial(self._read, place, wanted), place, patience)
 
     async def close(self) -> None:
         await self._connection.release()
 
-    async def _retrying(
+    def _retrying(
         self, request: _Request[Result], place: Place, patience: Patience, give_up: float = math.inf
-    ) -> Result:
+    ) -> Coroutine[Any, Any, Result]:
         def judge_attempt(error: Exception) -> Failure:
             self.errors += 1
             failure = judge(error, place)
@@ -96,26 +93,28 @@ class S3Origin:
                 self._outage.failed(str(failure.error))
             return failure
 
-        async def attempt() -> Result:
-            result = await self._attempt(request)
-            self._outage.answered()
-            return result
-
-        return await retrying(attempt, judge_attempt, str(place), patience, give_up)
+        return retrying(functools.partial(self._attempt, request), judge_attempt, place, patience, give_up)
 
     async def _attempt(self, request: _Request[Result]) -> Result:
         """What the *request* brings, which is sent once more where there are other credentials than those refused."""
-        async with self._connection.client() as client:
-            try:
-                self.requests += 1
-                return await request(client)
-            except Exception as error:
-                if not are_credentials_refused(error) or not await self._connection.renew(client):
-                    raise
-                self.errors += 1
+        client = await self._connection.take()
+        try:
+            self.requests += 1
+            result = await request(client)
+        except Exception as error:
+            if not are_credentials_refused(error) or not await self._connection.renew(client):
+                raise
+            self.errors += 1
+        else:
+            self._outage.answered()
+            return result
+        finally:
+            self._connection.give_back(client)
         async with self._connection.client() as client:
             self.requests += 1
-            return await request(client)
+            result = await request(client)
+        self._outage.answered()
+        return result
 
     def _place(self, key: str) -> Place:
         return Place(self._bucket, key, self._endpoint or "AWS")
@@ -133,14 +132,13 @@ class S3Origin:
         self._has_answered = True
         return page
 
-    async def _read(self, client: OpenClient, place: Place, wanted: ObjectRange) -> Data:
+    async def _read(self, place: Place, wanted: ObjectRange, client: OpenClient) -> Data:
         detour = self._connection.detour
-        now = asyncio.get_running_loop().time()
-        if not detour.is_taken(now):
+        if not detour.is_taken:
             try:
                 data = await client.lean.read(place, wanted)
             except Unusual as unusual:
-                detour.unusual(str(unusual), now)
+                detour.unusual(str(unusual))
                 client.lean.forget_route(self._bucket)
                 self.requests += 1
                 self.errors += 1

@@ -26,6 +26,11 @@ _TYPE: Final = b"x-amz-checksum-type"
 _SHORT: Final = 1 << 20
 
 
+def has_checksum(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether there is something to check."""
+    return not _KINDS.keys().isdisjoint(headers)
+
+
 async def check_whole(data: memoryview, headers: Mapping[bytes, bytes]) -> None:
     """data: a whole object. headers: of the answer, names in lower case. Raises BrokenAnswer."""
     for name, count in _KINDS.items():

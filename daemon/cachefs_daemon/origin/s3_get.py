@@ -12,14 +12,14 @@ from botocore.exceptions import ReadTimeoutError
 
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutOff, Silent
-from cachefs_daemon.origin.http_head import Malformed
+from cachefs_daemon.origin.http_head import Head, Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_tls import Tls
 from cachefs_daemon.origin.s3_answer import bytes_before
-from cachefs_daemon.origin.s3_checksum import ASKED, check_whole
+from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, is_redirect, refusal
+from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route
-from cachefs_daemon.origin.sigv4 import Signer
 
 # Seconds that credentials and the time in signatures are used, at most. Servers take times that are 15 minutes off.
 _FRESH: Final = 1.0
@@ -51,39 +51,51 @@ class S3Get:
         self._routes: dict[str, Route | NoRoute] = {}  # by bucket
         self._finding = asyncio.Lock()
         self._credentials: Any = None  # as they were at the last look
-        self._looked = float("-inf")  # loop time of that look
-        self._when = ""  # value of X-Amz-Date, of that time
-        self._signers: dict[tuple[str, str], Signer] = {}  # by region and service, for these credentials
+        self._looked = float("-inf")  # monotonic seconds of that look
+        self._makers: dict[str, RequestMaker] = {}  # by bucket, made since that look
 
     async def read(self, place: Place, wanted: ObjectRange) -> memoryview:
         """The *wanted* bytes of the object at the *place*. Raises Unusual, and what a client of aiobotocore raises."""
+        etag = wanted.version.decode()
+        # Blanks in a row would have to be signed as one. No server has such ETags.
+        if not place.key or not etag.isascii() or not etag.isprintable() or " " in etag:
+            raise Unusual("a key or an ETag is odd")
+        if time.monotonic() - self._looked >= _FRESH:
+            await self._look_at_credentials()
         route = self._routes.get(place.bucket) or await self._find_route(place.bucket)
         if isinstance(route, NoRoute):
             raise Unusual(str(route))
-        request = await self._request(route, place.key, wanted)
-        answer = await self._ask(route, request, wanted.length)
-        head = answer.head
+        maker = self._makers.get(place.bucket)
+        if maker is None:
+            maker = self._makers[place.bucket] = self._maker(route)
+        head, body = await self._ask(route, maker.get(place.key, etag, wanted), wanted.length)
         if head.status not in (200, 206):
-            self._refuse(answer, place.bucket)
+            self._refuse(head, body, place.bucket)
         if head.length is None:
             raise Unusual("an answer has no length")
         headers = head.headers
-        etag, span = headers.get(b"etag", b""), headers.get(b"content-range", b"")
-        before = bytes_before(wanted, place, etag.decode("latin-1"), head.length, span.decode("latin-1"))
-        if before or head.length != wanted.length or answer.body is None:
+        said, span = headers.get(b"etag", b"").decode("latin-1"), headers.get(b"content-range", b"").decode("latin-1")
+        before = bytes_before(wanted, place, said, head.length, span)
+        if before or body is None or head.length != wanted.length:
             raise Unusual("a whole object came in place of a range")
-        if wanted.length == wanted.size:
-            await check_whole(answer.body, headers)
-        return answer.body
+        if wanted.length == wanted.size and has_checksum(headers):
+            await check_whole(body, headers)
+        return body
 
     def forget_route(self, bucket: str) -> None:
         """Ask aiobotocore again how GETs of this bucket are sent, which may have learned it from a redirect."""
         self._routes.pop(bucket, None)
+        self._makers.pop(bucket, None)
 
     def close(self) -> None:
         """Close all connections."""
         for pool in self._pools.values():
             pool.close()
+
+    def _maker(self, route: Route) -> RequestMaker:
+        if route.region and self._credentials is None:
+            raise Unusual("requests are signed, but there are no credentials")
+        return RequestMaker(route, self._credentials)
 
     async def _find_route(self, bucket: str) -> Route | NoRoute:
         async with self._finding:
@@ -94,51 +106,12 @@ class S3Get:
                     self._routes[bucket] = reason
             return self._routes[bucket]
 
-    async def _request(self, route: Route, key: str, wanted: ObjectRange) -> bytes:
-        etag = wanted.version.decode()
-        # Blanks in a row would have to be signed as one. No server has such ETags.
-        if not key or not (etag.isascii() and etag.isprintable()) or " " in etag:
-            raise Unusual("a key or an ETag is odd")
-        path = route.path(key)
-        headers = [("host", route.host), ("if-match", f'"{etag}"')]
-        if wanted.length != wanted.size:
-            # A whole object needs no range, and servers that answer ranges oddly then answer right.
-            headers.append(("range", f"bytes={wanted.offset}-{wanted.offset + wanted.length - 1}"))
-        else:
-            headers.append(ASKED)
-        if route.region:
-            await self._sign(route, path, headers)
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        return (
-            f"GET {path} HTTP/1.1\r\n{lines}user-agent: {route.user_agent}\r\naccept-encoding: identity\r\n\r\n"
-        ).encode()
-
-    async def _sign(self, route: Route, path: str, headers: list[tuple[str, str]]) -> None:
-        """Add what proves who we are."""
-        await self._look_at_credentials()
-        signer = self._signers.get((route.region, route.service))
-        if signer is None:
-            found = self._credentials
-            signer = Signer(found.access_key, found.secret_key, route.region, route.service)
-            self._signers[route.region, route.service] = signer
-        headers.append(("x-amz-content-sha256", route.payload))
-        headers.append(("x-amz-date", self._when))
-        if self._credentials.token:
-            headers.append(("x-amz-security-token", self._credentials.token))
-        headers.append(("authorization", signer.authorization(self._when, path, headers, route.payload)))
-
     async def _look_at_credentials(self) -> None:
-        now = time.monotonic()
-        if now - self._looked < _FRESH:
-            return
-        if self._source is None:
-            raise Unusual("requests are signed, but there are no credentials")
-        found = await self._source.get_frozen_credentials()
-        if found != self._credentials:
-            self._credentials = found
-            self._signers.clear()
-        self._when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        self._looked = now
+        """They are asked for once a second, and their source renews them when it is time."""
+        found = await self._source.get_frozen_credentials() if self._source is not None else None
+        self._credentials = found
+        self._makers.clear()
+        self._looked = time.monotonic()
 
     async def _ask(self, route: Route, request: bytes, room: int) -> Answer:
         pool = self._pools.get(route.server)
@@ -155,14 +128,13 @@ class S3Get:
         except Silent as error:
             raise ReadTimeoutError(endpoint_url=route.server.url, error=error) from None
 
-    def _refuse(self, answer: Answer, bucket: str) -> None:
+    def _refuse(self, head: Head, body: memoryview | None, bucket: str) -> None:
         """Raises what a client of aiobotocore raises for such an answer, or Unusual."""
-        head = answer.head
         overloaded = head.status == 429 or head.status >= 500
-        if head.status < 400 or (answer.body is None and not overloaded):
+        if head.status < 400 or (body is None and not overloaded):
             raise Unusual(f"an answer has status {head.status}")
         # An overloaded server is not asked again for what it has said in chunks; its status says enough.
-        error = refusal(head.status, head.headers, bytes(answer.body or b""))
+        error = refusal(head.status, head.headers, bytes(body or b""))
         if is_redirect(error):
             raise Unusual(f"bucket {bucket} may be in another region")
         raise error
