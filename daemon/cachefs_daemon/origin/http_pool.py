@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,61 +46,97 @@ class HttpPool:
         self._server = server
         self._settings = settings
         self._tls = tls
-        self._slots = asyncio.Semaphore(settings.max_connections)
         self._free: list[HttpConnection] = []  # the last one used is the last one
         self._all: set[HttpConnection] = set()
+        self._coming = 0  # connections that are being made
+        self._waiting: deque[asyncio.Future[None]] = deque()  # who waits for a connection that others use
         self._addresses: asyncio.Future[_Addresses] | None = None
         self._addresses_until = 0.0  # loop time
 
     async def ask(self, request: bytes, room: int) -> Answer:
         """Send the *request* and return its answer, for whose body there is room for *room* bytes at least.
 
-        Raises what HttpConnection.ask raises, and what aiobotocore raises where there is no connection.
+        Raises what HttpConnection.send gives, and what aiobotocore raises where there is no connection.
         """
-        async with self._slots:
-            if self._free:
-                try:
-                    return await self._ask(self._free.pop(), request, room)
-                except ClosedUnanswered:
-                    pass  # the server closed it just now, and has not seen the request
-            return await self._ask(await self._connect(), request, room)
+        reused = bool(self._free)
+        connection = self._free.pop() if reused else await self._obtain()
+        while True:
+            try:
+                answer: Answer = await connection.send(request, room)
+                break
+            except ClosedUnanswered:
+                if not reused:
+                    raise
+                # The server closed it just now, and has not seen the request.
+                reused = False
+            except BaseException:
+                connection.abort()
+                raise
+            connection = await self._obtain(new=True)
+        if connection.open:
+            self._free.append(connection)
+            if self._waiting:
+                self._wake()
+        return answer
 
     def close(self) -> None:
         """Close all connections."""
         for connection in list(self._all):
             connection.abort()
 
-    async def _ask(self, connection: HttpConnection, request: bytes, room: int) -> Answer:
-        try:
-            answer: Answer = await connection.send(request, room)
-        except BaseException:
-            connection.abort()
-            raise
-        if connection.open:
-            self._free.append(connection)
-        return answer
+    async def _obtain(self, *, new: bool = False) -> HttpConnection:
+        """A connection, once there is one for this request. new: one that was just made."""
+        while new or not self._free:
+            if len(self._all) + self._coming < self._settings.max_connections:
+                return await self._connect()
+            if new and self._free:
+                self._free.pop().abort()
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake()
+                raise
+        return self._free.pop()
+
+    def _wake(self) -> None:
+        """There may be a connection for somebody who waits."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
 
     def _made(self) -> HttpConnection:
-        connection = HttpConnection(self._settings.read_timeout, self._gone, self._tls.remember)
-        self._all.add(connection)
-        return connection
+        return HttpConnection(self._settings.read_timeout, self._gone, self._tls.remember)
 
     def _gone(self, connection: HttpConnection) -> None:
         self._all.discard(connection)
         with contextlib.suppress(ValueError):
             self._free.remove(connection)
+        self._wake()
 
     async def _connect(self) -> HttpConnection:
         url = self._server.url
+        self._coming += 1
         try:
             async with asyncio.timeout(self._settings.connect_timeout):
-                return await self._open()
+                connection = await self._open()
+            if connection.open:
+                self._all.add(connection)
+            return connection
         except TimeoutError as error:
             raise ConnectTimeoutError(endpoint_url=url, error=error) from None
         except ssl.SSLError as error:
             raise SSLError(endpoint_url=url, error=error) from None
         except OSError as error:
             raise EndpointConnectionError(endpoint_url=url, error=error) from None
+        finally:
+            self._coming -= 1
+            if self._waiting:
+                self._wake()
 
     async def _open(self) -> HttpConnection:
         tls = await self._tls.context() if self._server.tls else None

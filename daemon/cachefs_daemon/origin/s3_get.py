@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from botocore.exceptions import ReadTimeoutError
 
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
-from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutOff, Silent
+from cachefs_daemon.origin.http_connection import ClosedUnanswered, CutOff, Silent
 from cachefs_daemon.origin.http_head import Head, Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_tls import Tls
@@ -68,7 +68,16 @@ class S3Get:
         maker = self._makers.get(place.bucket)
         if maker is None:
             maker = self._makers[place.bucket] = self._maker(route)
-        head, body = await self._ask(route, maker.get(place.key, etag, wanted), wanted.length)
+        try:
+            head, body = await self._pool(route.server).ask(maker.get(place.key, etag, wanted), wanted.length)
+        except Malformed as error:
+            raise Unusual(f"the head of an answer is not understood: {error}") from None
+        except ClosedUnanswered:
+            raise BrokenAnswer("the server closed the connection without an answer") from None
+        except CutOff as error:
+            raise BrokenAnswer(str(error)) from None
+        except Silent as error:
+            raise ReadTimeoutError(endpoint_url=route.server.url, error=error) from None
         if head.status not in (200, 206):
             self._refuse(head, body, place.bucket)
         if head.length is None:
@@ -113,20 +122,11 @@ class S3Get:
         self._makers.clear()
         self._looked = time.monotonic()
 
-    async def _ask(self, route: Route, request: bytes, room: int) -> Answer:
-        pool = self._pools.get(route.server)
+    def _pool(self, server: Server) -> HttpPool:
+        pool = self._pools.get(server)
         if pool is None:
-            pool = self._pools[route.server] = HttpPool(route.server, self._settings, self._tls)
-        try:
-            return await pool.ask(request, room)
-        except Malformed as error:
-            raise Unusual(f"the head of an answer is not understood: {error}") from None
-        except ClosedUnanswered:
-            raise BrokenAnswer("the server closed the connection without an answer") from None
-        except CutOff as error:
-            raise BrokenAnswer(str(error)) from None
-        except Silent as error:
-            raise ReadTimeoutError(endpoint_url=route.server.url, error=error) from None
+            pool = self._pools[server] = HttpPool(server, self._settings, self._tls)
+        return pool
 
     def _refuse(self, head: Head, body: memoryview | None, bucket: str) -> None:
         """Raises what a client of aiobotocore raises for such an answer, or Unusual."""
