@@ -47,25 +47,41 @@ class Head(NamedTuple):
 def parse_head(text: bytes) -> Head:
     """text: the head without the empty line at its end. Raises Malformed."""
     lines = text.split(b"\r\n")
-    if len(lines) > MOST_LINES + 1:
-        raise Malformed(f"it has {len(lines) - 1} header lines")
-    start = lines[0]
-    if not start.startswith(_VERSION) or not start[9:12].isdigit() or start[12:13] not in (b" ", b""):
-        raise Malformed(f"its status line is {start[:40]!r}")
-    if text.count(b"\r") != len(lines) - 1 or text.count(b"\n") != len(lines) - 1:
+    count = len(lines) - 1
+    if count > MOST_LINES:
+        raise Malformed(f"it has {count} header lines")
+    if text.count(b"\r") != count or text.count(b"\n") != count:
         raise Malformed("it has a CR or LF within a line")
+    status = _parse_start(lines[0])
+    del lines[0]
+    headers = dict(map(_parse_line, lines))
+    if len(headers) != count:
+        headers = _joined(lines)
+    return Head(status, headers, _length(headers))
+
+
+def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
+    """The headers where some come more than once."""
     headers: dict[bytes, bytes] = {}
-    for line in lines[1:]:
+    for line in lines:
         name, value = _parse_line(line)
-        if name in headers and headers[name] != value:
-            if name in _SINGLE:
-                raise Malformed(f"it has two different values of {name.decode()}")
-            value = headers[name] + b", " + value
-        headers[name] = value
-    return Head(int(start[9:12]), headers, _length(headers))
+        if headers.get(name, value) == value:
+            headers[name] = value
+        elif name in _SINGLE:
+            raise Malformed(f"it has two different values of {name.decode()}")
+        else:
+            headers[name] += b", " + value
+    return headers
 
 
 # Most lines are the same in all answers of a server. Remembering them halves the time.
+@functools.lru_cache(16)
+def _parse_start(line: bytes) -> int:
+    if not line.startswith(_VERSION) or not line[9:12].isdigit() or line[12:13] not in (b" ", b""):
+        raise Malformed(f"its status line is {line[:40]!r}")
+    return int(line[9:12])
+
+
 @functools.lru_cache(256)
 def _parse_line(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")

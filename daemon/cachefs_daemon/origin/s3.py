@@ -140,8 +140,9 @@ class S3Origin:
             except Unusual as unusual:
                 detour.unusual(str(unusual))
                 client.lean.forget_route(self._bucket)
-                self.requests += 1
-                self.errors += 1
+                if unusual.asked:
+                    self.requests += 1
+                    self.errors += 1
             else:
                 detour.usual()
                 return data

@@ -28,6 +28,11 @@ _FRESH: Final = 1.0
 class Unusual(Exception):
     """Nothing for our own client; aiobotocore may know what to do."""
 
+    def __init__(self, reason: str, *, asked: bool = True) -> None:
+        """asked: whether a request was sent."""
+        super().__init__(reason)
+        self.asked = asked
+
 
 class Credentials(Protocol):
     """A source of credentials, as aiobotocore's session finds it. It renews them itself."""
@@ -59,12 +64,12 @@ class S3Get:
         etag = wanted.version.decode()
         # Blanks in a row would have to be signed as one. No server has such ETags.
         if not place.key or not etag.isascii() or not etag.isprintable() or " " in etag:
-            raise Unusual("a key or an ETag is odd")
+            raise Unusual("a key or an ETag is odd", asked=False)
         if time.monotonic() - self._looked >= _FRESH:
             await self._look_at_credentials()
         route = self._routes.get(place.bucket) or await self._find_route(place.bucket)
         if isinstance(route, NoRoute):
-            raise Unusual(str(route))
+            raise Unusual(str(route), asked=False)
         maker = self._makers.get(place.bucket)
         if maker is None:
             maker = self._makers[place.bucket] = self._maker(route)
@@ -103,7 +108,7 @@ class S3Get:
 
     def _maker(self, route: Route) -> RequestMaker:
         if route.region and self._credentials is None:
-            raise Unusual("requests are signed, but there are no credentials")
+            raise Unusual("requests are signed, but there are no credentials", asked=False)
         return RequestMaker(route, self._credentials)
 
     async def _find_route(self, bucket: str) -> Route | NoRoute:

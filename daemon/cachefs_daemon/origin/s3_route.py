@@ -7,9 +7,9 @@ differ in their key, their conditions and their time only.
 
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from botocore.utils import get_environ_proxies, percent_encode
+from botocore.utils import get_environ_proxies
 
 from cachefs_daemon.origin.http_pool import Server
 from cachefs_daemon.origin.sigv4 import ALGORITHM
@@ -50,7 +50,7 @@ class Route:
 
     def path(self, key: str) -> str:
         """As botocore sends it."""
-        return self.prefix + str(percent_encode(key, safe="/~"))
+        return self.prefix + quote(key, safe="/~")
 
 
 def prepare(client: Any) -> None:
