@@ -63,5 +63,11 @@ async def scripted(script: Script, tls: SSLContext | None = None) -> AsyncIterat
     finally:
         listening.close()
         server.drop_all()
-        while server.open:
+        await until(lambda: not server.open)
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    async with asyncio.timeout(20):
+        while not reached():  # noqa: ASYNC110
             await asyncio.sleep(0.001)

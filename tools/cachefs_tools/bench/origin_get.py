@@ -64,7 +64,7 @@ class Cost:
     cpu: float
     # GETs in a second.
     rate: float
-    # Bytes by which the process grew, at most.
+    # Bytes by which the process grew, at most, with GETs that were not measured.
     memory: int
 
 
@@ -151,8 +151,8 @@ def _wanted(load: Load, etags: list[str]) -> Iterator[ObjectRange]:
 
 
 async def _cost(load: Load, get: Get, wanted: list[ObjectRange]) -> Cost:
-    await _all(get, wanted[: 2 * load.parallel], load)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await _all(get, wanted[: 2 * load.parallel], load)
     wall, cpu = time.perf_counter(), time.process_time()
     await _all(get, wanted, load)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
@@ -172,6 +172,7 @@ async def _all(get: Get, wanted: list[ObjectRange], load: Load) -> None:
 
 def _botocore(load: Load) -> Any:
     config = AioConfig(
+        signature_version="s3v4",
         s3={"addressing_style": "path"}, max_pool_connections=load.parallel, retries={"total_max_attempts": 1},
         request_checksum_calculation="when_required", response_checksum_validation="when_required",
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Our HTTP client against a server that answers with whatever bytes a test wants, over real connections."""
 
 import asyncio
+import itertools
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.servers import faulty
 from tests.servers.process import free_port
-from tests.servers.scripted import Script, ScriptedServer, scripted
+from tests.servers.scripted import Script, ScriptedServer, scripted, until
 
 CERTIFICATE = Path(faulty.__file__).parent / "localhost.pem"
 BODY = bytes(range(200))
@@ -100,7 +101,7 @@ def test_cut_at_any_byte_an_answer_is_an_error() -> None:
 def test_an_answer_may_come_in_any_pieces(cuts: list[int]) -> None:
     text = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nLink: x\r\n\r\n" + ANSWER
     borders = sorted({0, *cuts, len(text)})
-    pieces = [text[begin:end] for begin, end in zip(borders, borders[1:], strict=False)]
+    pieces = [text[begin:end] for begin, end in itertools.pairwise(borders)]
 
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         for _ in range(2):
@@ -202,8 +203,7 @@ def test_bytes_between_two_answers_end_the_connection() -> None:
         await ask(pool)
         (writer,) = server._writers
         writer.write(ANSWER)
-        while server.open:
-            await asyncio.sleep(0.001)
+        await until(lambda: not server.open)
         await ask(pool)
         assert server.connections == 2
 
@@ -213,13 +213,11 @@ def test_bytes_between_two_answers_end_the_connection() -> None:
 def test_who_stops_waiting_leaves_no_connection_behind() -> None:
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         asking = asyncio.create_task(ask(pool))
-        while not server.requests:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(server.requests) > 0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        while server.open:
-            await asyncio.sleep(0.001)
+        await until(lambda: not server.open)
         server.script = always(ANSWER)
         assert (await ask(pool)).body == BODY
 
@@ -241,8 +239,7 @@ def test_what_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         await ask(pool)
-        while server.open:
-            await asyncio.sleep(0.001)
+        await until(lambda: not server.open)
         assert not pool._all
 
     play(always(ANSWER), scene)
@@ -250,9 +247,8 @@ def test_what_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_are_as_many_connections_as_allowed_and_whoever_waits_gets_one() -> None:
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
-        asking = [asyncio.create_task(ask(pool)) for _ in range(50)]
-        while len(server.requests) < 2:
-            await asyncio.sleep(0.001)
+        asking = [asyncio.create_task(pool.ask(b"GET / HTTP/1.1\r\n\r\n", 200)) for _ in range(50)]
+        await until(lambda: len(server.requests) > 1)
         cancelled = sum(one.cancel() for one in asking[::3])
         found = await asyncio.gather(*asking, return_exceptions=True)
         assert sum(isinstance(one, Answer) for one in found) == 50 - cancelled
@@ -278,8 +274,7 @@ def test_tls_with_a_session_that_goes_on() -> None:
         for _ in range(3):
             assert (await ask(pool)).body == BODY
             server.drop_all()
-            while server.open or pool._free:
-                await asyncio.sleep(0.001)
+            await until(lambda: not server.open and not pool._free)
         assert (server.connections, server.resumed) == (3, 2)
 
     play(always(ANSWER), scene, verify=str(CERTIFICATE))

@@ -90,9 +90,8 @@ def way(request: pytest.FixtureRequest) -> Iterator[tuple[Botocore, str, Route]]
 @given(key=KEYS)
 def test_keys_are_sent_as_botocore_sends_them(way: tuple[Botocore, str, Route], key: str) -> None:
     botocore, bucket, route = way
-    assert f"http{'s' if route.server.tls else ''}://{route.host}{route.path(key)}" == botocore.url(
-        bucket, key
-    ).replace(":443", "")
+    ours = f"http{'s' if route.server.tls else ''}://{route.host}{route.path(key)}"
+    assert ours == botocore.url(bucket, key).replace("example:443/", "example/")
 
 
 @given(key=KEYS, token=TOKENS, offset=st.integers(0, 5), etag=st.text("abc019-_!()", max_size=40))
@@ -112,9 +111,9 @@ def test_signatures_are_those_of_botocore(
     theirs = AWSRequest(method="GET", url=url, headers=unsigned)
     theirs.context["timestamp"] = headers["x-amz-date"]
     signer = S3SigV4Auth(credentials, route.service, route.region)
-    with patch.object(signer, "_modify_request_before_signing"):
-        with patch("botocore.auth.get_current_datetime", lambda: _Then(headers["x-amz-date"])):
-            signer.add_auth(theirs)
+    then = patch("botocore.auth.get_current_datetime", lambda: _Then(headers["x-amz-date"]))
+    with patch.object(signer, "_modify_request_before_signing"), then:
+        signer.add_auth(theirs)
     assert ours == theirs.headers["Authorization"]
 
 
