@@ -51,7 +51,7 @@ class Patience:
         if self._task is not None:
             self._task.cancel()
 
-    async def __aenter__(self) -> None:
+    def __enter__(self) -> None:
         self._task = task = asyncio.current_task()
         assert task is not None
         self._cancelling = task.cancelling()
@@ -59,7 +59,7 @@ class Patience:
         self._watch = _watch()
         self._watch.add(self)
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         watch, self._watch = self._watch, None

@@ -52,7 +52,7 @@ async def retrying(
     failed = 0
     failure: Failure | None = None
     try:
-        async with patience.enforced():
+        with patience.enforced():
             while True:
                 try:
                     return await attempt()

@@ -6,7 +6,7 @@ errors become the same exceptions as there.
 
 import asyncio
 import time
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from botocore.exceptions import ReadTimeoutError
 
@@ -40,6 +40,14 @@ class Credentials(Protocol):
     async def get_frozen_credentials(self) -> Any: ...
 
 
+class _Way(NamedTuple):
+    """How GETs of one bucket go at this moment."""
+
+    server: Server
+    pool: HttpPool
+    maker: RequestMaker
+
+
 class S3Get:
     """GETs with the settings and credentials of one client of aiobotocore. Used on one event loop."""
 
@@ -57,7 +65,7 @@ class S3Get:
         self._finding = asyncio.Lock()
         self._credentials: Any = None  # as they were at the last look
         self._looked = float("-inf")  # monotonic seconds of that look
-        self._makers: dict[str, RequestMaker] = {}  # by bucket, made since that look
+        self._ways: dict[str, _Way] = {}  # by bucket, made since that look
 
     async def read(self, place: Place, wanted: ObjectRange) -> memoryview:
         """The *wanted* bytes of the object at the *place*. Raises Unusual, and what a client of aiobotocore raises."""
@@ -67,14 +75,9 @@ class S3Get:
             raise Unusual("a key or an ETag is odd", asked=False)
         if time.monotonic() - self._looked >= _FRESH:
             await self._look_at_credentials()
-        route = self._routes.get(place.bucket) or await self._find_route(place.bucket)
-        if isinstance(route, NoRoute):
-            raise Unusual(str(route), asked=False)
-        maker = self._makers.get(place.bucket)
-        if maker is None:
-            maker = self._makers[place.bucket] = self._maker(route)
+        way = self._ways.get(place.bucket) or await self._find_way(place.bucket)
         try:
-            head, body = await self._pool(route.server).ask(maker.get(place.key, etag, wanted), wanted.length)
+            head, body = await way.pool.ask(way.maker.get(place.key, etag, wanted), wanted.length)
         except Malformed as error:
             raise Unusual(f"the head of an answer is not understood: {error}") from None
         except ClosedUnanswered:
@@ -82,7 +85,7 @@ class S3Get:
         except CutOff as error:
             raise BrokenAnswer(str(error)) from None
         except Silent as error:
-            raise ReadTimeoutError(endpoint_url=route.server.url, error=error) from None
+            raise ReadTimeoutError(endpoint_url=way.server.url, error=error) from None
         if head.status not in (200, 206):
             self._refuse(head, body, place.bucket)
         if head.length is None:
@@ -99,39 +102,38 @@ class S3Get:
     def forget_route(self, bucket: str) -> None:
         """Ask aiobotocore again how GETs of this bucket are sent, which may have learned it from a redirect."""
         self._routes.pop(bucket, None)
-        self._makers.pop(bucket, None)
+        self._ways.pop(bucket, None)
 
     def close(self) -> None:
         """Close all connections."""
         for pool in self._pools.values():
             pool.close()
 
-    def _maker(self, route: Route) -> RequestMaker:
+    async def _find_way(self, bucket: str) -> _Way:
+        async with self._finding:
+            route = self._routes.get(bucket)
+            if route is None:
+                try:
+                    route = await find_route(self._client, bucket)
+                except NoRoute as reason:
+                    route = reason
+                self._routes[bucket] = route
+        if isinstance(route, NoRoute):
+            raise Unusual(str(route), asked=False)
         if route.region and self._credentials is None:
             raise Unusual("requests are signed, but there are no credentials", asked=False)
-        return RequestMaker(route, self._credentials)
-
-    async def _find_route(self, bucket: str) -> Route | NoRoute:
-        async with self._finding:
-            if bucket not in self._routes:
-                try:
-                    self._routes[bucket] = await find_route(self._client, bucket)
-                except NoRoute as reason:
-                    self._routes[bucket] = reason
-            return self._routes[bucket]
+        pool = self._pools.get(route.server)
+        if pool is None:
+            pool = self._pools[route.server] = HttpPool(route.server, self._settings, self._tls)
+        way = self._ways[bucket] = _Way(route.server, pool, RequestMaker(route, self._credentials))
+        return way
 
     async def _look_at_credentials(self) -> None:
         """They are asked for once a second, and their source renews them when it is time."""
         found = await self._source.get_frozen_credentials() if self._source is not None else None
         self._credentials = found
-        self._makers.clear()
+        self._ways.clear()
         self._looked = time.monotonic()
-
-    def _pool(self, server: Server) -> HttpPool:
-        pool = self._pools.get(server)
-        if pool is None:
-            pool = self._pools[server] = HttpPool(server, self._settings, self._tls)
-        return pool
 
     def _refuse(self, head: Head, body: memoryview | None, bucket: str) -> None:
         """Raises what a client of aiobotocore raises for such an answer, or Unusual."""

@@ -57,7 +57,7 @@ class ObedientOrigin:
         self.order.append(wanted.key)
         self.patience = patience
         try:
-            async with patience.enforced():
+            with patience.enforced():
                 patience.trouble = self.trouble
                 if self.rests:
                     await patience.rest(self.rests.pop())
