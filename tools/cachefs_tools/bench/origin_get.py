@@ -5,7 +5,6 @@ Each client runs in turns in a process of its own, on one event loop, with so ma
 
 import asyncio
 import os
-import resource
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -106,13 +105,15 @@ def _compare(load: Load, turns: int) -> dict[str, Any]:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 costs[client].append(pool.submit(_turn, client, load).result())
     figures = {client: _figures(of_client, load.size) for client, of_client in costs.items()}
-    ours, raw, full = (figures[client] for client in ("cachefs", "raw", "aiobotocore"))
+    return {**figures, **_ratios(costs, "aiobotocore"), **_ratios(costs, "raw")}
+
+
+def _ratios(costs: dict[str, list[Cost]], other: str) -> dict[str, float]:
+    """Ours to another client's. Of each turn, since a machine may be busier in one than in the next."""
+    turns = list(zip(costs["cachefs"], costs[other], strict=True))
     return {
-        **figures,
-        "cpu_to_aiobotocore": round(ours["cpu_us"] / full["cpu_us"], 3),
-        "cpu_to_raw": round(ours["cpu_us"] / raw["cpu_us"], 2),
-        "rate_to_aiobotocore": round(ours["per_second"] / full["per_second"], 2),
-        "rate_to_raw": round(ours["per_second"] / raw["per_second"], 2),
+        f"cpu_to_{other}": round(statistics.median(ours.cpu / theirs.cpu for ours, theirs in turns), 3),
+        f"rate_to_{other}": round(statistics.median(ours.rate / theirs.rate for ours, theirs in turns), 2),
     }
 
 
@@ -151,13 +152,18 @@ def _wanted(load: Load, etags: list[str]) -> Iterator[ObjectRange]:
 
 
 async def _cost(load: Load, get: Get, wanted: list[ObjectRange]) -> Cost:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak()
     await _all(get, wanted[: 2 * load.parallel], load)
     wall, cpu = time.perf_counter(), time.process_time()
     await _all(get, wanted, load)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return Cost(cpu / len(wanted), len(wanted) / wall, grown << 10)
+    return Cost(cpu / len(wanted), len(wanted) / wall, _peak() - before)
+
+
+def _peak() -> int:
+    """Bytes that the process has had in memory at most. getrusage knows of those of its parent, too."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 async def _all(get: Get, wanted: list[ObjectRange], load: Load) -> None:
