@@ -175,6 +175,20 @@ def test_one_wrong_byte_is_noticed_where_the_server_gives_a_checksum() -> None:
         play(lambda request: [answer(next(bodies), header)], scene)  # noqa: B023
 
 
+def test_a_server_that_does_not_know_checksums_is_asked_for_them_once() -> None:
+    def script(request: str) -> Iterable[bytes]:
+        if "x-amz-checksum-mode" in request:
+            return [answer(error("NotImplemented"), start="501 Not Implemented")]
+        return [answer()]
+
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        for _ in range(3):
+            assert await read(origin) == BODY
+        assert [is_ours(request) for request in server.requests] == [True, False, True, True]
+
+    play(script, scene)
+
+
 @pytest.mark.parametrize(
     "headers", [["x-amz-checksum-crc32: AAAA-3"], ["x-amz-checksum-crc32: AAAA", "x-amz-checksum-type: COMPOSITE"]]
 )

@@ -13,7 +13,7 @@ from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, SS
 
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, HttpConnection
-from cachefs_daemon.origin.http_tls import Tls
+from cachefs_daemon.origin.http_tls import Tls, noticed
 
 # Seconds that the addresses of a name are remembered, so that many new connections ask the name server once.
 _ADDRESSES_KEPT: Final = 10.0
@@ -156,5 +156,6 @@ class HttpPool:
         if known is None or (known.done() and (loop.time() >= self._addresses_until or known.exception())):
             asked = loop.getaddrinfo(self._server.host, self._server.port, type=socket.SOCK_STREAM)
             known = self._addresses = asyncio.ensure_future(asked)
+            known.add_done_callback(noticed)
             self._addresses_until = loop.time() + _ADDRESSES_KEPT
         return await asyncio.shield(known)

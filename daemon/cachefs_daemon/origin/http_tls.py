@@ -3,8 +3,15 @@
 import asyncio
 import os
 import ssl
+from typing import Any
 
 from botocore.httpsession import create_urllib3_context, get_cert_path
+
+
+def noticed(done: "asyncio.Future[Any]") -> None:
+    """A failure is looked at, though all who waited for it may have gone."""
+    if not done.cancelled():
+        done.exception()
 
 
 class Tls:
@@ -21,6 +28,7 @@ class Tls:
         if self._context is None or (self._context.done() and self._context.exception()):
             # Reading the certificates takes 10 to 20 ms.
             self._context = asyncio.ensure_future(asyncio.to_thread(self._load))
+            self._context.add_done_callback(noticed)
         return await asyncio.shield(self._context)
 
     def remember(self, transport: asyncio.BaseTransport) -> None:

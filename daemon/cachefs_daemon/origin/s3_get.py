@@ -24,6 +24,8 @@ from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route
 # Seconds that credentials and the time in signatures are used, at most. Servers take times that are 15 minutes off.
 _FRESH: Final = 1.0
 
+_NOT_IMPLEMENTED: Final = 501
+
 
 class Unusual(Exception):
     """Nothing for our own client; aiobotocore may know what to do."""
@@ -63,6 +65,7 @@ class S3Get:
         self._pools: dict[Server, HttpPool] = {}
         self._routes: dict[str, Route | NoRoute] = {}  # by bucket
         self._finding = asyncio.Lock()
+        self._checksums = True  # the server may be asked for them
         self._credentials: Any = None  # as they were at the last look
         self._looked = float("-inf")  # monotonic seconds of that look
         self._ways: dict[str, _Way] = {}  # by bucket, made since that look
@@ -125,7 +128,9 @@ class S3Get:
         pool = self._pools.get(route.server)
         if pool is None:
             pool = self._pools[route.server] = HttpPool(route.server, self._settings, self._tls)
-        way = self._ways[bucket] = _Way(route.server, pool, RequestMaker(route, self._credentials))
+        way = self._ways[bucket] = _Way(
+            route.server, pool, RequestMaker(route, self._credentials, checksums=self._checksums)
+        )
         return way
 
     async def _look_at_credentials(self) -> None:
@@ -137,6 +142,10 @@ class S3Get:
 
     def _refuse(self, head: Head, body: memoryview | None, bucket: str) -> None:
         """Raises what a client of aiobotocore raises for such an answer, or Unusual."""
+        if head.status == _NOT_IMPLEMENTED and self._checksums:
+            # Cloudflare R2 gave this answer to a question for checksums.
+            self._checksums = False
+            raise Unusual("the server may not know checksums")
         overloaded = head.status == 429 or head.status >= 500
         if head.status < 400 or (body is None and not overloaded):
             raise Unusual(f"an answer has status {head.status}")

@@ -14,8 +14,9 @@ _Headers = list[tuple[str, str]]
 class RequestMaker:
     """Makes requests of one moment for one bucket. What they have in common is put together once."""
 
-    def __init__(self, route: Route, credentials: Any) -> None:
-        """credentials: of botocore, frozen; None for requests that are not signed."""
+    def __init__(self, route: Route, credentials: Any, *, checksums: bool = True) -> None:
+        """credentials: of botocore, frozen; None for requests that are not signed. checksums: whether whole objects are
+        to come with their checksums."""
         self._route = route
         self._signer: Signer | None = None
         own: _Headers = []
@@ -28,7 +29,8 @@ class RequestMaker:
         self._sent_part = _lines(own, ": ", "\r\n")
         self._signed_part = _lines(own, ":", "\n")
         self._names_part = ";".join(["host", "if-match", "range", *(name for name, _ in own)])
-        own.insert(0, ASKED)
+        if checksums:
+            own.insert(0, ASKED)
         self._sent_whole = _lines(own, ": ", "\r\n")
         self._signed_whole = _lines(own, ":", "\n")
         self._names_whole = ";".join(["host", "if-match", *(name for name, _ in own)])
