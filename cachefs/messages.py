@@ -215,6 +215,8 @@ class Status(Message, frozen=True):
     errors: list[ErrorView] = []
     # Blocks that no tier had room for, and that went straight to their readers.
     passed_blocks: int = 0
+    # Reads of origins that took a slower way than they usually do (S3: through aiobotocore).
+    origin_detours: int = 0
 
 
 class OriginOptions(Message, frozen=True):

@@ -131,7 +131,7 @@ class Service:
     async def status(self, _: Empty) -> Status:
         usage = await self._node.threads.run(self._node.storage.usage)
         counters = self._node.mounts.counters()
-        requests, failed = self._node.catalog.origin_requests()
+        requests, failed, detours = self._node.catalog.origin_requests()
         blocks, size = self._node.fetcher.in_flight
         return Status(
             instance=self._node.instance,
@@ -146,6 +146,7 @@ class Service:
             fetched_bytes=self._node.fetcher.fetched_bytes,
             origin_requests=requests,
             origin_errors=failed,
+            origin_detours=detours,
             in_flight_blocks=blocks,
             in_flight_bytes=size,
             repairs=self._node.storage.blocks.repairs,

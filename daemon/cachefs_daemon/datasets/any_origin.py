@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from cachefs.errors import ConfigError, OriginAccessDenied
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, Origin, Report
+from cachefs_daemon.origin.base import Data, ObjectRange, Origin, Report
 from cachefs_daemon.origin.patience import Patience
 
 
@@ -31,13 +31,17 @@ class AnyOrigin:
     def errors(self) -> int:
         return sum(origin.errors for origin in self._origins)
 
+    @property
+    def detours(self) -> int:
+        return sum(origin.detours for origin in self._origins)
+
     def identity(self, key: bytes) -> bytes:
         return self._origins[0].identity(key)
 
     def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
         return self._origins[0].list(report)
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes | bytearray:
+    async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
         rest, refused = patience.rest, None
 
         async def rest_unless_refused(seconds: float) -> None:

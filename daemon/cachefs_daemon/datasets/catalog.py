@@ -214,10 +214,14 @@ class Catalog:
             await self._save()
             self._tidy()
 
-    def origin_requests(self) -> tuple[int, int]:
-        """Requests sent and failed, over the origins of all present datasets."""
+    def origin_requests(self) -> tuple[int, int, int]:
+        """Requests sent, those that failed, and reads that took a detour, over the origins of all present datasets."""
         origins = [dataset.origin for dataset in self]
-        return sum(origin.requests for origin in origins), sum(origin.errors for origin in origins)
+        return (
+            sum(origin.requests for origin in origins),
+            sum(origin.errors for origin in origins),
+            sum(origin.detours for origin in origins),
+        )
 
     async def close(self) -> None:
         """Close all origins."""

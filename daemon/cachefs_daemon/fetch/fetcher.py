@@ -23,6 +23,7 @@ from cachefs_daemon.fetch.lookups import LookUps
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
@@ -71,7 +72,7 @@ class _Flight:
     needed: float
     task: "asyncio.Task[Outcome]" = field(init=False)
     # Its bytes, once they have come, and when that was, in loop time.
-    data: bytes | bytearray = b""
+    data: Data = b""
     came: float = math.inf
 
     def is_stuck(self, now: float) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachefs.block import PIECE_SIZE, piece_checksums
+from cachefs_daemon.origin.base import Data
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,11 @@ QUIET_SECONDS: Final = 60.0
 class PassingBlock:
     """One block."""
 
-    data: bytes | bytearray
+    data: Data
     checksums: bytes  # of all its pieces, 8 bytes each
 
     @classmethod
-    def of(cls, key: bytes, data: bytes | bytearray) -> "PassingBlock":
+    def of(cls, key: bytes, data: Data) -> "PassingBlock":
         return cls(data, piece_checksums(key, data))
 
     def pieces(self, start: int, size: int) -> bytes:

@@ -14,6 +14,8 @@ from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.patience import Patience
 
+# Bytes of an object. Nobody changes them any more.
+Data = bytes | bytearray | memoryview
 Report = Callable[[bytes, str], None]  # told of (key, reason) for what cannot be listed
 
 
@@ -62,6 +64,10 @@ class Origin(Protocol):
     def errors(self) -> int:
         """Attempts that failed so far."""
 
+    @property
+    def detours(self) -> int:
+        """Reads so far that took a slower way than they usually do."""
+
     def identity(self, key: bytes) -> bytes:
         """The name of the object *key*, which is unique among the objects of all origins."""
 
@@ -72,7 +78,7 @@ class Origin(Protocol):
         Raises NotFound, OriginAccessDenied, OriginUnavailable, ConfigError.
         """
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes | bytearray:
+    async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
         """The *wanted* bytes of the object as it was listed, and never any others.
 
         Where the origin may come back, it is asked again as long as the *patience* lasts. Raises ObjectChanged,

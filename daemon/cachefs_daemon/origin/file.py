@@ -76,6 +76,7 @@ class FileOrigin:
         self.url = f"file:///{rest.strip('/')}"
         self.requests = 0
         self.errors = 0
+        self.detours = 0
         root = os.path.normpath(path).replace(b"//", b"/")
         self._tree = FileTree(root, settings.file_roots, follow_symlinks=settings.follow_symlinks)
         self._versions = FileVersions(mtime_only=options.mtime_only)

@@ -39,7 +39,7 @@ def longest_wait(failed: int) -> float:
 async def retrying(
     attempt: Callable[[], Awaitable[Result]],
     judge: Callable[[Exception], Failure],
-    subject: str,
+    subject: object,
     patience: Patience,
     give_up: float = math.inf,
 ) -> Result:
@@ -52,7 +52,7 @@ async def retrying(
     failed = 0
     failure: Failure | None = None
     try:
-        async with patience.enforced():
+        with patience.enforced():
             while True:
                 try:
                     return await attempt()

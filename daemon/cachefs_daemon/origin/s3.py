@@ -5,19 +5,21 @@ listed: ETag, length, range and total size. botocore's own retries are off, sinc
 """
 
 import asyncio
+import functools
 import math
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from cachefs.errors import ConfigError, ObjectChanged
+from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
-from cachefs_daemon.origin.s3_connection import connection
+from cachefs_daemon.origin.s3_answer import bytes_before
+from cachefs_daemon.origin.s3_connection import OpenClient, connection
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, are_credentials_refused, judge
+from cachefs_daemon.origin.s3_get import Unusual
 from cachefs_daemon.origin.s3_listing import Page, list_bucket, parse_page
 
 # All attempts for one page of the listing together, in seconds.
@@ -25,10 +27,10 @@ _PAGE_DEADLINE: Final = 120.0
 # Seconds after which the first page is not tried again: an endpoint that does not answer at all may be a typing error,
 # and somebody who has just typed it waits for the listing.
 _FIRST_PAGE_TRIED: Final = 3.0
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _ADDRESSING: Final = ("auto", "path", "virtual")
 
 Result = TypeVar("Result")
+_Request = Callable[[OpenClient], Awaitable[Result]]
 
 
 class S3Origin:
@@ -48,6 +50,7 @@ class S3Origin:
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self.requests = 0
         self.errors = 0
+        self.detours = 0
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._connection = connection(options, settings)
@@ -73,20 +76,16 @@ class S3Origin:
         except BrokenAnswer as error:
             raise judge(error, self._place("")).error from None
 
-    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes | bytearray:
-        name = self._prefix + wanted.key.decode()
-
-        async def request(client: Any) -> bytearray:
-            return await self._read(client, name, wanted)
-
-        return await self._retrying(request, self._place(name), patience)
+    async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
+        place = self._place(self._prefix + wanted.key.decode())
+        return await self._retrying(functools.partial(self._read, place, wanted), place, patience)
 
     async def close(self) -> None:
         await self._connection.release()
 
-    async def _retrying(
-        self, request: Callable[[Any], Awaitable[Result]], place: Place, patience: Patience, give_up: float = math.inf
-    ) -> Result:
+    def _retrying(
+        self, request: _Request[Result], place: Place, patience: Patience, give_up: float = math.inf
+    ) -> Coroutine[Any, Any, Result]:
         def judge_attempt(error: Exception) -> Failure:
             self.errors += 1
             failure = judge(error, place)
@@ -94,26 +93,28 @@ class S3Origin:
                 self._outage.failed(str(failure.error))
             return failure
 
-        async def attempt() -> Result:
-            result = await self._attempt(request)
+        return retrying(functools.partial(self._attempt, request), judge_attempt, place, patience, give_up)
+
+    async def _attempt(self, request: _Request[Result]) -> Result:
+        """What the *request* brings, which is sent once more where there are other credentials than those refused."""
+        client = await self._connection.take()
+        try:
+            self.requests += 1
+            result = await request(client)
+        except Exception as error:
+            if not are_credentials_refused(error) or not await self._connection.renew(client):
+                raise
+            self.errors += 1
+        else:
             self._outage.answered()
             return result
-
-        return await retrying(attempt, judge_attempt, str(place), patience, give_up)
-
-    async def _attempt(self, request: Callable[[Any], Awaitable[Result]]) -> Result:
-        """What the *request* brings, which is sent once more where there are other credentials than those refused."""
-        async with self._connection.client() as client:
-            try:
-                self.requests += 1
-                return await request(client)
-            except Exception as error:
-                if not are_credentials_refused(error) or not await self._connection.renew(client):
-                    raise
-                self.errors += 1
+        finally:
+            self._connection.give_back(client)
         async with self._connection.client() as client:
             self.requests += 1
-            return await request(client)
+            result = await request(client)
+        self._outage.answered()
+        return result
 
     def _place(self, key: str) -> Place:
         return Place(self._bucket, key, self._endpoint or "AWS")
@@ -121,9 +122,9 @@ class S3Origin:
     async def _page(self, **query: Any) -> Page:
         """One page of the listing."""
 
-        async def request(client: Any) -> Page:
+        async def request(client: OpenClient) -> Page:
             # We decode the keys ourselves: botocore would silently replace what is not UTF-8.
-            answer = await client.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query)
+            answer = await client.full.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query)
             return parse_page(answer, self._prefix)
 
         give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
@@ -131,37 +132,33 @@ class S3Origin:
         self._has_answered = True
         return page
 
-    async def _read(self, client: Any, name: str, wanted: ObjectRange) -> bytearray:
+    async def _read(self, place: Place, wanted: ObjectRange, client: OpenClient) -> Data:
+        detour = self._connection.detour
+        if not detour.is_taken:
+            try:
+                data = await client.lean.read(place, wanted)
+            except Unusual as unusual:
+                detour.unusual(str(unusual))
+                client.lean.forget_route(self._bucket)
+                if unusual.asked:
+                    self.requests += 1
+                    self.errors += 1
+            else:
+                detour.usual()
+                return data
+        self.detours += 1
+        return await self._read_fully(client.full, place, wanted)
+
+    async def _read_fully(self, client: Any, place: Place, wanted: ObjectRange) -> bytearray:
+        """As aiobotocore reads it."""
         etag, first, last = wanted.version.decode(), wanted.offset, wanted.offset + wanted.length - 1
         # A whole object needs no range, and servers that answer ranges oddly then answer right.
         part = {} if wanted.length == wanted.size else {"Range": f"bytes={first}-{last}"}
-        answer = await client.get_object(Bucket=self._bucket, Key=name, IfMatch=f'"{etag}"', **part)
+        answer = await client.get_object(Bucket=self._bucket, Key=place.key, IfMatch=f'"{etag}"', **part)
         async with answer["Body"] as body:
-            if answer.get("ETag", "").strip('"') != etag:
-                raise ObjectChanged(f"{self._place(name)} has changed since it was listed; refresh the dataset")
-            skip = _bytes_before(answer, wanted)
-            if skip is None:
-                raise ObjectChanged(
-                    f"{self._place(name)}: the server sent other bytes than {first}-{last} of {wanted.size} "
-                    f"(length {answer.get('ContentLength')}, range {answer.get('ContentRange')}); refresh the dataset"
-                )
-            end = skip + wanted.length
-            return await _receive(body, skip, wanted.length, (answer.get("ContentLength") or 0) > end)
-
-
-def _bytes_before(answer: Any, wanted: ObjectRange) -> int | None:
-    """How many bytes of the answer's body precede the *wanted* ones; None where the body has other bytes."""
-    size, offset, length = wanted.size, wanted.offset, wanted.length
-    promised = answer.get("ContentLength")
-    if content_range := answer.get("ContentRange"):
-        found = _CONTENT_RANGE.fullmatch(content_range)
-        if found is None or (int(found[1]), int(found[2])) != (offset, offset + length - 1):
-            return None
-        return 0 if found[3] in ("*", str(size)) and promised in (None, length) else None
-    if promised == size or (promised is None and length == size):
-        return offset
-    # rclone answers ranges in this way: status 200 and no Content-Range, but the right bytes.
-    return 0 if promised == length else None
+            promised = answer.get("ContentLength")
+            skip = bytes_before(wanted, place, answer.get("ETag", ""), promised, answer.get("ContentRange", ""))
+            return await _receive(body, skip, wanted.length, (promised or 0) > skip + wanted.length)
 
 
 async def _receive(body: Any, skip: int, length: int, more_follows: bool) -> bytearray:

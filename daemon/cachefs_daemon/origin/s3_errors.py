@@ -1,10 +1,12 @@
 """What a failed S3 request means, as an error of cachefs that says what to do."""
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import aiohttp
 from botocore import exceptions as boto
-from botocore.parsers import ResponseParserError
+from botocore.compat import HTTPHeaders
+from botocore.parsers import ResponseParserError, RestXMLParser
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs_daemon.origin.retry import Failure
@@ -20,6 +22,8 @@ _CREDENTIALS: Final = (
     boto.NoAuthTokenError,
     boto.SSOError,
 )
+# The region of a bucket was guessed wrong, and the answer may say which it is.
+_REDIRECTS: Final = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
 _SETTINGS: Final = (
     boto.ProfileNotFound,
     boto.ConfigParseError,
@@ -43,6 +47,20 @@ class Place(NamedTuple):
 
 class BrokenAnswer(Exception):
     """The server's answer is not what it promised, for instance cut short; another try may be better."""
+
+
+def refusal(status: int, headers: Mapping[bytes, bytes], body: bytes) -> boto.ClientError:
+    """The exception that a client of botocore raises for such an answer to a GET of an object."""
+    pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.items()]
+    parsed = RestXMLParser().parse(
+        {"status_code": status, "headers": HTTPHeaders.from_pairs(pairs), "body": body}, None
+    )
+    return boto.ClientError(parsed, "GetObject")
+
+
+def is_redirect(error: boto.ClientError) -> bool:
+    """Whether a client of botocore may know the right region now, or can learn it from such an answer."""
+    return _code(error) in _REDIRECTS
 
 
 def are_credentials_refused(error: Exception) -> bool:

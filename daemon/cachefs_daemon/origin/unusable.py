@@ -16,6 +16,7 @@ class UnusableOrigin:
         self.url = url
         self.requests = 0
         self.errors = 0
+        self.detours = 0
         self._reason = ConfigError(f"{url} cannot be used: {reason}")
 
     def identity(self, key: bytes) -> bytes:

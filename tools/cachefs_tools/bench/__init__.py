@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,7 +18,7 @@ from cachefs.errors import CachefsError
 from cachefs.extras import needs_extra
 
 with needs_extra("bench", "cachefs-bench"):
-    from cachefs_tools.bench import metadata, planning, reads
+    from cachefs_tools.bench import metadata, origin_get, planning, reads
     from cachefs_tools.bench.block_command import block_command
     from cachefs_tools.bench.push_command import push_command
     from cachefs_tools.bench.train_command import train_command
@@ -75,6 +76,26 @@ def plan_command(samples: int, consumers: int, reads: int) -> None:
     with ProcessPoolExecutor(1, max_tasks_per_child=1, mp_context=get_context("spawn")) as pool:
         runs = [pool.submit(planning.measure, samples, consumers, reads, share=share) for share in (True, False)]
         click.echo(json.dumps([run.result() for run in runs], indent=2))
+
+
+@main.command("origin")
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="A running S3 server, in which a bucket `cachefs-bench` is made and removed. Its credentials are in "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  [default: nginx is started, or rclone's server]",
+)
+@click.option("--gets", default=4000, show_default=True, help="GETs of each client in each turn.")
+@click.option("--size", default=origin_get.SMALL, show_default=True, help="Bytes of each object.")
+@click.option("--parallel", default=32, show_default=True, help="GETs under way at once.")
+@click.option("--turns", default=3, show_default=True, help="How often each client runs.")
+@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+def origin_command(directory: Path | None, **load: Any) -> None:
+    """Measure GETs of S3: processor time of each, and how many one event loop gets in a second.
+
+    The daemon's own client runs beside aiobotocore, and beside a client that only receives, which is the limit.
+    """
+    _print(lambda work: origin_get.measure(work, **load), directory)
 
 
 main.add_command(train_command)

@@ -84,7 +84,8 @@ def describe(now: Status) -> Iterator[str | Table]:
     yield f"fetched    {now.fetched_blocks:,} blocks, {size(now.fetched_bytes)}; in flight {in_flight}"
     if now.passed_blocks:
         yield f"passed     {now.passed_blocks:,} blocks straight to their readers, as no tier could hold them"
-    yield f"origin     {now.origin_requests:,} requests, {now.origin_errors:,} failed"
+    detours = f", {now.origin_detours:,} reads took a detour (see the daemon's log)" if now.origin_detours else ""
+    yield f"origin     {now.origin_requests:,} requests, {now.origin_errors:,} failed{detours}"
     yield f"repairs    {now.repairs:,} damaged blocks dropped"
     yield f"datasets   {now.datasets}, warmups running {now.warmups}, recent errors {len(now.errors)}"
     if now.mounts:

@@ -60,7 +60,7 @@ class ObedientOrigin:
         self.order.append(wanted.key)
         self.patience = patience
         try:
-            async with patience.enforced():
+            with patience.enforced():
                 patience.trouble = self.trouble
                 if self.rests:
                     await patience.rest(self.rests.pop())
@@ -413,8 +413,8 @@ def test_what_no_policy_wants_is_brought_only_on_demand(store: OpenStore) -> Non
 
 
 def test_what_was_refused_as_somebody_came_is_brought_again(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    put, refusals = store.blocks.put, [None]
-    monkeypatch.setattr(store.blocks, "put", lambda *args, **kw: refusals.pop() if refusals else put(*args, **kw))
+    put, refusals = store.blocks.put_many, [None]
+    monkeypatch.setattr(store.blocks, "put_many", lambda blocks: [refusals.pop()] if refusals else put(blocks))
 
     async def scene(bench: Bench) -> None:
         (outcome,) = await bench.demand([ref(1)], 20)

@@ -90,7 +90,7 @@ def test_patience_that_grows_lets_an_attempt_go_on() -> None:
 def test_patience_that_has_ended_does_not_grow() -> None:
     async def once() -> bool:
         patience = Patience.of(0)
-        async with patience.enforced():
+        with patience.enforced():
             return patience.extend(asyncio.get_running_loop().time() + 30)
 
     assert asyncio.run(once()) is False

@@ -1,0 +1,209 @@
+"""One HTTP/1.1 connection that asks for one thing at a time.
+
+An answer is received into one buffer: first its head, then its body, which is handed out where it lies. Whatever was
+not expected, and whoever stops waiting, aborts the connection, so no answer is ever taken for that to another request.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs_daemon.origin.http_head import END, MOST_BYTES, Head, Malformed, parse_head
+
+# Seconds without a request after which a connection is closed. Servers close theirs after 5 to 75 seconds.
+IDLE_SECONDS: Final = 12.0
+_INTERIM: Final = range(100, 200)
+_SWITCHING: Final = 101
+# Where a byte goes that comes while nobody waits. It is never looked at.
+_UNASKED: Final = memoryview(bytearray(1))
+
+
+class ClosedUnanswered(Exception):
+    """The connection was closed before the first byte of the answer."""
+
+
+class CutOff(Exception):
+    """The connection was closed within the answer, or more bytes came than belong to it."""
+
+
+class Silent(Exception):
+    """Nothing has come for too long."""
+
+
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    head: Head
+    # None where it was not received: it has no length, or comes in chunks, or has more bytes than there was room for.
+    body: memoryview | None
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """One connection. Belongs to its event loop.
+
+    It has more than 12 attributes: half of them are of the connection, and half of the answer that is received.
+    """
+
+    def __init__(
+        self,
+        read_timeout: float,
+        gone: Callable[["HttpConnection"], None],
+        proven: Callable[[asyncio.BaseTransport], None],
+    ) -> None:
+        """read_timeout: seconds that may pass without a byte while somebody waits. gone: called when it is closed.
+        proven: called with its transport when it has received its first answer."""
+        self.open = False
+        self._read_timeout = read_timeout
+        self._gone = gone
+        self._proven: Callable[[asyncio.BaseTransport], None] | None = proven
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last = 0.0  # loop time of the last byte sent or received
+        self._waiter: asyncio.Future[Answer] | None = None  # None while nobody waits for an answer
+        self._memory: npt.NDArray[np.uint8] | None = None  # of the last answer, which may still be in use
+        self._view = _UNASKED  # where the answer goes
+        self._filled = 0  # bytes of the answer received so far
+        self._head: Head | None = None
+        self._begin = 0  # where in the buffer the head, or the body once the head is there, begins
+        self._end = 0  # where the body ends
+
+    def send(self, request: bytes, room: int) -> "asyncio.Future[Answer]":
+        """Send the *request*. Whoever does not wait for the answer to the end must call `abort`.
+
+        room: bytes of a body for which there is room, at least. The answer is one of ClosedUnanswered, CutOff, Silent,
+        Malformed where there is none.
+        """
+        waiter = self._waiter = self._loop.create_future()
+        # One byte more than may come, so that surplus is seen.
+        self._view = self._room(MOST_BYTES + room + 1)
+        self._filled = self._begin = 0
+        self._head = None
+        self._last = self._loop.time()
+        if self.open and self._transport is not None:
+            self._transport.write(request)
+        else:
+            self._fail(ClosedUnanswered())
+        return waiter
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self.open = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.open = True
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(min(self._read_timeout, IDLE_SECONDS), self._look)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            self.abort()  # nobody has asked for it
+            return
+        self._filled += nbytes
+        self._last = self._loop.time()
+        if self._head is None:
+            try:
+                self._look_for_head()
+            except Malformed as error:
+                self._fail(error)
+                return
+        if self._head is not None and self._filled >= self._end:
+            self._finish(self._head, waiter)
+
+    def eof_received(self) -> None:
+        self._end_of_stream()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_of_stream()
+        self._gone(self)
+
+    def _room(self, size: int) -> memoryview:
+        """Memory for an answer: that of the last one, once nobody holds it any more.
+
+        The kernel would have to clear new memory page by page, which takes half of the time of a GET of 4 MiB.
+        """
+        memory = self._memory
+        # The attribute, the variable and the argument hold it; each view of an answer would hold it too.
+        if memory is None or not size <= len(memory) <= 2 * size or sys.getrefcount(memory) > 3:
+            memory = self._memory = np.empty(size, np.uint8)
+        return memory.data[:size]
+
+    def _look_for_head(self) -> None:
+        while self._head is None:
+            received = bytes(self._view[self._begin : min(self._filled, MOST_BYTES)])
+            end = received.find(END)
+            if end < 0:
+                if self._filled >= MOST_BYTES:
+                    raise Malformed(f"it has more than {MOST_BYTES} bytes")
+                return
+            head = parse_head(received[:end])
+            self._begin += end + len(END)
+            if head.status not in _INTERIM or head.status == _SWITCHING:
+                self._head = head
+                self._end = self._begin + (head.length or 0)
+                if self._end >= len(self._view):
+                    self._end = 0  # there is no room for it
+
+    def _finish(self, head: Head, waiter: "asyncio.Future[Answer]") -> None:
+        if head.length is None or not self._end:
+            self._waiter = None
+            waiter.set_result(Answer(head, None))
+            self.abort()
+            return
+        if self._filled > self._end:
+            self._fail(CutOff(f"more than the {head.length} bytes promised came"))
+            return
+        self._waiter = None
+        waiter.set_result(Answer(head, self._view[self._begin : self._end]))
+        # Whoever has the answer has the memory from now on.
+        self._view, self._filled = _UNASKED, 0
+        if self._proven is not None and self._transport is not None:
+            self._proven(self._transport)
+            self._proven = None
+        if head.is_last:
+            self.abort()
+
+    def _end_of_stream(self) -> None:
+        if self._waiter is not None:
+            if not self._filled:
+                self._fail(ClosedUnanswered())
+            elif self._head is None:
+                self._fail(CutOff("the answer ended within its headers"))
+            else:
+                got, promised = self._filled - self._begin, self._head.length
+                self._fail(CutOff(f"the body ended after {got} of {promised} bytes"))
+        self.abort()
+
+    def _fail(self, error: Exception) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+        self.abort()
+
+    def _look(self) -> None:
+        """One timer for all requests of the connection, which looks how long nothing has come."""
+        patience = IDLE_SECONDS if self._waiter is None else self._read_timeout
+        now = self._loop.time()
+        if now < self._last + patience:
+            # A request may begin at any time, and is not to wait for the end of an idle time.
+            when = min(self._last + patience, now + min(self._read_timeout, IDLE_SECONDS))
+            self._timer = self._loop.call_at(when, self._look)
+        elif self._waiter is None:
+            self.abort()
+        else:
+            self._fail(Silent(f"no byte for {patience:g} seconds"))

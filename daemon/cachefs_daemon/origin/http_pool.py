@@ -1,0 +1,161 @@
+"""Connections to one HTTP server: how many, which of them are free, and how a new one is made."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohappyeyeballs
+from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, SSLError
+
+from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, HttpConnection
+from cachefs_daemon.origin.http_tls import Tls, noticed
+
+# Seconds that the addresses of a name are remembered, so that many new connections ask the name server once.
+_ADDRESSES_KEPT: Final = 10.0
+# Seconds after which the next address is tried too, while one has not answered.
+_NEXT_ADDRESS: Final = 0.25
+
+_Addresses = list[tuple[Any, ...]]  # as socket.getaddrinfo returns them
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server is."""
+
+    host: str
+    port: int
+    # Whether it speaks TLS.
+    tls: bool
+
+    @property
+    def url(self) -> str:
+        """Without a path."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.tls else ''}://{host}:{self.port}"
+
+
+class HttpPool:
+    """Connections to one server, used on one event loop."""
+
+    def __init__(self, server: Server, settings: OriginSettings, tls: Tls) -> None:
+        self._server = server
+        self._settings = settings
+        self._tls = tls
+        self._free: list[HttpConnection] = []  # the last one used is the last one
+        self._all: set[HttpConnection] = set()
+        self._coming = 0  # connections that are being made
+        self._waiting: deque[asyncio.Future[None]] = deque()  # who waits for a connection that others use
+        self._addresses: asyncio.Future[_Addresses] | None = None
+        self._addresses_until = 0.0  # loop time
+
+    async def ask(self, request: bytes, room: int) -> Answer:
+        """Send the *request* and return its answer, for whose body there is room for *room* bytes at least.
+
+        Raises what HttpConnection.send gives, and what aiobotocore raises where there is no connection.
+        """
+        reused = bool(self._free)
+        connection = self._free.pop() if reused else await self._obtain()
+        while True:
+            try:
+                answer: Answer = await connection.send(request, room)
+                break
+            except ClosedUnanswered:
+                if not reused:
+                    raise
+                # The server closed it just now, and has not seen the request.
+                reused = False
+            except BaseException:
+                connection.abort()
+                raise
+            connection = await self._obtain(new=True)
+        if connection.open:
+            self._free.append(connection)
+            if self._waiting:
+                self._wake()
+        return answer
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in list(self._all):
+            connection.abort()
+
+    async def _obtain(self, *, new: bool = False) -> HttpConnection:
+        """A connection, once there is one for this request. new: one that was just made."""
+        while new or not self._free:
+            if len(self._all) + self._coming < self._settings.max_connections:
+                return await self._connect()
+            if new and self._free:
+                self._free.pop().abort()
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake()
+                raise
+        return self._free.pop()
+
+    def _wake(self) -> None:
+        """There may be a connection for somebody who waits."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _made(self) -> HttpConnection:
+        return HttpConnection(self._settings.read_timeout, self._gone, self._tls.remember)
+
+    def _gone(self, connection: HttpConnection) -> None:
+        self._all.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._free.remove(connection)
+        self._wake()
+
+    async def _connect(self) -> HttpConnection:
+        url = self._server.url
+        self._coming += 1
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout):
+                connection = await self._open()
+            if connection.open:
+                self._all.add(connection)
+            return connection
+        except TimeoutError as error:
+            raise ConnectTimeoutError(endpoint_url=url, error=error) from None
+        except ssl.SSLError as error:
+            raise SSLError(endpoint_url=url, error=error) from None
+        except OSError as error:
+            raise EndpointConnectionError(endpoint_url=url, error=error) from None
+        finally:
+            self._coming -= 1
+            if self._waiting:
+                self._wake()
+
+    async def _open(self) -> HttpConnection:
+        tls = await self._tls.context() if self._server.tls else None
+        link = await aiohappyeyeballs.start_connection(await self._resolve(), happy_eyeballs_delay=_NEXT_ADDRESS)
+        name = self._server.host if tls else None
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(self._made, sock=link, ssl=tls, server_hostname=name)
+        except BaseException:
+            link.close()
+            raise
+        return connection
+
+    async def _resolve(self) -> _Addresses:
+        loop = asyncio.get_running_loop()
+        known = self._addresses
+        if known is None or (known.done() and (loop.time() >= self._addresses_until or known.exception())):
+            asked = loop.getaddrinfo(self._server.host, self._server.port, type=socket.SOCK_STREAM)
+            known = self._addresses = asyncio.ensure_future(asked)
+            known.add_done_callback(noticed)
+            self._addresses_until = loop.time() + _ADDRESSES_KEPT
+        return await asyncio.shield(known)

@@ -1,0 +1,64 @@
+"""TLS to servers: whom we believe, and the last session with each server, which saves most of a handshake."""
+
+import asyncio
+import os
+import ssl
+from typing import Any
+
+from botocore.httpsession import create_urllib3_context, get_cert_path
+
+
+def noticed(done: "asyncio.Future[Any]") -> None:
+    """A failure is looked at, though all who waited for it may have gone."""
+    if not done.cancelled():
+        done.exception()
+
+
+class Tls:
+    """Contexts and sessions for all servers of one client. Used on the event loop."""
+
+    def __init__(self, verify: bool | str) -> None:
+        """verify: a file or directory with certificates of authorities; True: those that botocore trusts."""
+        self._verify = verify
+        self._context: asyncio.Future[ssl.SSLContext] | None = None
+        self._sessions: dict[str, ssl.SSLSession] = {}  # by the server's name
+
+    async def context(self) -> ssl.SSLContext:
+        """Raises OSError (of which ssl.SSLError is one kind) where the certificates cannot be read."""
+        if self._context is None or (self._context.done() and self._context.exception()):
+            # Reading the certificates takes 10 to 20 ms.
+            self._context = asyncio.ensure_future(asyncio.to_thread(self._load))
+            self._context.add_done_callback(noticed)
+        return await asyncio.shield(self._context)
+
+    def remember(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the session of a connection that has had an answer. TLS 1.3 has none before."""
+        connection = transport.get_extra_info("ssl_object")
+        if connection is not None and connection.session is not None:
+            self._sessions[connection.server_hostname] = connection.session
+
+    def _load(self) -> ssl.SSLContext:
+        context: ssl.SSLContext = create_urllib3_context()
+        context.check_hostname = True
+        # Sessions of TLS 1.2 are resumed by tickets with most servers.
+        context.options &= ~ssl.OP_NO_TICKET
+        where = get_cert_path(self._verify)
+        if os.path.isdir(where):
+            context.load_verify_locations(capath=where)
+        else:
+            context.load_verify_locations(cafile=where)
+        sessions = self._sessions
+
+        class Resuming(ssl.SSLObject):
+            """Begins with the last session. asyncio has no way to hand one over."""
+
+            begun = False
+
+            def do_handshake(self) -> None:
+                if not self.begun and self.server_hostname in sessions:
+                    self.session = sessions[self.server_hostname]
+                self.begun = True
+                super().do_handshake()
+
+        context.sslobject_class = Resuming
+        return context

@@ -1,0 +1,43 @@
+"""Whether an answer of an S3 server has the bytes that were asked for, of the version that was listed."""
+
+import re
+from typing import Final
+
+from cachefs.errors import ObjectChanged
+from cachefs_daemon.origin.base import ObjectRange
+from cachefs_daemon.origin.s3_errors import Place
+
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+def bytes_before(wanted: ObjectRange, place: Place, etag: str, promised: int | None, content_range: str) -> int:
+    """How many bytes of the answer's body precede the *wanted* ones.
+
+    etag, promised, content_range: what the answer says of itself; promised is the length of its body, and content_range
+    is empty where it has none. Raises ObjectChanged.
+    """
+    if promised == wanted.length == wanted.size and not content_range and etag == f'"{wanted.version.decode()}"':
+        return 0
+    if etag.strip('"').encode() != wanted.version:
+        raise ObjectChanged(f"{place} has changed since it was listed; refresh the dataset")
+    before = _bytes_before(wanted, promised, content_range)
+    if before is None:
+        first, last = wanted.offset, wanted.offset + wanted.length - 1
+        raise ObjectChanged(
+            f"{place}: the server sent other bytes than {first}-{last} of {wanted.size} "
+            f"(length {promised}, range {content_range or None}); refresh the dataset"
+        )
+    return before
+
+
+def _bytes_before(wanted: ObjectRange, promised: int | None, content_range: str) -> int | None:
+    size, offset, length = wanted.size, wanted.offset, wanted.length
+    if content_range:
+        found = _CONTENT_RANGE.fullmatch(content_range)
+        if found is None or (int(found[1]), int(found[2])) != (offset, offset + length - 1):
+            return None
+        return 0 if found[3] in ("*", str(size)) and promised in (None, length) else None
+    if promised == size or (promised is None and length == size):
+        return offset
+    # rclone answers ranges in this way: status 200 and no Content-Range, but the right bytes.
+    return 0 if promised == length else None

@@ -1,0 +1,49 @@
+"""Checksums that an S3 server gives with a whole object, compared with the bytes that came.
+
+Only what the standard library counts quickly: CRC-32 takes 30 us for 110 KB, SHA-256 60. For CRC-32C and CRC-64/NVME,
+the default of AWS, there is no library in a plain installation.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from cachefs_daemon.origin.s3_errors import BrokenAnswer
+
+# What makes a server send its checksums, as botocore asks for them.
+ASKED: Final = ("x-amz-checksum-mode", "ENABLED")
+
+_CRC32: Final = b"x-amz-checksum-crc32"
+_SHA256: Final = b"x-amz-checksum-sha256"
+_KINDS: Final[dict[bytes, Callable[[memoryview], bytes]]] = {
+    _CRC32: lambda data: zlib.crc32(data).to_bytes(4, "big"),
+    _SHA256: lambda data: hashlib.sha256(data).digest(),
+}
+_TYPE: Final = b"x-amz-checksum-type"
+# Bytes that are counted on the event loop, at most: a third of a millisecond.
+_SHORT: Final = 1 << 20
+
+
+def has_checksum(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether there is something to check."""
+    return _CRC32 in headers or _SHA256 in headers
+
+
+async def check_whole(data: memoryview, headers: Mapping[bytes, bytes]) -> None:
+    """data: a whole object. headers: of the answer, names in lower case. Raises BrokenAnswer."""
+    for name, count in _KINDS.items():
+        said = headers.get(name)
+        # A checksum of the checksums of the object's parts has another type, or the number of parts behind it.
+        if said is None or b"-" in said or headers.get(_TYPE, b"FULL_OBJECT") != b"FULL_OBJECT":
+            continue
+        try:
+            expected = base64.b64decode(said, validate=True)
+        except binascii.Error:
+            raise BrokenAnswer(f"its {name.decode()} is {said[:80]!r}") from None
+        found = count(data) if len(data) <= _SHORT else await asyncio.to_thread(count, data)
+        if found != expected:
+            raise BrokenAnswer(f"its bytes do not have the {name.decode()} that the server sent with them")

@@ -1,0 +1,112 @@
+"""How aiobotocore would send the GETs of a bucket: to which server, with which path, signed for which region.
+
+Endpoints, virtual hosts, dual stack, FIPS, access points and regions that were learned from a redirect are known to
+botocore alone. So it prepares one GET, which is looked at and never sent, and from which all others of the bucket
+differ in their key, their conditions and their time only.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+from botocore.utils import get_environ_proxies
+
+from cachefs_daemon.origin.http_pool import Server
+from cachefs_daemon.origin.sigv4 import ALGORITHM
+
+# No object has this ETag.
+_PROBE: Final = '"cachefs: never sent"'
+_KEY: Final = "key"
+_SIGNED: Final = frozenset(("host", "if-match", "x-amz-content-sha256", "x-amz-date", "x-amz-security-token"))
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class NoRoute(Exception):
+    """GETs of this bucket are nothing for our own client."""
+
+
+class _Revealed(Exception):
+    """Stops the GET that is looked at."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How GETs of one bucket are sent."""
+
+    server: Server
+    # Value of the header Host.
+    host: str
+    user_agent: str
+    # What precedes the key in the path.
+    prefix: str
+    # What the signature says of the body, which is empty; empty for unsigned requests.
+    payload: str
+    # Empty for unsigned requests.
+    region: str
+    service: str
+
+    def path(self, key: str) -> str:
+        """As botocore sends it."""
+        return self.prefix + quote(key, safe="/~")
+
+
+def prepare(client: Any) -> None:
+    """Make a new client ready for find_route."""
+    client.meta.events.register("before-send.s3.GetObject", _reveal)
+
+
+async def find_route(client: Any, bucket: str) -> Route:
+    """Raises NoRoute, and what botocore raises for instance where it finds no credentials."""
+    try:
+        await client.get_object(Bucket=bucket, Key=_KEY, IfMatch=_PROBE)
+    except _Revealed as revealed:
+        return _route(client, revealed.request)
+    raise NoRoute("botocore prepares requests in an unknown way")
+
+
+def _reveal(request: Any, **_: Any) -> None:
+    if request.headers.get("If-Match") in (_PROBE, _PROBE.encode()):
+        raise _Revealed(request)
+
+
+def _route(client: Any, request: Any) -> Route:
+    url = urlsplit(request.url)
+    headers = {name.lower(): _text(value) for name, value in request.headers.items()}
+    if url.query or not url.path.endswith("/" + _KEY) or url.hostname is None or url.username is not None:
+        raise NoRoute(f"the URL of its objects is {request.url}")
+    if url.scheme in get_environ_proxies(client.meta.endpoint_url):
+        raise NoRoute("a proxy is configured")
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    port = url.port or _PORTS[url.scheme]
+    region, service = _scope(headers)
+    return Route(
+        Server(url.hostname, port, url.scheme == "https"),
+        host if port == _PORTS[url.scheme] else f"{host}:{port}",
+        headers.get("user-agent", "cachefs"),
+        url.path.removesuffix(_KEY),
+        headers.get("x-amz-content-sha256", "") if region else "",
+        region,
+        service,
+    )
+
+
+def _scope(headers: dict[str, str]) -> tuple[str, str]:
+    """Region and service in a signature; empty for an unsigned request."""
+    if "authorization" not in headers:
+        if any(name.startswith("x-amz-") for name in headers):
+            raise NoRoute("its requests are signed in another way")
+        return "", ""
+    algorithm, _, rest = headers["authorization"].partition(" ")
+    fields = dict(field.strip().partition("=")[::2] for field in rest.split(","))
+    # The access key may contain slashes.
+    scope = fields.get("Credential", "").rsplit("/", 4)
+    if algorithm != ALGORITHM or len(scope) != 5 or not set(fields.get("SignedHeaders", "").split(";")) <= _SIGNED:
+        raise NoRoute("its requests are signed in another way")
+    return scope[2], scope[3]
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

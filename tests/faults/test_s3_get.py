@@ -1,0 +1,261 @@
+"""Answers that our own client of S3 does not take: another try, aiobotocore, or an error; never other bytes."""
+
+import asyncio
+import base64
+import hashlib
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from ssl import PROTOCOL_TLS_SERVER, SSLContext
+from typing import TypeVar
+
+import pytest
+from cachefs_daemon.origin import detour, retry
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.patience import Patience
+
+from cachefs.errors import OriginAccessDenied, OriginUnavailable
+from cachefs.messages import OriginOptions
+from tests.servers import scripted as scripted_server
+from tests.servers.scripted import Script, ScriptedServer, scripted
+
+BODY = b"hello, world"
+WHOLE = ObjectRange(b"key", b"e", len(BODY), 0, len(BODY))
+PART = ObjectRange(b"key", b"e", len(BODY), 7, 5)
+CERTIFICATE = Path(scripted_server.__file__).parent / "localhost.pem"
+
+Result = TypeVar("Result")
+Scene = Callable[[ScriptedServer, Origin], Awaitable[Result]]
+
+
+@pytest.fixture(autouse=True)
+def _account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_FIRST", 0.001)
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "tester",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+def play(script: Script, scene: Scene[Result], tls: SSLContext | None = None, **options: object) -> Result:
+    async def run() -> Result:
+        async with scripted(script, tls) as server:
+            endpoint = f"https://localhost:{server.port}" if tls else f"http://127.0.0.1:{server.port}"
+            chosen = OriginOptions(endpoint_url=endpoint, **options)  # type: ignore[arg-type]
+            origin = open_origin("s3://bucket", chosen, OriginSettings())
+            try:
+                return await asyncio.wait_for(scene(server, origin), 30)
+            finally:
+                await origin.close()
+
+    return asyncio.run(run())
+
+
+async def read(origin: Origin, wanted: ObjectRange = WHOLE, seconds: float = 20) -> bytes:
+    return bytes(await origin.read(wanted, Patience.of(seconds)))
+
+
+def answer(body: bytes = BODY, *headers: str, start: str = "200 OK", etag: str = "e") -> bytes:
+    lines = (f"HTTP/1.1 {start}", f"Content-Length: {len(body)}", f'ETag: "{etag}"', *headers)
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def chunked(body: bytes, start: str = "200 OK") -> bytes:
+    head = f'HTTP/1.1 {start}\r\nTransfer-Encoding: chunked\r\nETag: "e"\r\n\r\n{len(body):x}\r\n'
+    return head.encode() + body + b"\r\n0\r\n\r\n"
+
+
+def error(code: str, *fields: str) -> bytes:
+    inner = "".join(fields)
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message>{inner}</Error>".encode()
+
+
+def is_ours(request: str) -> bool:
+    return "amz-sdk-request" not in request
+
+
+def unless_ours(unusual: bytes) -> Script:
+    """To our client the server answers with something unusual."""
+
+    def script(request: str) -> Iterable[bytes]:
+        if is_ours(request):
+            return [unusual]
+        if "bytes=7-11" in request:
+            return [answer(BODY[7:], "Content-Range: bytes 7-11/12", start="206 Partial Content")]
+        return [answer()]
+
+    return script
+
+
+UNUSUAL = {
+    "chunked": chunked(BODY),
+    "no length": b'HTTP/1.1 200 OK\r\nETag: "e"\r\n\r\n' + BODY,
+    "two lengths": answer(BODY, "Content-Length: 5"),
+    "folded": answer(BODY, "X-Note: a", " b"),
+    "nothing": b"HTTP/1.1 204 No Content\r\n\r\n",
+    "redirect": b"HTTP/1.1 301 Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    "temporary redirect": b"HTTP/1.1 307 Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    "refused in chunks": chunked(error("AccessDenied"), "403 Forbidden"),
+    "gone in chunks": chunked(error("NoSuchKey"), "404 Not Found"),
+    "old": answer().replace(b"1.1", b"1.0", 1),
+}
+
+
+@pytest.mark.parametrize("wanted", [WHOLE, PART], ids=["whole", "part"])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_is_unusual_is_repeated_through_aiobotocore_and_counted(
+    name: str, wanted: ObjectRange, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        for _ in range(2):
+            assert await read(origin, wanted) == BODY[wanted.offset : wanted.offset + wanted.length]
+        assert [is_ours(request) for request in server.requests] == [True, False] * 2
+        assert (origin.requests, origin.errors, origin.detours) == (4, 2, 2)
+
+    with caplog.at_level(logging.WARNING):
+        play(unless_ours(UNUSUAL[name]), scene)
+    assert sum("through aiobotocore" in record.message for record in caplog.records) == 1
+
+
+def test_a_server_that_is_always_unusual_is_not_asked_twice_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        for _ in range(30):
+            assert await read(origin) == BODY
+        assert (sum(map(is_ours, server.requests)), origin.detours) == (detour._ENOUGH, 30)
+
+    monkeypatch.setattr(detour, "_SHORTEST", 60.0)
+    play(unless_ours(chunked(BODY)), scene)
+
+
+def test_an_overloaded_server_is_not_asked_again_through_aiobotocore() -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        with pytest.raises(OriginUnavailable, match="503"):
+            await read(origin, seconds=0.5)
+        assert all(map(is_ours, server.requests))
+        assert len(server.requests) > 1
+        assert origin.detours == 0
+
+    play(lambda request: [chunked(error("SlowDown"), "503 Slow Down")], scene)
+
+
+def test_a_region_that_aiobotocore_learns_is_used_from_then_on() -> None:
+    def script(request: str) -> Iterable[bytes]:
+        if "/eu-south-9/s3/" in request:
+            return [answer()]
+        said = error("AuthorizationHeaderMalformed", "<Region>eu-south-9</Region>")
+        return [answer(said, "x-amz-bucket-region: eu-south-9", start="400 Bad Request")]
+
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        assert await read(origin) == BODY
+        assert await read(origin) == BODY
+        assert is_ours(server.requests[-1])
+        assert origin.detours == 1
+
+    play(script, scene, region="us-east-1")
+
+
+def test_one_wrong_byte_is_noticed_where_the_server_gives_a_checksum() -> None:
+    sums = {
+        "crc32": zlib.crc32(BODY).to_bytes(4, "big"),
+        "sha256": hashlib.sha256(BODY).digest(),
+    }
+
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        assert await read(origin) == BODY
+        assert "x-amz-checksum-mode: ENABLED" in server.requests[0]
+        assert (len(server.requests), origin.errors) == (3, 2)
+
+    for name, value in sums.items():
+        header = f"x-amz-checksum-{name}: {base64.b64encode(value).decode()}"
+        bodies = iter([b"hellO, world", b"hello, worle", BODY])
+        play(lambda request: [answer(next(bodies), header)], scene)  # noqa: B023
+
+
+def test_a_server_that_does_not_know_checksums_is_asked_for_them_once() -> None:
+    def script(request: str) -> Iterable[bytes]:
+        if "x-amz-checksum-mode" in request:
+            return [answer(error("NotImplemented"), start="501 Not Implemented")]
+        return [answer()]
+
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        for _ in range(3):
+            assert await read(origin) == BODY
+        assert [is_ours(request) for request in server.requests] == [True, False, True, True]
+
+    play(script, scene)
+
+
+@pytest.mark.parametrize(
+    "headers", [["x-amz-checksum-crc32: AAAA-3"], ["x-amz-checksum-crc32: AAAA", "x-amz-checksum-type: COMPOSITE"]]
+)
+def test_a_checksum_of_checksums_is_not_one_of_the_bytes(headers: list[str]) -> None:
+    assert play(lambda request: [answer(BODY, *headers)], lambda _, origin: read(origin)) == BODY
+
+
+def test_credentials_that_expire_while_many_read_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = {"tester"}
+
+    def script(request: str) -> Iterable[bytes]:
+        key = request.partition("Credential=")[2].partition("/")[0]
+        return [answer() if key in good else answer(error("ExpiredToken"), start="400 Bad Request")]
+
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        async def reader() -> None:
+            for number in range(30):
+                if number == 10 and good == {"tester"}:
+                    good.clear()
+                    good.add("renewed")
+                    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
+                assert await read(origin) == BODY
+
+        await asyncio.gather(*(reader() for _ in range(8)))
+        assert origin.requests == len(server.requests)
+        assert 240 < len(server.requests) < 300
+        assert origin.detours == 0
+
+    play(script, scene)
+
+
+def test_wrong_credentials_say_so_at_once() -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        with pytest.raises(OriginAccessDenied, match="SignatureDoesNotMatch"):
+            await read(origin)
+        assert len(server.requests) == 1
+
+    play(lambda request: [answer(error("SignatureDoesNotMatch"), start="403 Forbidden")], scene)
+
+
+def test_certificates_are_found_as_botocore_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    tls = SSLContext(PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(CERTIFICATE)
+
+    async def refused(server: ScriptedServer, origin: Origin) -> None:
+        with pytest.raises(OriginUnavailable, match="certificate verify failed"):
+            await read(origin, seconds=0.5)
+        assert not server.requests
+
+    async def trusted(server: ScriptedServer, origin: Origin) -> None:
+        assert await read(origin) == BODY
+        assert is_ours(server.requests[0])
+
+    play(unless_ours(answer()), refused, tls)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(CERTIFICATE))
+    play(unless_ours(answer()), trusted, tls)
+
+
+def test_through_a_proxy_only_aiobotocore_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.port}")
+        assert await read(origin) == BODY
+        assert not any(map(is_ours, server.requests))
+        assert server.requests[0].startswith("GET http://")
+        assert (origin.requests, origin.errors, origin.detours) == (1, 0, 1)
+
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    play(lambda request: [answer()], scene)

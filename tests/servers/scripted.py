@@ -1,0 +1,73 @@
+"""An HTTP server that answers with the very bytes that a test gives it. It runs in the test's event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from ssl import SSLContext
+
+# Says what is sent for the head of a request, in pieces. An empty piece closes the connection.
+Script = Callable[[str], Iterable[bytes]]
+
+
+class ScriptedServer:
+    """The server, seen from the test."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.requests: list[str] = []  # heads of all requests so far
+        self.connections = 0  # so far
+        self.resumed = 0  # connections so far that went on with an earlier TLS session
+        self.open = 0
+        self.port = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    def drop_all(self) -> None:
+        """Close all connections."""
+        for writer in self._writers:
+            writer.close()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open += 1
+        link = writer.get_extra_info("ssl_object")
+        self.resumed += link is not None and link.session_reused
+        self._writers.add(writer)
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                while await self._answer((await reader.readuntil(b"\r\n\r\n")).decode(), writer):
+                    pass
+        finally:
+            self.open -= 1
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, request: str, writer: asyncio.StreamWriter) -> bool:
+        self.requests.append(request)
+        for piece in self.script(request):
+            if not piece:
+                return False
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        return True
+
+
+@asynccontextmanager
+async def scripted(script: Script, tls: SSLContext | None = None) -> AsyncIterator[ScriptedServer]:
+    """A server on a loopback port."""
+    server = ScriptedServer(script)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    server.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listening.close()
+        server.drop_all()
+        await until(lambda: not server.open)
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    async with asyncio.timeout(20):
+        while not reached():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

@@ -1,0 +1,61 @@
+"""nginx over a directory: it answers GETs with an ETag and ranges, and so quickly that the client is what is measured.
+
+It looks at no signature.
+"""
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cachefs_tools.scratch_node import running, wait_until
+
+_CONFIGURATION: Final = """
+{user}
+worker_processes 1;
+daemon off;
+pid {work}/pid;
+error_log {work}/log;
+events {{ worker_connections 512; }}
+http {{
+    access_log off;
+    sendfile on;
+    keepalive_requests 10000000;
+    client_body_temp_path {work}/body;
+    proxy_temp_path {work}/proxy;
+    fastcgi_temp_path {work}/fastcgi;
+    uwsgi_temp_path {work}/uwsgi;
+    scgi_temp_path {work}/scgi;
+    server {{ listen 127.0.0.1:{port}; root {root}; }}
+}}
+"""
+
+
+def find_nginx() -> str | None:
+    """The program, where it is installed."""
+    return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+@contextmanager
+def static_server(program: str, root: Path, work: Path) -> Iterator[str]:
+    """nginx over the directory *root*, with files of its own in *work*. Yields its URL."""
+    work.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # As root it would change to a user who may not look into temporary directories.
+    user = "user root;" if os.geteuid() == 0 else ""
+    configuration = work / "nginx.conf"
+    configuration.write_text(_CONFIGURATION.format(user=user, work=work, port=port, root=root))
+    log = work / "output"
+
+    def answers() -> bool:
+        with socket.socket() as attempt:
+            return attempt.connect_ex(("127.0.0.1", port)) == 0
+
+    with running([program, "-p", str(work), "-c", str(configuration)], log) as process:
+        wait_until(answers, process, log)
+        yield f"http://127.0.0.1:{port}"
