@@ -64,6 +64,11 @@ class JobProgress(Message, frozen=True):
     ended: bool = False  # the consumer is through
 
 
+class JobProgressReply(Message, frozen=True):
+    # Epochs, the current one or the next, whose orders the daemon does not know. It may have lost some in a restart.
+    wanted: list[int] = msgspec.field(default_factory=list)
+
+
 class JobName(Message, frozen=True):
     job: str
 

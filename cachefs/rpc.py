@@ -15,7 +15,16 @@ import msgspec
 
 from cachefs import errors
 from cachefs.identity import FOR_SOMEBODY, IDENTITY_KEY, ask_identity
-from cachefs.job_messages import JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, StallRows
+from cachefs.job_messages import (
+    JobEpoch,
+    JobList,
+    JobName,
+    JobProgress,
+    JobProgressReply,
+    JobPublish,
+    JobView,
+    StallRows,
+)
 from cachefs.messages import (
     CachedFiles,
     DatasetAdd,
@@ -113,7 +122,7 @@ CACHED: Final = Method(Selection, CachedFiles, Right.LOOK, streams=True)
 VERIFY: Final = Method(Empty, VerifyProgress, Right.ADMINISTER, streams=True)
 JOB_PUBLISH: Final = Method(JobPublish, JobView, Right.JOB)
 JOB_EPOCH: Final = Method(JobEpoch, Empty, Right.JOB)
-JOB_PROGRESS: Final = Method(JobProgress, Empty, Right.JOB)
+JOB_PROGRESS: Final = Method(JobProgress, JobProgressReply, Right.JOB)
 JOB_LIST: Final = Method(Empty, JobList, Right.LOOK)
 JOB_SHOW: Final = Method(JobName, JobView, Right.JOB)
 JOB_CANCEL: Final = Method(JobName, Empty, Right.JOB)

@@ -46,12 +46,15 @@ class Reporter:
         self._has_answered = False
         self._away_since: float | None = None  # when the daemon first did not answer (monotonic seconds)
         # By consumer: the epoch in which the daemon did not take another one that was too far ahead.
-        self._full: dict[str, int] = {}
+        self._too_far: dict[str, int] = {}
+        # By consumer: when an order for which there was no memory is published again (monotonic seconds).
+        self._no_memory: dict[str, float] = {}
 
-    def say(self, problem: str, then: str = "the job goes on without that") -> None:
-        """Have *problem* printed on the job's stderr, each problem once, and MOST_PROBLEMS at most."""
-        if problem not in self._said and len(self._said) < MOST_PROBLEMS:
-            self._said.add(problem)
+    def say(self, problem: str, then: str = "the job goes on without that", once: str = "") -> None:
+        """Have *problem* printed on the job's stderr, each problem once, and MOST_PROBLEMS at most. once: what it is
+        the same problem by, where its text has figures that change."""
+        if (once or problem) not in self._said and len(self._said) < MOST_PROBLEMS:
+            self._said.add(once or problem)
             self._say(f"{problem}; {then}")
 
     def report(self, consumer: PublishedConsumer, moved: bool) -> None:
@@ -73,7 +76,7 @@ class Reporter:
             self._on_absence(error, now)
             consumer.published = False
         except (Busy, StoreFull) as error:
-            self.say(str(error), _TRIED_AGAIN)
+            self._say_full(consumer.opening.name, error)
             consumer.quiet_until = now + FULL_SECONDS
             consumer.published = False
         except NotFound as error:
@@ -85,6 +88,10 @@ class Reporter:
             # One consumer is given up, and the others go on.
             self.say(f"consumer {consumer.opening.name} cannot be published ({error!r:.300})")
             consumer.failed = True
+
+    def _say_full(self, name: str, error: CachefsError) -> None:
+        """The daemon has no room for that consumer."""
+        self.say(str(error), _TRIED_AGAIN, f"no room for consumer {name}")
 
     def _on_absence(self, error: DaemonUnavailable, now: float) -> None:
         if self._away_since is None:
@@ -127,18 +134,23 @@ class Reporter:
             self._full_name = self._client.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT).job
         consumer.published = True
         consumer.reported.clear()
-        self._full.clear()
+        self._too_far.clear()
+        self._no_memory.clear()
         consumer.reported_at = 0.0
 
     def _report_orders(self, consumer: PublishedConsumer) -> None:
         for number in range(len(consumer.shares)):
             name = _name(consumer, number)
-            if self._full.get(name) == consumer.epoch:
+            now = time.monotonic()
+            if self._too_far.get(name) == consumer.epoch or now < self._no_memory.get(name, 0.0):
                 continue
             try:
                 self._report_orders_of(consumer, number)
             except Busy:  # until the consumer is in another epoch, and nearer
-                self._full[name] = consumer.epoch
+                self._too_far[name] = consumer.epoch
+            except StoreFull as error:
+                self._say_full(name, error)
+                self._no_memory[name] = now + FULL_SECONDS
 
     def _report_orders_of(self, consumer: PublishedConsumer, number: int) -> None:
         for epoch in sorted(consumer.unreported(number)):
@@ -152,7 +164,8 @@ class Reporter:
 
     def _report_progress(self, consumer: PublishedConsumer) -> None:
         for number in range(len(consumer.shares)):
-            self._client.call(JOB_PROGRESS, self._progress(consumer, number), TIMEOUT)
+            reply = self._client.call(JOB_PROGRESS, self._progress(consumer, number), TIMEOUT)
+            consumer.reported.difference_update((number, epoch) for epoch in reply.wanted)
 
     def _progress(self, consumer: PublishedConsumer, number: int, *, ended: bool = False) -> JobProgress:
         position = consumer.position_in(consumer.shares[number])

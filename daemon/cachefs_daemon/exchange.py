@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cachefs.job_messages import JobProgress
+from cachefs.job_messages import JobProgress, JobProgressReply
 from cachefs.messages import MountReport
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.pagecache.lookahead import Reader
@@ -98,10 +98,11 @@ class Exchange:
         if report.accessed:
             await self._threads.run(self._count_uses, report.accessed)
 
-    def on_job_progress(self, progress: JobProgress) -> None:
+    def on_job_progress(self, progress: JobProgress) -> JobProgressReply:
         """A consumer says how far it is. Raises NotFound, ConfigError."""
-        self._jobs.progress(progress)
+        wanted = self._jobs.progress(progress)
         self._pushers.wake()
+        return JobProgressReply(wanted=wanted)
 
     def refresh(self) -> None:
         """Forget mounts and consumers that have ended, and say anew what page caches cover. To be called every few

@@ -16,7 +16,16 @@ import msgspec
 
 from cachefs import __version__
 from cachefs.errors import Busy
-from cachefs.job_messages import JobEpoch, JobList, JobName, JobProgress, JobPublish, JobView, StallRows
+from cachefs.job_messages import (
+    JobEpoch,
+    JobList,
+    JobName,
+    JobProgress,
+    JobProgressReply,
+    JobPublish,
+    JobView,
+    StallRows,
+)
 from cachefs.messages import (
     CachedFiles,
     DatasetAdd,
@@ -100,9 +109,8 @@ class Service:
         self._node.jobs.epoch(_owned(request, caller))
         return Empty()
 
-    async def job_progress(self, request: JobProgress, caller: Caller) -> Empty:
-        self._node.exchange.on_job_progress(_owned(request, caller))
-        return Empty()
+    async def job_progress(self, request: JobProgress, caller: Caller) -> JobProgressReply:
+        return self._node.exchange.on_job_progress(_owned(request, caller))
 
     async def job_list(self, _: Empty) -> JobList:
         return JobList(jobs=[self._node.jobs.view(job, self._node.pushers.ahead) for job in self._node.jobs])

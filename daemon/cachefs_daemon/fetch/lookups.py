@@ -47,11 +47,9 @@ class LookUps:
         found: Found
         try:
             source = self._resolve(ref)
-            found = self._store.get_at_once(source.key) or source
+            found = self._store.get(source.key) or source
         except CachefsError as error:
             found = error
-        except BlockingIOError:
-            return None
         ended = time.monotonic()
         if ended - began > LONGEST:
             self._note_slow(ended)

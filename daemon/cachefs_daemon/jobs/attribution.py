@@ -86,7 +86,8 @@ class Attribution:
         """Move those consumers on whose tripwires are among the blocks *ids*: shape (n,), int32. states: the PageState
         of each block of the space, shape (blocks of the space,), uint8."""
         found = [Passed(ids[:0], ids[:0])]
-        ahead = [one.follower.ahead(ids) for one in followed] if len(followed) > 1 else []
+        ahead = [one.follower.ahead(ids) for one in followed] if len(followed) > 1 else [np.zeros(len(ids))]
+        nearest = np.min(ahead, axis=0)
         for place, one in enumerate(followed):
             window = self._plan.window(one.consumer.key, 0, VISIBLE)
             if window is not None:
@@ -95,10 +96,10 @@ class Attribution:
                 # Where several consumers read, the tripwires of one are read by the others too: far ahead they prove
                 # nothing.
                 unseen = one.position.unseen(now) if len(followed) == 1 else 0
-                # A block that another consumer comes to sooner was read by that one.
-                others = ahead[:place] + ahead[place + 1 :]
-                theirs = np.min(others, axis=0) < ahead[place] if others else np.zeros(len(ids), np.bool_)
-                found.append(one.follower.tripped(ids[~theirs], one.position.left_out(now), unseen))
+                # A block that another consumer comes to sooner was read by that one. Compared with what is nearest to
+                # any of them, itself included: with each of the others in turn, 1,024 consumers took 0.3 s.
+                ours = ids[ahead[place] <= nearest]
+                found.append(one.follower.tripped(ours, one.position.left_out(now), unseen))
         return Passed(np.concatenate([one.wires for one in found]), np.concatenate([one.reads for one in found]))
 
     def _attribute(self, stalls: Sequence[Stall]) -> tuple[dict[str, float], list[float]]:

@@ -1,9 +1,10 @@
 """One reader of a job: its sequence on the way into the plan, its state for display, and whether it is still there."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -129,29 +130,51 @@ class Consumer:
 
     def add_order(self, epoch: int, order: Order, now: float) -> None:
         """It has published the *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32. Raises Busy
-        where that is too far ahead to be kept, or where there is no memory for it."""
+        where that is too far ahead to be kept, StoreFull where there is no memory for it."""
         self.liveness.renew(now)
         which = f"epoch {epoch} of consumer {self.name} of job {given_name(self.request.job)}"
-        if not self._epochs.add(epoch, order, self._oldest):
+        kept = self._epochs.add(epoch, order, self._oldest)
+        try:
+            self._take_order_room()
+        except StoreFull as error:
+            self._epochs.refuse(epoch)
+            self._take_order_room()
+            raise StoreFull(f"{which}: {error}") from None
+        if not kept:
             raise Busy(
                 f"{which} is too far ahead: orders of nearer epochs fill {format_size(MAX_WAITING)} or are "
                 f"{MOST_WAITING:,}; publish it again when these are read"
             )
-        try:
-            self._loader.room.take(self.key, Part.ORDERS, self._epochs.order_bytes)
-        except StoreFull as error:
-            self._epochs.drop(epoch)
-            raise Busy(f"{which}: {error}") from None
         self._news.set()
+
+    def keep_orders(self, orders: Mapping[int, Order], now: float) -> None:
+        """Orders that it has published before, by epoch, as in `add_order`. Those that are not kept are shown."""
+        for epoch in sorted(orders):
+            with contextlib.suppress(Busy, StoreFull):
+                self.add_order(epoch, orders[epoch], now)
+
+    def _take_order_room(self) -> None:
+        """For the orders as they are now. Raises StoreFull, which it does not where they are fewer than before."""
+        self._loader.room.take(self.key, Part.ORDERS, self._epochs.order_bytes)
 
     @property
     def forgotten_orders(self) -> list[int]:
-        """Epochs from the current one on whose orders it has published and nobody knows any more."""
+        """Epochs from the current one on whose orders it has published too far ahead to be kept."""
         return self._epochs.forgotten(self.epoch)
 
-    def lose_orders(self, epochs: Iterable[int]) -> None:
-        """Orders of these epochs, which it has published, are known no more."""
-        self._epochs.lose(epochs)
+    @property
+    def refused_orders(self) -> list[int]:
+        """Epochs from the current one on for whose orders, which it has published, there was no memory."""
+        return self._epochs.refused(self.epoch)
+
+    @property
+    def wanted_orders(self) -> list[int]:
+        """Which of the current and the next epoch it has to publish, if need be again."""
+        return self._epochs.wanted(self.epoch)
+
+    def lose_orders(self, forgotten: Iterable[int], refused: Iterable[int]) -> None:
+        """Orders of these epochs, which it has published, are known no more: too far ahead, or without memory."""
+        self._epochs.lose(forgotten, refused)
 
     def on_heartbeat(self, epoch: int, samples: int, now: float) -> None:
         """It says that so many samples of the epoch are delivered."""
@@ -294,6 +317,7 @@ class Consumer:
         elif not self.position.follower.following:
             self._plan.suspend(self.key, True)
         epochs.keep_from(self.position.follower.place[0])
+        self._take_order_room()
         self.position.shortest_epoch = epochs.shortest
 
     def _go_back(self) -> None:
@@ -363,6 +387,11 @@ class Consumer:
             problems.append(
                 f"orders of {len(forgotten)} epochs from {forgotten[0]} on were published too far ahead to be kept; "
                 "publish them again when the job is nearer"
+            )
+        if refused := self.refused_orders:
+            problems.append(
+                f"no memory for the orders of {len(refused)} epochs from {refused[0]} on; publish them again when "
+                "other jobs have ended (`cachefs run` does by itself)"
             )
         follower = self.follower
         if self.is_given_up:

@@ -25,6 +25,8 @@ class Epochs:
         self._waiting: dict[int, Order] = {}  # by epoch: orders that were published and are not in the plan yet
         self._published: dict[int, Order] = {}  # by epoch, from the current one on: all orders that were published
         self._forgotten: set[int] = set()  # epochs whose orders were published too far ahead to be kept
+        self._refused: set[int] = set()  # epochs for whose orders there was no memory
+        self._begins = 0  # the epoch before which all were over when the plan was last brought on
 
     def add(self, epoch: int, order: Order, current: int) -> bool:
         """The *order* of an epoch was published: sample numbers, shape (samples of the epoch,), uint32. current: the
@@ -39,28 +41,40 @@ class Epochs:
             ):
                 forgotten.add(max(orders))
                 del orders[max(orders)]
-        left = {one for one in self._forgotten | forgotten if one >= current} - {epoch}
-        self._forgotten = set(sorted(left)[:MOST_WAITING])
+        self._forgotten = _nearest((self._forgotten | forgotten) - {epoch}, current)
+        self._refused = _nearest(self._refused - {epoch}, current)
         return epoch not in forgotten
 
-    def drop(self, epoch: int) -> None:
-        """The order of this epoch was published and is not kept."""
+    def refuse(self, epoch: int) -> None:
+        """There is no memory for the order of this epoch, which was published."""
         self._waiting.pop(epoch, None)
         self._published.pop(epoch, None)
-        self._forgotten.add(epoch)
+        self._refused.add(epoch)
 
     @property
     def order_bytes(self) -> int:
         """Bytes of all orders that are kept as they were published."""
         return sum(order.nbytes for order in {**self._waiting, **self._published}.values())
 
-    def lose(self, epochs: Iterable[int]) -> None:
-        """Orders of these epochs were published once and are known no more."""
-        self._forgotten.update(epochs)
+    def lose(self, forgotten: Iterable[int], refused: Iterable[int]) -> None:
+        """Orders of these epochs were published once and are known no more: too far ahead, or without memory."""
+        self._forgotten.update(forgotten)
+        self._refused.update(refused)
 
     def forgotten(self, current: int) -> list[int]:
         """The epochs from *current* on whose orders were published too far ahead to be kept, in ascending order."""
         return sorted(one for one in self._forgotten if one >= current and one not in self._published)
+
+    def refused(self, current: int) -> list[int]:
+        """The epochs from *current* on for whose orders there was no memory, in ascending order."""
+        return sorted(one for one in self._refused if one >= current and one not in self._published)
+
+    def wanted(self, current: int) -> list[int]:
+        """Which of *current* and the next epoch nobody knows, where no sampler determines them. If their orders were
+        published, they have to be once more."""
+        if self.computable:
+            return []
+        return [one for one in (current, current + 1) if one not in self._published and one not in self.reads]
 
     def published(self, current: int) -> dict[int, Order]:
         """The orders that were published, by epoch, of epoch *current* and later ones: sample numbers, shape (samples
@@ -114,8 +128,12 @@ class Epochs:
         self.samples, self.reads = None, {}
 
     def keep_from(self, current: int) -> None:
-        """The epochs before *current* are over."""
+        """The epochs before *current* are over, and what was published for them is of no use."""
         self.reads = {number: one for number, one in self.reads.items() if number >= current}
+        self._published = self.published(current)
+        if current > self._begins:  # what an earlier epoch gets from now on is for a consumer that goes back
+            self._waiting = {number: order for number, order in self._waiting.items() if number >= current}
+        self._begins = current
 
     def known(self, current: int) -> list[int]:
         """Numbers of the next epochs from *current* on whose orders are known, or can be computed: SHOWN at most."""
@@ -126,3 +144,8 @@ class Epochs:
         for known in self.reads.values():
             return reads * known.samples / max(1, len(known.blocks))
         return reads
+
+
+def _nearest(epochs: set[int], current: int) -> set[int]:
+    """Those of the epochs that follow *current*, and it: MOST_WAITING at most."""
+    return set(sorted(one for one in epochs if one >= current)[:MOST_WAITING])

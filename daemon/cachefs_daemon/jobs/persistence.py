@@ -102,6 +102,7 @@ def record_of(job: Job) -> JobRecord:
             born=one.liveness.born,
             orders={epoch: _raw(order) for epoch, order in one.published_orders.items()},
             forgotten=one.forgotten_orders,
+            refused=one.refused_orders,
         )
         for one in job.consumers.values()
     ]

@@ -39,7 +39,8 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     pid: int  # of its process, for the daemon
     born: Moment | None  # when its process started; None: it has none that the daemon sees
     orders: dict[int, bytes]  # by epoch, u32 little-endian
-    forgotten: list[int] = []  # epochs whose orders were published, and are not kept
+    forgotten: list[int] = []  # epochs whose orders were published too far ahead, and are not kept
+    refused: list[int] = []  # epochs for whose orders there was no memory
 
 
 class JobRecord(msgspec.Struct, frozen=True):

@@ -1,6 +1,5 @@
 """The jobs that have said how they will read, from their first word to their end."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -189,9 +188,7 @@ class JobRegistry:
         orders = known.published_orders if known.request == request else {}
         self._close(job, known)
         consumer = self._begin(job, request, snapshot)
-        for epoch, order in orders.items():
-            with contextlib.suppress(Busy):  # it says so itself
-                consumer.add_order(epoch, order, time.monotonic())
+        consumer.keep_orders(orders, time.monotonic())
         return consumer
 
     def _begin(self, job: Job, request: JobPublish, snapshot: Snapshot) -> Consumer:
@@ -216,7 +213,8 @@ class JobRegistry:
             self._loader.room.release(before)
 
     def epoch(self, request: JobEpoch) -> None:
-        """A consumer publishes the order of an epoch. Raises NotFound, ConfigError; Busy where it is too far ahead."""
+        """A consumer publishes the order of an epoch. Raises NotFound, ConfigError; Busy where it is too far ahead,
+        StoreFull where there is no memory for it now."""
         consumer = self._consumer(request.job, request.consumer)
         if not 0 <= request.epoch < MAX_EPOCHS or len(request.order) % 4:
             raise ConfigError(
@@ -226,8 +224,9 @@ class JobRegistry:
         consumer.add_order(request.epoch, order_of(request.order), time.monotonic())
         self.unsaved.add(request.job)
 
-    def progress(self, request: JobProgress) -> None:
-        """A consumer says where it is, or that it is through. Raises NotFound, ConfigError."""
+    def progress(self, request: JobProgress) -> list[int]:
+        """A consumer says where it is, or that it is through. The epochs whose orders it has to publish, if need be
+        again. Raises NotFound, ConfigError."""
         if not 0 <= request.epoch < MAX_EPOCHS or request.position < 0:
             name = given_name(request.job)
             raise ConfigError(f"job {name}: epochs count from 0 to {MAX_EPOCHS - 1:,}, and positions from 0")
@@ -235,6 +234,8 @@ class JobRegistry:
         consumer.on_heartbeat(request.epoch, request.position, time.monotonic())
         if request.ended:
             self._end_consumer(self.get(request.job), consumer, "it said so")
+            return []
+        return consumer.wanted_orders
 
     def cancel(self, name: str) -> None:
         """Nothing is read ahead for the job any more. Raises NotFound."""
@@ -256,7 +257,8 @@ class JobRegistry:
             request = known.request
             if known.map >= 0:
                 request = msgspec.structs.replace(request, map=record.maps[known.map])
-            orders = {epoch: order_of(order) for epoch, order in known.orders.items()}
+            begins, _ = places.get(request.consumer, (0, 0))
+            orders = {epoch: order_of(order) for epoch, order in known.orders.items() if epoch >= begins}
             try:
                 check(request)
                 if known.born is not None and known.born != birth_of(known.pid):
@@ -265,18 +267,16 @@ class JobRegistry:
             except CachefsError as error:
                 lost.append(str(error))
                 continue
-            living.append((request, snapshot, orders, known.forgotten))
+            living.append((request, snapshot, orders, known))
         if not living:
             raise NotFound("; ".join(dict.fromkeys(lost)))
         with self._loader.room.holding(*record.maps):
             for snapshot_id, sample_map in maps.items():
                 self._set_map(job, snapshot_id, sample_map)
-            for request, snapshot, orders, forgotten in living:
+            for request, snapshot, orders, known in living:
                 consumer = self._begin(job, request, snapshot)
-                consumer.lose_orders(forgotten)
-                for epoch, order in orders.items():
-                    with contextlib.suppress(Busy):  # it says so itself
-                        consumer.add_order(epoch, order, now)
+                consumer.lose_orders(known.forgotten, known.refused)
+                consumer.keep_orders(orders, now)
                 if request.consumer in places:
                     consumer.on_heartbeat(*places[request.consumer], now)
             for snapshot_id, sample_map in maps.items():

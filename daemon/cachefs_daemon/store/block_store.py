@@ -60,12 +60,8 @@ class BlockStore:
         self._counting = threading.Lock()
 
     def get(self, key: bytes) -> Location | None:
-        """Where the block is now."""
+        """Where the block is now. Waits for no other thread."""
         return self._index.get(key)
-
-    def get_at_once(self, key: bytes) -> Location | None:
-        """As `get`. Raises BlockingIOError where it would wait for another thread."""
-        return self._index.get(key, wait=False)
 
     def put(self, key: bytes, data: Data, *, transient: bool = True, snapshot: str = "") -> Location | None:
         """Store one block: see `put_many`. Raises StoreFull."""

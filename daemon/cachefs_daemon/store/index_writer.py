@@ -77,16 +77,15 @@ class IndexWriter:
         self._committer = threading.Thread(target=self._commit_changes, name="index-commit", daemon=True)
         self._committer.start()
 
-    def get(self, key: bytes, *, wait: bool = True) -> Location | None:
-        """Raises BlockingIOError where it would wait for another thread, and shall not."""
-        if not self._lock.acquire(blocking=wait):
-            raise BlockingIOError
-        try:
-            for changes in (self._pending, self._committing):
-                if key in changes:
-                    return changes[key]
-        finally:
-            self._lock.release()
+    def get(self, key: bytes) -> Location | None:
+        """Waits for nothing: no lock is taken, as a thread that had it would often wait for the interpreter lock."""
+        # While changes are committed they are in `_committing`, and before and after, where that fails, in `_pending`.
+        for where in ("_pending", "_committing", "_pending"):
+            changes: Mapping[bytes, Location | None] = getattr(self, where)
+            try:
+                return changes[key]
+            except KeyError:
+                pass
         try:
             with self._env.begin(db=self._blocks) as txn:
                 record = txn.get(key)

@@ -118,6 +118,8 @@ def test_explicit_orders_and_what_is_wrong_with_them(tmp_path: Path) -> None:
         assert (view.epoch, view.epoch_length, view.known_epochs) == (2, 3, [2])
         assert "epoch 2: 2 of 5 samples do not exist" in view.problem
         assert "the sampler has 12 samples, the dataset 10" in view.problem
+        beat = JobProgress(job="train", consumer="0", epoch=2, position=0)
+        assert daemon.client.call(JOB_PROGRESS, beat).wanted == [3]
 
 
 def test_records_of_a_file_are_found_by_the_daemon_itself(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a helper does where the daemon refuses, or something unexpected happens: one line, and the job goes on."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from cachefs.publishing import reporter as module
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 from cachefs.publishing.reporter import Reporter
 from cachefs.publishing.shares import Share
-from cachefs.rpc import DaemonClient
+from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, DaemonClient
 from tests.unit.publishing.test_published_consumer import plain_share
 
 
@@ -100,6 +101,88 @@ def test_an_epoch_that_is_too_far_ahead_is_published_again_when_it_is_nearer() -
     assert reported == {(0, 0), (0, 1), (0, 2)}
 
 
+class Clock:
+    """In place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Recording:
+    """In place of a DaemonClient: takes everything, but for orders while it is full."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.calls: list[str] = []
+        self.wanted: list[int] = []
+
+    def call(self, method: Any, request: Any, timeout: float) -> Any:
+        self.calls.append(method.name)
+        if method is JOB_EPOCH and self.full:
+            raise StoreFull(f"epoch {request.epoch}: no memory for its plan: {len(self.calls)} bytes are taken")
+        return SimpleNamespace(job="job", wanted=self.wanted)
+
+    def orders(self) -> int:
+        return self.calls.count(JOB_EPOCH.name)
+
+
+def conversation(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str]
+) -> tuple[Recording, Callable[[int], None], PublishedConsumer]:
+    """A daemon, what reports so many times, one second apart, and the consumer that it reports."""
+    client, clock = Recording(), Clock()
+    monkeypatch.setattr(module, "time", clock)
+    reporter = Reporter(cast(DaemonClient, client), "job", 1, lines.append)
+    monkeypatch.setattr(reporter, "_dataset", lambda share: ("d", "00"))
+    consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
+    consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
+
+    def report(seconds: int) -> None:
+        for _ in range(seconds):
+            clock.now += 1
+            reporter.report(consumer, moved=True)
+
+    return client, report, consumer
+
+
+def test_an_order_for_which_there_is_no_memory_is_published_again_in_the_same_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its place is told meanwhile, and the user is told once."""
+    lines = list[str]()
+    client, report, consumer = conversation(monkeypatch, lines)
+    client.full = True
+    report(20)
+    assert client.orders() == 1
+    assert client.calls.count(JOB_PROGRESS.name) == 20
+    report(70)
+    assert client.orders() == 3
+    assert client.calls.count(JOB_PUBLISH.name) == 1
+    assert lines == [
+        "epoch 0: no memory for its plan: 2 bytes are taken; it is tried again, and the job goes on meanwhile"
+    ]
+    client.full = False
+    report(70)
+    assert client.orders() == 4
+    assert consumer.reported == {(0, 0)}
+    assert len(lines) == 1
+
+
+def test_an_order_that_the_daemon_asks_for_is_published_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was restarted, and had no room for the order."""
+    client, report, _ = conversation(monkeypatch, [])
+    report(3)
+    assert client.orders() == 1
+    client.wanted = [0, 7]
+    report(1)
+    client.wanted = []
+    report(3)
+    assert client.orders() == 2
+
+
 def test_of_many_datasets_the_one_is_found_whose_snapshot_it_is_also_an_older_one() -> None:
     """With one call, of datasets that are lost in part."""
     calls: list[Any] = []
@@ -133,7 +216,7 @@ def test_a_daemon_that_is_restarted_is_no_news_and_one_that_stays_away_is(monkey
     def call(method: Any, request: Any, timeout: float) -> Any:
         if away:
             raise DaemonUnavailable("nobody answers")
-        return SimpleNamespace(job="job", datasets=[SimpleNamespace(name="d", snapshot="00" * 8)])
+        return SimpleNamespace(job="job", datasets=[SimpleNamespace(name="d", snapshot="00" * 8)], wanted=[])
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     reporter = Reporter(cast(DaemonClient, SimpleNamespace(call=call)), "job", 1, lines.append)

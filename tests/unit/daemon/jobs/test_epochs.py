@@ -69,7 +69,7 @@ def test_what_is_published_too_far_ahead_is_forgotten(monkeypatch: pytest.Monkey
         epochs.taken(number, ORDER)
     assert epochs.add(9, ORDER, 7)
     assert epochs.forgotten(7) == []
-    epochs.lose([12])
+    epochs.lose([12], [])
     assert epochs.forgotten(7) == [12]
 
 
@@ -86,3 +86,28 @@ def test_many_empty_epochs_cost_no_more_than_some(monkeypatch: pytest.MonkeyPatc
 def test_of_a_million_epochs_the_next_ones_are_shown() -> None:
     epochs = Epochs(SamplerSpec(kind="numpy", size=10, epochs=10**6))
     assert epochs.known(7) == list(range(7, 7 + module.SHOWN))
+
+
+def test_orders_of_epochs_that_are_over_are_not_kept() -> None:
+    epochs = Epochs(EXPLICIT)
+    for number in range(5):
+        epochs.add(number, ORDER, 0)
+    epochs.taken(0, ORDER)
+    epochs.keep_from(3)
+    assert (list(epochs.published(0)), epochs.waiting(2), epochs.order_bytes) == ([3, 4], None, 2 * ORDER.nbytes)
+    # It goes back: what it publishes for that waits until the plan has it.
+    epochs.add(0, ORDER, 3)
+    epochs.keep_from(3)
+    assert epochs.waiting(0) is ORDER
+
+
+def test_of_the_epochs_at_hand_those_are_wanted_that_nobody_knows() -> None:
+    """Of one that was published, a daemon that was killed may know nothing."""
+    epochs = Epochs(EXPLICIT)
+    assert epochs.wanted(3) == [3, 4]
+    epochs.add(3, ORDER, 0)
+    epochs.reads[4] = READS
+    assert epochs.wanted(3) == []
+    epochs.refuse(3)
+    assert epochs.wanted(3) == [3]
+    assert [Epochs(SPEC).wanted(epoch) for epoch in (1, 2)] == [[], []]

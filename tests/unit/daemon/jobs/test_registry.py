@@ -18,7 +18,8 @@ from cachefs_daemon.jobs import registry as registry_module
 from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.persistence import record_of
-from cachefs_daemon.jobs.plan_room import PER_PATH, Part, PlanRoom
+from cachefs_daemon.jobs.plan_room import PER_BLOCK, PER_PATH, PER_READ, Part, PlanRoom
+from cachefs_daemon.jobs.records import ConsumerRecord, JobRecord
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.runtime.threads import Threads
 
@@ -411,11 +412,63 @@ def test_orders_that_memory_does_not_allow_are_refused_until_others_are_read(tmp
         order = bytes(4 * 1000)
         for epoch in (7, 8):
             jobs.epoch(JobEpoch(job="j", consumer="0", epoch=epoch, order=order))
-        with pytest.raises(Busy, match=r"epoch 9 of consumer 0 of job j: no memory for its plan: it would take 11\.72"):
+        refused = r"epoch 9 of consumer 0 of job j: no memory for its plan: it would take 11\.72"
+        with pytest.raises(StoreFull, match=refused):
             jobs.epoch(JobEpoch(job="j", consumer="0", epoch=9, order=order))
-        assert "orders of 1 epochs from 9 on" in jobs.state()[1]
+        assert jobs.state()[1].startswith("no memory for the orders of 1 epochs from 9 on; publish them again when")
+        [record] = [record_of(job) for job in jobs]
+        assert [(one.forgotten, one.refused) for one in record.consumers] == [([], [9])]
+        with pytest.raises(StoreFull, match="epoch 8"):
+            jobs.epoch(JobEpoch(job="j", consumer="0", epoch=8, order=3 * order))
+        assert jobs.loader.room.taken == 4000  # that of epoch 8 was to be replaced
+        jobs.epoch(JobEpoch(job="j", consumer="0", epoch=9, order=order))
+        assert "the orders of 1 epochs from 8 on" in jobs.state()[1]
         jobs.cancel("j")
         assert jobs.loader.room.taken == 0
+
+    play(tmp_path, scene, room=10_000)
+
+
+def test_orders_that_were_read_take_no_room(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        jobs.say(spec=SamplerSpec(kind="explicit", size=FILES))
+        order = np.arange(FILES, dtype="<u4").tobytes()
+        for epoch in range(10):
+            jobs.epoch(JobEpoch(job="j", consumer="0", epoch=epoch, order=order))
+        await planned(jobs)
+        orders = jobs.loader.room.taken - PER_BLOCK * FILES - PER_READ * FILES
+        assert orders == 10 * len(order)
+        jobs.progress(JobProgress(job="j", consumer="0", epoch=7, position=0))
+        await until(lambda: jobs.loader.room.taken == PER_BLOCK * FILES + PER_READ * FILES + 3 * len(order))
+
+    play(tmp_path, scene)
+
+
+def test_a_job_of_before_a_restart_asks_for_the_order_that_finds_no_room_any_more(tmp_path: Path) -> None:
+    """Also where what publishes has not noticed that the daemon was restarted."""
+    orders = {epoch: bytes(4 * 1000) for epoch in range(4)}
+
+    async def scene(jobs: Jobs) -> None:
+        request = JobPublish(
+            job="j", dataset="train", consumer="0", spec=SamplerSpec(kind="explicit", size=FILES), pid=os.getpid()
+        )
+        jobs.loader.room.take("another", Part.ORDERS, 4000)
+        known = ConsumerRecord(request, -1, "", os.getpid(), None, orders, [], [])
+        jobs.restore(JobRecord("j", "", 0.0, [known], [], {}), {"0": (1, 7)})
+        assert jobs.state()[1].startswith("no memory for the orders of 2 epochs from 2 on")
+
+        def wanted(epoch: int) -> list[int]:
+            return jobs.progress(JobProgress(job="j", consumer="0", epoch=epoch, position=7))
+
+        assert wanted(1) == [2]  # epoch 0 is over, and takes no room from epoch 1
+        assert wanted(2) == [2, 3]
+        [record] = [record_of(job) for job in jobs]
+        assert [one.refused for one in record.consumers] == [[2, 3]]
+        jobs.loader.room.give_back("another")
+        jobs.epoch(JobEpoch(job="j", consumer="0", epoch=2, order=orders[2]))
+        assert wanted(2) == [3]
+        end = JobProgress(job="j", consumer="0", epoch=2, position=7, ended=True)
+        assert jobs.progress(end) == []
 
     play(tmp_path, scene, room=10_000)
 

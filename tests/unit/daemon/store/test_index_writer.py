@@ -1,5 +1,6 @@
 """The index as its writer sees it."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -91,3 +92,22 @@ def test_blocks_that_come_and_go_while_nothing_can_be_committed_do_not_add_up(
     assert index.get(NEW[0]) == PLACE
     assert index.get(OLD[0]) is None
     assert index.count() == len(OLD)
+
+
+def test_who_looks_up_while_changes_are_committed_misses_none(index: IndexWriter) -> None:
+    key, over, missed = NEW[0], threading.Event(), []
+    index.put(key, PLACE)
+
+    def look() -> None:
+        while not over.is_set():
+            if index.get(key) is None:
+                missed.append(key)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for _ in range(200):
+        index.put(key, PLACE)
+        index.commit()
+    over.set()
+    looking.join()
+    assert not missed
