@@ -281,7 +281,8 @@ Snapshot.lookup = lookup
 """
 
 # A look-up of a name that begins with `stuck` waits for another mount, which SIGKILL does not end once that has taken
-# the request. Less patience than usual, which has to be set when zero-open is loaded.
+# the request. Less patience than usual, which has to be set when zero-open is loaded; as usual, a mount may be unserved
+# for longer than a worker may be silent.
 STUCK = """
 import os
 from cachefs.mount import zero_open
@@ -295,7 +296,7 @@ def load_and_hurry():
     library = load()
     from cachefs.mount import supervisor, worker_pool
     supervisor.TICK_SECONDS = 0.2
-    worker_pool.SILENT_SECONDS, worker_pool.UNSERVED_SECONDS, worker_pool.MOST_HANGING = 8, 5, 2
+    worker_pool.SILENT_SECONDS, worker_pool.UNSERVED_SECONDS, worker_pool.MOST_HANGING = 8, 15, 2
     return library
 Snapshot.lookup, zero_open.load = lookup, load_and_hurry
 """
