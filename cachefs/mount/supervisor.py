@@ -115,7 +115,7 @@ class Supervisor:
                 pusher.tend()
             if time.monotonic() - ticked >= TICK_SECONDS:
                 ticked = time.monotonic()
-                workers.replace_silent()
+                workers.tend()
                 guard.tend()
                 process.reap_killed()
 
