@@ -5,24 +5,30 @@ decode, and requests must not wait for that. Where memory is short, the kernel e
 """
 
 import contextlib
+import logging
 import os
 import select
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import trio
 
 from cachefs.errors import CachefsError
-from cachefs.mount import device
+from cachefs.mount import control_reader, device
 from cachefs.mount.control import fifo_path
 from cachefs.mount.control_reader import ControlReader
 from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.few_lines import FewLines
 from cachefs.mount.namespace import shown_datasets
 from cachefs.mount.process import fork_watched
 from cachefs.mount.restarts import Restarts
 from cachefs.mount.worker import Mount
 from cachefs.rpc import DaemonClient
+
+# Lines about the control file that are logged in a second, of which anybody can cause as many as he likes.
+MOST_LINES: Final = 10
 
 
 class ControlProcess:
@@ -72,6 +78,7 @@ class ControlProcess:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
         mount = self._mount
+        logging.getLogger(control_reader.__name__).addFilter(FewLines(MOST_LINES, seconds=1))
         client = DaemonClient(mount.options.socket, for_somebody=True)
         first, *later = mount.views.news()
         last = later[-1] if later else first

@@ -178,6 +178,16 @@ def test_a_mount_of_several_needs_the_dataset_named(daemon: Daemon, tmp_path: Pa
         daemon.client.call(JOB_SHOW, JobName(job="unnamed"))
 
 
+def test_what_makes_no_sense_does_not_fill_the_log(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "numbers", tmp_path / "flood") as directory:
+        long = {"op": "publish", "job": "x" * 1_000_000, "sampler": SEQUENTIAL}
+        say(directory, long, *[{"op": "nonsense"}] * 2000, {"op": "publish", "job": "after", "sampler": SEQUENTIAL})
+        job(daemon, "after")
+    log = Path(f"{directory}.log").read_text()
+    assert 0 < log.count("it said") < 60
+    assert len(log) < 60_000
+
+
 def test_a_mount_that_was_published_through_can_be_unmounted(daemon: Daemon, tmp_path: Path) -> None:
     with mounted(daemon.socket, "numbers", tmp_path / "busy") as directory:
         say(directory, {"op": "publish", "job": "busy", "sampler": SEQUENTIAL})
