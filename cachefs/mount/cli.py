@@ -21,6 +21,7 @@ import click
 import cachefs
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount import kernel
+from cachefs.mount.few_lines import FewLines
 from cachefs.mount.options import MountOptions, parse
 from cachefs.mount_spec import MountSpec
 
@@ -33,6 +34,8 @@ START_SECONDS: Final = 90.0
 USAGE_STATUS: Final = 1
 FAILURE_STATUS: Final = 32
 SYSLOG_SECONDS: Final = 0.05
+# Lines that one process logs in a minute: an origin that fails fails thousands of reads in that time.
+MOST_LINES: Final = 120
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -224,29 +227,8 @@ class Syslog(logging.handlers.SysLogHandler):
         self.socket.settimeout(SYSLOG_SECONDS)
 
 
-class FewLines(logging.Filter):
-    """Lets *most* lines pass in a minute and counts the others: an origin that fails fails thousands of reads in a
-    minute."""
-
-    def __init__(self, most: int = 120) -> None:
-        super().__init__()
-        self._most = most
-        self._minute = 0  # of the last line, since 1970
-        self._lines = 0  # in that minute
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        minute = int(record.created // 60)
-        if minute != self._minute:
-            dropped = max(0, self._lines - self._most)
-            if dropped:
-                record.msg, record.args = f"{record.getMessage()} ({dropped} lines of an earlier minute left out)", ()
-            self._minute, self._lines = minute, 0
-        self._lines += 1
-        return self._lines <= self._most
-
-
 def log_to(handler: logging.Handler, level: int) -> None:
-    handler.addFilter(FewLines())
+    handler.addFilter(FewLines(MOST_LINES, seconds=60))
     handler.setFormatter(logging.Formatter("%(asctime)s mount.cachefs[%(process)d] %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("pyfuse3").setLevel(logging.INFO)

@@ -116,6 +116,7 @@ class Supervisor:
             if time.monotonic() - ticked >= TICK_SECONDS:
                 ticked = time.monotonic()
                 workers.tend()
+                control.kill_silent()
                 guard.tend()
                 process.reap_killed()
 

@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from cachefs.mount_table import mount_points
 from cachefs.rpc import DATASET_REFRESH, NODE, STATUS
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mount_pid, mounted, read_tree
+from tests.pushing import cloned_device
 
 KILLS = 20
 READERS = 4
@@ -168,6 +170,33 @@ def test_when_the_supervisor_is_killed_readers_get_an_error(
         }  # fmt: skip
         _wait_for(lambda: not any(process.is_running() for process in family))
         _wait_for(lambda: kernel.is_dead(mount))
+
+
+@pytest.mark.parametrize("survivor", ["guard", "pusher"])
+def test_when_all_processes_are_stopped_and_the_supervisor_is_killed_readers_get_an_error(
+    daemon: Daemon, tmp_path: Path, survivor: str
+) -> None:
+    with contextlib.ExitStack() as stack:
+        options = ["no_push"] if survivor == "guard" else []
+        mount = stack.enter_context(mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", *options))
+        supervisor = supervisor_of(daemon, mount)
+        # Keeps the connection alive, as a process does that cannot die.
+        stack.callback(os.close, cloned_device(supervisor.pid))
+        watches = {"guard": _is_watching_guard, "pusher": _is_watching_pusher}[survivor]
+        _wait_for(lambda: any(map(watches, supervisor.children())))
+        family = [supervisor, *supervisor.children()]
+        for process in family:
+            process.suspend()
+            stack.callback(_kill, process)
+        reader = subprocess.Popen(["cat", mount / "005.bin"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        stack.enter_context(reader)
+        stack.callback(reader.kill)
+        _wait_for(lambda: "wait" in Path(f"/proc/{reader.pid}/wchan").read_text())
+        if survivor == "pusher":
+            next(process for process in family if _name(process) == "guard").kill()
+        supervisor.kill()
+        assert b"connect" in reader.communicate(timeout=20)[1]
+        _wait_for(lambda: not any(process.is_running() for process in family))
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -403,6 +432,23 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
+
+
+def _is_watching_guard(process: psutil.Process) -> bool:
+    """Is it a guard that has begun to watch the supervisor? Before that it has closed its devices."""
+    files = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+    return _name(process) == "guard" and "/dev/fuse" not in files
+
+
+def _is_watching_pusher(process: psutil.Process) -> bool:
+    """Is it a pusher that would notice the supervisor's end? After that has been seen to, it ignores SIGINT."""
+    ignored = Path(f"/proc/{process.pid}/status").read_text().partition("\nSigIgn:")[2].split()[0]
+    return "cachefs.mount.push" in process.cmdline() and bool(int(ignored, 16) & 1 << signal.SIGINT - 1)
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
 
 
 def _name(process: psutil.Process) -> str:
