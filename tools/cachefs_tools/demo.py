@@ -253,8 +253,8 @@ def table(runs: list[Run]) -> Table:
         title=f"{native.files:,} files, {size(native.bytes)}, one reader",
         caption="page cache, memory, ssd and origin served these shares of the bytes\n"
         "FUSE and S3 are requests to the mount and to the origin\n"
-        f"epoch 2 and local are page-cached, with pages that were loaded alike; each is\n"
-        f"the best of {TURNS} passes, which take turns",
+        "epoch 2 and local are page-cached, with pages that were loaded alike;\n"
+        f"each is the best of {TURNS} passes, which take turns",
     )
     result.add_column("", no_wrap=True)
     for heading in ("files/s", "p50 us", "of\nlocal", "page\ncache", "memory", "ssd", "origin", "FUSE", "S3"):

@@ -2,10 +2,9 @@
 
 import io
 
-from rich.console import Console
-
 from cachefs_tools.demo import Run, Usage, table
 from cachefs_tools.reading import Pass
+from rich.console import Console
 
 WIDEST = Usage(requests=100_000, memory=10**9, ssd=0, origin=0, origin_requests=10_000)
 
