@@ -280,9 +280,7 @@ def describe(view: JobView) -> Iterator[str | Table]:
     yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
     yield f"fetched for it: {size(view.fetched_bytes)}; {view.stalls:,} reads waited, {view.stall_seconds:.1f} s in all"
     yield ""
-    yield table(
-        "NAME =STATE >EPOCH >SAMPLE >OF >RATE >MATCHED >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers)
-    )
+    yield table("NAME =STATE >EPOCH >SAMPLE >OF >RATE >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers))
     for consumer in view.consumers:
         if consumer.problem:
             yield f"! {shown(consumer.consumer)}: {shown(consumer.problem)}"
@@ -301,7 +299,7 @@ def consumer_row(view: ConsumerView) -> tuple[str, ...]:
     """A row of `job show`."""
     return (
         shown(view.consumer), view.state, str(view.epoch), f"{view.position:,}", f"{view.epoch_length:,}",
-        rate_of(view.state == ENDED, view.rate), f"{view.matched:,}", f"{view.mismatched:,}", size(view.ahead_bytes),
+        rate_of(view.state == ENDED, view.rate), f"{view.mismatched:,}", size(view.ahead_bytes),
         size(view.pushed_bytes),
     )  # fmt: skip
 
