@@ -109,7 +109,7 @@ class JobView(Message, frozen=True):
     stalls: int = 0
     stall_seconds: float = 0.0
     fetched_bytes: int = 0
-    problems: list[str] = msgspec.field(default_factory=list)
+    reason: str = ""  # why it ended; empty where it said so itself or was cancelled, and while it runs
 
 
 class JobList(Message, frozen=True):

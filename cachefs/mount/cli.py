@@ -41,7 +41,7 @@ MOST_LINES: Final = 120
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("spec")
 @click.argument("directory")
-@click.option("-o", "options", multiple=True, metavar="OPT,OPT=VALUE", help="Mount options (see below).")
+@click.option("-o", "options", multiple=True, metavar="OPT,OPT=VALUE", help="Mount options (see above).")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, messages to stderr.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more in the log.")
 @click.option("--no-zero-open", is_flag=True, help="Same as -o no_zero_open, for kernels without it.")
@@ -67,17 +67,25 @@ def main(  # noqa: PLR0913  # one for each option
 
     \b
     Options for -o:
-      socket=PATH       the daemon's socket (default: $CACHEFS_SOCKET or /run/cachefs/cachefsd.sock)
+      socket=PATH       the daemon's socket (default: $CACHEFS_SOCKET, or
+                        /run/cachefs/cachefsd.sock)
       uid=N, gid=N      owner of everything (default: who mounts)
       umask=OCTAL       taken from modes 0444 and 0555
-      allow_other       let other users in (default when root mounts; noallow_other)
+      allow_other       let other users in (default when root mounts;
+                        noallow_other)
       no_zero_open      send each open and close to the mount process (slower)
-      shield=auto|on|off  let the kernel answer ioctls, which Python's open() sends (default auto: where root mounts
-                        one dataset; see docs/posix.md)
-      workers=N         processes that serve requests (default: by the number of processors)
+      shield=auto|on|off
+                        let the kernel answer ioctls, which Python's open()
+                        sends (default auto: where root mounts one dataset;
+                        see docs/posix.md)
+      workers=N         processes that serve requests (default: by the number
+                        of processors)
       no_push           do not fill the page cache ahead of readers
-      page_cache_budget=AMOUNT  how much of it that may take: a size or a share (default 25%)
-      readahead=KIB     the kernel's readahead (default 1024; 0 leaves it alone)
+      page_cache_budget=AMOUNT
+                        how much of it that may take: a size or a share
+                        (default 25%)
+      readahead=KIB     the kernel's readahead (default 1024; 0 leaves it as
+                        it is)
       daemon_wait=SEC   how long to wait for the daemon to come up (default 10)
       log=FILE          messages of the background process (default: syslog)
     """
