@@ -28,7 +28,7 @@ import lmdb
 import msgspec
 from xxhash import xxh3_64_intdigest, xxh3_128
 
-from cachefs.errors import NotFound, SnapshotDamaged
+from cachefs.errors import AccessDenied, NotFound, SnapshotDamaged
 
 SUFFIX: Final = ".snapshot"
 ROOT: Final = 0
@@ -150,7 +150,8 @@ class Snapshot:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises NotFound where there is no such file, SnapshotDamaged where it is not a whole snapshot."""
+        """Raises NotFound where there is no such file, AccessDenied where this user may not read it, SnapshotDamaged
+        where it is not a whole snapshot."""
         self._source = path
         length, _ = _footer(path)
         try:
@@ -334,6 +335,10 @@ def _footer(path: Path) -> tuple[int, bytes]:
             tail = os.pread(file.fileno(), FOOTER.size, max(0, size - FOOTER.size))
     except FileNotFoundError as error:
         raise NotFound(f"there is no snapshot file {path}") from error
+    except PermissionError as error:
+        raise AccessDenied(
+            f"you may not read snapshot file {path}; it takes root, the daemon's user or a member of its socket_group"
+        ) from error
     except OSError as error:
         raise SnapshotDamaged(f"snapshot file {path} cannot be read: {error.strerror}") from error
     if len(tail) < FOOTER.size:

@@ -26,6 +26,8 @@ from cachefs.messages import (
     DatasetList,
     DatasetName,
     DatasetView,
+    Directory,
+    DirectoryEntries,
     Empty,
     Fetch,
     Fetched,
@@ -47,7 +49,7 @@ from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.caller import Caller
 from cachefs_daemon.content import inventory, verify
-from cachefs_daemon.datasets import selection
+from cachefs_daemon.datasets import browsing, selection
 from cachefs_daemon.datasets.catalog import Dataset
 from cachefs_daemon.fetch.fetcher import Answer
 from cachefs_daemon.fetch.passing import PassingBlock
@@ -260,6 +262,11 @@ class Service:
 
     async def unpin(self, request: Selection) -> Pinned:
         return await self._node.pins.unpin(request)
+
+    async def directory_list(self, request: Directory) -> AsyncGenerator[DirectoryEntries, None]:
+        pages = browsing.pages(self._node.catalog.snapshot(request.dataset), request.dataset, request.path)
+        while (page := await self._node.threads.background(next, pages, None)) is not None:
+            yield page
 
     async def cached(self, request: Selection) -> AsyncGenerator[CachedFiles, None]:
         snapshot = self._node.catalog.snapshot(request.dataset)
