@@ -525,14 +525,24 @@ def test_no_daemon_is_said_at_once(tmp_path: Path) -> None:
     client.close()
 
 
-def test_members_of_the_socket_group_can_open_what_a_mount_opens(tmp_path: Path, origin: Path) -> None:
-    with Daemon(tmp_path / "node", {"daemon": {"socket_group": "games"}}) as daemon:
+@pytest.mark.parametrize("before", ["fresh", "without the group"])
+def test_members_of_the_socket_group_can_open_what_a_mount_opens(tmp_path: Path, origin: Path, before: str) -> None:
+    shared = {"daemon": {"socket_group": "games"}}
+    with Daemon(tmp_path / "node", shared if before == "fresh" else {}) as daemon:
         view = daemon.add_dataset("images", f"file://{origin}")
         daemon.read(view, "class0/000.jpg")
+        if before != "fresh":
+            (daemon.home / "state").chmod(0o700)  # as an administrator may have made it
+            (daemon.ssd / "00000099.seg").symlink_to(origin / "class0/000.jpg")
+            daemon.stop()
+            daemon.start(shared)
+            assert os.stat(origin / "class0/000.jpg").st_gid == 0
+            (daemon.ssd / "00000099.seg").unlink()
         index = Path(daemon.report().index)
         group = grp.getgrnam("games").gr_gid
         group_reads = stat.S_IRGRP | stat.S_IXGRP
-        for path in (daemon.ssd, daemon.home / "state", Path(view.path).parent):
+        for path in (daemon.ssd, daemon.memory, daemon.home / "state", Path(view.path).parent):
+            assert path.stat().st_gid == group
             assert path.stat().st_mode & stat.S_IRWXG == group_reads, "what is in it is the daemon's alone"
         for path, bits in (
             (daemon.socket, stat.S_IRGRP | stat.S_IWGRP),
