@@ -10,7 +10,8 @@ scans. There are four tables, which cachefs.snapshot_builder writes:
     problem  keys of the origin that are not in the tree, and why
     meta     the facts about the whole
 
-The LMDB file is followed by a footer with its length and digest, since LMDB dies of SIGBUS on a truncated file.
+The LMDB file is followed by a footer with its length and digest, since LMDB dies of SIGBUS on a truncated file. A file
+that is truncated while it is open is noticed by who asks `is_replaced` from time to time, and not sooner.
 
 Measured on 1,000,000 files in 1,000 directories, random order (170 MB): open 0.4 ms, file() 1.7 us, entry() 3.9 us,
 lookup() 6 us and 32 us for an absent name, children() and walk() 2.4 us per entry, verify() 17 ms when cached.
@@ -154,6 +155,9 @@ class Snapshot:
         where it is not a whole snapshot."""
         self._source = path
         length, _ = _footer(path)
+        self._opened = os.stat(path)
+        if self._opened.st_size != length + FOOTER.size:
+            raise _damaged(path, "it has changed just now")
         try:
             self._env = lmdb.open(
                 str(path), readonly=True, lock=False, subdir=False, readahead=False, max_dbs=MAX_DBS, map_size=length
@@ -265,6 +269,18 @@ class Snapshot:
                 key, reason = msgspec.msgpack.decode(payload, type=tuple[bytes, str])
                 found.append((key, reason))
         return found
+
+    def is_replaced(self) -> bool:
+        """Is the file at the path another one by now, or of another size?
+
+        Then this is not to be read any more: LMDB maps the file, and a process that reads a map beyond the end of its
+        file dies of SIGBUS. A file that is gone does no harm. It takes 2 us.
+        """
+        try:
+            found = os.stat(self._source)
+        except OSError:
+            return False
+        return not os.path.samestat(found, self._opened) or found.st_size != self._opened.st_size
 
     def close(self) -> None:
         self._txn.abort()

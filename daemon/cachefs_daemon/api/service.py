@@ -202,6 +202,7 @@ class Service:
 
     async def dataset_refresh(self, request: DatasetName) -> AsyncGenerator[ListingProgress, None]:
         dataset = self._node.catalog.get(request.name)
+        await self._node.catalog.check_files()
         before = followed = dataset.current
         try:
             async with contextlib.aclosing(self._node.catalog.refresh(request.name)) as steps:
@@ -216,7 +217,9 @@ class Service:
                 await unbroken(self._follow(dataset, before))
 
     async def _follow(self, dataset: Dataset, before: Snapshot | None) -> None:
-        """A dataset has another snapshot than *before*."""
+        """A dataset has another snapshot than *before*, or the same in a new file."""
+        if before is not None and before.is_replaced():
+            before = None
         await self._node.pins.follow(before, dataset.record.pins)
         await self._node.quotas.follow(dataset)
 

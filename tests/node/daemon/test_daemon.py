@@ -300,6 +300,28 @@ def test_a_damaged_snapshot_is_told_and_a_refresh_heals_it(daemon: Daemon, view:
     assert daemon.read(fresh, "large") == (origin / "large").read_bytes()
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+def test_a_snapshot_that_is_truncated_while_in_use_kills_no_daemon(
+    daemon: Daemon, view: DatasetView, origin: Path, noticed: bool
+) -> None:
+    daemon.client.call(PIN, Selection(dataset="images", paths=[b"class0"]))
+    ref = block_ref(view, "class1/001.jpg")
+    process = daemon.process
+    os.truncate(view.path, 8192)
+    if noticed:
+        wait_until(lambda: any(view.snapshot in one.message for one in daemon.status().errors))
+        [answer] = daemon.fetch(ref)
+        assert f"{view.path} is damaged" in answer.message
+        with pytest.raises(errors.SnapshotDamaged, match="cachectl dataset refresh images"):
+            show(daemon)
+    assert daemon.refresh_dataset("images").dataset == daemon.report().datasets[0]
+    assert daemon.read(view, "class1/001.jpg") == (origin / "class1/001.jpg").read_bytes()
+    assert show(daemon).pinned == [b"class0"]
+    assert daemon.process is process
+    assert process is not None
+    assert process.poll() is None
+
+
 # --- warmups, pins, evictions -----------------------------------------------------------------------------------------
 
 
