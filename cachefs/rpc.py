@@ -33,6 +33,8 @@ from cachefs.messages import (
     DatasetList,
     DatasetName,
     DatasetView,
+    Directory,
+    DirectoryEntries,
     Empty,
     Fetch,
     Fetched,
@@ -121,6 +123,7 @@ WARMUP: Final = Method(Warmup, WarmupProgress, Right.ADMINISTER, streams=True)
 EVICT: Final = Method(Selection, Freed, Right.ADMINISTER)
 PIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
 UNPIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
+DIRECTORY_LIST: Final = Method(Directory, DirectoryEntries, Right.LOOK, streams=True)
 CACHED: Final = Method(Selection, CachedFiles, Right.LOOK, streams=True)
 VERIFY: Final = Method(Empty, VerifyProgress, Right.ADMINISTER, streams=True)
 JOB_PUBLISH: Final = Method(JobPublish, JobView, Right.JOB)
