@@ -28,7 +28,10 @@ def main() -> None:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def mount(arguments: tuple[str, ...]) -> None:
-    """Mount a dataset: the same as `mount.cachefs SPEC DIR [-o OPTIONS]`."""
+    """Mount a dataset, as mount.cachefs does.
+
+    It takes the same arguments: SPEC DIR [-o OPTIONS].
+    """
     if find_spec("pyfuse3") is None:
         raise click.ClickException("mounting needs pyfuse3; install it with: pip install 'cachefs[mount]'")
     script = _helper_script()
@@ -40,9 +43,10 @@ def mount(arguments: tuple[str, ...]) -> None:
 @click.option("--socket", help="The daemon's socket (default: $CACHEFS_SOCKET, or the system-wide one).")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(job: str | None, socket: str | None, command: tuple[str, ...]) -> None:
-    """Run a training COMMAND whose torch DataLoaders publish what they are going to read.
+    """Run a training that publishes what it reads.
 
-    The command is not changed: it gets an environment in which Python loads a hook.
+    The torch DataLoaders of COMMAND publish what they are going to read. The command is not changed: it gets an
+    environment in which Python loads a hook.
     """
     from cachefs.run import run as become
 
@@ -52,7 +56,10 @@ def run(job: str | None, socket: str | None, command: tuple[str, ...]) -> None:
 @main.command()
 @click.option("--force", is_flag=True, help="Replace whatever is at /sbin/mount.cachefs.")
 def install_mount_helper(force: bool) -> None:
-    """Link /sbin/mount.cachefs to this environment, for `mount -t cachefs` and /etc/fstab."""
+    """Let `mount -t cachefs` find this environment.
+
+    It links /sbin/mount.cachefs to it, which /etc/fstab needs too.
+    """
     script = _helper_script()
     try:
         is_link = HELPER_LINK.is_symlink()

@@ -28,7 +28,7 @@ class IndexReader:
     def __init__(self, path: Path) -> None:
         """Raises CachefsError."""
         self.path = path
-        self._is_open = True
+        self.is_open = True
         with contextlib.ExitStack() as undo:
             try:
                 self._env = lmdb.open(
@@ -71,11 +71,11 @@ class IndexReader:
     def is_current(self) -> bool:
         """False once the file was deleted or replaced, or this reader closed."""
         try:
-            return self._is_open and os.path.samestat(self._opened, os.stat(self.path))
+            return self.is_open and os.path.samestat(self._opened, os.stat(self.path))
         except FileNotFoundError:
             return False
 
     def close(self) -> None:
         # A new file may get the inode number of the one we have let go.
-        self._is_open = False
+        self.is_open = False
         self._env.close()

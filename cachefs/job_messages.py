@@ -1,9 +1,15 @@
 """What jobs, cachectl and the daemon say to each other about sequences (see cachefs.messages for the rules)."""
 
+from typing import Final
+
 import msgspec
 
 from cachefs.messages import Message
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
+
+# Characters that names may have.
+MAX_JOB_NAME: Final = 128
+MAX_CONSUMER_NAME: Final = 256
 
 
 class SampleMap(Message, frozen=True):
@@ -103,7 +109,7 @@ class JobView(Message, frozen=True):
     stalls: int = 0
     stall_seconds: float = 0.0
     fetched_bytes: int = 0
-    problems: list[str] = msgspec.field(default_factory=list)
+    reason: str = ""  # why it ended; empty where it said so itself or was cancelled, and while it runs
 
 
 class JobList(Message, frozen=True):

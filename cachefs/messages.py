@@ -311,6 +311,29 @@ class Selection(Message, frozen=True):
     paths: list[bytes] = []
 
 
+class Directory(Message, frozen=True):
+    """A directory of a dataset, or a file."""
+
+    dataset: str
+    # Relative to the dataset's root, which is b"".
+    path: bytes = b""
+
+
+class DirectoryEntry(Message, frozen=True, array_like=True):
+    """A file or directory in a directory."""
+
+    name: bytes
+    directory: bool
+    # Bytes of the file; 0 for a directory.
+    size: int
+
+
+class DirectoryEntries(Message, frozen=True):
+    """One page of a stream: entries in the order of their names' bytes."""
+
+    entries: list[DirectoryEntry]
+
+
 class Warmup(Message, frozen=True):
     """Fetch files of a dataset, selected as in Selection."""
 

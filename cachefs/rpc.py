@@ -5,6 +5,7 @@ the wire, and the daemon serves it with its coroutine (or async generator, where
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,6 +34,8 @@ from cachefs.messages import (
     DatasetList,
     DatasetName,
     DatasetView,
+    Directory,
+    DirectoryEntries,
     Empty,
     Freed,
     ListingProgress,
@@ -57,6 +60,8 @@ import grpc
 SERVICE: Final = "cachefs.Daemon"
 # A warmup list or an accessed-keys report of a million entries is tens of megabytes.
 MAX_MESSAGE: Final = 256 << 20
+# Seconds in which gRPC has certainly looked at the state of a connection.
+NOTICED_SECONDS: Final = 5.0
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
@@ -118,6 +123,7 @@ WARMUP: Final = Method(Warmup, WarmupProgress, Right.ADMINISTER, streams=True)
 EVICT: Final = Method(Selection, Freed, Right.ADMINISTER)
 PIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
 UNPIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
+DIRECTORY_LIST: Final = Method(Directory, DirectoryEntries, Right.LOOK, streams=True)
 CACHED: Final = Method(Selection, CachedFiles, Right.LOOK, streams=True)
 VERIFY: Final = Method(Empty, VerifyProgress, Right.ADMINISTER, streams=True)
 JOB_PUBLISH: Final = Method(JobPublish, JobView, Right.JOB)
@@ -235,9 +241,12 @@ class DaemonClient:
         while True:
             used = self.identity
             replies = stub(encoded, timeout=timeout, metadata=self._metadata)
-            watch = self._watch(replies.cancel) if until_daemon_ends else None
+            watch = _Watch(self._channel, replies.cancel) if until_daemon_ends else None
             try:
-                yield from replies
+                for reply in replies:
+                    if watch is not None:
+                        watch.answered()
+                    yield reply
                 return
             except grpc.RpcError as error:
                 if not self.identified(error, used):
@@ -245,21 +254,7 @@ class DaemonClient:
             finally:
                 replies.cancel()  # what the daemon does for a caller ends with the caller, not with its garbage
                 if watch is not None:
-                    self._channel.unsubscribe(watch)
-
-    def _watch(self, lost: Callable[[], object]) -> Callable[[grpc.ChannelConnectivity], None]:
-        """Have *lost* called when the connection that is there, or is being made, is not used for new calls any
-        more."""
-        was_ready = False
-
-        def changed(state: grpc.ChannelConnectivity) -> None:
-            nonlocal was_ready
-            if was_ready and state is not grpc.ChannelConnectivity.READY:
-                lost()
-            was_ready = was_ready or state is grpc.ChannelConnectivity.READY
-
-        self._channel.subscribe(changed)
-        return changed
+                    watch.close()
 
     def identified(self, error: grpc.RpcError, used: str) -> bool:
         """Has a call failed since the daemon did not know who we are, and does it now? Then it is to be made again.
@@ -302,3 +297,36 @@ class DaemonClient:
 
     def close(self) -> None:
         self._channel.close()
+
+
+class _Watch:
+    """Has *lost* called when the connection that is there, or is being made, is not used for new calls any more."""
+
+    def __init__(self, channel: grpc.Channel, lost: Callable[[], object]) -> None:
+        self._channel = channel
+        self._lost = lost
+        self._was_ready = False
+        self._late: threading.Timer | None = None
+        channel.subscribe(self._changed)
+
+    def _changed(self, state: grpc.ChannelConnectivity) -> None:
+        if self._was_ready and state is not grpc.ChannelConnectivity.READY:
+            self._lost()
+        self._was_ready = self._was_ready or state is grpc.ChannelConnectivity.READY
+
+    def answered(self) -> None:
+        """A reply has come, so there was a connection. gRPC looks at its state five times a second: where it has not
+        seen it soon, it was lost before."""
+        if self._late is None and not self._was_ready:
+            self._late = threading.Timer(NOTICED_SECONDS, self._check)
+            self._late.daemon = True
+            self._late.start()
+
+    def _check(self) -> None:
+        if not self._was_ready:
+            self._lost()
+
+    def close(self) -> None:
+        self._channel.unsubscribe(self._changed)
+        if self._late is not None:
+            self._late.cancel()

@@ -8,7 +8,7 @@ from typing import Final
 
 from cachefs.preload import preloaded
 from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
-from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs.socket_path import SOCKET_VARIABLE, absolute
 
 STARTUP: Final = Path(__file__).parent / "hooks" / "startup"
 # With these names ends the directory of every installation of cachefs.
@@ -33,7 +33,7 @@ def environment(
         JOB_VARIABLE: job or job_name(command),
     }
     if socket:
-        changed[SOCKET_VARIABLE] = os.path.abspath(socket)
+        changed[SOCKET_VARIABLE] = absolute(socket)
     return {**given, **changed, **preloaded(given, command)}
 
 
@@ -48,13 +48,16 @@ def run(command: Sequence[str], job: str | None, socket: str | None) -> int:
 
     Returns only where it cannot be run, with the exit status.
     """
+    changed = environment(os.environ, command, job, socket)
     try:
-        os.execvpe(command[0], list(command), environment(os.environ, command, job, socket))
+        if not command[0]:
+            raise FileNotFoundError
+        os.execvpe(command[0], list(command), changed)
     except FileNotFoundError:
         if command[0].startswith("-"):
             print(f"cachefs: no such option: {command[0]}; see `cachefs run --help`", file=sys.stderr)
             return USAGE
-        print(f"cachefs: {command[0]}: no such command", file=sys.stderr)
+        print(f"cachefs: {command[0] or 'an empty name'}: no such command", file=sys.stderr)
         return NOT_FOUND
     except OSError as error:
         print(f"cachefs: {command[0]} cannot be run: {error.strerror}", file=sys.stderr)

@@ -10,7 +10,8 @@ scans. There are four tables, which cachefs.snapshot_builder writes:
     problem  keys of the origin that are not in the tree, and why
     meta     the facts about the whole
 
-The LMDB file is followed by a footer with its length and digest, since LMDB dies of SIGBUS on a truncated file.
+The LMDB file is followed by a footer with its length and digest, since LMDB dies of SIGBUS on a truncated file. A file
+that is truncated while it is open is noticed by who asks `is_replaced` from time to time, and not sooner.
 
 Measured on 1,000,000 files in 1,000 directories, random order (170 MB): open 0.4 ms, file() 1.7 us, entry() 3.9 us,
 lookup() 6 us and 32 us for an absent name, children() and walk() 2.4 us per entry, verify() 17 ms when cached.
@@ -28,7 +29,7 @@ import lmdb
 import msgspec
 from xxhash import xxh3_64_intdigest, xxh3_128
 
-from cachefs.errors import NotFound, SnapshotDamaged
+from cachefs.errors import AccessDenied, NotFound, SnapshotDamaged
 
 SUFFIX: Final = ".snapshot"
 ROOT: Final = 0
@@ -150,9 +151,13 @@ class Snapshot:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises NotFound where there is no such file, SnapshotDamaged where it is not a whole snapshot."""
+        """Raises NotFound where there is no such file, AccessDenied where this user may not read it, SnapshotDamaged
+        where it is not a whole snapshot."""
         self._source = path
         length, _ = _footer(path)
+        self._opened = os.stat(path)
+        if self._opened.st_size != length + FOOTER.size:
+            raise _damaged(path, "it has changed just now")
         try:
             self._env = lmdb.open(
                 str(path), readonly=True, lock=False, subdir=False, readahead=False, max_dbs=MAX_DBS, map_size=length
@@ -265,6 +270,18 @@ class Snapshot:
                 found.append((key, reason))
         return found
 
+    def is_replaced(self) -> bool:
+        """Is the file at the path another one by now, or of another size?
+
+        Then this is not to be read any more: LMDB maps the file, and a process that reads a map beyond the end of its
+        file dies of SIGBUS. A file that is gone does no harm. It takes 2 us.
+        """
+        try:
+            found = os.stat(self._source)
+        except OSError:
+            return False
+        return not os.path.samestat(found, self._opened) or found.st_size != self._opened.st_size
+
     def close(self) -> None:
         self._txn.abort()
         self._env.close()
@@ -334,6 +351,10 @@ def _footer(path: Path) -> tuple[int, bytes]:
             tail = os.pread(file.fileno(), FOOTER.size, max(0, size - FOOTER.size))
     except FileNotFoundError as error:
         raise NotFound(f"there is no snapshot file {path}") from error
+    except PermissionError as error:
+        raise AccessDenied(
+            f"you may not read snapshot file {path}; it takes root, the daemon's user or a member of its socket_group"
+        ) from error
     except OSError as error:
         raise SnapshotDamaged(f"snapshot file {path} cannot be read: {error.strerror}") from error
     if len(tail) < FOOTER.size:

@@ -11,6 +11,15 @@ SOCKET_VARIABLE: Final = "CACHEFS_SOCKET"
 MAX_SOCKET_PATH: Final = 104
 
 
+def absolute(path: str) -> str:
+    """The path for processes that may run elsewhere. As it is where the current directory was deleted: it leads to
+    nothing there, which is told once somebody connects."""
+    try:
+        return os.path.abspath(path)
+    except OSError:
+        return path
+
+
 def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
     """The daemon's socket: as *given*, else as $CACHEFS_SOCKET says, else the system-wide one."""
     return Path(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)

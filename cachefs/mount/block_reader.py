@@ -58,10 +58,17 @@ class BlockReader:
     """Reads for one worker of a mount, from the look-up to the wait for a fetch, and what is to be reported of them."""
 
     def __init__(
-        self, channel: FetchChannel, view: NodeView, counters: Counters, marks: ReadMarks, failures: ReadMarks
+        self,
+        channel: FetchChannel,
+        view: NodeView,
+        counters: Counters,
+        marks: ReadMarks,
+        failures: ReadMarks,
+        *,
+        needs_index: bool = True,
     ) -> None:
         """counters: of all requests of this worker; marks: where blocks that are read are marked; failures: see
-        Fetches. Raises CachefsError where the index cannot be read."""
+        Fetches; needs_index: see TierView. Raises CachefsError where it needs an index and that cannot be read."""
         self.counters = counters
         self.accessed: dict[bytes, None] = {}  # keys of the blocks read since the last report, oldest first
         self.much_accessed = trio.Event()  # set once there are MUCH_ACCESSED of them
@@ -69,12 +76,17 @@ class BlockReader:
         self._marks = marks
         # Room for the whole pieces around a read, since only whole pieces can be verified.
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
-        self._tiers = TierView(view)
+        self._tiers = TierView(view, needs_index=needs_index)
         self._segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
         self._cold = ColdReads(self._tiers.directories, self._tiers.index.owner)
         self._fetches = Fetches(channel, failures, self._note_stall)
         self._read_deadline = view.read_deadline  # seconds that a read may wait in all
         self._waiting = 0  # reads that wait now
+
+    @property
+    def has_index(self) -> bool:
+        """False while the index cannot be opened: no block is found then, and the daemon is asked for each."""
+        return self._tiers.index.is_open
 
     def follow(self, view: NodeView) -> None:
         """Use what a daemon, which may have restarted, says of its index and its tiers. Raises as TierView.follow."""

@@ -21,6 +21,7 @@ import click
 import cachefs
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount import kernel
+from cachefs.mount.few_lines import FewLines
 from cachefs.mount.options import MountOptions, parse
 from cachefs.mount_spec import MountSpec
 
@@ -33,12 +34,14 @@ START_SECONDS: Final = 90.0
 USAGE_STATUS: Final = 1
 FAILURE_STATUS: Final = 32
 SYSLOG_SECONDS: Final = 0.05
+# Lines that one process logs in a minute: an origin that fails fails thousands of reads in that time.
+MOST_LINES: Final = 120
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("spec")
 @click.argument("directory")
-@click.option("-o", "options", multiple=True, metavar="OPT,OPT=VALUE", help="Mount options (see below).")
+@click.option("-o", "options", multiple=True, metavar="OPT,OPT=VALUE", help="Mount options (see above).")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, messages to stderr.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more in the log.")
 @click.option("--no-zero-open", is_flag=True, help="Same as -o no_zero_open, for kernels without it.")
@@ -64,17 +67,25 @@ def main(  # noqa: PLR0913  # one for each option
 
     \b
     Options for -o:
-      socket=PATH       the daemon's socket (default: $CACHEFS_SOCKET or /run/cachefs/cachefsd.sock)
+      socket=PATH       the daemon's socket (default: $CACHEFS_SOCKET, or
+                        /run/cachefs/cachefsd.sock)
       uid=N, gid=N      owner of everything (default: who mounts)
       umask=OCTAL       taken from modes 0444 and 0555
-      allow_other       let other users in (default when root mounts; noallow_other)
+      allow_other       let other users in (default when root mounts;
+                        noallow_other)
       no_zero_open      send each open and close to the mount process (slower)
-      shield=auto|on|off  let the kernel answer ioctls, which Python's open() sends (default auto: where root mounts
-                        one dataset; see docs/posix.md)
-      workers=N         processes that serve requests (default: by the number of processors)
+      shield=auto|on|off
+                        let the kernel answer ioctls, which Python's open()
+                        sends (default auto: where root mounts one dataset;
+                        see docs/posix.md)
+      workers=N         processes that serve requests (default: by the number
+                        of processors)
       no_push           do not fill the page cache ahead of readers
-      page_cache_budget=AMOUNT  how much of it that may take: a size or a share (default 25%)
-      readahead=KIB     the kernel's readahead (default 1024; 0 leaves it alone)
+      page_cache_budget=AMOUNT
+                        how much of it that may take: a size or a share
+                        (default 25%)
+      readahead=KIB     the kernel's readahead (default 1024; 0 leaves it as
+                        it is)
       daemon_wait=SEC   how long to wait for the daemon to come up (default 10)
       log=FILE          messages of the background process (default: syslog)
     """
@@ -224,29 +235,8 @@ class Syslog(logging.handlers.SysLogHandler):
         self.socket.settimeout(SYSLOG_SECONDS)
 
 
-class FewLines(logging.Filter):
-    """Lets *most* lines pass in a minute and counts the others: an origin that fails fails thousands of reads in a
-    minute."""
-
-    def __init__(self, most: int = 120) -> None:
-        super().__init__()
-        self._most = most
-        self._minute = 0  # of the last line, since 1970
-        self._lines = 0  # in that minute
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        minute = int(record.created // 60)
-        if minute != self._minute:
-            dropped = max(0, self._lines - self._most)
-            if dropped:
-                record.msg, record.args = f"{record.getMessage()} ({dropped} lines of an earlier minute left out)", ()
-            self._minute, self._lines = minute, 0
-        self._lines += 1
-        return self._lines <= self._most
-
-
 def log_to(handler: logging.Handler, level: int) -> None:
-    handler.addFilter(FewLines())
+    handler.addFilter(FewLines(MOST_LINES, seconds=60))
     handler.setFormatter(logging.Formatter("%(asctime)s mount.cachefs[%(process)d] %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("pyfuse3").setLevel(logging.INFO)

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from cachefs.errors import CachefsError, ConfigError, NotFound
-from cachefs.job_messages import JobEpoch, JobProgress, JobPublish, SampleMap
+from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, JobEpoch, JobProgress, JobPublish, SampleMap
 from cachefs.messages import Message
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, Method, encode
@@ -19,14 +19,18 @@ SOURCE: Final = "control file"
 # that is not UTF-8, of numbers that are too large, and of values nested too deep.
 _NO_SENSE: Final = (msgspec.MsgspecError, UnicodeError, OverflowError, RecursionError)
 
+# The daemon would refuse longer names too, but only after they have waited for it.
+_JobName = Annotated[str, msgspec.Meta(max_length=MAX_JOB_NAME)]
+_ConsumerName = Annotated[str, msgspec.Meta(max_length=MAX_CONSUMER_NAME)]
+
 
 class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fields=True):
     """A consumer says what it will read. Fields without a comment mean what they mean in JobPublish."""
 
-    job: str
+    job: _JobName
     # May be left out in a mount of one dataset.
     dataset: str = ""
-    consumer: str = "0"
+    consumer: _ConsumerName = "0"
     sampler: SamplerSpec | None = None
     # Paths relative to the dataset, one per sample; none for all files, in order of their paths.
     files: list[str] = []
@@ -44,21 +48,21 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fiel
 class Epoch(msgspec.Struct, tag_field="op", tag="epoch", forbid_unknown_fields=True):
     """The order of one epoch."""
 
-    job: str
+    job: _JobName
     epoch: int
     # Sample numbers.
     order: list[int]
-    consumer: str = "0"
+    consumer: _ConsumerName = "0"
 
 
 class Progress(msgspec.Struct, tag_field="op", tag="progress", forbid_unknown_fields=True):
     """A heartbeat, with the fields of JobProgress."""
 
-    job: str
+    job: _JobName
     epoch: int = 0
     position: int = 0
     ended: bool = False
-    consumer: str = "0"
+    consumer: _ConsumerName = "0"
 
 
 _decode: Final = msgspec.json.Decoder(Publish | Epoch | Progress).decode

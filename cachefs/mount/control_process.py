@@ -1,28 +1,41 @@
 """The process that reads the control FIFO of a mount: started where somebody wants to write, gone when nobody does.
 
-It is none of the workers, since anybody may write anything: a line of 64 MiB takes a second and half a gigabyte to
-decode, and requests must not wait for that. Where memory is short, the kernel ends this process before any other.
+It is none of the workers, since anybody may write anything: a line of 64 MiB takes up to 3.4 s and half a gigabyte to
+decode, and requests must not wait for that. Where memory is short, the kernel ends this process before any other. One
+that does nothing is replaced: writers who have the FIFO open get EPIPE then, and those who open it wait for the next.
 """
 
 import contextlib
+import logging
 import os
 import select
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import trio
 
 from cachefs.errors import CachefsError
-from cachefs.mount import device
+from cachefs.mount import control_reader, device
 from cachefs.mount.control import fifo_path
 from cachefs.mount.control_reader import ControlReader
 from cachefs.mount.daemon_link import DaemonLink
+from cachefs.mount.few_lines import FewLines
 from cachefs.mount.namespace import shown_datasets
 from cachefs.mount.process import fork_watched
 from cachefs.mount.restarts import Restarts
 from cachefs.mount.worker import Mount
 from cachefs.rpc import DaemonClient
+
+# A process that says nothing for so many seconds is killed and replaced, as writers wait for it. The slowest line takes
+# 3.4 s (64 MiB of empty paths).
+SILENT_SECONDS: Final = 10
+BEAT_SECONDS: Final = 1.0
+# Lines about the control file that are logged in a second, of which anybody can cause as many as he likes.
+MOST_LINES: Final = 10
+
+log = logging.getLogger(__name__)
 
 
 class ControlProcess:
@@ -33,6 +46,8 @@ class ControlProcess:
         self._pid: int | None = None
         self._pidfd = -1
         self._restarts = Restarts()
+        self._beats = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # the process counts it up while it is well
+        self._silent = 0  # seconds since it last did
 
     @property
     def wakes(self) -> list[int]:
@@ -52,6 +67,8 @@ class ControlProcess:
             if status:
                 how = os.waitstatus_to_exitcode(status)
                 self._restarts.end(f"the process that reads the control file ended with {how}")
+                # Writers that it has known of may wait still, and do not look the name up again.
+                os.eventfd_write(self._mount.wanted, 1)
             return
         if self._restarts.is_due and select.select([self._mount.wanted], [], [], 0)[0]:
             try:
@@ -60,6 +77,18 @@ class ControlProcess:
                 self._restarts.end(f"no process reads the control file: {error.strerror}")
             else:
                 self._restarts.begin()
+                self._silent = 0
+
+    def kill_silent(self) -> None:
+        """To be called once a second. These calls are counted, as in WorkerPool.replace_silent."""
+        try:
+            os.eventfd_read(self._beats)
+            self._silent = 0
+        except BlockingIOError:
+            self._silent += 1
+        if self._pid is not None and self._silent == SILENT_SECONDS + 1:
+            log.warning("the process that reads the control file (process %d) does nothing and is killed", self._pid)
+            os.kill(self._pid, signal.SIGKILL)
 
     def end(self) -> None:
         if self._pid is not None:
@@ -72,6 +101,7 @@ class ControlProcess:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
         mount = self._mount
+        logging.getLogger(control_reader.__name__).addFilter(FewLines(MOST_LINES, seconds=1))
         client = DaemonClient(mount.options.socket, for_somebody=True)
         first, *later = mount.views.news()
         last = later[-1] if later else first
@@ -84,5 +114,19 @@ class ControlProcess:
                 return {dataset.name: dataset.snapshot for dataset in shown}
             return {}
 
-        trio.run(ControlReader(fifo_path(mount.directory), mount.wanted, datasets).run, DaemonLink(client))
+        reader = ControlReader(fifo_path(mount.directory), mount.wanted, datasets)
+
+        async def read() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._beat)
+                await reader.run(DaemonLink(client))
+                nursery.cancel_scope.cancel()
+
+        trio.run(read)
         client.close()
+
+    async def _beat(self) -> None:
+        """Run in the loop that reads, as in a worker."""
+        while True:
+            os.eventfd_write(self._beats, 1)
+            await trio.sleep(BEAT_SECONDS)

@@ -42,6 +42,8 @@ MOST_CONSUMERS: Final = 1024
 # Seconds after which the daemon is asked again which jobs there are.
 _COUNT_SECONDS: Final = 5.0
 _PIPE: Final = 1 << 16
+# Characters of a line, and of what is wrong with it, that are logged.
+_MOST_TEXT: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Outbox:
             try:
                 await self._tell(waiting.said, waiting.read + CALL_SECONDS - trio.current_time())
             except CachefsError as error:
-                log.warning("a line of job %r has failed: %s", name, error)
+                log.warning("a line of job %r has failed: %s", name, _short(error))
             finally:
                 self._count(waiting, -1)
         del self._jobs[name]
@@ -224,4 +226,9 @@ class ControlReader:
         try:
             outbox.put(understand(line, self._datasets()), len(line))
         except CachefsError as error:
-            log.warning("%s: %s; it said %r", self._path, error, line[:200])
+            log.warning("%s: %s; it said %r", self._path, _short(error), line[:_MOST_TEXT])
+
+
+def _short(error: CachefsError) -> str:
+    """The error as it can be logged: who has written the line may have chosen parts of its text."""
+    return "".join(one if one.isprintable() else "?" for one in str(error)[:_MOST_TEXT])

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import select
 import struct
 from pathlib import Path
 from typing import Final
@@ -58,6 +59,13 @@ def resend(device: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_over(device: int) -> bool:
+    """Has the connection of *device* ended, as by an unmount? The kernel answers poll(2) with POLLERR then."""
+    poll = select.poll()
+    poll.register(device, 0)  # which asks for no requests, since errors are always told
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 class Connection:

@@ -6,14 +6,18 @@ is left to answer it.
 """
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
+from typing import Final
 
 from cachefs.mount import device
 from cachefs.mount.device import Connection
 from cachefs.mount.process import fork
 from cachefs.mount.restarts import Restarts
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class Guard:
@@ -47,6 +51,8 @@ class Guard:
         supervisor = os.pidfd_open(os.getpid())
 
         def watch() -> None:
+            # Somebody may have stopped all processes of the mount before killing its supervisor; this one goes on then.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
             for descriptor in device.descriptors():
                 os.close(descriptor)
             select.select([supervisor], [], [])

@@ -174,7 +174,12 @@ class Namespace:
         return found
 
     def close_idle(self) -> None:
-        """Close snapshots that are not shown any more and that nobody has asked for lately."""
+        """Close snapshots that are not shown any more and that nobody has asked for lately, and let go of those whose
+        files have changed: see `Snapshot.is_replaced`. They are opened anew when they are needed."""
+        for slot in [slot for slot, one in self._by_slot.items() if one.is_replaced()]:
+            del self._by_slot[slot]
+        for slot in [slot for slot, (one, _) in self._old.items() if one.is_replaced()]:
+            del self._old[slot]
         self._close_old(MOST_OLD, time.monotonic() - IDLE_SECONDS)
 
     def _close_old(self, most: int, since: float) -> None:

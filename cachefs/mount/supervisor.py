@@ -115,7 +115,8 @@ class Supervisor:
                 pusher.tend()
             if time.monotonic() - ticked >= TICK_SECONDS:
                 ticked = time.monotonic()
-                workers.replace_silent()
+                workers.tend()
+                control.kill_silent()
                 guard.tend()
                 process.reap_killed()
 

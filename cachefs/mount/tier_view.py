@@ -1,28 +1,58 @@
 """The index and the tiers of this node, as its daemon last described them, and as it describes them after a restart."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cachefs.block import TIER_NAMES
+from cachefs.block import TIER_NAMES, Location
+from cachefs.errors import CachefsError
 from cachefs.index import IndexReader
 from cachefs.messages import NodeView
+
+log = logging.getLogger(__name__)
+
+
+class _NoIndex(IndexReader):
+    """In the place of an index that cannot be opened yet: no block is found, and no segment is the daemon's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_open = False
+        self.owner = -1  # no user has this number
+
+    def get(self, key: bytes) -> Location | None:
+        return None
+
+    def blocks_of(self, content: bytes) -> Iterator[tuple[bytes, Location]]:
+        return iter(())
+
+    def close(self) -> None:
+        pass
 
 
 class TierView:
     """Where to look for a block (the index), and where its bytes are (the directories of the tiers)."""
 
-    def __init__(self, view: NodeView) -> None:
-        """Raises CachefsError where the index cannot be read."""
-        self.index = IndexReader(Path(view.index))
+    def __init__(self, view: NodeView, *, needs_index: bool = True) -> None:
+        """needs_index: raise CachefsError where the index cannot be read. Else no block is found until `follow`
+        succeeds."""
+        try:
+            self.index = IndexReader(Path(view.index))
+        except CachefsError as error:
+            if needs_index:
+                raise
+            log.warning("%s; until it can, the daemon is asked for each block", error)
+            self.index = _NoIndex(Path(view.index))
         self.directories = _directories(view)  # tier number -> directory of its segments
 
     def follow(self, view: NodeView) -> bool:
-        """Use what a daemon, which may have restarted, says now. True where a tier has another directory.
+        """Use what a daemon, which may have restarted, says now. True where a tier has another directory or owner.
 
         Raises CachefsError where an index that has taken the place of the one read so far cannot be read. Where it has
         another path, everything is then as it was. Where it has the same path, no block is found until a later call
         succeeds, so that the daemon is asked for each.
         """
+        owner = self.index.owner
         if view.index != str(self.index.path):
             fresh = IndexReader(Path(view.index))
             self.index.close()
@@ -32,7 +62,7 @@ class TierView:
             self.index.close()
             self.index = IndexReader(Path(view.index))
         directories = _directories(view)
-        moved = directories != self.directories
+        moved = directories != self.directories or owner != self.index.owner
         self.directories = directories
         return moved
 

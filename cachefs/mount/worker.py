@@ -5,11 +5,12 @@ takes the place of the session's own descriptor. Nothing is kept between request
 """
 
 import errno
+import functools
 import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ import pyfuse3
 import trio
 
 from cachefs.errors import CachefsError
-from cachefs.messages import Empty, MountReport, NodeView
+from cachefs.messages import MountReport, NodeView
 from cachefs.mount.block_reader import MOST_WAITING, BlockReader
 from cachefs.mount.control import Control
 from cachefs.mount.daemon_link import DaemonLink
@@ -31,7 +32,7 @@ from cachefs.mount.read_marks import ReadMarks
 from cachefs.mount.view_log import Heard, ViewLog
 from cachefs.mount.worker_messages import WorkerMessage, pack
 from cachefs.mount_spec import MountSpec
-from cachefs.rpc import NODE, REPORT, DaemonClient
+from cachefs.rpc import REPORT, DaemonClient
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +69,15 @@ class Mount:
     failures: int
 
 
-def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
-    """Be worker *number*, in a process of its own, until the mount ends. supervisor: the socket for messages to it."""
+def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket, *, begins: bool) -> None:
+    """Be worker *number*, in a process of its own, until the mount ends.
+
+    supervisor: the socket for messages to it; begins: has nobody served the mount so far?
+    """
     logging.getLogger("pyfuse3").addFilter(_is_news)
     try:
-        trio.run(Worker(mount, number, operations, supervisor).run)
-    except CachefsError as error:
+        trio.run(functools.partial(Worker(mount, number, operations, supervisor).run, begins=begins))
+    except (CachefsError, OSError) as error:
         supervisor.send(pack(WorkerMessage.FAILED, str(error)))
 
 
@@ -101,12 +105,18 @@ class Worker:
         self._namespace = Namespace(mount.spec, first.view.datasets, lambda: self._heard.when_ns, self._catch_up)
         self._take_up(later)
         self._told_to_end = False
+        self._trouble = ""  # why the daemon's news could not be followed, as logged last
 
-    async def run(self) -> None:
-        """Serve until the mount ends. Raises CachefsError where serving cannot begin."""
+    async def run(self, *, begins: bool) -> None:
+        """Serve until the mount ends. Raises CachefsError where serving cannot begin.
+
+        A mount cannot begin without the node's index. Later, a worker serves also while that cannot be opened, as when
+        the daemon is away and makes it anew: it then asks the daemon for each block, and readers wait for it.
+        """
         link = DaemonLink(self._client)
         channel = FetchChannel(self._mount.options.socket)
-        self._reader = self._open_reader(channel)
+        marks, failures = ReadMarks(self._mount.marks), ReadMarks(self._mount.failures)
+        self._reader = BlockReader(channel, self._heard.view, self._counters, marks, failures, needs_index=begins)
         control = Control(self._namespace, self._mount.wanted)
         self._operations.attach(self._namespace, control, self._reader)
         try:
@@ -122,16 +132,6 @@ class Worker:
                 nursery.cancel_scope.cancel()
         finally:
             self._say_goodbye()
-
-    def _open_reader(self, channel: FetchChannel) -> BlockReader:
-        marks, failures = ReadMarks(self._mount.marks), ReadMarks(self._mount.failures)
-        try:
-            return BlockReader(channel, self._heard.view, self._counters, marks, failures)
-        except CachefsError:
-            # Another index may have taken the place of this one while no worker was there to be told.
-            view = self._client.call(NODE, Empty(), timeout=REPORT_TIMEOUT)
-            self._take_up(self._mount.views.add(view))
-            return BlockReader(channel, view, self._counters, marks, failures)
 
     async def _announce(self) -> None:
         """Tell the supervisor that requests are answered; a stat through the mount proves it. Another worker may have
@@ -151,6 +151,8 @@ class Worker:
         while True:
             self._say(WorkerMessage.BEAT)
             self._catch_up()
+            if not self._reader.has_index:
+                self._try_to_follow(lambda: self._reader.follow(self._heard.view))
             self._namespace.close_idle()
             await trio.sleep(BEAT_SECONDS)
 
@@ -184,20 +186,28 @@ class Worker:
         """Act on what the daemon says of its node, and tell the other workers."""
         if view.instance != self._heard.view.instance:
             log.info("the daemon has restarted")
-        try:
+
+        def follow() -> None:
             self._take_up(self._mount.views.add(view))
             self._reader.follow(view)
             if self._mount.views.is_long:
                 self._mount.views.sum_up(self._namespace.slots(), self._namespace.root_changed_ns)
-        except (CachefsError, OSError) as error:
-            log.warning("cannot follow the daemon's news: %s", error)
+            self._trouble = ""
+
+        self._try_to_follow(follow)
 
     def _catch_up(self) -> None:
         """Act on what other workers were told by the daemon."""
+        self._try_to_follow(lambda: self._take_up(self._mount.views.news()))
+
+    def _try_to_follow(self, follow: Callable[[], None]) -> None:
+        """Do *follow*. Where it fails, log that once, since it is tried again with every report."""
         try:
-            self._take_up(self._mount.views.news())
+            follow()
         except (CachefsError, OSError) as error:
-            log.warning("cannot follow the daemon's news: %s", error)
+            level = logging.DEBUG if str(error) == self._trouble else logging.WARNING
+            self._trouble = str(error)
+            log.log(level, "cannot follow the daemon's news: %s", error)
 
     def _take_up(self, news: Sequence[Heard]) -> None:
         for heard in news:

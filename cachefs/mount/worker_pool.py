@@ -23,6 +23,7 @@ from cachefs.errors import CachefsError
 from cachefs.mount import device
 from cachefs.mount.blame import Blame
 from cachefs.mount.process import fork_watched, is_held
+from cachefs.mount.restarts import Restarts
 from cachefs.mount.session import Session
 from cachefs.mount.worker import Mount, work
 from cachefs.mount.worker_messages import WorkerMessage, unpack
@@ -35,7 +36,7 @@ SILENT_SECONDS: Final = 10
 # disk, as the next one would.
 MOST_HANGING: Final = 4
 # A mount that nobody serves for so many seconds, since no worker begins to or none may be started, is ended; as long
-# as a read may wait by default.
+# as a read may wait by default. (A worker serves also where there is neither a daemon nor an index.)
 UNSERVED_SECONDS: Final = 60
 # So many crashes of workers, one soon after the other, end the mount. A worker that is killed does not count, since
 # that says nothing about the next one.
@@ -43,8 +44,11 @@ MOST_CRASHES: Final = 8
 _NO_CRASH: Final = (0, -signal.SIGTERM, -signal.SIGKILL)  # how a worker ends that was told to
 # A worker that has lived for so many seconds has not crashed soon after another.
 STEADY_SECONDS: Final = 10.0
-# Seconds between a first crash and the next start; doubled with every crash.
+# Seconds between a first crash, or a first worker that ended before it served, and the next start; doubled with every
+# further one. A worker that never serves is started again after LONGEST_PAUSE at most: so long do readers wait on after
+# what kept it from serving, such as a lack of memory, is over.
 FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 8.0
 _MESSAGE: Final = 1 << 16
 
 
@@ -63,12 +67,17 @@ class _Worker:
     # When it was started (monotonic seconds).
     began: float = field(default_factory=time.monotonic)
     ready: bool = False
+    # Why it cannot serve, in its own words.
+    failed: str = ""
     # Seconds since it last said anything.
     silent: int = 0
 
 
 class WorkerPool:
-    """As many workers as the mount is to have; one that ends leaves its place empty until another is started in it."""
+    """As many workers as the mount is to have; one that ends leaves its place empty until another is started in it.
+
+    It has many attributes, since each way in which a worker may fail is counted for itself.
+    """
 
     def __init__(self, mount: Mount, session: Session, size: int) -> None:
         self.ready = False  # requests are served
@@ -83,6 +92,7 @@ class WorkerPool:
         self._unserved = 0  # seconds for which nobody has served the mount
         # Number of each worker that does not run -> when to start it (monotonic seconds).
         self._empty_places = dict.fromkeys(range(size), 0.0)
+        self._restarts: dict[int, Restarts] = {}  # of each number whose last worker has not served
         self._crashes = 0  # one soon after the other
         self._wakes: set[int] = set()  # descriptors of others that are watched
 
@@ -99,9 +109,21 @@ class WorkerPool:
         for key, _ in self._selector.select(seconds):
             key.data()
 
-    def replace_silent(self) -> None:
-        """To be called once a second. These calls are counted and not the seconds of a clock, so that no worker is
-        blamed for a time in which the machine slept or the whole mount was stopped."""
+    def tend(self) -> None:
+        """Replace workers that say nothing; find out whether the mount has ended or has to end.
+
+        To be called once a second. These calls are counted and not the seconds of a clock, so that no worker is blamed
+        for a time in which the machine slept or the whole mount was stopped.
+        """
+        if device.is_over(self._session.device):  # which else only a worker that serves would say
+            self.over = True
+            return
+        self._replace_silent()
+        self._unserved = 0 if any(worker.ready for worker in self._workers) else self._unserved + 1
+        if self._unserved > UNSERVED_SECONDS:
+            self.failure = self.failure or self._not_served()
+
+    def _replace_silent(self) -> None:
         for worker in self._hanging:
             worker.silent += 1
             if worker.silent == 1:
@@ -117,9 +139,6 @@ class WorkerPool:
                 self._remove(worker)
                 worker.silent = 0
                 self._hanging.append(worker)
-        self._unserved = 0 if self.ready and self._workers else self._unserved + 1
-        if self._unserved > UNSERVED_SECONDS:
-            self.failure = self.failure or self._not_served()
 
     def end(self, seconds: float) -> None:
         """Have the workers end, which tell the daemon so, and kill those that have not ended within *seconds*."""
@@ -149,8 +168,10 @@ class WorkerPool:
             try:
                 self._start(number)
             except OSError as error:
-                log.error("worker %d cannot be started: %s", number, error.strerror)
-                self._note_crash(number, 0.0)
+                what = f"worker {number} cannot be started: {error.strerror}"
+                if not self.ready:
+                    self.failure = self.failure or CachefsError(what)
+                self._pause(number, what)
 
     def _start(self, number: int) -> None:
         clone = self._session.clone()
@@ -161,7 +182,7 @@ class WorkerPool:
             self._session.use(clone)
             if self._session.library is not None:
                 self._blame.note_requests(self._session.library, number)
-            work(self._mount, number, self._session.operations, theirs)
+            work(self._mount, number, self._session.operations, theirs, begins=not self.ready)
 
         try:
             pid, pidfd = fork_watched(f"worker{number}", serve)
@@ -202,10 +223,11 @@ class WorkerPool:
         worker.silent = 0
         if message == WorkerMessage.READY:
             self.ready = worker.ready = True
+            self._restarts.pop(worker.number, None)
         elif message == WorkerMessage.OVER:
             self.over = True
         elif message == WorkerMessage.FAILED:
-            log.error("worker %d: %s", worker.number, text)
+            worker.failed = text
             if not self.ready:
                 self.failure = CachefsError(text)
 
@@ -225,11 +247,13 @@ class WorkerPool:
         self._remove(worker)
         if self.over:
             return
-        log.warning("worker %d (process %d) ended with %d and is replaced", worker.number, worker.pid, how)
+        what = f"worker {worker.number} (process {worker.pid}) ended with {how}"
+        if not crashed and not worker.ready:
+            self._pause(worker.number, f"{what} before it served" + (worker.failed and f": {worker.failed}"))
+            return
+        log.warning("%s and is replaced", what)
         if crashed:
             self._note_crash(worker.number, time.monotonic() - worker.began)
-        elif not worker.ready:
-            self._empty_places[worker.number] += FIRST_PAUSE
 
     def _ignore(self, source: int | socket.socket) -> None:
         with contextlib.suppress(KeyError):
@@ -244,6 +268,13 @@ class WorkerPool:
             log.warning("this kernel hands out no request twice: those of worker %d fail", worker.number)
         os.close(worker.clone)
         self._empty_places[worker.number] = time.monotonic()
+
+    def _pause(self, number: int, what: str) -> None:
+        """Have worker *number* started later, and log *what* has happened, which is nobody's fault: where no worker
+        serves for long, that ends the mount (`tend`)."""
+        restarts = self._restarts.setdefault(number, Restarts(FIRST_PAUSE, LONGEST_PAUSE))
+        restarts.end(what)
+        self._empty_places[number] = restarts.due
 
     def _note_crash(self, number: int, lived: float) -> None:
         """lived: seconds."""

@@ -28,7 +28,7 @@ from typing import Any, Final
 from cachefs.publishing.page import PAGE_NAME as PAGE_NAME
 from cachefs.publishing.page import SLOTS
 from cachefs.publishing.page import Page as Page
-from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs.socket_path import SOCKET_VARIABLE, absolute
 
 # Names the helper's directory to worker processes, in whatever way they are started.
 DIRECTORY_VARIABLE: Final = "CACHEFS_PUBLISHER"
@@ -303,7 +303,7 @@ def _launch(arguments: Sequence[str], fds: Sequence[int]) -> None:
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
     environment = dict(os.environ)
     if environment.get(SOCKET_VARIABLE):
-        environment[SOCKET_VARIABLE] = os.path.abspath(environment[SOCKET_VARIABLE])
+        environment[SOCKET_VARIABLE] = absolute(environment[SOCKET_VARIABLE])
     started = subprocess.Popen(
         [python, "-I", "-S", str(_LAUNCH), *arguments],
         stdin=subprocess.DEVNULL,

@@ -3,7 +3,8 @@
 import contextlib
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import index
 from types import TracebackType
 from typing import Any, Final
@@ -131,7 +132,12 @@ class Publication:
 
     def _describe(self, descends: bool) -> dict[str, Any]:
         """The fields of Opening. Raises TypeError and ValueError for what makes no sense."""
-        opening = {"source": "cachefs.publish", "cwd": os.getcwd(), "length": len(self._files), **self._opening}
+        opening = {
+            "source": "cachefs.publish",
+            "length": len(self._files),
+            **self._opening,
+        }
+        opening["cwd"] = working_directory(chain(self._files, [opening.get("tree") or "/"]))
         for field, least in _NUMBERS.items():
             if field in opening:
                 opening[field] = _number(field, opening[field], least)
@@ -215,3 +221,13 @@ def found_rank() -> tuple[int | None, int]:
             if 0 <= number < of < MOST:
                 return number, of
     return None, 1
+
+
+def working_directory(paths: Iterable[str]) -> str:
+    """The directory that relative *paths* begin in. Raises FileNotFoundError where it was deleted and one needs it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        if all(path.startswith("/") for path in paths):
+            return "/"
+        raise

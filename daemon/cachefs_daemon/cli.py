@@ -28,7 +28,7 @@ with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon.runtime import descriptors
     from cachefs_daemon.runtime.systemd import feed_watchdog, notify
     from cachefs_daemon.runtime.threads import Threads
-    from cachefs_daemon.store import config_check
+    from cachefs_daemon.store import config_check, group_access
     from cachefs_daemon.store.storage import Foresight, Storage
 
 log = logging.getLogger("cachefs_daemon")
@@ -98,9 +98,12 @@ def run(config: Config) -> None:
         log.warning("%s", remark)
     if config.daemon.socket_group:
         _share_with(config.daemon.socket_group)
-    storage = Storage(store_config(config), Foresight.empty())
+    store = store_config(config)
+    storage = Storage(store, Foresight.empty())
     threads = Threads()
     try:
+        if config.daemon.socket_group:
+            group_access.give(store, os.getegid())
         asyncio.run(_serve(config, storage, threads))
     finally:
         threads.close()

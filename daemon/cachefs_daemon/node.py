@@ -115,6 +115,7 @@ class Node:
         """Runs as long as the daemon. Limits are looked at in time whatever else is under way."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repeat(self._keep_order))
+            group.create_task(self._repeat(self._check_snapshots))
             for each in self._upkeep():
                 group.create_task(self._repeat(functools.partial(self.threads.upkeep, each)))
 
@@ -140,6 +141,10 @@ class Node:
         await self.jobs.end_lapsed()
         if time.monotonic() - self.started > PRUNE_AFTER:
             await self.catalog.prune(self.mounts.may_use)
+
+    async def _check_snapshots(self) -> None:
+        for problem in await self.catalog.check_files():
+            self.errors.add("snapshots", problem)
 
     async def stop_background(self) -> None:
         """End what is under way without a caller; calls still get their answers."""

@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ import pytest
 from cachefs.messages import DatasetName, Empty
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
-from cachefs.rpc import DATASET_REFRESH, STATUS
+from cachefs.rpc import DATASET_REFRESH, NODE, STATUS
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mount_pid, mounted, read_tree
+from tests.pushing import cloned_device
 
 KILLS = 20
 READERS = 4
@@ -170,6 +172,33 @@ def test_when_the_supervisor_is_killed_readers_get_an_error(
         _wait_for(lambda: kernel.is_dead(mount))
 
 
+@pytest.mark.parametrize("survivor", ["guard", "pusher"])
+def test_when_all_processes_are_stopped_and_the_supervisor_is_killed_readers_get_an_error(
+    daemon: Daemon, tmp_path: Path, survivor: str
+) -> None:
+    with contextlib.ExitStack() as stack:
+        options = ["no_push"] if survivor == "guard" else []
+        mount = stack.enter_context(mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", *options))
+        supervisor = supervisor_of(daemon, mount)
+        # Keeps the connection alive, as a process does that cannot die.
+        stack.callback(os.close, cloned_device(supervisor.pid))
+        watches = {"guard": _is_watching_guard, "pusher": _is_watching_pusher}[survivor]
+        _wait_for(lambda: any(map(watches, supervisor.children())))
+        family = [supervisor, *supervisor.children()]
+        for process in family:
+            process.suspend()
+            stack.callback(_kill, process)
+        reader = subprocess.Popen(["cat", mount / "005.bin"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        stack.enter_context(reader)
+        stack.callback(reader.kill)
+        _wait_for(lambda: "wait" in Path(f"/proc/{reader.pid}/wchan").read_text())
+        if survivor == "pusher":
+            next(process for process in family if _name(process) == "guard").kill()
+        supervisor.kill()
+        assert b"connect" in reader.communicate(timeout=20)[1]
+        _wait_for(lambda: not any(process.is_running() for process in family))
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 def test_unmounting_ends_all_processes(daemon: Daemon, tmp_path: Path, lazy: bool) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=2") as mount:
@@ -281,7 +310,8 @@ Snapshot.lookup = lookup
 """
 
 # A look-up of a name that begins with `stuck` waits for another mount, which SIGKILL does not end once that has taken
-# the request. Less patience than usual, which has to be set when zero-open is loaded.
+# the request. Less patience than usual, which has to be set when zero-open is loaded; as usual, a mount may be unserved
+# for longer than a worker may be silent.
 STUCK = """
 import os
 from cachefs.mount import zero_open
@@ -295,7 +325,7 @@ def load_and_hurry():
     library = load()
     from cachefs.mount import supervisor, worker_pool
     supervisor.TICK_SECONDS = 0.2
-    worker_pool.SILENT_SECONDS, worker_pool.UNSERVED_SECONDS, worker_pool.MOST_HANGING = 8, 5, 2
+    worker_pool.SILENT_SECONDS, worker_pool.UNSERVED_SECONDS, worker_pool.MOST_HANGING = 8, 15, 2
     return library
 Snapshot.lookup, zero_open.load = lookup, load_and_hurry
 """
@@ -333,6 +363,92 @@ def test_a_mount_whose_workers_hang_in_the_kernel_ends_and_its_readers_get_error
         log = Path(f"{mount}.log").read_text()
         assert log.count("is replaced") == 2
         assert "workers were killed and do not die" in log
+
+
+def test_a_worker_that_starts_without_daemon_and_index_serves_and_finds_the_index_when_it_is_there(
+    tree: Path, expected: dict[bytes, bytes | None], tmp_path: Path
+) -> None:
+    sections = {
+        "daemon": {"read_deadline": 2},
+        "origin": {"read_timeout": 2, "connect_timeout": 2},
+    }
+    with Daemon(tmp_path / "node", sections) as daemon:
+        daemon.add_dataset("tree", f"file://{tree}")
+        index = Path(daemon.client.call(NODE, Empty()).index)
+        with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push") as mount:
+            supervisor = supervisor_of(daemon, mount)
+            assert (mount / "003.bin").read_bytes() == expected[b"003.bin"]
+            drop_pages(mount)
+            daemon.kill9()
+            index.rename(f"{index}.away")
+            (worker,) = workers(supervisor)
+            worker.kill()
+            for name in ("003.bin", "004.bin"):
+                with pytest.raises(OSError, match="Input/output error"):
+                    (mount / name).read_bytes()
+            log = Path(f"{mount}.log").read_text()
+            assert log.count("is replaced") == 1
+            assert log.count("cannot be read") <= 2  # and not with every beat
+            Path(f"{index}.away").rename(index)
+            _wait_for(lambda: _read(mount / "003.bin") == expected[b"003.bin"])
+            assert _read(mount / "004.bin") is None
+            assert supervisor.is_running()
+
+
+# No worker can begin to serve once there is a file of this name.
+UNABLE = """
+import os
+from cachefs.errors import CachefsError
+from cachefs.mount import worker
+class Unable(worker.Worker):
+    def __init__(self, *arguments):
+        if os.path.exists({path!r}):
+            raise CachefsError("it is forbidden")
+        super().__init__(*arguments)
+worker.Worker = Unable
+"""
+
+
+def test_a_mount_that_no_worker_can_serve_ends_when_it_is_unmounted(daemon: Daemon, tmp_path: Path) -> None:
+    forbidden = tmp_path / "forbidden"
+    patch = UNABLE.format(path=str(forbidden))
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push", patch=patch) as mount:
+        supervisor = supervisor_of(daemon, mount)
+        forbidden.touch()
+        (worker,) = workers(supervisor)
+        worker.kill()
+        log = Path(f"{mount}.log")
+        _wait_for(lambda: "before it served" in log.read_text())
+        kernel.unmount(mount, lazy=True)
+        _wait_for(lambda: not supervisor.is_running())
+        said = log.read_text()
+        assert "it is forbidden" in said
+        assert "nobody has served" not in said
+
+
+def _read(path: Path) -> bytes | None:
+    """None where that fails."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _is_watching_guard(process: psutil.Process) -> bool:
+    """Is it a guard that has begun to watch the supervisor? Before that it has closed its devices."""
+    files = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+    return _name(process) == "guard" and "/dev/fuse" not in files
+
+
+def _is_watching_pusher(process: psutil.Process) -> bool:
+    """Is it a pusher that would notice the supervisor's end? After that has been seen to, it ignores SIGINT."""
+    ignored = Path(f"/proc/{process.pid}/status").read_text().partition("\nSigIgn:")[2].split()[0]
+    return "cachefs.mount.push" in process.cmdline() and bool(int(ignored, 16) & 1 << signal.SIGINT - 1)
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
 
 
 def _name(process: psutil.Process) -> str:

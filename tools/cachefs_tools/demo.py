@@ -19,6 +19,7 @@ from typing import Final
 import click
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cachefs.errors import CachefsError
@@ -33,7 +34,7 @@ with needs_extra("demo", "cachefs-demo"):
     from cachefs_tools.cachectl.command_session import CommandSession
     from cachefs_tools.cachectl.display import size
     from cachefs_tools.cachectl.progress import follow_listing
-    from cachefs_tools.kernel_pages import forget_pages
+    from cachefs_tools.kernel_pages import forget_pages, load_pages_alike
     from cachefs_tools.orderly_exit import orderly_exit
     from cachefs_tools.reading import Pass, find_files, read_shuffled
     from cachefs_tools.scratch_config import NodeSettings, TierSettings
@@ -48,6 +49,8 @@ REPORT_SECONDS: Final = 2.5
 # A pass over cached files takes a tenth of a second. The best of several passes says more than one pass.
 TURNS: Final = 3
 BLOCK_SIZE: Final = 1 << 20
+# Of the table where it goes to a file; a terminal of this width shows it whole.
+WIDTH: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def main(files: int, file_size: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"files": files, "runs": [document(run, runs[-1]) for run in runs]}, indent=2))
     else:
-        Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(table(runs))
+        Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False).print(table(runs))
 
 
 def demonstrate(files: int, file_size: int) -> list[Run]:
@@ -153,17 +156,30 @@ def add_dataset(socket: Path, endpoint: str) -> None:
 def measure(client: DaemonClient, mountpoint: Path, source: Path) -> list[Run]:
     """Read both trees in all ways."""
     paths, local = find_files(str(mountpoint)), find_files(str(source))
-    say("reading two epochs in shuffled order, the second one in turns with the local disk")
-    cold = observed(client, "epoch 1: cold", paths, 1)
-    read_shuffled(local, 0)
-    warm, native = [], []
-    for _ in range(TURNS):
-        warm.append(observed(client, "epoch 2: warm", paths, 2))
-        native.append(Run(f"local {file_system_of(source)}", read_shuffled(local, 2), None))
-    say("dropping the kernel's pages and reading from the tiers")
-    forget_pages(paths)
-    tiers = observed(client, "from the tiers", paths, 3)
+    with bars() as shown:
+        say("reading two epochs in shuffled order, the second one in turns with the local disk")
+        cold = observed(client, shown, "epoch 1: cold", paths, 1)
+        waiting = shown.add_task("loading the pages of both alike", total=None)
+        load_pages_alike((mountpoint, source), [os.path.relpath(path, source) for path in local])
+        shown.update(waiting, total=1, completed=1)
+        warm, native = [], []
+        for turn in range(1, TURNS + 1):
+            warm.append(observed(client, shown, "epoch 2: warm", paths, 2, turn))
+            title = f"local {file_system_of(source)}"
+            native.append(Run(title, read_shown(shown, title, local, 2, turn), None))
+        say("dropping the kernel's pages and reading from the tiers")
+        forget_pages(paths)
+        tiers = observed(client, shown, "from the tiers", paths, 3)
     return [cold, fastest(warm), tiers, fastest(native)]
+
+
+def bars() -> Progress:
+    """Shows how far each pass is, on terminals only."""
+    screen = Console(stderr=True, highlight=False)
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=screen, disable=not screen.is_terminal,
+    )  # fmt: skip
 
 
 def fastest(runs: list[Run]) -> Run:
@@ -171,11 +187,17 @@ def fastest(runs: list[Run]) -> Run:
     return max(runs, key=lambda run: run.reading.files_per_second)
 
 
-def observed(client: DaemonClient, title: str, paths: list[str], seed: int) -> Run:
+def observed(client: DaemonClient, shown: Progress, title: str, paths: list[str], seed: int, turn: int = 0) -> Run:
     """Read the files of the mount, and see what the node did for it."""
     before = usage(client)
-    reading = read_shuffled(paths, seed)
+    reading = read_shown(shown, title, paths, seed, turn)
     return Run(title, reading, usage(client) - before)
+
+
+def read_shown(shown: Progress, title: str, paths: list[str], seed: int, turn: int = 0) -> Pass:
+    """Read the files, with a bar of its own for this pass. *turn*: the number of the pass, where there are several."""
+    bar = shown.add_task(f"{title}, pass {turn} of {TURNS}" if turn else title, total=len(paths))
+    return read_shuffled(paths, seed, lambda done: shown.update(bar, completed=done))
 
 
 def usage(client: DaemonClient) -> Usage:
@@ -227,14 +249,15 @@ def table(runs: list[Run]) -> Table:
     native = runs[-1].reading
     result = Table(
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,
         title=f"{native.files:,} files, {size(native.bytes)}, one reader",
         caption="page cache, memory, ssd and origin served these shares of the bytes\n"
         "FUSE and S3 are requests to the mount and to the origin\n"
-        f"epoch 2 and local are page-cached; each is the best of {TURNS} passes, which take turns",
+        "epoch 2 and local are page-cached, with pages that were loaded alike;\n"
+        f"each is the best of {TURNS} passes, which take turns",
     )
     result.add_column("", no_wrap=True)
-    for heading in ("files/s", "GB/s", "p50 us", "of\nlocal", "page\ncache", "memory", "ssd", "origin", "FUSE", "S3"):
+    for heading in ("files/s", "p50 us", "of\nlocal", "page\ncache", "memory", "ssd", "origin", "FUSE", "S3"):
         result.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         result.add_row(run.title, *cells(run, native))
@@ -246,7 +269,6 @@ def cells(run: Run, native: Pass) -> list[str]:
     reading, shares = run.reading, run.shares()
     speed = [
         f"{reading.files_per_second:,.0f}",
-        f"{reading.bytes / reading.seconds / 1e9:.2f}",
         f"{reading.p50:,.0f}",
         f"{100 * reading.files_per_second / native.files_per_second:.0f} %",
     ]

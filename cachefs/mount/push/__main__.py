@@ -84,8 +84,9 @@ def _end_with(parent: int, connection: Connection, device: int) -> None:
                 connection.abort()
             os._exit(1)
 
-    signal.signal(signal.SIGUSR1, follow)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+    # This signal also reaches a process that is stopped, as all processes of the mount may have been.
+    signal.signal(signal.SIGCONT, follow)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     follow()
 
 

@@ -58,7 +58,9 @@ class Places:
 
         Where two datasets have this snapshot, it is the place of the first one by name.
         """
-        place = self._found.pop(snapshot_id, None) or self._look_for(snapshot_id)
+        place = self._found.pop(snapshot_id, None)
+        if place is None or place.snapshot.is_replaced():
+            place = self._look_for(snapshot_id)
         if place is not None:
             self._found[snapshot_id] = place
             if len(self._found) > MOST_FOUND:

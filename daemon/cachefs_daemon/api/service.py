@@ -34,6 +34,8 @@ from cachefs.messages import (
     DatasetList,
     DatasetName,
     DatasetView,
+    Directory,
+    DirectoryEntries,
     Empty,
     Freed,
     ListingProgress,
@@ -52,7 +54,7 @@ from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.caller import Caller
 from cachefs_daemon.content import inventory, verify
-from cachefs_daemon.datasets import selection
+from cachefs_daemon.datasets import browsing, selection
 from cachefs_daemon.datasets.catalog import Dataset
 from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
 from cachefs_daemon.node import Node
@@ -194,6 +196,7 @@ class Service:
 
     async def dataset_refresh(self, request: DatasetName) -> AsyncGenerator[ListingProgress, None]:
         dataset = self._node.catalog.get(request.name)
+        await self._node.catalog.check_files()
         before = followed = dataset.current
         try:
             async with contextlib.aclosing(self._node.catalog.refresh(request.name)) as steps:
@@ -208,7 +211,9 @@ class Service:
                 await unbroken(self._follow(dataset, before))
 
     async def _follow(self, dataset: Dataset, before: Snapshot | None) -> None:
-        """A dataset has another snapshot than *before*."""
+        """A dataset has another snapshot than *before*, or the same in a new file."""
+        if before is not None and before.is_replaced():
+            before = None
         await self._node.pins.follow(before, dataset.record.pins)
         await self._node.quotas.follow(dataset)
 
@@ -254,6 +259,11 @@ class Service:
 
     async def unpin(self, request: Selection) -> Pinned:
         return await self._node.pins.unpin(request)
+
+    async def directory_list(self, request: Directory) -> AsyncGenerator[DirectoryEntries, None]:
+        pages = browsing.pages(self._node.catalog.snapshot(request.dataset), request.dataset, request.path)
+        while (page := await self._node.threads.background(next, pages, None)) is not None:
+            yield page
 
     async def cached(self, request: Selection) -> AsyncGenerator[CachedFiles, None]:
         snapshot = self._node.catalog.snapshot(request.dataset)

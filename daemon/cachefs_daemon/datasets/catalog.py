@@ -158,6 +158,9 @@ class Catalog:
                 async for progress in steps:
                     yield progress
         last = self._last_progress(dataset)
+        if before is not None and before.is_replaced():
+            # The listing has written the same anew, or somebody has damaged the file meanwhile: see `check_files`.
+            before = dataset.current if dataset.current is not None and dataset.current.id == before.id else None
         if before is not None and dataset.current is not None:
             diff = await self._threads.background(compare, before, dataset.current)
             last = msgspec.structs.replace(last, diff=diff)
@@ -214,6 +217,24 @@ class Catalog:
             await self._save()
             self._tidy()
 
+    async def check_files(self) -> list[str]:
+        """Take up snapshot files that have changed since they were opened, and let go of those that are damaged.
+
+        To be called every few seconds: see `Snapshot.is_replaced`. Returns what is damaged.
+        """
+        replaced = await self._threads.upkeep(self._held.replaced)
+        if not replaced:
+            return []
+        problems = self._held.reopen(replaced)
+        self._show_held()
+        return problems
+
+    def _show_held(self) -> None:
+        """Have each dataset show its snapshot as it is held now. Several datasets may have the same one."""
+        for dataset in self:
+            if dataset.current is not None:
+                dataset.current = self._held.get(dataset.current.id)
+
     def origin_requests(self) -> tuple[int, int, int]:
         """Requests sent, those that failed, and reads that took a detour, over the origins of all present datasets."""
         origins = [dataset.origin for dataset in self]
@@ -251,6 +272,8 @@ class Catalog:
         before = record.snapshots
         fresh = path.stem
         if before and before[0].id == fresh and dataset.current is not None:
+            self._held.hold(fresh, dataset.origin)  # the file at *path* is another one than before
+            self._show_held()
             return
         moment = boot_clock.now()
         retired = [SnapshotRecord(before[0].id, moment.seconds, moment.boot), *before[1:]] if before else []
@@ -261,6 +284,7 @@ class Catalog:
         dataset.current = snapshot
         is_new = record.name not in self._datasets
         self._datasets[record.name] = dataset
+        self._show_held()
         try:
             await self._save()
         except CachefsError:

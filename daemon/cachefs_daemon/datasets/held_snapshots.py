@@ -1,14 +1,14 @@
 """The open snapshots of this node, and the origins that have their files."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cachefs import snapshot as snapshots
 from cachefs.block import block_count, block_key, block_length
-from cachefs.errors import CachefsError, ConfigError, NotFound
+from cachefs.errors import CachefsError, ConfigError, NotFound, SnapshotDamaged
 from cachefs.messages import BlockRef
 from cachefs.sizes import format_size
 from cachefs.snapshot import Snapshot
@@ -50,6 +50,7 @@ class HeldSnapshots:
         """Raises CachefsError where the directory cannot be used."""
         self.directory = directory
         self.block_size = block_size  # bytes of the blocks of new snapshots, and of the largest that this node takes
+        self._damaged: dict[str, str] = {}  # why a snapshot is not held that was; replaced, as `_held` is
         self._held: dict[str, _Held] = {}  # by snapshot id; replaced, not shrunk, for the threads that look into it
         try:
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -77,20 +78,54 @@ class HeldSnapshots:
                     f"snapshot {snapshot_id} is not opened, since {len(self._held)} are open with a limit of "
                     f"{descriptors.limit()} open files; raise the hard limit (LimitNOFILE, ulimit -n)"
                 )
-            snapshot = Snapshot(self.path(snapshot_id))
-            if snapshot.block_size > self.block_size:
-                raise ConfigError(
-                    f"snapshot {snapshot_id} has blocks of {format_size(snapshot.block_size)}, larger than "
-                    "daemon.block_size; refresh the dataset to list it anew"
-                )
-            held = self._held[snapshot_id] = _Held.of(snapshot, [origin])
-        elif origin not in held.origins:
+            held = self._held[snapshot_id] = _Held.of(self._open(snapshot_id), [origin])
+        elif held.snapshot.is_replaced():
+            self._take_up(snapshot_id, held)
+        held = self._held[snapshot_id]
+        if origin not in held.origins:
             held = self._held[snapshot_id] = _Held.of(held.snapshot, [*held.origins, origin])
+        self._damaged = {lost: why for lost, why in self._damaged.items() if lost != snapshot_id}
         return held.snapshot
+
+    def _open(self, snapshot_id: str) -> Snapshot:
+        """Raises SnapshotDamaged, ConfigError."""
+        snapshot = Snapshot(self.path(snapshot_id))
+        if snapshot.block_size > self.block_size:
+            raise ConfigError(
+                f"snapshot {snapshot_id} has blocks of {format_size(snapshot.block_size)}, larger than "
+                "daemon.block_size; refresh the dataset to list it anew"
+            )
+        return snapshot
+
+    def replaced(self) -> list[str]:
+        """The snapshots whose files are not those any more that are held: truncated, or written anew. It may be called
+        in any thread, and is to be called every few seconds: see `Snapshot.is_replaced`."""
+        return [snapshot_id for snapshot_id, held in list(self._held.items()) if held.snapshot.is_replaced()]
+
+    def reopen(self, snapshot_ids: Iterable[str]) -> list[str]:
+        """Take up the files that are there now. Returns why that failed: these snapshots are let go."""
+        problems = []
+        for snapshot_id in snapshot_ids:
+            held = self._held.get(snapshot_id)
+            if held is None:
+                continue
+            try:
+                self._take_up(snapshot_id, held)
+            except CachefsError as error:
+                problems.append(str(error))
+                self._damaged = {**self._damaged, snapshot_id: str(error)}
+                self._held = {one: held for one, held in self._held.items() if one != snapshot_id}
+        return problems
+
+    def _take_up(self, snapshot_id: str, held: _Held) -> None:
+        """Open anew what is *held*. Raises SnapshotDamaged, ConfigError."""
+        self._held[snapshot_id] = _Held.of(self._open(snapshot_id), held.origins)
 
     def source(self, ref: BlockRef) -> BlockSource:
         """Where the bytes of the block *ref* come from. Raises NotFound, SnapshotDamaged."""
         held = self._held.get(ref.snapshot)
+        if held is None and ref.snapshot in self._damaged:
+            raise SnapshotDamaged(self._damaged[ref.snapshot])
         if held is None:
             raise NotFound(f"snapshot {ref.snapshot} is not on this node; mount the dataset again")
         snapshot = held.snapshot
@@ -109,6 +144,7 @@ class HeldSnapshots:
     def keep(self, wanted: Mapping[str, list[Origin]]) -> None:
         """Let go of all snapshots but the *wanted* ones. wanted: by id of a snapshot, the origins that have its
         files."""
+        self._damaged = {lost: why for lost, why in self._damaged.items() if lost in wanted}
         self._held = {
             held: one if one.origins == wanted[held] else _Held.of(one.snapshot, wanted[held])
             for held, one in self._held.items()

@@ -5,13 +5,12 @@ from typing import Final
 
 from cachefs import records
 from cachefs.errors import ConfigError
-from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, JobPublish, SampleMap
 from cachefs.planning.sequences.sampler_spec import MAX_SAMPLES
 from cachefs_daemon.jobs.owners import given_name
 
 # With the owner, see cachefs_daemon.jobs.owners.
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,127}(~\w+)?")
-MAX_NAME: Final = 256  # characters of a consumer's name
+_NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._:@+-]{{0,{MAX_JOB_NAME - 1}}}(~\w+)?")
 MAPS: Final = ("tree", "files", "records")
 # Workers of a loader, and batches that each of them prefetches.
 MAX_WORKERS: Final = 4096
@@ -21,8 +20,8 @@ MAX_LEASE: Final = 7 * 86400.0
 def check(request: JobPublish) -> None:
     """Raises ConfigError, which has the name that the user gave."""
     name = given_name(request.job)
-    if len(request.consumer) > MAX_NAME or len(request.source) > MAX_NAME:
-        raise ConfigError(f"job {name}: names of consumers and publishers have at most {MAX_NAME} characters")
+    if len(request.consumer) > MAX_CONSUMER_NAME or len(request.source) > MAX_CONSUMER_NAME:
+        raise ConfigError(f"job {name}: names of consumers and publishers have at most {MAX_CONSUMER_NAME} characters")
     if not (request.consumer.isprintable() and request.source.isprintable()):
         raise ConfigError(f"job {name!r}: {request.consumer!r} of {request.source!r}: expected printable names")
     if not _NAME.fullmatch(request.job):

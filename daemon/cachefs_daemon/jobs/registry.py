@@ -57,7 +57,7 @@ class Job:
     # When the job began, in unix seconds.
     started: float = field(default_factory=time.time)
     state: JobState = JobState.RUNNING
-    # Why the job ended.
+    # Why the job ended; empty where it said so itself or was cancelled.
     reason: str = ""
     # The consumers that are there, by name.
     consumers: dict[str, Consumer] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class JobRegistry:
             stalls=waited,
             stall_seconds=seconds,
             fetched_bytes=job.fetched_bytes,
-            problems=[job.reason] if job.reason else [],
+            reason=job.reason,
         )
 
     def _consumer_view(self, consumer: Consumer, pushed: Pushed) -> ConsumerView:
@@ -233,13 +233,13 @@ class JobRegistry:
         consumer = self._consumer(request.job, request.consumer)
         consumer.on_heartbeat(request.epoch, request.position, time.monotonic())
         if request.ended:
-            self._end_consumer(self.get(request.job), consumer, "it said so")
+            self._end_consumer(self.get(request.job), consumer)
             return []
         return consumer.wanted_orders
 
     def cancel(self, name: str) -> None:
         """Nothing is read ahead for the job any more. Raises NotFound."""
-        self._end(self.get(name), JobState.CANCELLED, "cancelled")
+        self._end(self.get(name), JobState.CANCELLED)
 
     # --- over a restart ---------------------------------------------------------------------------------------------
 
@@ -342,16 +342,17 @@ class JobRegistry:
             raise NotFound(f"job {given_name(job)} has no consumer {name!r}: it {state}; publish first")
         return consumer
 
-    def _end_consumer(self, job: Job, consumer: Consumer, reason: str) -> None:
+    def _end_consumer(self, job: Job, consumer: Consumer, reason: str = "") -> None:
+        """reason: empty where the consumer itself said so."""
         self._close_ended(job, consumer)
         if not job.consumers:
             self._end(job, JobState.ENDED, reason)
         else:
-            log.info("consumer %s of job %s ended: %s", consumer.name, job.name, reason)
+            log.info("consumer %s of job %s has ended%s", consumer.name, job.name, _because(reason))
 
     def _close_ended(self, job: Job, consumer: Consumer) -> None:
         """The consumer ends; how it was is shown for a while."""
-        view = msgspec.structs.replace(consumer.view(0, time.monotonic()), state=ConsumerState.ENDED)
+        view = msgspec.structs.replace(consumer.view(0, time.monotonic()), state=ConsumerState.ENDED, rate=0.0)
         job.last = [*job.last, view][-ENDED_CONSUMERS_KEPT:]
         self._close(job, consumer)
 
@@ -363,7 +364,7 @@ class JobRegistry:
         del self._consumers[consumer.key]
         self.unsaved.add(job.name)
 
-    def _end(self, job: Job, state: JobState, reason: str) -> None:
+    def _end(self, job: Job, state: JobState, reason: str = "") -> None:
         if job.state != JobState.RUNNING:
             return
         for consumer in list(job.consumers.values()):
@@ -371,7 +372,8 @@ class JobRegistry:
         for snapshot in list(job.maps):
             self._set_map(job, snapshot, None)
         job.state, job.reason = state, reason
-        log.info("job %s ended: %s", job.name, reason)
+        end = "ended" if state == JobState.ENDED else "been cancelled"
+        log.info("job %s has %s%s", job.name, end, _because(reason))
         for old in [one for one in self if one.state != JobState.RUNNING][:-ENDED_KEPT]:
             self._forget(old)
 
@@ -387,6 +389,10 @@ class JobRegistry:
             if snapshot.id.startswith(request.snapshot):
                 return snapshot
         raise NotFound(f"dataset {request.dataset} has no snapshot {request.snapshot} on this node")
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
 
 
 def _given(sample_map: SampleMap | None) -> Sequence[SampleMap]:

@@ -10,7 +10,7 @@ import msgspec
 
 from cachefs.messages import MountReport, MountView
 from cachefs.mount_spec import MountSpec
-from cachefs.mount_table import mounted_paths
+from cachefs.mount_table import mount_points
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.runtime.boot_clock import Moment, birth_of
 
@@ -30,7 +30,7 @@ class MountRecord(msgspec.Struct, frozen=True):
     born: Moment  # when its process started
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Mount:
     """One mount, as its reports tell."""
 
@@ -105,8 +105,10 @@ class MountRegistry:
             self._forget(mount)
 
     def views(self) -> list[MountView]:
-        """All mounts, as users see them."""
+        """All mounts, as users see them. One whose process is gone is shown while its mount point is still there: an
+        attempt that failed, and a mount that has just ended, are no dead mounts."""
         now = time.monotonic()
+        gone = self._gone()
         return [
             MountView(
                 id=mount.report.id,
@@ -118,6 +120,7 @@ class MountRegistry:
                 counters=dict(mount.counters()),
             )
             for mount in self._mounts.values()
+            if mount not in gone
         ]
 
     def counters(self) -> Counter[str]:
@@ -168,10 +171,18 @@ class MountRegistry:
 
     def forget_gone(self) -> None:
         """Drop mounts whose process and mount point are gone; a dead mount point stays, to be seen and recovered."""
-        mounted = mounted_paths()
-        for mount in [mount for mount in self._mounts.values() if not _lives(mount)]:
-            if mount.report.mountpoint not in mounted:
-                self._forget(mount)
+        for mount in self._gone():
+            self._forget(mount)
+
+    def _gone(self) -> list[_Mount]:
+        """Mounts whose process and mount point are gone."""
+        dead = [mount for mount in self._mounts.values() if not _lives(mount)]
+        if not dead:
+            return []
+        # What another mount has mounted there meanwhile, or had before, is not theirs.
+        left = {str(point.path) for point in mount_points()}
+        left -= {mount.report.mountpoint for mount in self._mounts.values() if mount not in dead}
+        return [mount for mount in dead if mount.report.mountpoint not in left]
 
     def _forget(self, mount: _Mount) -> None:
         self._past.update(mount.counters())

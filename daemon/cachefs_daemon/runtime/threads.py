@@ -20,7 +20,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 # Steps of the node's upkeep (see `Node.maintain`): each has a thread.
-UPKEEP: Final = 6
+UPKEEP: Final = 7
 
 
 class Threads:
@@ -54,10 +54,10 @@ class Threads:
         """Run in a thread what moves blocks that nobody waits for yet."""
         return await asyncio.get_running_loop().run_in_executor(self._ahead, functools.partial(work, *args, **kwargs))
 
-    async def upkeep(self, work: Callable[[], None], /) -> None:
+    async def upkeep(self, work: Callable[[], Result], /) -> Result:
         """Run a step of the node's upkeep. Where no step runs twice at once, none waits for another: whichever tier
         hangs, limits are kept. While nobody looks, others may fill the machine's memory."""
-        await asyncio.get_running_loop().run_in_executor(self._upkeep, work)
+        return await asyncio.get_running_loop().run_in_executor(self._upkeep, work)
 
     async def planning(
         self, work: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs

@@ -31,6 +31,16 @@ def state_place(directory: Path) -> Place:
     return Place("state_dir", directory)
 
 
+def snapshots_place(directory: Path) -> Place:
+    """The directory of the snapshots in the state directory."""
+    return Place("snapshots in state_dir", directory / "snapshots")
+
+
+def is_index(name: str) -> bool:
+    """Is it the name of an index, or of the lock file of one?"""
+    return _INDEX_NAME.fullmatch(name.removesuffix(_LOCK_SUFFIX)) is not None
+
+
 class StateDirectory:
     """The state directory of a running daemon, which owns it until `close`."""
 

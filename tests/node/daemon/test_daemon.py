@@ -303,6 +303,28 @@ def test_a_damaged_snapshot_is_told_and_a_refresh_heals_it(daemon: Daemon, view:
     assert daemon.read(fresh, "large") == (origin / "large").read_bytes()
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+def test_a_snapshot_that_is_truncated_while_in_use_kills_no_daemon(
+    daemon: Daemon, view: DatasetView, origin: Path, noticed: bool
+) -> None:
+    daemon.client.call(PIN, Selection(dataset="images", paths=[b"class0"]))
+    ref = block_ref(view, "class1/001.jpg")
+    process = daemon.process
+    os.truncate(view.path, 8192)
+    if noticed:
+        wait_until(lambda: any(view.snapshot in one.message for one in daemon.status().errors))
+        [answer] = daemon.fetch(ref)
+        assert f"{view.path} is damaged" in answer.message
+        with pytest.raises(errors.SnapshotDamaged, match="cachectl dataset refresh images"):
+            show(daemon)
+    assert daemon.refresh_dataset("images").dataset == daemon.report().datasets[0]
+    assert daemon.read(view, "class1/001.jpg") == (origin / "class1/001.jpg").read_bytes()
+    assert show(daemon).pinned == [b"class0"]
+    assert daemon.process is process
+    assert process is not None
+    assert process.poll() is None
+
+
 # --- warmups, pins, evictions -----------------------------------------------------------------------------------------
 
 
@@ -528,14 +550,24 @@ def test_no_daemon_is_said_at_once(tmp_path: Path) -> None:
     client.close()
 
 
-def test_members_of_the_socket_group_can_open_what_a_mount_opens(tmp_path: Path, origin: Path) -> None:
-    with Daemon(tmp_path / "node", {"daemon": {"socket_group": "games"}}) as daemon:
+@pytest.mark.parametrize("before", ["fresh", "without the group"])
+def test_members_of_the_socket_group_can_open_what_a_mount_opens(tmp_path: Path, origin: Path, before: str) -> None:
+    shared = {"daemon": {"socket_group": "games"}}
+    with Daemon(tmp_path / "node", shared if before == "fresh" else {}) as daemon:
         view = daemon.add_dataset("images", f"file://{origin}")
         daemon.read(view, "class0/000.jpg")
+        if before != "fresh":
+            (daemon.home / "state").chmod(0o700)  # as an administrator may have made it
+            (daemon.ssd / "00000099.seg").symlink_to(origin / "class0/000.jpg")
+            daemon.stop()
+            daemon.start(shared)
+            assert os.stat(origin / "class0/000.jpg").st_gid == 0
+            (daemon.ssd / "00000099.seg").unlink()
         index = Path(daemon.report().index)
         group = grp.getgrnam("games").gr_gid
         group_reads = stat.S_IRGRP | stat.S_IXGRP
-        for path in (daemon.ssd, daemon.home / "state", Path(view.path).parent):
+        for path in (daemon.ssd, daemon.memory, daemon.home / "state", Path(view.path).parent):
+            assert path.stat().st_gid == group
             assert path.stat().st_mode & stat.S_IRWXG == group_reads, "what is in it is the daemon's alone"
         for path, bits in (
             (daemon.socket, stat.S_IRGRP | stat.S_IWGRP),

@@ -206,12 +206,12 @@ def test_a_job_ends_with_its_process_or_its_lease(tmp_path: Path) -> None:
         try:
             for job, pid, lease in (("dies", process.pid, 0.1), ("lapses", 0, 0.1), ("lives", os.getpid(), 0.1)):
                 daemon.client.call(JOB_PUBLISH, JobPublish(job=job, dataset="images", pid=pid, lease=lease))
-            assert "no sign of life" in wait_for_state(daemon, "lapses", "ended").problems[0]
+            assert "no sign of life" in wait_for_state(daemon, "lapses", "ended").reason
             assert daemon.client.call(JOB_SHOW, JobName(job="dies")).state == "running"
         finally:
             process.kill()
             process.wait()
-        assert f"process {process.pid} is gone" in wait_for_state(daemon, "dies", "ended").problems[0]
+        assert f"process {process.pid} is gone" in wait_for_state(daemon, "dies", "ended").reason
         assert daemon.client.call(JOB_SHOW, JobName(job="lives")).state == "running"
 
 

@@ -17,7 +17,7 @@ from cachefs.errors import AccessDenied, DaemonUnavailable, Unidentified
 from cachefs.identity import FOR_SOMEBODY, ask_identity, identity_socket
 from cachefs.job_messages import JobName, JobProgress
 from cachefs.rpc import JOB_CANCEL, JOB_LIST, JOB_PROGRESS, JOB_SHOW, METHODS, DaemonClient, Method, Right
-from tests.as_user import NOBODY, as_user
+from tests.as_user import NOBODY, as_user, public_directory
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.daemon.test_jobs import wait_until
@@ -63,8 +63,13 @@ print(json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    home = tmp_path_factory.mktemp("rights")
+def home() -> Iterator[Path]:
+    with public_directory() as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def daemon(home: Path) -> Iterator[Daemon]:
     (home / "origin").mkdir()
     for number in range(20):
         (home / "origin" / f"{number}.bin").write_bytes(bytes(100))
@@ -163,8 +168,16 @@ def test_an_ordinary_user_is_refused_in_one_line(daemon: Daemon) -> None:
         [line] = done.stderr.splitlines()
         assert f"user {NOBODY} may not do that" in line
         assert f"it takes root, or a member of group {ADMINS}" in line
-    for words in (("status",), ("dataset", "show", "numbers"), ("ls", "numbers"), ("job", "list"), ("stalls",)):
-        assert cachectl(daemon, *words).returncode == 0, words
+    looking = (
+        *(("status",), ("errors",), ("mounts",), ("job", "list"), ("stalls",), ("dataset", "list")),
+        *(("dataset", "show", "numbers"), ("ls", "numbers", "--cached"), ("ls", "numbers", "--json")),
+    )
+    for words in looking:
+        done = cachectl(daemon, *words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    entries = json.loads(done.stdout)["entries"]
+    assert len(entries) == 20
+    assert entries[0] == {"name": "0.bin", "directory": False, "size": 100}
 
 
 def test_each_user_has_jobs_of_its_own(daemon: Daemon) -> None:
@@ -206,14 +219,16 @@ def test_nobody_cancels_anothers_job(daemon: Daemon) -> None:
     assert daemon.client.call(JOB_SHOW, JobName(job="users~4321")).state == "cancelled"
 
 
-def test_who_may_not_unmount_is_told_who_may(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "numbers", tmp_path / "mnt") as mount:
+def test_who_may_not_unmount_is_told_who_may(daemon: Daemon, home: Path) -> None:
+    with mounted(daemon.socket, "numbers", home / "mnt") as mount:
         for lazy in ((), ("--lazy",)):
             done = cachectl(daemon, "umount", str(mount), *lazy)
             assert done.returncode == 1
             [line] = done.stderr.splitlines()
             assert "it takes root, or the user who mounted it" in line
             assert "--lazy" not in line
+        shown = cachectl(daemon, "stats", str(mount), "--count", "1")
+        assert (shown.returncode, shown.stderr) == (0, "")
         assert os.listdir(mount)
 
 
@@ -231,8 +246,8 @@ def test_the_control_file_reaches_no_job_of_a_user(daemon: Daemon, tmp_path: Pat
     assert daemon.client.call(JOB_SHOW, JobName(job="fit")).state == "running"
 
 
-def test_cachefs_run_works_for_an_ordinary_user(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "numbers", tmp_path / "mnt") as mount:
+def test_cachefs_run_works_for_an_ordinary_user(daemon: Daemon, home: Path) -> None:
+    with mounted(daemon.socket, "numbers", home / "mnt") as mount:
         script = (
             "import cachefs, sys, time\n"
             f"p = cachefs.publish({str(mount)!r}, sampler=cachefs.SamplerSpec(kind='sequential', size=20))\n"

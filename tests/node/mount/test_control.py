@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cachefs.errors import NotFound
@@ -17,7 +18,7 @@ from cachefs.job_messages import JobName, JobView
 from cachefs.mount_table import mount_points
 from cachefs.rpc import JOB_SHOW
 from tests.daemon import Daemon
-from tests.mounting import mounted, read_tree
+from tests.mounting import mount_pid, mounted, read_tree
 
 FILES = 6
 SEQUENTIAL = {"kind": "sequential", "size": FILES}
@@ -176,6 +177,46 @@ def test_a_mount_of_several_needs_the_dataset_named(daemon: Daemon, tmp_path: Pa
     assert "name one of numbers, own" in Path(f"{directory}.log").read_text()
     with pytest.raises(NotFound):
         daemon.client.call(JOB_SHOW, JobName(job="unnamed"))
+
+
+def test_what_makes_no_sense_does_not_fill_the_log(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "numbers", tmp_path / "flood") as directory:
+        long = {"op": "publish", "job": "x" * 1_000_000, "sampler": SEQUENTIAL}
+        say(directory, long, *[{"op": "nonsense"}] * 2000, {"op": "publish", "job": "after", "sampler": SEQUENTIAL})
+        job(daemon, "after")
+    log = Path(f"{directory}.log").read_text()
+    assert 0 < log.count("it said") < 60
+    assert len(log) < 60_000
+
+
+# Workers, control process and supervisor in a hurry.
+HURRY = """
+from cachefs.mount import zero_open
+load = zero_open.load
+def load_and_hurry():
+    library = load()
+    from cachefs.mount import control_process, supervisor, worker_pool
+    supervisor.TICK_SECONDS = control_process.BEAT_SECONDS = 0.1
+    worker_pool.SILENT_SECONDS = 600
+    return library
+zero_open.load = load_and_hurry
+"""
+
+
+def test_a_control_process_that_is_stopped_is_replaced(daemon: Daemon, tmp_path: Path) -> None:
+    beats = json.dumps({"op": "progress", "job": "replaced", "position": 1}).encode() + b"\n"
+    with mounted(daemon.socket, "numbers", tmp_path / "stopped", "no_push", patch=HURRY) as directory:
+        publish = directory / ".cachefs" / "publish"
+        with publish.open("wb", buffering=0) as writer:
+            writer.write(json.dumps({"op": "publish", "job": "replaced", "sampler": SEQUENTIAL}).encode() + b"\n")
+            job(daemon, "replaced")
+            children = psutil.Process(mount_pid(daemon.client, directory)).children()
+            (control,) = (child for child in children if Path(f"/proc/{child.pid}/comm").read_text() == "control\n")
+            control.suspend()
+            assert writer.write(beats * 2000) < len(beats) * 2000  # more than a pipe holds
+        publish.write_bytes(beats)
+        assert not control.is_running()
+        job(daemon, "replaced", lambda view: view.consumers[0].position == 1)
 
 
 def test_a_mount_that_was_published_through_can_be_unmounted(daemon: Daemon, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from cachefs.job_messages import JobEpoch, JobProgress, JobPublish
 from cachefs.snapshot import Snapshot
-from tests.as_user import NOBODY, as_user
+from tests.as_user import NOBODY, as_user, public_directory
 from tests.daemon import Daemon
 from tests.helper_process import helper_process, wait_until
 from tests.mounting import mounted
@@ -52,7 +52,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with Daemon(home) as daemon:
         snapshot = Snapshot(Path(daemon.add_dataset("numbers", f"file://{top}").path))
         with (
-            mounted(daemon.socket, "numbers", tmp_path_factory.mktemp("mnt") / "numbers") as mount,
+            public_directory() as public,
+            mounted(daemon.socket, "numbers", public / "numbers") as mount,
             recording(daemon.client, home / "recorded") as record,
         ):
             yield Node(daemon, record, home / "recorded", mount, snapshot)

@@ -163,12 +163,41 @@ def test_lines_are_found_in_what_a_pipe_holds(
         (b'{"op": "epoch", "job": "x", "epoch": 0, "order": [-1]}', "bounds"),
         (b'{"op": "publish", "job": "x", "dataset": "no"}', "name one of tree"),
         (b'{"op": "publish", "job": "\xff"}', "decode"),
+        (b'{"op": "publish", "job": "%s"}' % (b"x" * 129), "length <= 128"),
+        (b'{"op": "publish", "job": "x", "consumer": "%s"}' % (b"x" * 257), "length <= 256"),
+        (b'{"op": "epoch", "job": "%s", "epoch": 0, "order": []}' % (b"x" * 129), "length <= 128"),
+        (b'{"op": "progress", "job": "x", "consumer": "%s"}' % (b"x" * 257), "length <= 256"),
     ],
 )
 def test_what_makes_no_sense_is_one_error(line: bytes, wrong: str) -> None:
     with pytest.raises(CachefsError, match=wrong) as caught:
         understand(line, {"tree": "snapshot"})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", [b"?" * 100_000, json.dumps({"op": "publish", "a\nforged" * 10_000: 1}).encode()])
+def test_what_is_logged_of_a_line_is_short_and_one_line(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(daemon: Daemon, outbox: Outbox) -> None:
+        ControlReader(Path("fifo"), -1, dict)._take(line, outbox)
+
+    run(test)
+    (message,) = caplog.messages
+    assert len(message) < 1000
+    assert message.isprintable()
+
+
+def test_what_is_logged_of_a_failure_is_short_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(daemon: Daemon, outbox: Outbox) -> None:
+        async def fail(*_: object) -> None:
+            raise DaemonUnavailable("a\nforged" * 10_000)
+
+        daemon.call = fail  # type: ignore[assignment,method-assign]
+        outbox.put(beat("\x1b" * 128, 1), 10)
+
+    run(test)
+    (message,) = caplog.messages
+    assert len(message) < 1000
+    assert message.isprintable()
 
 
 def test_the_error_is_of_the_caller() -> None:

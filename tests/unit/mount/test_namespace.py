@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.errors import NotFound
+from cachefs.errors import NotFound, SnapshotDamaged
 from cachefs.inodes import ENTRY_BITS, ROOT
 from cachefs.messages import DatasetView
 from cachefs.mount.namespace import Namespace, wanted_datasets
@@ -180,6 +180,27 @@ def test_a_dataset_that_cannot_be_opened_now_is_listed(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert [name for name, _, _ in ours.datasets()] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("spec", ["one", "all"])
+def test_a_snapshot_whose_file_was_truncated_is_let_go_and_comes_back_with_its_file(tmp_path: Path, spec: str) -> None:
+    keys = [b"%d" % number for number in range(200)]
+    view = dataset(tmp_path, "one", *keys)
+    namespace = Namespace(MountSpec.parse(spec), [view], clock())
+    [(_, root, snapshot)] = namespace.datasets()
+    child = namespace.sibling(root, 150)
+    namespace.close_idle()
+    assert namespace.resolve(child)[0] is snapshot
+    os.truncate(view.path, 8192)
+    namespace.close_idle()
+    with pytest.raises(SnapshotDamaged, match="refresh the dataset"):
+        namespace.resolve(child)
+    assert dataset(tmp_path, "one", *keys) == view
+    fresh, number = namespace.resolve(child)
+    assert fresh.entry(number) == fresh.find(fresh.path(number))
+    Path(view.path).unlink()
+    namespace.close_idle()
+    assert namespace.resolve(child)[0] is fresh, "what is unlinked can still be read"
 
 
 def test_who_has_not_seen_all_agrees_on_all_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,20 @@ def test_a_mount_at_one_snapshot_shows_no_other(tmp_path: Path, show: Callable[[
     assert place.inode(1) == INODE
 
 
+def test_a_snapshot_file_that_was_written_anew_is_opened_anew(tmp_path: Path, show: Callable[[str], None]) -> None:
+    view = dataset(tmp_path, "one", b"a")
+    show(view.snapshot)
+    found = Places(MountSpec.parse("one"), tmp_path, lambda: [view])
+    before = found.find(view.snapshot)
+    assert before is not None
+    os.truncate(view.path, 8192)
+    assert found.find(view.snapshot) is None
+    dataset(tmp_path, "one", b"a")
+    place = found.find(view.snapshot)
+    assert place is not None
+    assert place.snapshot is not before.snapshot
+
+
 def test_a_mount_of_several_shows_the_old_snapshot_for_a_while(tmp_path: Path, show: Callable[[str], None]) -> None:
     old, new = dataset(tmp_path, "one", b"a"), dataset(tmp_path, "one", b"a", b"b")
     found = Places(MountSpec.parse("all"), tmp_path, lambda: [new])

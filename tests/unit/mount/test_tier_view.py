@@ -82,3 +82,19 @@ def test_while_the_new_index_cannot_be_read_the_old_one_is(tmp_path: Path) -> No
         tiers.follow(view(tmp_path / "gone", memory="/n"))
     assert segment_of(tiers) == 1
     assert tiers.directories == {MEMORY: Path("/m")}
+
+
+def test_an_index_that_is_not_there_yet_is_opened_when_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    with pytest.raises(CachefsError, match="cannot be read"):
+        TierView(view(path, memory="/m"))
+    tiers = TierView(view(path, memory="/m"), needs_index=False)
+    with pytest.raises(CachefsError, match="cannot be read"):
+        tiers.follow(view(path, memory="/m"))
+    assert tiers.index.get(KEY) is None
+    assert not tiers.index.is_open
+    assert tiers.index.owner != os.getuid()
+    index(path, 1)
+    assert tiers.follow(view(path, memory="/m"))  # since the segments have an owner now
+    assert tiers.index.owner == os.getuid()
+    assert segment_of(tiers) == 1

@@ -1,5 +1,6 @@
 """Workers that stand still, that do not die, or that others end, as the pool sees them. They are `sleep` here."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -25,10 +26,12 @@ class Workers:
         self.started: list[subprocess.Popen[bytes]] = []
         self.blamed: list[int] = []
         monkeypatch.setattr(worker_pool, "fork_watched", self._start)
+        # Answers poll(2) as the device of a mount does: with POLLERR, once there is nobody at the other end.
+        self._device = os.pipe()
         session = SimpleNamespace(
             clone=lambda: os.open(os.devnull, os.O_RDWR),
             connection=SimpleNamespace(has_waiting=lambda: True),
-            device=-1,
+            device=self._device[1],
         )
         self.pool = WorkerPool(cast(Mount, None), cast(Session, session), 1)
         monkeypatch.setattr(self.pool._blame, "died", self.blamed.append)
@@ -44,6 +47,9 @@ class Workers:
         for worker in self.pool._workers:
             self.pool._handle(worker, WorkerMessage.READY, "")
 
+    def unmount(self) -> None:
+        os.close(self._device[0])
+
     def until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 20
         while not holds():
@@ -52,7 +58,7 @@ class Workers:
 
     def be_silent(self, seconds: int = SILENT_SECONDS + 1) -> None:
         for _ in range(seconds):
-            self.pool.replace_silent()
+            self.pool.tend()
 
 
 @pytest.fixture
@@ -139,3 +145,58 @@ def test_a_mount_that_nobody_begins_to_serve_fails(monkeypatch: pytest.MonkeyPat
     assert "has begun" in str(ours.pool.failure)
     ours.started[0].kill()
     ours.started[0].wait(20)
+
+
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM])
+def test_those_that_end_before_they_serve_are_started_later_and_later_and_no_request_is_blamed(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: int
+) -> None:
+    monkeypatch.setattr(worker_pool, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(worker_pool, "LONGEST_PAUSE", 0.128)
+    caplog.set_level(logging.WARNING)
+    for count in range(1, 3 * MOST_CRASHES):
+        workers.started[-1].send_signal(ends)
+        workers.until(lambda before=count: len(workers.started) > before)  # type: ignore[misc]
+    pauses = [line.rpartition("started in ")[2] for line in caplog.messages if "before it served" in line]
+    assert pauses == [f"{0.001 * 2**count:.4g} s" for count in range(8)]
+    assert workers.pool.failure is None
+    assert workers.blamed == []
+    workers.serve()
+    caplog.clear()
+    workers.started[-1].send_signal(ends)
+    before = len(workers.started)
+    workers.until(lambda: len(workers.started) > before)
+    assert caplog.messages[-1].endswith("is replaced")
+
+
+def test_one_that_cannot_be_started_is_tried_again(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, refused = worker_pool.fork_watched, [BlockingIOError(11, "no process is free")] * (MOST_CRASHES + 1)
+
+    def refuse(name: str, work: Callable[[], None]) -> tuple[int, int]:
+        if refused:
+            raise refused.pop()
+        return fork(name, work)
+
+    monkeypatch.setattr(worker_pool, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(worker_pool, "fork_watched", refuse)
+    workers.started[-1].kill()
+    workers.until(lambda: len(workers.started) == 2)
+    assert workers.pool.failure is None
+
+
+def test_a_mount_that_was_served_once_and_that_nobody_begins_to_serve_again_fails(workers: Workers) -> None:
+    workers.started[-1].kill()
+    workers.until(lambda: len(workers.started) == 2)
+    cast(Any, workers.pool._session.connection).has_waiting = lambda: False
+    workers.be_silent(UNSERVED_SECONDS)
+    assert workers.pool.failure is None
+    workers.be_silent(1)
+    assert "nobody has served" in str(workers.pool.failure)
+
+
+def test_the_end_of_the_mount_is_noticed_while_nobody_serves_it(workers: Workers) -> None:
+    workers.be_silent(1)
+    assert not workers.pool.over
+    workers.unmount()
+    workers.be_silent(1)
+    assert workers.pool.over

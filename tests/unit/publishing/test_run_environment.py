@@ -1,10 +1,11 @@
 """What `cachefs run` changes in the environment of a command."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from cachefs.run import STARTUP, environment
+from cachefs.run import STARTUP, environment, run
 
 OTHER = "/opt/other/lib/python3.12/site-packages/cachefs/hooks/startup"
 
@@ -35,6 +36,18 @@ def test_nothing_else_of_the_environment_changes() -> None:
     assert name.startswith("train-")
     assert once.pop("LD_PRELOAD", "").endswith(".so")  # see cachefs.preload
     assert once == given | added
+
+
+def test_a_socket_is_absolute_but_where_the_current_directory_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    assert environment({}, ["python"], "job", "rel.sock")["CACHEFS_SOCKET"] == f"{tmp_path}/gone/rel.sock"
+    (tmp_path / "gone").rmdir()
+    assert environment({}, ["python"], "job", "rel.sock")["CACHEFS_SOCKET"] == "rel.sock"
+    assert run([""], "job", "rel.sock") == 127
+    assert capfd.readouterr().err == "cachefs: an empty name: no such command\n"
 
 
 def test_a_command_inside_another_belongs_to_its_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,42 @@
 """What `cachectl job publish` makes of odd arguments, before any daemon is asked."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import pytest
-from cachefs_tools.cachectl.job import order_of, ranks_of
+from cachefs_tools.cachectl.job import check_own_process, how_it_is, job_row, order_of, ranks_of
 
-from cachefs.errors import ConfigError
-from cachefs.job_messages import JobPublish
+from cachefs.errors import AccessDenied, ConfigError, NotFound
+from cachefs.job_messages import ConsumerView, JobPublish, JobView
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import encode
 
 CONTEXT: Any = None
+
+
+def view(state: str, reason: str = "") -> JobView:
+    consumer = ConsumerView("0", 1, 1984, 2000, [1], 120.0 if state == "running" else 0.0, 1984, 0, "following")
+    return JobView("j", "d", "3f9c", "published", 0.0, state, [consumer], reason=reason)
+
+
+def test_a_job_that_is_over_has_no_rate_and_no_share_that_it_has_read() -> None:
+    assert job_row(view("running"))[4:7] == ("1", "99 %", "120/s")
+    assert job_row(view("ended"))[4:7] == ("1", "-", "-")
+    assert how_it_is(view("running")) == "running"
+    assert how_it_is(view("ended")) == "ended in epoch 1"
+    assert how_it_is(view("ended", "no sign of life for 60 s")) == "ended in epoch 1 (no sign of life for 60 s)"
+
+
+def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_own_process(os.getpid())
+    with pytest.raises(NotFound, match="no process 2147483647 runs here"):
+        check_own_process(2**31 - 1)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.raises(AccessDenied, match="process 1 is not yours"):
+        check_own_process(1)
 
 
 def test_ranks() -> None:

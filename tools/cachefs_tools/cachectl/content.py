@@ -3,16 +3,13 @@
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import BinaryIO
 
 import click
 
 from cachefs.block import TIER_NAMES
-from cachefs.errors import NotFound
-from cachefs.messages import CachedFile, DatasetName, DatasetView, Empty, Pinned, Selection, Warmup, WarmupProgress
-from cachefs.rpc import CACHED, DATASET_LIST, DATASET_SHOW, EVICT, PIN, UNPIN, VERIFY, WARMUP, Method
-from cachefs.snapshot import Entry, Snapshot
+from cachefs.messages import CachedFile, DatasetName, Directory, Empty, Pinned, Selection, Warmup, WarmupProgress
+from cachefs.rpc import CACHED, DATASET_SHOW, DIRECTORY_LIST, EVICT, PIN, UNPIN, VERIFY, WARMUP, Method
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import size, table
@@ -148,38 +145,18 @@ def ls(session: CommandSession, dataset: str, path: str, cached: bool) -> None:
         files = [file for page in pages for file in page.files if any(file.cached) or file.pinned]
         session.answer({"files": files}, table("PATH >SIZE >MEMORY >SSD =PINNED", map(cached_row, files)))
         return
-    entries = directory(session, dataset, dataset_path(path))
+    listed = session.stream(DIRECTORY_LIST, Directory(dataset=dataset, path=dataset_path(path)))
+    entries = [entry for page in listed for entry in page.entries]
     rows = (
-        (shown(entry.name) + "/", "") if entry.is_dir else (shown(entry.name), size(entry.size)) for entry in entries
+        (shown(entry.name) + "/", "") if entry.directory else (shown(entry.name), size(entry.size)) for entry in entries
     )
-    document = [{"name": entry.name, "directory": entry.is_dir, "size": entry.size} for entry in entries]
-    session.answer({"entries": document}, table("NAME >SIZE", rows))
+    session.answer({"entries": entries}, table("NAME >SIZE", rows))
 
 
 def cached_row(file: CachedFile) -> tuple[str, ...]:
     """A row of `ls --cached`."""
     memory, ssd = (size(file.cached[TIER_NAMES.index(tier)]) for tier in ("memory", "ssd"))
     return shown(file.path), size(file.size), memory, ssd, "yes" if file.pinned else ""
-
-
-def directory(session: CommandSession, dataset: str, path: bytes) -> list[Entry]:
-    """The entries of the directory at *path*, or the file there. They are read from the snapshot, not from a mount."""
-    snapshot = Snapshot(Path(view_of(session, dataset).path))
-    try:
-        entry = snapshot.find(path)
-        if entry is None:
-            raise NotFound(f"{dataset} has no {shown(path)}")
-        return list(snapshot.children(entry)) if entry.is_dir else [entry]
-    finally:
-        snapshot.close()
-
-
-def view_of(session: CommandSession, dataset: str) -> DatasetView:
-    """What the daemon knows about a dataset. Raises NotFound."""
-    for view in session.call(DATASET_LIST, Empty()).datasets:
-        if view.name == dataset:
-            return view
-    raise NotFound(f"no dataset named {dataset!r}; `cachectl dataset list` shows them")
 
 
 @click.command()

@@ -50,7 +50,7 @@ def table(columns: str, rows: Iterable[Iterable[object]]) -> Table:
     is aligned to the right and never cut. One that starts with `=` is of words that are never cut either. On a narrow
     terminal all others go on in a further line.
     """
-    result = Table(box=None, pad_edge=False, header_style="bold")
+    result = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in columns.split():
         number = heading.startswith(">")
         result.add_column(

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
+from cachefs_daemon.runtime.process_users import users_of
 from rich.table import Table
 
-from cachefs.errors import ConfigError, NotFound
+from cachefs.errors import AccessDenied, ConfigError, NotFound
 from cachefs.identity import OWNER_MARK
 from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobPublish, JobView, SampleMap, StallRow
 from cachefs.messages import DatasetName, Empty
@@ -23,6 +24,8 @@ from cachefs_tools.cachectl.display import duration, size, table
 from cachefs_tools.cachectl.display import name as shown
 
 SOURCE = "cachectl"
+# States of jobs and consumers, as the daemon says them.
+RUNNING, ENDED = "running", "ended"
 # Seconds. People publish by hand before the training starts, and nobody sends heartbeats.
 LEASE = 3600.0
 # Ranks that are published at once.
@@ -52,7 +55,11 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
 @click.argument("name", metavar="JOB")
 @click.argument("dataset")
 @click.option(
-    "--sampler", type=click.Choice(KINDS), required=True, help="The sampler that gives the order of each epoch."
+    "--sampler",
+    type=click.Choice(KINDS),
+    required=True,
+    metavar="KIND",
+    help=f"The sampler that gives the order of each epoch: {', '.join(KINDS)}.",
 )
 @click.option(
     "--seed", type=click.IntRange(-(2**63), 2**64 - 1), default=0, show_default=True, help="Seed of the sampler."
@@ -120,8 +127,8 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
     The samples are then on this node before they are read. A sample is a file, in the order of the paths, unless
     --files or --records says otherwise.
     """
-    if given["pid"] and not Path(f"/proc/{given['pid']}").exists():
-        raise NotFound(f"no process {given['pid']} runs here; --pid takes that of the training")
+    if given["pid"]:
+        check_own_process(given["pid"])
     sample_map = map_of(given["files"], given["records"], given["paths"])
     orders = [order_of(path) for path in given["orders"]]
     if (given["sampler"] == "explicit") != bool(orders):
@@ -147,6 +154,14 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
             session.call(JOB_EPOCH, JobEpoch(job=name, consumer=str(rank), epoch=epoch, order=order))
     view = session.call(JOB_SHOW, JobName(job=name))
     session.answer(view, f"published {name}: {spec.size:,} samples of {dataset}; see `cachectl job show {name}`")
+
+
+def check_own_process(pid: int) -> None:
+    """Raises NotFound, or AccessDenied where the process is another user's: the daemon would not look at it."""
+    if not Path(f"/proc/{pid}").exists():
+        raise NotFound(f"no process {pid} runs here; --pid takes that of the training")
+    if os.geteuid() and os.geteuid() not in users_of(pid):
+        raise AccessDenied(f"process {pid} is not yours; --pid takes one of your own, and only root may name any")
 
 
 def _pid_namespace() -> int:
@@ -225,12 +240,18 @@ def list_jobs(session: CommandSession) -> None:
 def job_row(view: JobView) -> tuple[str, ...]:
     """A row of `job list`. Epoch and progress are those of the slowest consumer."""
     slowest = min(view.consumers, key=lambda one: (one.epoch, one.position), default=None)
-    place = (str(slowest.epoch), done(slowest)) if slowest is not None else ("-", "-")
+    is_over = view.state != RUNNING
+    # Nobody knows of the last samples of a job that has ended whether they were read.
+    place = (str(slowest.epoch), "-" if is_over else done(slowest)) if slowest is not None else ("-", "-")
     rate = sum(one.rate for one in view.consumers)
     return (
-        shown(view.job), shown(view.dataset), view.state, str(len(view.consumers)), *place, f"{rate:,.0f}/s",
+        shown(view.job), shown(view.dataset), view.state, str(len(view.consumers)), *place, rate_of(is_over, rate),
         f"{view.stalls:,}", f"{view.stall_seconds:.1f} s",
     )  # fmt: skip
+
+
+def rate_of(is_over: bool, rate: float) -> str:
+    return "-" if is_over else f"{rate:,.0f}/s"
 
 
 def done(view: ConsumerView) -> str:
@@ -255,25 +276,30 @@ def describe(view: JobView) -> Iterator[str | Table]:
     age = duration(max(0.0, time.time() - view.started))
     # One's own jobs have the name that one gave them; those of others need the full one.
     job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
-    yield f"{shown(job)}: {view.state}, {age} old, published by {view.source or 'nobody known'}"
+    yield f"{shown(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'nobody known'}"
     yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
     yield f"fetched for it: {size(view.fetched_bytes)}; {view.stalls:,} reads waited, {view.stall_seconds:.1f} s in all"
-    for problem in view.problems:
-        yield f"! {shown(problem)}"
     yield ""
-    yield table(
-        "CONSUMER =STATE >EPOCH >SAMPLE >OF >RATE >MATCHED >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers)
-    )
+    yield table("NAME =STATE >EPOCH >SAMPLE >OF >RATE >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers))
     for consumer in view.consumers:
         if consumer.problem:
             yield f"! {shown(consumer.consumer)}: {shown(consumer.problem)}"
+
+
+def how_it_is(view: JobView) -> str:
+    """The state of a job; of one that is over also where it was, and why it ended."""
+    if view.state == RUNNING or not view.consumers:
+        state = view.state
+    else:
+        state = f"{view.state} in epoch {max(one.epoch for one in view.consumers)}"
+    return f"{state} ({shown(view.reason)})" if view.reason else state
 
 
 def consumer_row(view: ConsumerView) -> tuple[str, ...]:
     """A row of `job show`."""
     return (
         shown(view.consumer), view.state, str(view.epoch), f"{view.position:,}", f"{view.epoch_length:,}",
-        f"{view.rate:,.0f}/s", f"{view.matched:,}", f"{view.mismatched:,}", size(view.ahead_bytes),
+        rate_of(view.state == ENDED, view.rate), f"{view.mismatched:,}", size(view.ahead_bytes),
         size(view.pushed_bytes),
     )  # fmt: skip
 

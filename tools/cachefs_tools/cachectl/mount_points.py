@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,10 @@ from cachefs_tools.cachectl.display import name
 PROBE_SECONDS: Final = 5.0
 # Exit status of the child that looks whether a mount is dead.
 DEAD: Final = 3
+# A mount with published jobs uses its own files for moments, to see what the kernel has of them. So one that is busy
+# is tried again for so many seconds, with so many between two tries.
+BUSY_SECONDS: Final = 2.0
+PAUSE: Final = 0.05
 
 
 @click.command()
@@ -68,11 +73,23 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
         raise NotFound(f"no cachefs is mounted at {name(directory)}; `cachectl mounts` shows where there is one")
     recovered = not lazy and is_dead(path)
     try:
-        kernel.unmount(path, lazy=lazy or recovered)
+        unmount(path, lazy=lazy or recovered)
     except Busy as error:
         raise Busy(f"{error}; end what uses it{'' if lazy else ', or detach it with --lazy'}") from None
     answer = {"mountpoint": path, "recovered": recovered}
     session.answer(answer, f"{name(directory)}: {'recovered from a dead mount' if recovered else 'unmounted'}")
+
+
+def unmount(path: Path, *, lazy: bool) -> None:
+    """Unmount, once nobody uses the mount. Raises Busy where somebody does all the time, and other CachefsErrors."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return kernel.unmount(path, lazy=lazy)
+        except Busy:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE)
 
 
 def resolved_mount_point(directory: str) -> Path:

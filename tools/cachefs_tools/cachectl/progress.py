@@ -35,7 +35,9 @@ class _Rate(ProgressColumn):
         self._unit = unit
 
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed or 0:,.0f} {self._unit}/s")
+        # With one update only there is no speed between two of them.
+        speed = task.speed or (task.completed / task.elapsed if task.elapsed else 0)
+        return Text(f"{speed:,.0f} {self._unit}/s")
 
 
 def follow_listing(session: CommandSession, updates: Iterable[ListingProgress]) -> ListingProgress:

@@ -20,8 +20,8 @@ from cachefs_tools.cachectl.mount_points import resolved_mount_point
 
 LINES_PER_HEADER: Final = 20
 HEADER: Final = """\
-requests   /1000  samples ------- reads/s ------- pushed dropped  late wasted ---- page cache ----
-      /s samples       /s  memory     ssd  missed   MB/s    MB/s    /s     /s      held     budget"""
+  reqs  reqs samples ----- reads/s ----- -- MB/s --- late waste - page cache --
+    /s /1000      /s memory   ssd missed  push  drop   /s    /s    held  budget"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,11 @@ def advance(before: ConsumerView, now: ConsumerView) -> int:
 def row(line: Stats) -> str:
     """A line below HEADER."""
     per_1000 = "-" if line.requests_per_1000_samples is None else f"{line.requests_per_1000_samples:.0f}"
-    reads = "".join(f"{rate:8.0f}" for rate in (line.hits_memory, line.hits_ssd, line.misses))
-    moved = f"{line.pushed_bytes / 1e6:7.0f}{line.dropped_bytes / 1e6:8.0f}{line.late:6.0f}{line.wasted:7.0f}"
-    held, budget = (size(amount) if line.budget_bytes else "-" for amount in (line.held_bytes, line.budget_bytes))
-    return f"{line.requests:8.0f}{per_1000:>8}{line.samples:9.0f}{reads}{moved}{held:>10}{budget:>11}"
+    reads = f"{line.hits_memory:7.0f}{line.hits_ssd:6.0f}{line.misses:7.0f}"
+    moved = f"{line.pushed_bytes / 1e6:6.0f}{line.dropped_bytes / 1e6:6.0f}{line.late:5.0f}{line.wasted:6.0f}"
+    held, budget = (_short(amount) if line.budget_bytes else "-" for amount in (line.held_bytes, line.budget_bytes))
+    return f"{line.requests:6.0f}{per_1000:>6}{line.samples:8.0f}{reads}{moved}{held:>8}{budget:>8}"
+
+
+def _short(amount: int) -> str:
+    return size(amount).replace(" ", "")

@@ -69,11 +69,13 @@ def describe(now: Status) -> Iterator[str | Table]:
     reads = sum(tier.hits for tier in now.tiers) + now.misses
     rows = (
         (tier.name, size(tier.used), size(tier.limit), f"{tier.blocks:,}", f"{tier.evicted:,}", f"{tier.hits:,}",
-         share(tier.hits, reads), tier.policy, tier.directory)
+         share(tier.hits, reads), tier.policy)
         for tier in now.tiers
     )  # fmt: skip
-    yield table("=TIER >USED >LIMIT >BLOCKS >EVICTED >HITS >RATIO =POLICY DIRECTORY", rows)
+    yield table("=TIER >USED >LIMIT >BLOCKS >EVICTED >HITS >RATIO =POLICY", rows)
+    yield ""
     for tier in now.tiers:
+        yield f"{tier.name:<10} in {tier.directory}"
         if tier.limit < NEARLY * tier.budget:
             yield f"{tier.name}: only {size(tier.limit)} of its budget of {size(tier.budget)} can be used now"
         if tier.problem:

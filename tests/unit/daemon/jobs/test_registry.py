@@ -275,6 +275,28 @@ def test_another_users_process_keeps_no_job(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_an_end_that_was_wanted_needs_no_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(jobs: Jobs) -> None:
+        jobs.say("through")
+        jobs.progress(JobProgress(job="through", consumer="0", epoch=0, position=FILES, ended=True))
+        jobs.say("stopped")
+        jobs.cancel("stopped")
+        jobs.say("silent", lease=1e-9)
+        await jobs.end_lapsed()
+        views = {job.name: jobs.view(job) for job in jobs}
+        states = {name: (view.state, view.reason) for name, view in views.items()}
+        assert states["through"] == ("ended", "")
+        assert states["stopped"] == ("cancelled", "")
+        assert states["silent"] == ("ended", "no sign of life for 0 s")
+        assert {consumer.rate for view in views.values() for consumer in view.consumers} == {0}
+
+    with caplog.at_level("INFO"):
+        play(tmp_path, scene)
+    said = [record.message for record in caplog.records]
+    assert {"job through has ended", "job stopped has been cancelled"} <= set(said)
+    assert "job silent has ended: no sign of life for 0 s" in said
+
+
 def test_what_is_shown_of_ended_consumers_does_not_grow(tmp_path: Path) -> None:
     async def scene(jobs: Jobs) -> None:
         jobs.say(consumer="stays")

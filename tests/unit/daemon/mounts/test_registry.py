@@ -4,13 +4,16 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
+from cachefs_daemon.mounts import registry
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.runtime.boot_clock import birth_of
 
 from cachefs.messages import MountReport, OriginOptions
+from cachefs.mount_table import MountPoint
 
 
 def report(name: str, pid: int, spec: str = "images", hits: int = 0, *, closing: bool = False) -> MountReport:
@@ -30,8 +33,9 @@ def test_a_mount_whose_process_ended_is_not_alive(process: subprocess.Popen[byte
     mounts.report(report("a", process.pid, hits=4))
     assert [view.alive for view in mounts.views()] == [True]
     process.kill()
-    while mounts.views()[0].alive:  # a zombie counts as ended, before anybody waits for it
+    while mounts.lives("a"):  # a zombie counts as ended, before anybody waits for it
         time.sleep(0.001)
+    assert mounts.views() == []  # nothing is mounted there: an attempt that failed, or an end that is not reported yet
     assert mounts.using("images") is None
     mounts.forget_gone()
     assert mounts.views() == []
@@ -55,8 +59,29 @@ def test_a_mount_whose_process_cannot_be_seen_lives_as_long_as_it_reports(monkey
     assert mounts.counters()["hits_memory"] == 7
 
 
-def test_a_dead_mount_point_stays_in_sight_until_it_is_mounted_again(process: subprocess.Popen[bytes]) -> None:
+def mounted_at(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's table has a mount of ours there."""
+    point = MountPoint(Path(directory), "0:57", "cachefs:images")
+    monkeypatch.setattr(registry, "mount_points", lambda: [point])
+
+
+def test_an_attempt_that_failed_where_another_mount_lives_is_not_shown(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mounts = MountRegistry()
+    mounted_at("/proc", monkeypatch)
+    mounts.report(MountReport(id="a", mountpoint="/proc", spec="images", pid=os.getpid()))
+    mounts.report(MountReport(id="b", mountpoint="/proc", spec="nosuch", pid=process.pid))
+    process.kill()
+    process.wait()
+    assert [(view.id, view.alive) for view in mounts.views()] == [("a", True)]
+
+
+def test_a_dead_mount_point_stays_in_sight_until_it_is_mounted_again(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = MountRegistry()
+    mounted_at("/proc", monkeypatch)
     dead = report("a", process.pid, hits=4)
     mounts.report(MountReport(id="a", mountpoint="/proc", spec="images", pid=process.pid, counters=dead.counters))
     process.kill()

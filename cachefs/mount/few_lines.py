@@ -1,0 +1,24 @@
+"""Log lines that anybody can cause as many of as he likes: a few are logged, and the others counted."""
+
+import logging
+
+
+class FewLines(logging.Filter):
+    """Lets so many lines pass in each span of time, and says in the next one how many it has left out."""
+
+    def __init__(self, most: int, *, seconds: float) -> None:
+        super().__init__()
+        self._most = most
+        self._seconds = seconds
+        self._span = 0  # of the last line, counted from 1970
+        self._lines = 0  # in that span
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        span = int(record.created // self._seconds)
+        if span != self._span:
+            dropped = max(0, self._lines - self._most)
+            if dropped:
+                record.msg, record.args = f"{record.getMessage()} ({dropped} earlier lines left out)", None
+            self._span, self._lines = span, 0
+        self._lines += 1
+        return self._lines <= self._most

@@ -1,0 +1,78 @@
+"""What mounts open of the daemon's directories is given to the group whose members may mount.
+
+New files get the group from the daemon, whose effective group it is. What an earlier run, systemd or an administrator
+has made before has another one.
+"""
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from cachefs.block import MEMORY, SSD
+from cachefs.snapshot import SUFFIX
+from cachefs_daemon.store.owned_directory import Place, open_owned
+from cachefs_daemon.store.segment_writer import segment_number
+from cachefs_daemon.store.state_dir import is_index, snapshots_place, state_place
+from cachefs_daemon.store.storage import StoreConfig
+from cachefs_daemon.store.tier import place_of
+
+log = logging.getLogger(__name__)
+
+_ENTER: Final = stat.S_IRGRP | stat.S_IXGRP
+_SAFELY: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def give(config: StoreConfig, group: int) -> None:
+    """Give the directories of an open store, and the files in them that mounts open, to *group*.
+
+    Only what belongs to the daemon's user. These are some hundred files, and those that have the group cost a look
+    each. Raises ConfigError.
+    """
+    for place, is_wanted in _places(config):
+        descriptor = open_owned(place)
+        try:
+            _give_directory(descriptor, group)
+            for name in filter(is_wanted, os.listdir(descriptor)):
+                _give_file(name, descriptor, group)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise place.refused(
+                    f"daemon.socket_group could not be given what is in it ({error.strerror}); "
+                    f"chgrp -R it to group {group}, or unset daemon.socket_group"
+                ) from None
+            log.warning("%s %s is read-only: not all in it is for daemon.socket_group", place.setting, place.path)
+        finally:
+            os.close(descriptor)
+
+
+def _places(config: StoreConfig) -> Iterator[tuple[Place, Callable[[str], bool]]]:
+    """Each directory, and which names in it mounts open."""
+    yield state_place(config.state_dir), is_index
+    yield snapshots_place(config.state_dir), lambda name: name.endswith(SUFFIX)
+    for number, tier in ((MEMORY, config.memory), (SSD, config.ssd)):
+        if tier is not None:
+            yield place_of(number, tier), lambda name: segment_number(name) is not None
+
+
+def _give_directory(descriptor: int, group: int) -> None:
+    found = os.fstat(descriptor)
+    if found.st_gid != group:
+        os.fchown(descriptor, -1, group)
+    if found.st_mode & _ENTER != _ENTER:
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) | _ENTER)
+
+
+def _give_file(name: str, directory: int, group: int) -> None:
+    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if found.st_gid == group or found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+        return
+    file = os.open(name, _SAFELY, dir_fd=directory)
+    try:
+        opened = os.fstat(file)
+        if os.path.samestat(found, opened):
+            os.fchown(file, -1, group)
+    finally:
+        os.close(file)

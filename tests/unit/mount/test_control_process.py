@@ -1,0 +1,69 @@
+"""The process that reads the control file, as the supervisor keeps it."""
+
+import subprocess
+import sys
+
+# In a process of its own, as pytest's has threads, and a control process is a fork.
+SUPERVISOR = """
+import os, select, signal, time
+from types import SimpleNamespace
+from cachefs.mount import control_process
+
+class Ours(control_process.ControlProcess):
+    def _serve(self):
+        os.eventfd_read(wanted)
+        {serve}
+
+def is_wanted():
+    return bool(select.select([wanted], [], [], 0)[0])
+
+wanted = os.eventfd(1, os.EFD_NONBLOCK)
+ours = Ours(SimpleNamespace(wanted=wanted))
+ours.tend()
+(pidfd,) = ours.wakes
+while is_wanted():
+    time.sleep(0.01)
+{then}
+"""
+
+
+def supervise(serve: str, then: str) -> list[str]:
+    """What is printed. serve: done by the process; then: done by its supervisor."""
+    program = SUPERVISOR.format(serve=serve, then=then)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+REPLACED = """
+select.select([pidfd], [], [])
+ours.tend()
+print(is_wanted(), ours.wakes)
+while not ours.wakes:
+    time.sleep(0.1)
+ours.tend()
+print(ours.wakes != [wanted])
+ours.end()
+"""
+
+
+def test_one_that_is_stopped_is_killed_and_replaced_for_writers_that_wait() -> None:
+    silence = "for _ in range(control_process.SILENT_SECONDS + 1): ours.kill_silent()"
+    stopped = "os.kill(os.getpid(), signal.SIGSTOP)"
+    assert supervise(stopped, silence + REPLACED) == ["True", "[]", "True"]
+
+
+def test_one_that_crashes_is_replaced_for_writers_that_wait() -> None:
+    assert supervise("os._exit(3)", REPLACED) == ["True", "[]", "True"]
+
+
+def test_one_that_is_well_is_left_alone() -> None:
+    beating = "os.eventfd_write(self._beats, 1); signal.pause()"
+    then = """
+for _ in range(3 * control_process.SILENT_SECONDS):
+    os.eventfd_write(ours._beats, 1)
+    ours.kill_silent()
+print(bool(select.select([pidfd], [], [], 0)[0]))
+ours.end()
+"""
+    assert supervise(beating, then) == ["False"]
