@@ -24,6 +24,7 @@ import msgspec
 from xxhash import xxh3_128
 
 from cachefs.block import content_id
+from cachefs.errors import CachefsError
 from cachefs.snapshot import (
     DIRENT_DB,
     FOOTER,
@@ -41,6 +42,7 @@ from cachefs.snapshot import (
     Meta,
     pack_entry,
     seal,
+    verify,
 )
 
 MAX_NAME: Final = 255
@@ -127,7 +129,8 @@ class SnapshotBuilder:
         self._problems.append((key, reason))
 
     def write(self, directory: Path, progress: Progress = lambda phase, objects, size: None) -> Path:
-        """Write `<id>.snapshot` into *directory*, durably and at once. A file of the same name is replaced.
+        """Write `<id>.snapshot` into *directory*, durably and at once. A file of the same name is replaced if it is
+        damaged; else it stays, as mounts have it open.
 
         progress: called after each batch with ("building", entries so far, bytes of the files among them).
         Raises OSError, lmdb.Error.
@@ -139,7 +142,8 @@ class SnapshotBuilder:
             snapshot_id = self._write_tables(temporary, self._entries(levels), progress)
             _append_footer(temporary)
             path = directory / f"{snapshot_id}{SUFFIX}"
-            temporary.rename(path)
+            if not _is_whole(path):
+                temporary.rename(path)
         finally:
             temporary.unlink(missing_ok=True)
         _sync_directory(directory)
@@ -306,6 +310,14 @@ def _sealed_problems(problems: list[tuple[bytes, str]]) -> list[tuple[bytes, byt
     return [
         (NUMBER.pack(number), seal(number, msgspec.msgpack.encode(problem))) for number, problem in enumerate(first)
     ]
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verify(path)
+    except (CachefsError, OSError):
+        return False
+    return True
 
 
 def _append_footer(path: Path) -> None:
