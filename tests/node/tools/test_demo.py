@@ -40,7 +40,9 @@ def test_demo_measures_each_way_of_reading(tmp_path: Path) -> None:
     cold, warm, tiers, native = runs
     assert {run["files"] for run in runs} == {200}
     assert len({run["bytes"] for run in runs}) == 1
-    assert cold["shares"]["origin"] == pytest.approx(1)
+    # Of a file that the kernel reads in two requests, the second one may find the block there.
+    assert cold["shares"]["origin"] > 0.95
+    assert cold["shares"]["origin"] + cold["shares"]["memory"] == pytest.approx(1)
     assert cold["origin_requests"] >= 200
     # Some kernels sometimes drop a cached page, of any file system.
     assert warm["shares"]["page_cache"] > 0.95
