@@ -90,17 +90,7 @@ class FetchChannel:
 
     async def start(self) -> None:
         """Listen, also where the socket was removed. Raises Busy where another daemon listens, or CachefsError."""
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-
-        def listen(path: str) -> None:
-            listening.bind(path)
-            listening.listen(_BACKLOG)
-
-        try:
-            self.place.take(listen)
-        except CachefsError:
-            listening.close()
-            raise
+        listening = self.place.listen(_BACKLOG)
         former, loop = self._server, asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: _Connection(self), sock=listening, backlog=_BACKLOG)
         if former is not None:

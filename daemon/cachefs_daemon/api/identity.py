@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cachefs.errors import AccessDenied, CachefsError
+from cachefs.errors import AccessDenied
 from cachefs.identity import FOR_SOMEBODY
 from cachefs_daemon.api.socket_place import SocketPlace
 from cachefs_daemon.caller import UNKNOWN, Caller
@@ -89,17 +89,7 @@ class Identities:
 
     async def start(self) -> None:
         """Listen, also where the socket was removed. Raises Busy where another daemon listens, or CachefsError."""
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-
-        def listen(path: str) -> None:
-            listening.bind(path)
-            listening.listen(_BACKLOG)
-
-        try:
-            self.place.take(listen)
-        except CachefsError:
-            listening.close()
-            raise
+        listening = self.place.listen(_BACKLOG)
         former = self._server
         self._server = await asyncio.start_unix_server(self._answer, sock=listening, backlog=_BACKLOG)
         if former is not None:

@@ -65,6 +65,21 @@ class SocketPlace:
         except OSError as error:
             raise CachefsError(f"cannot listen on the socket {self.path}: {error.strerror or error}") from None
 
+    def listen(self, backlog: int) -> socket.socket:
+        """A socket that listens at our path, for asyncio. Raises as `take` does."""
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+
+        def bind(path: str) -> None:
+            listening.bind(path)
+            listening.listen(backlog)
+
+        try:
+            self.take(bind)
+        except CachefsError:
+            listening.close()
+            raise
+        return listening
+
     def _bind(self, directory: int, bind: Callable[[str], object]) -> tuple[int, int]:
         name = f".cachefsd-{secrets.token_hex(4)}"
         try:
