@@ -11,11 +11,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from cachefs_daemon.store.block_store import Put
+from cachefs_daemon.store.segment_writer import Data
 from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 from cachefs_tools import scratch_node
 
-from cachefs.block import MEMORY, SSD, block_key, content_id
+from cachefs.block import MEMORY, SSD, Location, block_key, content_id
+from cachefs.errors import StoreFull
 from cachefs.planning.eviction.quotas import Quota
 
 BLOCK_SIZE = 256 << 10
@@ -62,14 +65,24 @@ class OpenStore:
         self.plan, self.coverage, self.presence = foresight.plan, foresight.coverage, foresight.presence
         self.storage = Storage(config, foresight)
         self.blocks, self.tiering, self.index = self.storage.blocks, self.storage.tiering, self.storage.index
-        self.get, self.put, self.read, self.repair = (
-            self.blocks.get, self.blocks.put, self.blocks.read, self.blocks.repair,
-        )  # fmt: skip
+        self.get, self.read, self.repair = self.blocks.get, self.blocks.read, self.blocks.repair
         self.evict, self.promote = self.blocks.evict, self.blocks.promote
-        self.keys, self.blocks_of, self.index_path = self.index.keys, self.index.blocks_of, self.index.path
+        self.blocks_of, self.index_path = self.index.blocks_of, self.index.path
         self.usage = self.storage.usage
         self.watch, self.unwatch = self.storage.watch.watch, self.storage.watch.unwatch
         self.close = self.storage.close
+
+    def put(self, key: bytes, data: Data, *, transient: bool = True, snapshot: str = "") -> Location | None:
+        """Store one block. Raises StoreFull."""
+        (outcome,) = self.blocks.put_many([Put(key, data, transient, snapshot)])
+        if isinstance(outcome, StoreFull):
+            raise outcome
+        return outcome
+
+    def keys(self) -> list[bytes]:
+        """Of all blocks that are here."""
+        found = (key for portion in self.index.portions(1024) for key in portion)
+        return [key for key in dict.fromkeys(found) if self.get(key) is not None]
 
     @property
     def repairs(self) -> int:

@@ -63,13 +63,6 @@ class BlockStore:
         """Where the block is now. Waits for no other thread."""
         return self._index.get(key)
 
-    def put(self, key: bytes, data: Data, *, transient: bool = True, snapshot: str = "") -> Location | None:
-        """Store one block: see `put_many`. Raises StoreFull."""
-        outcome = self.put_many([Put(key, data, transient, snapshot)])[0]
-        if isinstance(outcome, StoreFull):
-            raise outcome
-        return outcome
-
     def put_many(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
         """Store blocks, those that are needed soonest first, and say where each is; where it was, if it was there
         already; StoreFull where there is no room even for a transient one."""

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from enum import Enum, auto
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,15 @@ _LOCK_FILE_MODE: Final = 0o660
 _SPARE_TRANSACTIONS: Final = 16
 # A cache line per reader, and a header.
 _LOCK_FILE_BYTES: Final = 64 * MAX_READERS + 4096
+
+
+class _Unchanged(Enum):
+    """What a look into the changes finds of a key that is not among them."""
+
+    UNCHANGED = auto()
+
+
+_UNCHANGED: Final = _Unchanged.UNCHANGED
 
 
 def open_environment(path: Path) -> lmdb.Environment:
@@ -80,12 +90,13 @@ class IndexWriter:
     def get(self, key: bytes) -> Location | None:
         """Waits for nothing: no lock is taken, as a thread that had it would often wait for the interpreter lock."""
         # While changes are committed they are in `_committing`, and before and after, where that fails, in `_pending`.
-        for where in ("_pending", "_committing", "_pending"):
-            changes: Mapping[bytes, Location | None] = getattr(self, where)
-            try:
-                return changes[key]
-            except KeyError:
-                pass
+        found = self._pending.get(key, _UNCHANGED)
+        if found is _UNCHANGED:
+            found = self._committing.get(key, _UNCHANGED)
+        if found is _UNCHANGED:
+            found = self._pending.get(key, _UNCHANGED)
+        if not isinstance(found, _Unchanged):
+            return found
         try:
             with self._env.begin(db=self._blocks) as txn:
                 record = txn.get(key)
@@ -143,14 +154,6 @@ class IndexWriter:
         with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
             yield from cursor.iternext()
 
-    def keys(self) -> list[bytes]:
-        """A snapshot of all keys."""
-        changes = self._overlay()
-        with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
-            found = [key for key in cursor.iternext(values=False) if key not in changes]
-        found.extend(key for key, location in changes.items() if location is not None)
-        return found
-
     def count(self) -> int:
         """How many keys there are; where the index cannot be written just now, about how many."""
         self.commit()
@@ -158,7 +161,7 @@ class IndexWriter:
             return int(txn.stat(self._blocks)["entries"])
 
     def portions(self, most: int) -> Iterator[list[bytes]]:
-        """All keys, in lists of at most *most*; some may be gone by now. For a million blocks `keys` takes 77 MB, and a
+        """All keys, in lists of at most *most*; some may be gone by now. A million at once would take 77 MB, and a
         transaction that keeps pages of the file from being used again."""
         # First what is on its way into the file: it might get behind the place that we have come to.
         fresh = iter([key for key, location in self._overlay().items() if location is not None])

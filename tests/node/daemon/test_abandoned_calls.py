@@ -10,6 +10,7 @@ from cachefs_daemon.api.service import Service
 from cachefs_daemon.datasets import selection
 from cachefs_daemon.node import Node, store_config
 from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import Put
 from cachefs_daemon.store.storage import Foresight, Storage
 
 from cachefs.messages import DatasetAdd, DatasetName, Selection
@@ -82,10 +83,10 @@ def test_a_refresh_and_a_removal_are_done_to_their_end(tmp_path: Path, monkeypat
             for key in selection.block_keys(node.catalog.snapshot("d"), entry)
         ]
         for key in keys:
-            storage.blocks.put(key, b"x")
+            storage.blocks.put_many([Put(key, b"x")])
         removal = asyncio.create_task(service.dataset_remove(DatasetName(name="d")))
         await abandoned(node, removal, monkeypatch)
-        await until(lambda: not storage.index.keys())
+        await until(lambda: not storage.index.count())
         with storage.tiering as tiering:
             assert tiering.unpinned(keys) == keys
         await node.stop()

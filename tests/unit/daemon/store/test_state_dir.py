@@ -38,7 +38,7 @@ def start(directory: Path) -> tuple[str, int]:
     try:
         index = recovery.open_index(state)
         try:
-            return index.path.name, len(index.keys())
+            return index.path.name, index.count()
         finally:
             index.close()
     finally:
