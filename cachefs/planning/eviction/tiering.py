@@ -8,7 +8,7 @@ does, they are few, and displace each other once there are enough of them.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from cachefs.block import MEMORY
 from cachefs.planning.blocks.presence import Presence, state_in
@@ -63,6 +63,13 @@ class Place:
 
     tier: int  # number of the tier: MEMORY or SSD (cachefs.block)
     size: int  # bytes of the block, as the tier accounts for them
+
+
+class Incoming(NamedTuple):
+    """A block that is to come into a tier."""
+
+    key: bytes
+    size: int  # bytes, as the tier accounts for them
 
 
 def transient_room(budget: int, largest: int, capacity: int) -> int:
@@ -208,13 +215,16 @@ class Tiering:
                 room += int(min(here, self.quotas.room_for(tier.number, key, snapshot)))
         return room
 
-    def room_in(self, tier: TierRoom, key: bytes, size: int, *, transient: bool) -> int | None:
-        """Bytes that a block may take without any eviction; None where the policy does not want it at all."""
+    def room_in(self, tier: TierRoom, key: bytes, *, transient: bool) -> int:
+        """Bytes that a block may take without any eviction."""
         self._follow_policy()
         if transient:
             return tier.free
-        free = int(min(tier.free - self._held_back(tier), self.quotas.room(tier.number, key)))
-        return free if self._policies[tier.number].admits(key, size, free) else None
+        return int(min(tier.free - self._held_back(tier), self.quotas.room(tier.number, key)))
+
+    def preferred(self, tier: TierRoom, blocks: Sequence[Incoming]) -> list[int]:
+        """Which of these blocks (by their places) others may be evicted for, those that the policy wants most first."""
+        return self._policies[tier.number].preferred([block.key for block in blocks], self._pinned)
 
     def _held_back(self, tier: TierRoom) -> int:
         """Room that a policy which never evicts must leave for transient blocks."""
@@ -230,22 +240,36 @@ class Tiering:
 
     # --- which blocks are evicted -------------------------------------------------------------------------------------
 
-    def evicted_for(self, tier: TierRoom, size: int, key: bytes, *, transient: bool) -> list[bytes]:
-        """Blocks that free *size* bytes or more for a block, or none. No other call returns them again."""
-        incoming = b"" if transient else key
-        ahead = max(size, tier.capacity >> _AHEAD_SHIFT)
+    def evicted_for(self, tier: TierRoom, blocks: Sequence[Incoming], *, transient: bool) -> list[bytes]:
+        """Blocks to evict so that there is room for all of these, or else for the first of them; or none. No other call
+        returns them again."""
+        first = blocks[0]
+        free = tier.free if transient else tier.free - self._held_back(tier)
         # Where the block's dataset is at its quota, blocks of the dataset are evicted: that makes room in the tier as
         # well.
-        if not transient and self.quotas.room(tier.number, key) - (tier.free - self._held_back(tier)) < size:
-            return self._part_with(tier, self.quotas.victims(tier.number, size, self._pinned, key))
-        if self._keeps_transient(tier):
-            for wanted in (size,) if transient else (ahead, size):
-                if victims := self._take(tier, wanted, 0, self._pinned, incoming):
-                    return victims
+        if not transient and (room := self.quotas.room(tier.number, first.key)) < first.size:
+            missing = first.size - min(free, int(room))
+            return self._part_with(tier, self.quotas.victims(tier.number, missing, self._pinned, first.key))
+        for wanted in (blocks, blocks[:1]) if len(blocks) > 1 else (blocks,):
+            missing = max(1, sum(block.size for block in wanted) - free)
+            incoming = [] if transient else [block.key for block in wanted]
+            if victims := self._evicted_for(tier, missing, incoming):
+                return victims
+        return []
+
+    def _evicted_for(self, tier: TierRoom, size: int, incoming: Sequence[bytes]) -> list[bytes]:
+        """Blocks that free *size* bytes for each of *incoming*, or for transient ones where that is empty; or none."""
+        sizes = (size,) if size >= tier.capacity >> _AHEAD_SHIFT else (tier.capacity >> _AHEAD_SHIFT, size)
+        tries = [(wanted, 0, self._pinned) for wanted in sizes if incoming or wanted == size]
+        if not self._keeps_transient(tier):
+            tries = []
         share = self._transient.bytes if tier.number == MEMORY else 0
         # A reader waits for a transient block: a pinned one is evicted for it.
-        pinned = () if transient else self._pinned
-        return self._take(tier, ahead, share, pinned, incoming) or self._take(tier, size, share, pinned, incoming)
+        tries += [(wanted, share, self._pinned if incoming else set()) for wanted in sizes]
+        for wanted, transient, pinned in tries:
+            if victims := self._take(tier, wanted, transient, pinned, incoming):
+                return victims
+        return []
 
     def excess(self, tier: TierRoom) -> int:
         """Bytes that must go since the tier's limit has sunk; 0 or less where none must. Where the policy never evicts,
@@ -300,7 +324,7 @@ class Tiering:
         return len(self._transient) < _TRANSIENT_KEPT and self._transient.bytes < self._share // 2
 
     def _take(
-        self, tier: TierRoom, size: int, transient: int, pinned: Collection[bytes], incoming: bytes = b""
+        self, tier: TierRoom, size: int, transient: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()
     ) -> list[bytes]:
         """Blocks that free *size* bytes, the first *transient* bytes of them of transient blocks, or none."""
         transient = min(size, transient)
