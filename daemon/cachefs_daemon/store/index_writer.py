@@ -112,7 +112,8 @@ class IndexWriter:
             changes = {key: one for key, one in changes.items() if one is not None or not self._forget(key)}
         with self._lock:
             self._pending.update(changes)
-        self._changed.set()
+        if not self._changed.is_set():
+            self._changed.set()
 
     def commit(self) -> bool:
         """Make every change so far visible to other processes. False where LMDB cannot; the changes are kept."""
@@ -250,7 +251,8 @@ class IndexWriter:
     def _commit_changes(self) -> None:
         while not self._closing.is_set():
             self._changed.wait()
+            time.sleep(_GATHER_SECONDS)
+            # Not before: what comes meanwhile is committed, too, and nobody has to be woken for it.
             self._changed.clear()
-            self._closing.wait(_GATHER_SECONDS)
             if not self.commit():
                 self._closing.wait(_RETRY_SECONDS)
