@@ -99,6 +99,8 @@ class Flight:
     def land(self, outcome: Outcome) -> None:
         """It ends with that."""
         self.outcome, self.has_landed = outcome, True
+        # Nothing may keep its bytes until Python's collector finds it: the connection uses their memory again.
+        self.data, self.patience.rest = b"", asyncio.sleep
         told, self._told = self._told, []
         for tell in told:
             tell(self)
