@@ -9,7 +9,6 @@ later (see cachefs.planning.prefetch.backlog). So no step evicts a block that is
 
 import itertools
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -229,7 +228,7 @@ class FetchPlan:
     def places(self, blocks: Sequence[Upcoming]) -> list[tuple[int, int]]:
         """Of each block its entry in its snapshot, and its number within the entry. Raises KeyError as `key` does."""
         found: list[tuple[int, int]] = []
-        for snapshot, group in itertools.groupby(blocks, key=operator.attrgetter("snapshot")):
+        for snapshot, group in itertools.groupby(blocks, key=lambda one: one.snapshot):
             entries, numbers = self._plan.spaces[snapshot].refs(np.array([one.number for one in group], np.int32))
             found += zip(entries.tolist(), numbers.tolist(), strict=True)
         return found

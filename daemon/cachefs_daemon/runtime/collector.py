@@ -1,5 +1,5 @@
-"""Python's collector of unreachable cycles, as it suits a process that makes many short-lived objects for each block and
-hardly any cycles.
+"""Python's collector of unreachable cycles, as it suits a process that makes many short-lived objects for each block
+and hardly any cycles.
 
 With Python's own settings it took 6 % of the processor time of a fetched block: it looks at the young objects 1.5 times
 per block, most of which are part of a fetch that is not over yet, and every so often at all that was ever imported.
