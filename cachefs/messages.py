@@ -299,6 +299,10 @@ class ListingProgress(Message, frozen=True):
     phase: str
     objects: int
     bytes: int
+    # Of these, those that an interrupted listing had found, with which this one goes on.
+    resumed: int = 0
+    # How many objects there may be in all: those of the snapshot before; 0 where nobody knows.
+    expected: int = 0
     # The dataset as it is now, and what has changed: both only in the last message, *diff* only after a refresh.
     dataset: DatasetView | None = None
     diff: SnapshotDiff | None = None

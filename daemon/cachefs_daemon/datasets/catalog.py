@@ -23,6 +23,7 @@ from cachefs.snapshot_diff import compare
 from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.datasets.listing import ListingPhase, ListingRequest, build_snapshot
+from cachefs_daemon.datasets.listing_journal import journal_path, remove_stale
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.unusable import UnusableOrigin
@@ -201,10 +202,12 @@ class Catalog:
             raise
 
     async def prune(self, in_use: Callable[[SnapshotRecord], bool]) -> None:
-        """Forget snapshots that are older than the last KEPT_GENERATIONS and that nobody uses.
+        """Forget snapshots that are older than the last KEPT_GENERATIONS and that nobody uses, and listings that were
+        interrupted a while ago.
 
         in_use: whether a snapshot that is not current any more may be in use.
         """
+        await self._threads.background(remove_stale, self._state_dir)
         changed = False
         for dataset in self:
             old = dataset.record.snapshots[KEPT_GENERATIONS:]
@@ -252,17 +255,19 @@ class Catalog:
     async def _list(self, dataset: Dataset) -> AsyncGenerator[ListingProgress, None]:
         """List the dataset's origin, and make the result its current snapshot."""
         record = dataset.record
+        expected = dataset.current.files if dataset.current is not None else 0
         request = ListingRequest(
             url=record.url,
             block_size=self._held.block_size,
             directory=str(self._held.directory),
             options=record.options,
             settings=self._settings,
+            journal=str(journal_path(self._state_dir, record.url, self._held.block_size, record.options)),
         )
         async with contextlib.aclosing(build_snapshot(request)) as steps:
             async for step in steps:
                 if isinstance(step, ListingProgress):
-                    yield step
+                    yield msgspec.structs.replace(step, expected=expected)
                 else:
                     await unbroken(self._adopt(dataset, step))
 
