@@ -4,6 +4,8 @@ Messages are msgspec structs and not protobuf: they are typed, need no generated
 newer and an older side understand each other, if every new field has a default.
 """
 
+from enum import StrEnum
+
 import msgspec
 
 
@@ -292,11 +294,17 @@ class DatasetDetail(Message, frozen=True):
     snapshots: list[str]
 
 
+class ListingPhase(StrEnum):
+    """What a listing does now."""
+
+    LISTING = "listing"  # asks the origin what there is
+    BUILDING = "building"  # writes the snapshot
+
+
 class ListingProgress(Message, frozen=True):
     """How far a listing is."""
 
-    # `listing` or `building`.
-    phase: str
+    phase: ListingPhase
     objects: int
     bytes: int
     # Of these, those that an interrupted listing had found, with which this one goes on.

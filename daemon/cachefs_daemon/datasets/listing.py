@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +21,7 @@ import msgspec
 
 from cachefs import errors
 from cachefs.errors import CachefsError, NotFound, OriginUnavailable
-from cachefs.messages import ListingProgress, Message, OriginOptions
+from cachefs.messages import ListingPhase, ListingProgress, Message, OriginOptions
 from cachefs.snapshot_builder import SnapshotBuilder
 from cachefs.spill_file import SpillFile
 from cachefs_daemon.datasets.listing_journal import ListingJournal
@@ -33,13 +32,6 @@ from cachefs_daemon.origin.key_ranges import EVERYTHING, ListingPlace
 # for long, when it syncs the file.
 _SILENCE: Final = 120.0
 _INTERVAL: Final = 0.5  # seconds between two reports
-
-
-class ListingPhase(StrEnum):
-    """What a listing does now."""
-
-    LISTING = "listing"  # asks the origin what there is
-    BUILDING = "building"  # writes the snapshot
 
 
 class ListingRequest(Message, frozen=True):

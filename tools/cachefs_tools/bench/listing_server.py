@@ -1,7 +1,8 @@
 """An S3 server that only lists: a bucket of as many keys as wanted, with the answers and the delay of a real one.
 
 There are no objects behind the keys. A server that has them takes half an hour to be filled with a million, and then is
-what is measured. Run as `python -m cachefs_tools.bench.listing_server LAYOUT KEYS DELAY`, it says its URL.
+what is measured. `main` takes LAYOUT, KEYS and DELAY from the command line, and says
+its URL.
 """
 
 import asyncio
@@ -116,5 +117,6 @@ async def _run(layout: Layout, count: int, delay: float) -> None:
     await listening.serve_forever()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """A process that only does this."""
     asyncio.run(_run(Layout(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
