@@ -18,7 +18,11 @@ from cachefs_tools.scratch_node import Account
 @click.command("listing")
 @click.option("--keys", default=1_000_000, show_default=True, type=click.IntRange(min=1), help="Number of keys.")
 @click.option(
-    "--layout", default=Layout.TREE, show_default=True, type=click.Choice([*Layout]), help="How the keys look."
+    "--layout",
+    default=Layout.TREE.value,
+    show_default=True,
+    type=click.Choice([layout.value for layout in Layout]),
+    help="How the keys look.",
 )
 @click.option("--delay", default=75.0, show_default=True, type=click.FloatRange(min=0), help="Milliseconds per answer.")
 @click.option("--turns", default=1, show_default=True, type=click.IntRange(min=1), help="How often each lists.")
