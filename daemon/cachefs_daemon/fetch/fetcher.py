@@ -213,7 +213,15 @@ class Fetcher:
 
     def _ask_in_task(self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None]) -> None:
         async def ask() -> None:
-            answer(await self.demand(refs, until - asyncio.get_running_loop().time()))
+            answers: list[Answer]
+            try:
+                answers = await self.demand(refs, until - asyncio.get_running_loop().time())
+            except Exception as error:
+                # Whoever asks counts what is not answered, and would wait until its deadline.
+                text = f"internal error ({error!r}); see the daemon's log"
+                self._errors.add("blocks that readers wait for", text, bug=error)
+                answers = [CachefsError(text)] * len(refs)
+            answer(answers)
 
         task = asyncio.create_task(ask())
         self._asking.add(task)

@@ -329,6 +329,22 @@ def test_failures_keep_their_kind_and_do_not_spoil_others(store: OpenStore) -> N
     on_bench(store, scene)
 
 
+def test_a_bug_is_an_answer_to_each_who_waits(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        def resolve(ref: BlockRef) -> BlockSource:
+            raise ZeroDivisionError("a bug")
+
+        bench.fetcher._look_ups._resolve = resolve
+        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        bench.fetcher.ask([BlockRef("s", 1, 0), BlockRef("s", 2, 0)], 20, answered.set_result)
+        assert [str(one).partition(";")[0] for one in await answered] == [
+            "internal error (ZeroDivisionError('a bug'))"
+        ] * 2
+        assert bench.errors.views()
+
+    on_bench(store, scene)
+
+
 def test_a_body_of_another_length_is_never_stored(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.extra = b"too much"
