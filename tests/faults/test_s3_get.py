@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import itertools
 import logging
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,7 +21,7 @@ from cachefs_daemon.origin.patience import Patience
 from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
 from tests.servers import scripted as scripted_server
-from tests.servers.scripted import Script, ScriptedServer, scripted
+from tests.servers.scripted import RESET, Script, ScriptedServer, scripted
 
 BODY = b"hello, world"
 WHOLE = ObjectRange(b"key", b"e", len(BODY), 0, len(BODY))
@@ -197,6 +198,34 @@ def test_a_server_that_does_not_know_checksums_is_asked_for_them_once() -> None:
 )
 def test_a_checksum_of_checksums_is_not_one_of_the_bytes(headers: list[str]) -> None:
     assert play(lambda request: [answer(BODY, *headers)], lambda _, origin: read(origin)) == BODY
+
+
+@pytest.mark.parametrize("ending", [b"", RESET], ids=["closed", "reset"])
+def test_cut_at_any_byte_an_answer_is_asked_for_again(ending: bytes) -> None:
+    whole = answer(BODY[7:], "Content-Range: bytes 7-11/12", start="206 Partial Content")
+    cuts = iter(range(len(whole)))
+    turns = itertools.cycle([True, False])
+
+    def script(request: str) -> Iterable[bytes]:
+        return [*filter(None, [whole[: next(cuts)]]), ending] if next(turns) else [whole, b""]
+
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        for _ in range(len(whole)):
+            assert await read(origin, PART) == BODY[7:]
+        assert len(server.requests) == 2 * len(whole)
+        assert origin.detours == 0
+
+    play(script, scene)
+
+
+def test_where_no_proxy_is_to_be_used_our_client_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        assert await read(origin) == BODY
+        assert (len(server.requests), origin.detours) == (1, 0)
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    play(lambda request: [answer()], scene)
 
 
 def test_an_answer_to_another_request_is_noticed_and_its_connection_used_no_more() -> None:

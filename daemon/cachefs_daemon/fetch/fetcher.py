@@ -402,7 +402,14 @@ class Fetcher:
         source, demanded = flight.source, flight.demanded
         puts = self._puts if demanded else self._puts_ahead
         block = Put(source.key, flight.data, transient=demanded, snapshot=source.snapshot)
-        stored = await puts.put(block)
+        try:
+            stored = await puts.put(block)
+        except Exception as error:
+            if not flight.demanded:
+                raise
+            # A bug, which may be of any block of the batch. Readers get the bytes, as they are here.
+            self._errors.add("the store", f"internal error ({error!r}); see the daemon's log", bug=error)
+            stored = StoreFull("the store has failed")
         return await self._pass(flight, str(stored)) if isinstance(stored, StoreFull) else stored
 
     async def _pass(self, flight: Flight, reason: str) -> PassingBlock:

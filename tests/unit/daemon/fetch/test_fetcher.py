@@ -442,6 +442,26 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
     on_bench(store, scene)
 
 
+def test_a_store_with_a_bug_costs_no_reader_its_bytes(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(blocks: Sequence[Put]) -> list[Stored]:
+        raise ZeroDivisionError("a bug")
+
+    async def scene(bench: Bench) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(store.blocks, "put_many", fail)
+            passed = await bench.demand([ref(number) for number in range(1, 4)], 20)
+            assert [bytes(one.data)[:8] for one in passed if isinstance(one, PassingBlock)] == [
+                b"object-1", b"object-2", b"object-3",
+            ]  # fmt: skip
+            [ahead] = await bench.fetcher.ahead([ref(9)])
+            assert "internal error" in str(ahead)
+        assert "ZeroDivisionError" in bench.errors.views()[-1].message
+        assert bench.fetcher.in_flight == (0, 0)
+        assert bench.bytes_at(4, (await bench.demand([ref(4)], 20))[0]) is not None
+
+    on_bench(store, scene)
+
+
 def test_what_no_policy_wants_is_brought_only_on_demand(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         outcomes = await bench.fetcher.ahead([ref(n) for n in range(1, 301)])
