@@ -27,6 +27,7 @@ from cachefs.messages import OriginOptions
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.detour import Detour
 from cachefs_daemon.origin.outage import Outage
+from cachefs_daemon.origin.s3_credentials import in_time
 from cachefs_daemon.origin.s3_get import S3Get
 from cachefs_daemon.origin.s3_page import parse_time
 from cachefs_daemon.origin.s3_route import prepare
@@ -230,10 +231,10 @@ def connection(options: OriginOptions, settings: OriginSettings) -> S3Connection
 
 
 async def _credentials_of(session: AioSession) -> tuple[str, str | None] | None:
-    found = await session.get_credentials()
+    found = await in_time(session.get_credentials())
     if found is None:
         return None
-    frozen = await found.get_frozen_credentials()
+    frozen = await in_time(found.get_frozen_credentials())
     return frozen.access_key, frozen.token
 
 
