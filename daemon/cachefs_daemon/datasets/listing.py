@@ -205,6 +205,8 @@ class _Listing:
         self._next_save = time.monotonic() + self._save_seconds
         try:
             async for batch in origin.list_from(self.builder.report, place):
+                if place.left is None:
+                    journal.give_up()
                 self.builder.add(batch)
                 if time.monotonic() >= self._next_save:
                     self._save(journal, place)

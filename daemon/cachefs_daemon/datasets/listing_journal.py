@@ -83,8 +83,12 @@ class ListingJournal:
         draft.write_bytes(msgspec.msgpack.encode(_Place(_VERSION, self._began, left, builder.state())))
         draft.replace(self._directory / _PLACE)
 
+    def give_up(self) -> None:
+        """Nobody can go on with this listing: the server lists in no order. Raises OSError."""
+        (self._directory / _PLACE).unlink(missing_ok=True)
+
     def forget(self) -> None:
-        """The listing has come to its end, or nobody could go on with it."""
+        """The listing has come to its end."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def close(self) -> None:

@@ -126,8 +126,8 @@ class _Seam:
     is_begun: bool = False
 
     @property
-    def is_odd(self) -> bool:
-        return self.last is not None and self.is_begun and self.seen_before != self.seen_after
+    def is_known(self) -> bool:
+        return self.last is not None and self.is_begun
 
 
 class _Ranges:
@@ -153,12 +153,14 @@ class _Ranges:
                 done, _ = await asyncio.wait(self._requests, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     asked = self._requests.pop(task)
+                    start = asked.last
                     objects = self._took(asked, task.result())
                     if asked.is_listed:
                         del self._left[asked]
+                    for cut in [start, asked.until]:
+                        if cut is not None and cut in self._seams and self._seams[cut].is_known:
+                            await self._check(cut, self._seams.pop(cut))
                     yield objects
-                    for cut in [cut for cut, seam in self._seams.items() if seam.is_odd]:
-                        await self._look_again(cut, self._seams.pop(cut))
                 self._ask()
         finally:
             for task in self._requests:
@@ -202,10 +204,11 @@ class _Ranges:
             for part in self._cut(one, -(-free // (len(long) - number))):
                 self._ask_for(part)
 
-    async def _look_again(self, cut: bytes, seam: _Seam) -> None:
-        """Two parts have seen different keys behind the cut between them. Keys may have come or gone meanwhile, but not
-        each time that somebody looks. Raises _OutOfOrder."""
-        assert seam.last is not None
+    async def _check(self, cut: bytes, seam: _Seam) -> None:
+        """Where two parts have seen different keys behind the cut between them, keys may have come or gone meanwhile,
+        but not each time that somebody looks. Raises _OutOfOrder."""
+        if seam.last is None or seam.seen_before == seam.seen_after:
+            return
         for _ in range(_LOOKS):
             before, after = [await self._first_key(start) for start in (seam.last, cut)]
             if before == after or (before is not None and before <= cut):

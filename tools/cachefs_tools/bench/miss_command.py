@@ -29,19 +29,20 @@ _WIDTH = 80
     help="URL of a running S3 server, in which a bucket `cachefs-bench` is made and removed. Its credentials are in "
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  [default: a server of rclone is started]",
 )
+@click.option("--bucket", help="An empty bucket there, which is used in place of one that is made and removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document in place of a table.")
 @click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
-def miss_command(
-    files: int, size: int, turns: int, endpoint: str | None, as_json: bool, directory: Path | None
-) -> None:
+def miss_command(as_json: bool, directory: Path | None, endpoint: str | None, bucket: str | None, **shape: int) -> None:
     """Measure cold reads through a mount, shuffled and as cp -r reads.
 
     Nothing is cached, and nobody has said what will be read. A client that only receives shows what the server can do.
     `rclone mount --vfs-cache-mode full` and `s3fs` read the same files where they are installed.
     """
-    load = MissLoad(misses.round_up(files), size, turns)
+    if bucket is not None and endpoint is None:
+        raise click.UsageError("--bucket is one of a running server: give its --endpoint, too")
+    load = MissLoad(misses.round_up(shape["files"]), shape["size"], shape["turns"])
     with orderly_exit("cachefs-bench"), tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
-        document = misses.measure(Path(work), load, endpoint)
+        document = misses.measure(Path(work), load, endpoint, bucket)
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:

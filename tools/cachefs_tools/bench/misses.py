@@ -21,7 +21,7 @@ from aiobotocore.session import get_session
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs_tools.bench.directory_node import DATASET, list_dataset
-from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
+from cachefs_tools.bench.origin_server import OriginServer, filled_server
 from cachefs_tools.bench.other_mounts import installed, other_mount
 from cachefs_tools.bench.raw_client import RawClient
 from cachefs_tools.bench.sample_data import PER_CLASS, is_sample, sample_name
@@ -63,11 +63,12 @@ class Pass:
     waits: list[float]
 
 
-def measure(work: Path, load: MissLoad, endpoint: str | None) -> dict[str, Any]:
-    """The figures of all ways to read. *endpoint*: a running server, or None for one of rclone."""
+def measure(work: Path, load: MissLoad, endpoint: str | None = None, bucket: str | None = None) -> dict[str, Any]:
+    """The figures of all ways to read. *endpoint*: a running server, or None for one of rclone; *bucket*: see
+    filled_server."""
     shape = Shape(files=load.files * len(PATTERNS) * load.turns, size=load.size)
     with ExitStack() as stack:
-        server = stack.enter_context(filled_server(work, shape, endpoint))
+        server = stack.enter_context(filled_server(work, shape, endpoint, bucket))
         mounts = {OURS: stack.enter_context(_our_mount(work / "node", server, shape))}
         for name, program in installed().items():
             mounts[name] = stack.enter_context(other_mount(name, program, server, work / name))
@@ -104,7 +105,7 @@ def _our_mount(work: Path, server: OriginServer, shape: Shape) -> Iterator[Path]
         daemon(work, memory, NodeSettings(tier, TierSettings(0)), server.account) as node,
     ):
         options = OriginOptions(endpoint_url=server.endpoint, region="us-east-1", addressing_style="path")
-        list_dataset(node.client, f"s3://{BUCKET}", options)
+        list_dataset(node.client, f"s3://{server.bucket}", options)
         with mounted(DATASET, work / "mnt", node.socket, work / "mount.log"):
             yield work / "mnt"
 
@@ -155,7 +156,7 @@ async def _raw(server: OriginServer, numbers: Sequence[int], size: int, readers:
         "s3", endpoint_url=server.endpoint, region_name="us-east-1", aws_access_key_id=account.access_key,
         aws_secret_access_key=account.secret_key, config=config,
     ) as signer:  # fmt: skip
-        keys = [{"Bucket": BUCKET, "Key": sample_name(number)} for number in numbers]
+        keys = [{"Bucket": server.bucket, "Key": sample_name(number)} for number in numbers]
         urls = [await signer.generate_presigned_url("get_object", Params=key) for key in keys]
     client, waits, rest = RawClient(), [], iter(urls)
 

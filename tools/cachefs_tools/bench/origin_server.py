@@ -23,18 +23,19 @@ PARALLEL: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class OriginServer:
-    """An S3 server whose bucket BUCKET holds the dataset."""
+    """An S3 server with a bucket that holds the dataset."""
 
     endpoint: str  # its URL
     account: Account
+    bucket: str = BUCKET
 
 
 @contextmanager
-def filled_server(work: Path, shape: Shape, endpoint: str | None) -> Iterator[OriginServer]:
+def filled_server(work: Path, shape: Shape, endpoint: str | None, bucket: str | None = None) -> Iterator[OriginServer]:
     """A server with the dataset in it.
 
-    *endpoint* is the URL of a running server, in which the bucket is made, and removed in the end. With None a new
-    server is started.
+    *endpoint* is the URL of a running server, in which a bucket is made, and removed in the end. With None a new
+    server is started. *bucket*: an empty bucket of the running server that is used instead, and is empty in the end.
     """
     directory = work / "buckets" / BUCKET
     write_samples(directory, shape.files, shape.size)
@@ -42,15 +43,20 @@ def filled_server(work: Path, shape: Shape, endpoint: str | None) -> Iterator[Or
         with s3_server(directory.parent, work / "s3.log") as own:
             yield OriginServer(own, SCRATCH)
         return
-    server = OriginServer(endpoint, _account())
+    server = OriginServer(endpoint, _account(), bucket or BUCKET)
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     keys = [str(path.relative_to(directory)) for path in files]
-    _talk(server, lambda client: client.create_bucket(Bucket=BUCKET))
+    if bucket is None:
+        _talk(server, lambda client: client.create_bucket(Bucket=BUCKET))
+    else:
+        _talk(server, lambda client: _require_empty(client, bucket))
     try:
-        _talk(server, lambda client: _put(client, keys, files))
+        _talk(server, lambda client: _put(client, server.bucket, keys, files))
         yield server
     finally:
-        _talk(server, lambda client: _remove(client, keys))
+        _talk(server, lambda client: _remove(client, server.bucket, keys))
+        if bucket is None:
+            _talk(server, lambda client: client.delete_bucket(Bucket=BUCKET))
 
 
 def _account() -> Account:
@@ -60,25 +66,31 @@ def _account() -> Account:
         raise ConfigError(f"set {error.args[0]} to the credentials of the S3 server") from None
 
 
-async def _put(client: Any, keys: Sequence[str], files: Sequence[Path]) -> None:
+async def _require_empty(client: Any, bucket: str) -> None:
+    """Nobody's objects are overwritten. Raises ConfigError."""
+    found = await client.list_objects_v2(Bucket=bucket, MaxKeys=1)
+    if found.get("KeyCount") or found.get("Contents"):
+        raise ConfigError(f"bucket {bucket} is not empty; give an empty one, whose objects may be made and removed")
+
+
+async def _put(client: Any, bucket: str, keys: Sequence[str], files: Sequence[Path]) -> None:
     rest = iter(zip(keys, files, strict=True))
 
     async def worker() -> None:
         for key, file in rest:
-            await client.put_object(Bucket=BUCKET, Key=key, Body=file.read_bytes())
+            await client.put_object(Bucket=bucket, Key=key, Body=file.read_bytes())
 
     await asyncio.gather(*(worker() for _ in range(PARALLEL)))
 
 
-async def _remove(client: Any, keys: Sequence[str]) -> None:
+async def _remove(client: Any, bucket: str, keys: Sequence[str]) -> None:
     rest = iter(keys)
 
     async def worker() -> None:
         for key in rest:
-            await client.delete_object(Bucket=BUCKET, Key=key)
+            await client.delete_object(Bucket=bucket, Key=key)
 
     await asyncio.gather(*(worker() for _ in range(PARALLEL)))
-    await client.delete_bucket(Bucket=BUCKET)
 
 
 def _talk(server: OriginServer, work: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.mount import kernel
-from cachefs_tools.bench.origin_server import BUCKET, OriginServer
+from cachefs_tools.bench.origin_server import OriginServer
 from cachefs_tools.scratch_node import running, wait_until
 
 RCLONE: Final = "rclone"
@@ -24,7 +24,7 @@ def installed() -> dict[str, str]:
 
 @contextmanager
 def other_mount(name: str, program: str, server: OriginServer, work: Path) -> Iterator[Path]:
-    """The bucket BUCKET, mounted by the program in the new directory *work*, with its cache there."""
+    """The bucket of the server, mounted by the program in the new directory *work*, with its cache there."""
     directory, log = work / "mnt", work / f"{name}.log"
     directory.mkdir(parents=True)
     command = {RCLONE: _rclone, S3FS: _s3fs}[name](program, server, work, directory)
@@ -41,7 +41,7 @@ def _rclone(program: str, server: OriginServer, work: Path, directory: Path) -> 
     account = server.account
     remote = (
         f":s3,provider=Other,force_path_style=true,region=us-east-1,endpoint='{server.endpoint}',"
-        f"access_key_id='{account.access_key}',secret_access_key='{account.secret_key}':{BUCKET}"
+        f"access_key_id='{account.access_key}',secret_access_key='{account.secret_key}':{server.bucket}"
     )
     return [program, "mount", remote, str(directory), "--config", "/dev/null", "--read-only",
             "--vfs-cache-mode", "full", "--cache-dir", str(work / "cache"), "--dir-cache-time", "1h"]  # fmt: skip
@@ -52,4 +52,4 @@ def _s3fs(program: str, server: OriginServer, work: Path, directory: Path) -> li
     secret.touch(0o600)
     secret.write_text(f"{server.account.access_key}:{server.account.secret_key}\n")
     options = f"url={server.endpoint},use_path_request_style,passwd_file={secret},endpoint=us-east-1,sigv4,ro"
-    return [program, BUCKET, str(directory), "-f", "-o", options]
+    return [program, server.bucket, str(directory), "-f", "-o", options]

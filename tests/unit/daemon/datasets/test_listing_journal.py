@@ -48,6 +48,13 @@ def test_a_listing_goes_on(directory: Path, tmp_path: Path) -> None:
     assert restored(directory) == (LEFT, 2)
 
 
+def test_one_that_is_given_up_is_begun_anew(directory: Path) -> None:
+    save(directory)
+    with contextlib.closing(ListingJournal(directory)) as journal:
+        journal.give_up()
+    assert restored(directory) == (None, 0)
+
+
 def test_an_old_one_is_begun_anew(directory: Path) -> None:
     save(directory)
     age(directory / "place")
