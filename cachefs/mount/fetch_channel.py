@@ -238,7 +238,8 @@ async def _connect(path: Path) -> _Connection:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
             undo.callback(connection.close)
             connection.connect(str(path))
-            connection.send(frame(Hello(version=VERSION)))
+            with contextlib.suppress(BrokenPipeError):  # a daemon that refuses hangs up at once; its Hello says why
+                connection.send(frame(Hello(version=VERSION)))
             with trio.fail_after(HELLO_SECONDS):
                 hello = await _first_frame(connection, frames)
         except PermissionError:

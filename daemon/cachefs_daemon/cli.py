@@ -25,7 +25,7 @@ with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon.api.service import Service
     from cachefs_daemon.config import Config, InvalidConfig
     from cachefs_daemon.node import Node, store_config
-    from cachefs_daemon.runtime import descriptors
+    from cachefs_daemon.runtime import collector, descriptors
     from cachefs_daemon.runtime.systemd import feed_watchdog, notify
     from cachefs_daemon.runtime.threads import Threads
     from cachefs_daemon.store import config_check, group_access
@@ -132,6 +132,7 @@ async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
         await node.start()
         await server.start()
         background = [asyncio.create_task(work) for work in (node.maintain(), feed_watchdog(), server.keep_reachable())]
+        collector.settle()
         log.info("ready on %s", settings.socket)
         notify("READY=1")
         await stopped.wait()

@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -143,6 +145,30 @@ def on_bench(store: OpenStore, scene: Callable[[Bench], Awaitable[None]], **sett
 async def until(true: Callable[[], bool]) -> None:
     while not true():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
+
+
+def test_the_bytes_of_a_block_are_let_go_as_soon_as_it_is_stored(store: OpenStore) -> None:
+    class Body(bytearray):
+        """Bytes that one can watch."""
+
+    async def scene(bench: Bench) -> None:
+        bodies = []
+        read = bench.origin.read
+
+        async def watched(wanted: ObjectRange, patience: Patience) -> Body:
+            body = Body(await read(wanted, patience))
+            bodies.append(weakref.ref(body))
+            return body
+
+        bench.origin.read = watched  # type: ignore[method-assign, assignment]
+        gc.disable()
+        try:
+            await bench.demand([ref(1)], 20)
+            await until(lambda: bodies[0]() is None)
+        finally:
+            gc.enable()
+
+    on_bench(store, scene)
 
 
 def test_one_flight_for_all_who_ask(store: OpenStore) -> None:
