@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -25,14 +26,14 @@ class KeyedServer:
     """Serves one object to whoever signs with a key that it takes. It does not check signatures."""
 
     def __init__(self) -> None:
-        self.refuses: dict[str, str] = {}  # access key -> code of the error
+        self.refuses: dict[str, str] = {}  # access key, or path -> code of the error
         self.seen: list[str] = []  # the access key of each request
         self.endpoint = ""
 
     async def answer(self, request: web.Request) -> web.Response:
         key = request.headers["Authorization"].partition("Credential=")[2].partition("/")[0]
         self.seen.append(key)
-        if code := self.refuses.get(key):
+        if code := self.refuses.get(key) or self.refuses.get(request.path):
             text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>"
             return web.Response(status=400, content_type="application/xml", text=text)
         return web.Response(body=b"hello", headers={"ETag": '"e"'})
@@ -256,6 +257,28 @@ def test_without_any_credentials_the_reason_is_said(
         program.end()
         program.gives("second")
         await read(origin)
+
+    scene(play)
+
+
+def test_who_is_refused_holds_up_nobody_else(program: Program) -> None:
+    """The provider hangs while it is asked for other credentials."""
+
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        await read(origin)
+        server.refuses["/bucket/refused"] = "InvalidAccessKeyId"
+        program.hangs()
+        refused = asyncio.create_task(origin.read(replace(WANTED, key=b"refused"), Patience.of(60)))
+        while len(server.seen) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        for _ in range(5):
+            await asyncio.wait_for(read(origin), 10)
+            await asyncio.sleep(0.01)
+        assert not refused.done()
+        program.end()
+        program.gives("first")
+        with pytest.raises(OriginAccessDenied):
+            await refused
 
     scene(play)
 

@@ -254,6 +254,22 @@ def test_an_answer_to_another_request_is_noticed_and_its_connection_used_no_more
         play_with(astray)
 
 
+def test_a_dataset_that_was_replaced_does_not_end_the_use_of_our_client(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        for _ in range(20):
+            assert await read(origin) == BODY
+            with pytest.raises(ObjectChanged):
+                await read(origin, replace(WHOLE, key=b"replaced"))
+        for _ in range(20):
+            with pytest.raises(ObjectChanged):
+                await read(origin, replace(WHOLE, key=b"replaced"))
+        assert await read(origin) == BODY
+        assert is_ours(server.requests[-1])
+
+    play(lambda request: [answer(etag="f" if "replaced" in request else "e")], scene)
+    assert "through aiobotocore" not in caplog.text
+
+
 def test_what_a_new_connection_says_is_final_at_once() -> None:
     async def scene(server: ScriptedServer, origin: Origin) -> None:
         with pytest.raises(ObjectChanged, match="gone since"):

@@ -20,7 +20,7 @@ from cachefs_daemon.origin.retry import Failure, retrying
 from cachefs_daemon.origin.s3_answer import bytes_before
 from cachefs_daemon.origin.s3_connection import RAW_PAGE, OpenClient, connection
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, are_credentials_refused, judge
-from cachefs_daemon.origin.s3_get import Unusual
+from cachefs_daemon.origin.s3_get import Doubtful, Unusual
 from cachefs_daemon.origin.s3_listing import list_bucket
 from cachefs_daemon.origin.s3_page import Page, parse_page
 
@@ -143,6 +143,13 @@ class S3Origin:
         if not detour.is_taken:
             try:
                 data = await client.lean.read(place, wanted)
+            except Doubtful as doubt:
+                self.requests += 1
+                self.errors += 1
+                self.detours += 1
+                right = await self._read_fully(client.full, place, wanted)
+                detour.unusual(str(doubt))  # else it has been true
+                return right
             except Unusual as unusual:
                 detour.unusual(str(unusual))
                 client.lean.forget_route(self._bucket)

@@ -73,6 +73,7 @@ class S3Connection:
         self._settings = settings
         self._holders = 0
         self._opening = asyncio.Lock()
+        self._renewing = asyncio.Lock()
         self._current: OpenClient | None = None
         self._looked = float("-inf")  # monotonic seconds of the last look for other credentials
         self._idle: asyncio.TimerHandle | None = None
@@ -101,7 +102,8 @@ class S3Connection:
 
     async def renew(self, refused: OpenClient) -> bool:
         """Look for other credentials than those of the client *refused*. Returns whether the next client has any."""
-        async with self._opening:
+        # Not while others may have no client: a provider may take long, and their requests may be signed well.
+        async with self._renewing:
             current = self._current
             if current is None or current is not refused:
                 return True
@@ -114,7 +116,8 @@ class S3Connection:
                 return False  # somebody may be writing them right now
             if found == current.credentials:
                 return False
-            self._retire()
+            if self._current is current:
+                self._retire()
             return True
 
     def hold(self) -> None:

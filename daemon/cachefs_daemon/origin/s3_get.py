@@ -36,6 +36,10 @@ class Unusual(Exception):
         self.asked = asked
 
 
+class Doubtful(Exception):
+    """An answer that would end a read for good may be that to another request; somebody else is to ask again."""
+
+
 class _Way(NamedTuple):
     """How GETs of one bucket go at this moment."""
 
@@ -65,7 +69,8 @@ class S3Get:
         self._ways: dict[str, _Way] = {}
 
     async def read(self, place: Place, wanted: ObjectRange) -> memoryview:
-        """The *wanted* bytes of the object at the *place*. Raises Unusual, and what a client of aiobotocore raises."""
+        """The *wanted* bytes of the object at the *place*. Raises Unusual, Doubtful, and what a client of aiobotocore
+        raises."""
         etag = wanted.version.decode()
         # Blanks in a row would have to be signed as one. No server has such ETags.
         if not place.key or not etag.isascii() or not etag.isprintable() or " " in etag:
@@ -134,7 +139,7 @@ class S3Get:
         return way
 
     def _refuse(self, answer: Answer, bucket: str) -> None:
-        """Raises what a client of aiobotocore raises for such an answer, or Unusual."""
+        """Raises what a client of aiobotocore raises for such an answer, or Unusual, or Doubtful."""
         head, body, _ = answer
         if head.status == _NOT_IMPLEMENTED and self._checksums:
             # Cloudflare R2 gave this answer to a question for checksums.
@@ -153,8 +158,8 @@ class S3Get:
 
 
 def _doubt(answer: Answer) -> None:
-    """The *answer* would end a read for good. Raises Unusual where it may be that to another request: a server or proxy
-    that is out of step goes on with the wrong answers for as long as the connection is used."""
+    """The *answer* would end a read for good. Raises Doubtful where it may be that to another request: a server or
+    proxy that is out of step goes on with the wrong answers for as long as the connection is used."""
     if answer.used is not None:
         answer.used.abort()
-        raise Unusual("a connection that had been used before gave an answer that does not fit the request")
+        raise Doubtful("a connection that had been used before gave the answer to another request")
