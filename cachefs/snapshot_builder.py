@@ -40,6 +40,7 @@ from cachefs.snapshot import (
     SUFFIX,
     Entry,
     Meta,
+    content_version,
     pack_entry,
     seal,
     verify,
@@ -68,7 +69,7 @@ class ListedObject:
     size: int
     # When the object was changed last: unix time in nanoseconds.
     mtime_ns: int
-    # Its ETag, or what stands in for one.
+    # Its ETag, or what stands in for one (see cachefs.snapshot.content_version).
     version: bytes
 
 
@@ -231,7 +232,8 @@ class SnapshotBuilder:
     def _file_entry(self, number: int, parent: int, name: bytes, path: bytes, facts: bytes) -> Entry:
         _, size = _FACTS.unpack_from(facts)
         version = facts[_FACTS.size :]
-        content = content_id(self._identity(path.replace(b"\0", b"/")), version, size, self._block_size)
+        identity = self._identity(path.replace(b"\0", b"/"))
+        content = content_id(identity, content_version(version), size, self._block_size)
         return Entry(number, parent, name, False, size, _mtime_ns(facts), version, content, 0, 0)
 
     def _write_tables(self, path: Path, entries: Iterator[Entry], progress: Progress) -> str:
