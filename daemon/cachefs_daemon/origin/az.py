@@ -72,8 +72,8 @@ class AzureStore:
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
         return md5_of(answer.headers.get("Content-MD5", ""))
 
-    def refused(self) -> bool:
-        return self._credentials.refused()
+    def refused(self, request: Request) -> bool:
+        return self._credentials.refused(request)
 
     def explain(self, refusal: Refused, key: str) -> CachefsError | None:
         status, code = refusal.answer.status, refusal.answer.headers.get("x-ms-error-code", "")[:80]

@@ -93,9 +93,9 @@ class AzureCredentials:
             return Request(url, headers, secret_query=self._account.signature)
         return Request(url, headers, await self._bearer.headers())
 
-    def refused(self) -> bool:
+    def refused(self, request: Request) -> bool:
         """See cachefs_daemon.origin.web.Store."""
-        return self._bearer is not None and self._bearer.refused()
+        return self._bearer is not None and self._bearer.refused(request.secrets)
 
 
 def _sign(account: AzureAccount, path: str, query: Mapping[str, str], headers: Headers) -> str:

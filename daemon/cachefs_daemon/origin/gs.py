@@ -110,8 +110,8 @@ class GoogleStore:
                 return md5_of(said)
         return None
 
-    def refused(self) -> bool:
-        return self._bearer is not None and self._bearer.refused()
+    def refused(self, request: Request) -> bool:
+        return self._bearer is not None and self._bearer.refused(request.secrets)
 
     def explain(self, refusal: Refused, key: str) -> CachefsError | None:
         if not key and refusal.answer.status == 404:

@@ -119,8 +119,8 @@ class HubStore:
             return Checksum("sha256", bytes.fromhex(said))
         return Checksum("sha1", bytes.fromhex(said), b"blob %d\0" % wanted.size)
 
-    def refused(self) -> bool:
-        return self._bearer is not None and self._bearer.refused()
+    def refused(self, request: Request) -> bool:
+        return self._bearer is not None and self._bearer.refused(request.secrets)
 
     def explain(self, refusal: Refused, key: str) -> CachefsError | None:
         status, code = refusal.answer.status, refusal.answer.own_headers.get("X-Error-Code", "")

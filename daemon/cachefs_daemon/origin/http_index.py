@@ -99,7 +99,7 @@ class IndexedStore:
         kind, _, said = content_version(wanted.version).decode().partition(":")
         return Checksum("sha256", bytes.fromhex(said)) if kind == "sha256" else None
 
-    def refused(self) -> bool:
+    def refused(self, request: Request) -> bool:
         return False
 
     def explain(self, refusal: Refused, key: str) -> CachefsError | None:

@@ -88,7 +88,7 @@ class Store(Protocol):
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
         """That of the whole object, if it is known."""
 
-    def refused(self) -> bool:
+    def refused(self, request: Request) -> bool:
         """Credentials were refused. Returns whether others may be found at once."""
 
     def explain(self, refusal: Refused, key: str) -> CachefsError | None:
@@ -159,7 +159,7 @@ class WebOrigin:
         try:
             return await work()
         except Refused as refusal:
-            if refusal.answer.status != _UNAUTHORIZED or not self._store.refused():
+            if refusal.answer.status != _UNAUTHORIZED or not self._store.refused(refusal.request):
                 raise
         self.requests += 1
         self.errors += 1

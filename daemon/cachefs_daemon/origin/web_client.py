@@ -24,8 +24,6 @@ from cachefs_daemon.origin.http_tls import Tls
 
 _MOST_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
-# Bytes of an answer that refuses something, at most, which are looked at.
-_MOST_OF_A_REFUSAL: Final = 64 << 10
 # Bytes of one page of a listing, at most. Azure's longest have about 8 MiB.
 _MOST_OF_A_PAGE: Final = 64 << 20
 _CHUNK: Final = 1 << 20
@@ -63,10 +61,10 @@ class Answer(NamedTuple):
 class Refused(Exception):
     """The server answers with another status than 200 or 206."""
 
-    def __init__(self, answer: Answer, body: bytes) -> None:
+    def __init__(self, answer: Answer, request: Request) -> None:
         super().__init__(f"status {answer.status}")
         self.answer = answer
-        self.body = body
+        self.request = request
 
 
 class WebClient:
@@ -113,7 +111,7 @@ class WebClient:
                     return
                 where = response.headers.get("Location", "")
                 if response.status not in _REDIRECTS or not where:
-                    raise Refused(answer, await _at_most(response.content, _MOST_OF_A_REFUSAL))
+                    raise Refused(answer, request)
                 url = _redirected(url, where)
         raise BrokenAnswer(f"it redirects more than {_MOST_REDIRECTS} times")
 
@@ -160,8 +158,8 @@ async def receive(content: aiohttp.StreamReader, answer: Answer, wanted: ObjectR
     promised = int(length) if length is not None and length.isdecimal() else None
     skip = 0
     if answer.status == 206:
-        last = wanted.offset + wanted.length - 1
-        if answer.headers.get("Content-Range", "") != f"bytes {wanted.offset}-{last}/{wanted.size}":
+        span = f"bytes {wanted.offset}-{wanted.offset + wanted.length - 1}/"
+        if answer.headers.get("Content-Range", "") not in (f"{span}{wanted.size}", f"{span}*"):
             return None
         if promised not in (None, wanted.length):
             return None

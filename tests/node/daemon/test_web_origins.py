@@ -50,7 +50,6 @@ class Servers:
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     web = tmp_path_factory.mktemp("web")
-    web.chmod(0o755)
     found = Servers(web)
     with running(found.google, found.azure, found.far, found.hub), nginx.running(web) as found.web_url:
         found.fill()

@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import json
 import os
+import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -354,8 +356,6 @@ def test_missing_google_credentials_are_one_clear_line(
 def test_a_package_that_is_not_installed_is_one_clear_line(
     name: str, package: str, extra: str, servers: dict[str, StoreServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     monkeypatch.delenv("AZURE_STORAGE_KEY")
     for module in [each for each in sys.modules if each.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
@@ -593,3 +593,38 @@ def test_credentials_are_not_sent_without_tls(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match="without TLS") as caught:
         with_origin(origin, listing)
     assert "hf_secret" not in str(caught.value)
+
+
+def test_a_token_is_found_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def find() -> bearer.Token:
+        found.append(f"token-{len(found)}")
+        return bearer.Token(found[-1])
+
+    async def work() -> None:
+        tokens = bearer.Bearer(find)
+        first, other = await asyncio.gather(tokens.headers(), tokens.headers())
+        assert first == other == {"Authorization": "Bearer token-0"}
+        assert not tokens.refused(first)  # it was found just now
+        monkeypatch.setattr(bearer, "RENEW_SECONDS", 0)
+        assert tokens.refused(first)
+        second = await tokens.headers()
+        monkeypatch.setattr(bearer, "RENEW_SECONDS", 1e9)
+        assert tokens.refused(first)  # whoever sent the first one finds the second
+        assert not tokens.refused(second)
+        assert found == ["token-0", "token-1"]
+
+    asyncio.run(work())
+
+
+def test_a_token_is_not_used_at_its_end() -> None:
+    ends = iter([time.time() + 30, time.time() + 3600])
+
+    async def work() -> None:
+        tokens = bearer.Bearer(lambda: bearer.Token("t", next(ends)))
+        for _ in range(3):
+            await tokens.headers()
+        assert list(ends) == []
+
+    asyncio.run(work())
