@@ -78,7 +78,8 @@ class FaultyProxy:
         if fault.drop:
             return False
         if fault.status is not None:
-            writer.write(f"HTTP/1.1 {fault.status} Fault\r\nContent-Length: 0\r\n\r\n".encode())
+            headers = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
+            writer.write(f"HTTP/1.1 {fault.status} Fault\r\nContent-Length: 0\r\n{headers}\r\n".encode())
             await writer.drain()
             return True
         return await self._relay(head, body, fault, writer, has_body=method != "HEAD")

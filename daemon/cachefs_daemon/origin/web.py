@@ -25,6 +25,8 @@ from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Refu
 
 # All attempts for one page of the listing together, in seconds.
 _PAGE_DEADLINE: Final = 120.0
+# The same for an index, which may have a gigabyte.
+_INDEX_DEADLINE: Final = 3600.0
 # Seconds after which the first page is not tried again: an endpoint that does not answer at all may be a typing error.
 _FIRST_PAGE_TRIED: Final = 3.0
 # Bytes whose checksum is counted on the event loop, at most: MD5, the slowest, takes half a millisecond.
@@ -105,7 +107,8 @@ class WebOrigin:
         self.detours = 0
         self._store = store
         self._client = WebClient(settings)
-        self._outage = Outage(f"{store.url} at {store.server}")
+        self._at = "" if store.server in store.url else f" at {store.server}"
+        self._outage = Outage(f"{store.url}{self._at}")
         self._has_answered = False
 
     def identity(self, key: bytes) -> bytes:
@@ -132,7 +135,8 @@ class WebOrigin:
             return await self._client.page(await make(), into)
 
         give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
-        found = await self._retrying(page, "", Patience.of(_PAGE_DEADLINE), give_up)
+        patience = Patience.of(_PAGE_DEADLINE if into is None else _INDEX_DEADLINE)
+        found = await self._retrying(page, "", patience, give_up)
         self._has_answered = True
         return found
 
@@ -195,7 +199,7 @@ class WebOrigin:
         raise BrokenAnswer(f"its bytes do not have the {checksum.kind} of the object")
 
     def _named(self, key: str) -> str:
-        return f"{self.url}/{key}".rstrip("/") + f" at {self._store.server}"
+        return f"{self.url}/{key}".rstrip("/") + self._at
 
     def _judge(self, key: str, error: Exception) -> Failure:
         """What an exception means. Raises *error* itself where neither the network nor the server is its cause.

@@ -7,6 +7,7 @@ redirect which version an object has.
 import asyncio
 import functools
 import os
+import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ import aiohttp
 import yarl
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from cachefs.errors import ConfigError
+from cachefs.errors import CachefsError, ConfigError
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.http_tls import Tls
 
@@ -84,7 +85,7 @@ class WebClient:
                 into.seek(0)
                 into.truncate()
                 while chunk := await content.read(_CHUNK):
-                    into.write(chunk)
+                    _write(into, chunk)
                 return b"", answer
             body = await _at_most(content, _MOST_OF_A_PAGE + 1)
         if len(body) > _MOST_OF_A_PAGE:
@@ -112,7 +113,7 @@ class WebClient:
                 where = response.headers.get("Location", "")
                 if response.status not in _REDIRECTS or not where:
                     raise Refused(answer, request)
-                url = _redirected(url, where)
+                url = redirected(url, where)
         raise BrokenAnswer(f"it redirects more than {_MOST_REDIRECTS} times")
 
     async def close(self) -> None:
@@ -186,6 +187,14 @@ async def receive(content: aiohttp.StreamReader, answer: Answer, wanted: ObjectR
     return data
 
 
+def _write(file: BinaryIO, data: bytes) -> None:
+    try:
+        file.write(data)
+        file.flush()
+    except OSError as error:
+        raise CachefsError(f"an index cannot be kept in {tempfile.gettempdir()}: {error.strerror}") from None
+
+
 async def _at_most(content: aiohttp.StreamReader, most: int) -> bytes:
     """The body, or its first *most* bytes."""
     data = bytearray()
@@ -222,7 +231,7 @@ def _is_trusted(request: Request, url: str) -> bool:
     return True
 
 
-def _redirected(url: str, where: str) -> str:
+def redirected(url: str, where: str) -> str:
     """The URL that a redirect leads to. Raises BrokenAnswer."""
     there = urljoin(url, where)
     parts = urlsplit(there)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from cachefs_daemon.origin import bearer
+from cachefs_daemon.origin import bearer, web_client
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.patience import Patience
 
@@ -495,6 +495,26 @@ def test_a_url_that_would_show_a_secret_is_refused(url: str) -> None:
         open_origin(url, OriginOptions(), SETTINGS)
     assert "u:p" not in str(caught.value)
     assert "token" not in str(caught.value)
+
+
+def test_a_redirect_that_leads_nowhere_ends(servers: dict[str, StoreServer]) -> None:
+    kind = Kind("http", servers)
+    kind.fill({"file": b"bytes"})
+
+    async def work(origin: Origin) -> None:
+        listed = (await listing(origin))["file"]
+        proxy.add(Fault(path="file", status=302, headers={"Location": "/set/file"}, times=None))
+        with pytest.raises(OriginUnavailable, match="redirects more than 5 times"):
+            await read(origin, whole(listed), 0.2)
+
+    with faulty.running(kind.server.endpoint) as proxy:
+        with_origin(kind.open(proxy.endpoint), work)
+
+
+@pytest.mark.parametrize("where", ["http://h/x", "ftp://h/x", "https://u:p@h/x", "file:///etc/passwd"])
+def test_a_redirect_that_is_not_followed(where: str) -> None:
+    with pytest.raises(web_client.BrokenAnswer, match="it redirects to"):
+        web_client.redirected("https://h/", where)
 
 
 # --- hf:// -----------------------------------------------------------------------------------------------------------
