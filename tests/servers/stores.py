@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from ssl import SSLContext
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -294,7 +295,7 @@ def _hub_error(status: int, code: str) -> web.Response:
 
 
 @contextmanager
-def running(*servers: StoreServer) -> Iterator[None]:
+def running(*servers: StoreServer, tls: SSLContext | None = None) -> Iterator[None]:
     """The servers run, each on a loopback port of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="stores", daemon=True)
@@ -303,9 +304,10 @@ def running(*servers: StoreServer) -> Iterator[None]:
     async def start(server: StoreServer) -> web.ServerRunner:
         runner = web.ServerRunner(web.Server(server.answer))
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
-        server.endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        port = runner.addresses[0][1]
+        server.endpoint = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
         return runner
 
     runners = [asyncio.run_coroutine_threadsafe(start(server), loop).result(10) for server in servers]

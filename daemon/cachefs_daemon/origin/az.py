@@ -62,7 +62,7 @@ class AzureStore:
             seen.add(marker)
 
     async def request(self, wanted: ObjectRange) -> Request:
-        path = f"/{self._container}/{quote(self._prefix + wanted.key.decode(), safe='/~')}"
+        path = f"/{quote(self._container)}/{quote(self._prefix + wanted.key.decode(), safe='/~')}"
         headers = {**_VERSION, "If-Match": f'"{wanted.version.decode()}"', **range_of(wanted)}
         return await self._credentials.request(path, {}, headers)
 
@@ -96,7 +96,7 @@ class AzureStore:
         query = {"restype": "container", "comp": "list", "maxresults": _PAGE, "prefix": self._prefix}
         if marker:
             query["marker"] = marker
-        return await self._credentials.request(f"/{self._container}", query, _VERSION)
+        return await self._credentials.request(f"/{quote(self._container)}", query, _VERSION)
 
     def _listed(self, blob: ET.Element) -> ListedObject:
         """A blob of a listing. Raises ValueError, TypeError."""

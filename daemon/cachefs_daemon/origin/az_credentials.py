@@ -115,15 +115,16 @@ def _find_token() -> Token:
         from azure.identity import CredentialUnavailableError, DefaultAzureCredential
     except ModuleNotFoundError:
         raise ConfigError(
-            "az:// needs AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or azure-identity, which is not installed; install "
-            "it for the daemon with: pip install 'cachefs[az]', or add the dataset with --anonymous"
+            "credentials for this account need azure-identity, where neither AZURE_STORAGE_KEY nor "
+            "AZURE_STORAGE_SAS_TOKEN is for it; install it for the daemon with: pip install 'cachefs[az]', or add the "
+            "dataset with --anonymous"
         ) from None
     try:
         with DefaultAzureCredential() as credential:
             found = credential.get_token(_SCOPE)
     except (ClientAuthenticationError, CredentialUnavailableError):
         raise OriginAccessDenied(
-            "the daemon finds no Azure identity; set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or what "
-            "azure-identity takes"
+            "the daemon finds no Azure identity; set AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY or "
+            "AZURE_STORAGE_SAS_TOKEN for it, or what azure-identity takes"
         ) from None
     return Token(found.token, float(found.expires_on))

@@ -20,7 +20,7 @@ from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
 from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, Refused, Request
+from cachefs_daemon.origin.web_client import Answer, Refused, Request, is_plain, quoted
 
 _INDEX: Final = "index.jsonl"
 _INDEXES: Final = (".jsonl", ".jsonl.gz")
@@ -49,17 +49,17 @@ class IndexedStore:
 
     def __init__(self, url: str, settings: OriginSettings) -> None:
         """Raises ConfigError."""
-        parts = urlsplit(url)
-        if not parts.hostname or parts.query or parts.fragment or parts.username is not None:
+        if not is_plain(url):
             raise ConfigError(
-                f"URL {parts.scheme}://{parts.hostname or ''}{parts.path} must look like https://host/path/, without a "
-                "user, a query or a fragment, since everybody on this node can see it"
+                "the URL must look like https://host/path/, without a user, a query or a fragment, since everybody on "
+                "this node can see it"
             )
         self.url = url.rstrip("/")
-        self.server = parts.netloc
-        named = self.url.endswith(_INDEXES)
-        self._base = self.url.rpartition("/")[0] if named else self.url
-        self._indexes = [self.url] if named else [f"{self._base}/{_INDEX}", f"{self._base}/{_INDEX}.gz"]
+        self.server = urlsplit(url).netloc
+        sent = quoted(self.url)
+        named = sent.endswith(_INDEXES)
+        self._base = sent.rpartition("/")[0] if named else sent
+        self._indexes = [sent] if named else [f"{self._base}/{_INDEX}", f"{self._base}/{_INDEX}.gz"]
         self.identity = f"http:{self._base}/".encode()
         self._block_size = settings.block_size
 

@@ -5,15 +5,16 @@ redirect which version an object has.
 """
 
 import asyncio
+import contextlib
 import functools
 import os
+import re
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final, NamedTuple
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import aiohttp
 import yarl
@@ -28,6 +29,8 @@ _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 # Bytes of one page of a listing, at most. Azure's longest have about 8 MiB.
 _MOST_OF_A_PAGE: Final = 64 << 20
 _CHUNK: Final = 1 << 20
+# A name or an address, and a port; no user.
+_SERVER: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?")
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 Headers = Mapping[str, str]
@@ -92,7 +95,7 @@ class WebClient:
             raise BrokenAnswer(f"a page of the listing has more than {_MOST_OF_A_PAGE >> 20} MiB")
         return body, answer
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def answer(self, request: Request) -> AsyncIterator[tuple[Answer, aiohttp.StreamReader]]:
         """The answer to a request whose status is 200 or 206, and what its body is read from. Raises as `page`."""
         session = await self._session()
@@ -120,7 +123,8 @@ class WebClient:
         """Close all connections."""
         opening, self._opening = self._opening, None
         if opening is not None:
-            await (await opening).close()
+            with contextlib.suppress(OSError):  # the certificates could not be read
+                await (await opening).close()
 
     async def _session(self) -> aiohttp.ClientSession:
         opening = self._opening
@@ -147,10 +151,26 @@ def checked_endpoint(url: str, example: str) -> str:
 
     It may have nothing in it that proves who asks, since everybody on this node can see it.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username is not None:
+    if not is_plain(url):
         raise ConfigError(f"the endpoint must be a URL such as {example}, without a user and a query")
-    return url.rstrip("/")
+    return quoted(url).rstrip("/")
+
+
+def is_plain(url: str) -> bool:
+    """Whether that is the URL of something on a web server, and nothing else is in it."""
+    try:
+        parts = urlsplit(url)
+        has_server = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    if parts.scheme not in ("http", "https") or not has_server or not _SERVER.fullmatch(parts.netloc):
+        return False
+    return not parts.query and not parts.fragment
+
+
+def quoted(url: str) -> str:
+    """With the characters percent-encoded that no request can have."""
+    return quote(url, safe=":/%@!$&'()*+,;=~[]")
 
 
 async def receive(content: aiohttp.StreamReader, answer: Answer, wanted: ObjectRange) -> bytearray | None:
