@@ -43,6 +43,7 @@ def test_an_azure_key_is_used_for_its_own_account_only(
     with pytest.raises(OriginAccessDenied, match=r"403 AuthenticationFailed.*AZURE_STORAGE_KEY"):
         with_origin(kind.open(), listing)
     before = len(server.requests)
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")  # looks nowhere else
     with pytest.raises(OriginAccessDenied, match="Azure identity"):
         with_origin(kind.open(account="foreign"), listing)
     assert len(server.requests) == before

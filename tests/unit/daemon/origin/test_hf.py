@@ -11,8 +11,11 @@ from cachefs.errors import (
     NotFound,
     ObjectChanged,
     OriginAccessDenied,
+    OriginUnavailable,
 )
 from cachefs.messages import OriginOptions
+from tests.servers import faulty
+from tests.servers.faulty import Fault
 from tests.servers.stores import HubServer, StoreServer
 from tests.stores import SETTINGS, Kind, listing, part_of, read, whole, with_origin
 
@@ -95,3 +98,17 @@ def test_a_revision_that_is_not_there(servers: dict[str, StoreServer]) -> None:
     origin = open_origin("hf://datasets/team/set@v9", OriginOptions(endpoint_url=kind.server.endpoint), SETTINGS)
     with pytest.raises(NotFound, match="no revision v9"):
         with_origin(origin, listing)
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"), [("{}", "repeats itself"), ("http://other.invalid/x", "on another server")]
+)
+def test_a_listing_that_would_not_end_or_leads_away(servers: dict[str, StoreServer], where: str, reason: str) -> None:
+    kind, server = Kind("hf", servers), servers["hf"]
+    assert isinstance(server, HubServer)
+    kind.fill({"file": b"x"})
+    with faulty.running(server.endpoint) as proxy:
+        url = where.format(f"{proxy.endpoint}/api/datasets/team/set/tree/{server.main}?recursive=true")
+        proxy.add(Fault(path="/tree/", headers={"Link": f'<{url}>; rel="next"'}, times=None))
+        with pytest.raises(OriginUnavailable, match=reason):
+            with_origin(kind.open(proxy.endpoint), listing)
