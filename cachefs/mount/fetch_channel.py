@@ -232,7 +232,8 @@ async def _connect(path: Path) -> _Connection:
         frames = Frames(MOST_ANSWERED)
         try:
             connection.connect(str(path))
-            connection.send(frame(Hello(version=VERSION)))
+            with contextlib.suppress(BrokenPipeError):  # a daemon that refuses hangs up at once; its Hello says why
+                connection.send(frame(Hello(version=VERSION)))
             with trio.fail_after(HELLO_SECONDS):
                 hello = await _first_frame(connection, frames)
         except PermissionError:

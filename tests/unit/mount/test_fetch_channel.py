@@ -191,6 +191,24 @@ def test_a_refusal_is_the_readers_at_once_and_nobodys_later(
     play(tmp_path, scene)
 
 
+def test_the_refusal_of_a_daemon_that_has_hung_up_already_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a busy machine: the daemon was done with the connection before the mount had said its Hello."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(fetch_socket(tmp_path / "s")))
+        listening.listen()
+
+        def refused_meanwhile(hello: Hello) -> bytes:
+            with listening.accept()[0] as connection:
+                connection.send(frame(Hello(version=VERSION, kind="AccessDenied", refusal="you may not")))
+            return frame(hello)
+
+        monkeypatch.setattr(fetch_channel, "frame", refused_meanwhile)
+        with pytest.raises(AccessDenied, match="you may not"):
+            trio.run(fetch_channel.check, tmp_path / "s")
+
+
 def test_one_refused_question_keeps_the_daemons_reason(tmp_path: Path) -> None:
     async def scene(channel: FetchChannel, daemon: FakeDaemon) -> None:
         async with trio.open_nursery() as nursery:
