@@ -14,7 +14,7 @@ from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from tests.servers.stores import HubServer, StoreServer
 
-SETTINGS = OriginSettings(connect_timeout=2, read_timeout=5)
+SETTINGS = OriginSettings(connect_timeout=20, read_timeout=20)
 
 Result = TypeVar("Result")
 
@@ -86,5 +86,20 @@ def whole(listed: ListedObject) -> ObjectRange:
     return part_of(listed, 0, listed.size)
 
 
-async def read(origin: Origin, wanted: ObjectRange, seconds: float = 10) -> bytes:
-    return bytes(await origin.read(wanted, Patience.of(seconds)))
+async def read(origin: Origin, wanted: ObjectRange) -> bytes:
+    return bytes(await origin.read(wanted, Patience.of(30)))
+
+
+async def read_twice(origin: Origin, wanted: ObjectRange) -> bytes:
+    """Read, and try once more where that fails and may pass. Raises the error of the second attempt."""
+    pauses = 0
+
+    async def rest(seconds: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 2:
+            assert patience.trouble is not None
+            raise patience.trouble
+
+    patience = Patience(asyncio.get_running_loop().time() + 60, rest)
+    return bytes(await origin.read(wanted, patience))

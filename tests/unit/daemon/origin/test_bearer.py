@@ -15,6 +15,7 @@ def test_a_token_is_found_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch)
         return bearer.Token(found[-1])
 
     async def work() -> None:
+        monkeypatch.setattr(bearer, "RENEW_SECONDS", 1e9)
         tokens = bearer.Bearer(find)
         first, other = await asyncio.gather(tokens.headers(), tokens.headers())
         assert first == other == {"Authorization": "Bearer token-0"}
