@@ -66,8 +66,9 @@ class AzureStore:
         headers = {**_VERSION, "If-Match": f'"{wanted.version.decode()}"', **range_of(wanted)}
         return await self._credentials.request(path, {}, headers)
 
-    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool:
-        return answer.headers.get("ETag", "").strip('"').encode() == wanted.version
+    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+        said: str = answer.headers.get("ETag", "").strip('"')
+        return said.encode() == wanted.version if said else None
 
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
         return md5_of(answer.headers.get("Content-MD5", ""))

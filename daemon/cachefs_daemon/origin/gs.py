@@ -99,8 +99,9 @@ class GoogleStore:
             await self._secrets(),
         )
 
-    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool:
-        return answer.headers.get("x-goog-generation", "").encode() == wanted.version
+    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+        said: str = answer.headers.get("x-goog-generation", "")
+        return said.encode() == wanted.version if said else None
 
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
         """Objects that were composed of others have no MD5. For CRC-32C there is no library in a plain installation."""

@@ -109,9 +109,10 @@ class HubStore:
         path = quote(self._prefix + wanted.key.decode())
         return await self._request(f"{self._endpoint}/{self._repository}/resolve/{commit}/{path}", range_of(wanted))
 
-    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool:
+    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
         said: str = answer.own_headers.get("X-Linked-Etag") or answer.own_headers.get("ETag") or ""
-        return said.removeprefix("W/").strip('"').encode() == content_version(wanted.version).partition(b":")[2]
+        expected = content_version(wanted.version).partition(b":")[2]
+        return said.removeprefix("W/").strip('"').encode() == expected if said else None
 
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
         kind, _, said = content_version(wanted.version).decode().partition(":")

@@ -91,9 +91,11 @@ class IndexedStore:
         match = {"If-Match": f'"{etag}"'} if etag else {}
         return Request(f"{self._base}/{quote(wanted.key.decode(), safe='/~')}", {**match, **range_of(wanted)})
 
-    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool:
-        etag = _etag(wanted.version)
-        return not etag or answer.headers.get("ETag", "") == f'"{etag}"'
+    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+        etag, said = _etag(wanted.version), answer.headers.get("ETag", "")
+        if not etag:
+            return True  # its checksum says it
+        return said == f'"{etag}"' if said else None
 
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
         kind, _, said = content_version(wanted.version).decode().partition(":")

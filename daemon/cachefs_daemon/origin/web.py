@@ -84,8 +84,8 @@ class Store(Protocol):
     async def request(self, wanted: ObjectRange) -> Request:
         """Asks for these bytes of an object as it was listed. Raises CachefsError."""
 
-    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool:
-        """Whether an answer is of the version that was listed."""
+    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+        """Whether an answer is of the version that was listed; None where it does not say which one it is of."""
 
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
         """That of the whole object, if it is known."""
@@ -172,7 +172,11 @@ class WebOrigin:
     async def _get(self, key: str, wanted: ObjectRange, last: _Digests) -> Data:
         request = await self._store.request(wanted)
         async with self._client.answer(request) as (answer, content):
-            if not self._store.is_version(wanted, answer):
+            is_version = self._store.is_version(wanted, answer)
+            if is_version is None:
+                # A login page, or one that says that somebody repairs something.
+                raise BrokenAnswer("it does not say which version it has")
+            if not is_version:
                 raise ObjectChanged(f"{self._named(key)} has changed since it was listed; refresh the dataset")
             data = await receive(content, answer, wanted)
         if data is None:

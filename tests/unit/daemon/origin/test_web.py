@@ -118,11 +118,12 @@ def fault_kind(request: pytest.FixtureRequest, servers: dict[str, StoreServer]) 
         Fault(drop=True),
         Fault(status=503),
         Fault(status=429),
+        Fault(headers={"etag": "", "x-goog-generation": ""}),
         Fault(truncate=100),
         Fault(truncate=0),
         Fault(replace=b"0123456789" * 29 + b"012345678X"),
     ],
-    ids=["dropped", "503", "429", "cut short", "no body", "one wrong byte"],
+    ids=["dropped", "503", "429", "no version", "cut short", "no body", "one wrong byte"],
 )
 def test_what_goes_wrong_once_is_tried_again(fault_kind: tuple[Kind, FaultyProxy], fault: Fault) -> None:
     kind, proxy = fault_kind
