@@ -222,9 +222,11 @@ class Status(Message, frozen=True):
 
 
 class OriginOptions(Message, frozen=True):
-    """How to reach an origin where the daemon's defaults do not fit. Credentials come from the standard AWS chain."""
+    """How to reach an origin where the daemon's defaults do not fit. Credentials come from the daemon's environment."""
 
     endpoint_url: str | None = None
+    # Of Azure storage.
+    account: str | None = None
     region: str | None = None
     addressing_style: str | None = None
     profile: str | None = None

@@ -95,6 +95,12 @@ class Meta(msgspec.Struct, frozen=True):
     problem_count: int
 
 
+def content_version(version: bytes) -> bytes:
+    """The part of a version that identifies the content. After a NUL there may be where the origin keeps it, such as
+    the commit of a repository."""
+    return version.partition(b"\0")[0]
+
+
 def seal(number: int, payload: bytes) -> bytes:
     """*payload* with a checksum, which is also wrong where the record is found under another number."""
     return payload + _CHECKSUM.pack(xxh3_64_intdigest(payload, number) & _MASK)

@@ -39,6 +39,7 @@ from cachefs.snapshot import (
     SUFFIX,
     Entry,
     Meta,
+    content_version,
     pack_entry,
     seal,
     verify,
@@ -71,7 +72,7 @@ class ListedObject:
     size: int
     # When the object was changed last: unix time in nanoseconds.
     mtime_ns: int
-    # Its ETag, or what stands in for one.
+    # Its ETag, or what stands in for one (see cachefs.snapshot.content_version).
     version: bytes
 
 
@@ -235,7 +236,8 @@ class SnapshotBuilder:
         name = path[path.rfind(b"\0") + 1 :]
         content = b""
         if not is_dir:
-            content = content_id(self._identity(path.replace(b"\0", b"/")), version, size, self._block_size)
+            identity = self._identity(path.replace(b"\0", b"/"))
+            content = content_id(identity, content_version(version), size, self._block_size)
         return Entry(number, parent, name, is_dir, size, mtime_ns, version, content, first_child, children)
 
     def _write_tables(self, path: Path, entries: Iterator[Entry], progress: Progress) -> str:

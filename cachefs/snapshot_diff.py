@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from cachefs.messages import SnapshotDiff
-from cachefs.snapshot import ROOT, Entry, Snapshot
+from cachefs.snapshot import ROOT, Entry, Snapshot, content_version
 
 
 def compare(old: Snapshot, new: Snapshot) -> SnapshotDiff:
@@ -12,7 +12,7 @@ def compare(old: Snapshot, new: Snapshot) -> SnapshotDiff:
         return SnapshotDiff(added=0, changed=0, removed=0, unchanged=new.files)
     changed = unchanged = 0
     for before, after in _common_files(old, new):
-        if (before.size, before.version) == (after.size, after.version):
+        if (before.size, content_version(before.version)) == (after.size, content_version(after.version)):
             unchanged += 1
         else:
             changed += 1

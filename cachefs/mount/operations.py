@@ -200,7 +200,7 @@ class Operations(pyfuse3.Operations):
         if name == _SNAPSHOT:
             return snapshot.id.encode()
         if name == ETAG and not entry.is_dir:
-            return entry.version
+            return entry.version.replace(b"\0", b"@")  # see content_version
         if name == TIER and not entry.is_dir:
             return await self._tiers_of(snapshot, entry)
         raise pyfuse3.FUSEError(pyfuse3.ENOATTR)

@@ -186,6 +186,7 @@ def origin_settings(config: Config) -> OriginSettings:
         max_connections=config.origin.max_connections,
         connect_timeout=connect_timeout,
         read_timeout=read_timeout,
+        block_size=config.daemon.block_size,
         file_roots=tuple(str(path) for path in config.security.file_roots),
         follow_symlinks=config.security.follow_symlinks,
     )

@@ -93,7 +93,8 @@ class FaultyProxy:
             await writer.drain()
             return True
         if fault.status is not None:
-            writer.write(f"HTTP/1.1 {fault.status} Fault\r\nContent-Length: 0\r\n\r\n".encode())
+            headers = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
+            writer.write(f"HTTP/1.1 {fault.status} Fault\r\nContent-Length: 0\r\n{headers}\r\n".encode())
             await writer.drain()
             return True
         last[0], whole = await self._ask(head, body, fault, has_body=method != "HEAD")

@@ -30,6 +30,8 @@ class OriginSettings:
     connect_timeout: float = 5
     # Seconds that may pass without a byte, per attempt.
     read_timeout: float = 20
+    # Bytes of a block: larger files are read in parts.
+    block_size: int = 4 << 20
     # Directories of which one must have a file:// dataset in it; empty: any.
     file_roots: tuple[str, ...] = ()
     # Whether links in a file:// dataset are followed where they lead out of it.
@@ -110,13 +112,43 @@ def _s3(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
     return S3Origin(url, options, settings)
 
 
-_KINDS = {"file": _file, "s3": _s3}
+def _gs(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
+    from cachefs_daemon.origin.gs import GoogleStore
+    from cachefs_daemon.origin.web import WebOrigin
+
+    return WebOrigin(GoogleStore(url, options), settings)
+
+
+def _az(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
+    from cachefs_daemon.origin.az import AzureStore
+    from cachefs_daemon.origin.web import WebOrigin
+
+    return WebOrigin(AzureStore(url, options), settings)
+
+
+def _http(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
+    from cachefs_daemon.origin.http_index import IndexedStore
+    from cachefs_daemon.origin.web import WebOrigin
+
+    return WebOrigin(IndexedStore(url, settings), settings)
+
+
+def _hf(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
+    from cachefs_daemon.origin.hf import HubStore
+    from cachefs_daemon.origin.web import WebOrigin
+
+    return WebOrigin(HubStore(url, options), settings)
+
+
+_KINDS = {"file": _file, "s3": _s3, "gs": _gs, "az": _az, "http": _http, "https": _http, "hf": _hf}
 
 
 def open_origin(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
     """The origin that *url* names. It connects to nothing yet. Raises ConfigError."""
     kind = _KINDS.get(url.partition("://")[0])
     if kind is None:
-        known = " or ".join(f"{scheme}://" for scheme in _KINDS)
-        raise ConfigError(f"URL {url!r} does not start with {known}, as in s3://bucket/prefix or file:///directory")
+        *known, last = (f"{scheme}://" for scheme in _KINDS)
+        raise ConfigError(
+            f"URL {url!r} does not start with {', '.join(known)} or {last}, as in s3://bucket/prefix or file:///directory"
+        )
     return kind(url, options, settings)

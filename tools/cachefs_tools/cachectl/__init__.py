@@ -12,6 +12,7 @@ with quiet_loading():
     import cachefs
     from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
     from cachefs_tools.cachectl.dataset import dataset
+    from cachefs_tools.cachectl.index import index
     from cachefs_tools.cachectl.job import job, stalls
     from cachefs_tools.cachectl.mount_points import mount, umount
     from cachefs_tools.cachectl.stats import stats
@@ -29,7 +30,7 @@ def main() -> None:
 
 
 COMMANDS = (
-    status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls,
+    status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls, index,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

@@ -35,11 +35,18 @@ def dataset() -> None:
 @dataset.command()
 @click.argument("name")
 @click.argument("url")
-@click.option("--endpoint-url", metavar="URL", help="URL of an S3 server to use instead of AWS.")
-@click.option("--region", metavar="NAME", help="Region of the bucket.")
-@click.option("--addressing-style", type=click.Choice(["auto", "path", "virtual"]), help="How URLs name the bucket.")
+@click.option(
+    "--endpoint-url", metavar="URL", help="URL of the server, where it is not AWS, Google's, Azure's or the hub."
+)
+@click.option(
+    "--account", metavar="NAME", help="Storage account of az://.  [default: the daemon's AZURE_STORAGE_ACCOUNT]"
+)
+@click.option("--region", metavar="NAME", help="Region of the bucket (S3).")
+@click.option(
+    "--addressing-style", type=click.Choice(["auto", "path", "virtual"]), help="How URLs name the bucket (S3)."
+)
 @click.option("--profile", metavar="NAME", help="Profile in the AWS configuration of the daemon.")
-@click.option("--anonymous", is_flag=True, help="Send unsigned requests. Public buckets take them.")
+@click.option("--anonymous", is_flag=True, help="Send no credentials. Public buckets and datasets need none.")
 @click.option(
     "--mtime-only",
     is_flag=True,
@@ -48,7 +55,18 @@ def dataset() -> None:
 )
 @with_session
 def add(session: CommandSession, name: str, url: str, **origin: Any) -> None:
-    """List URL (s3://bucket/prefix or file:///dir) as the dataset NAME."""
+    """List URL as the dataset NAME.
+
+    \b
+    s3://bucket/prefix                    S3, also of other makers
+    gs://bucket/prefix                    Google Cloud Storage
+    az://container/prefix                 Azure Blob Storage
+    https://host/path/                    files on a web server with an index (`cachectl index`), also http://
+    hf://datasets/owner/name[@revision]   Hugging Face hub
+    file:///dir                           files, such as a network file system
+
+    Credentials come from the daemon's environment.
+    """
     request = DatasetAdd(name=name, url=url, options=OriginOptions(**origin))
     report_listing(session, follow_listing(session, session.stream(DATASET_ADD, request)))
 

@@ -1,0 +1,186 @@
+"""Origin `gs://bucket/prefix`: Google Cloud Storage, by its JSON API.
+
+The version of an object is its generation, a number that each upload makes anew. Objects are read as they are stored:
+one with `Content-Encoding: gzip` would else be unpacked by the server, and have another length than the listing says.
+"""
+
+import base64
+import binascii
+import functools
+import math
+import os
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from cachefs.errors import CachefsError, ConfigError, NotFound, OriginAccessDenied, OriginUnavailable
+from cachefs.messages import OriginOptions
+from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.origin.bearer import Bearer, Token
+from cachefs_daemon.origin.web import Ask, Checksum, range_of
+from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Refused, Request, checked_endpoint
+
+_GOOGLE: Final = "https://storage.googleapis.com"
+_SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
+_FIELDS: Final = "nextPageToken,items(name,size,generation,updated)"
+
+
+class _Item(msgspec.Struct, frozen=True):
+    """An object in an answer."""
+
+    name: str
+    # Numbers in quotes.
+    size: str
+    generation: str
+    # RFC 3339.
+    updated: datetime
+
+
+class _Page(msgspec.Struct, frozen=True):
+    """One answer to a listing."""
+
+    items: list[_Item] = []
+    # Asks for the next page; empty: this is the last one.
+    nextPageToken: str = ""  # Google's name
+
+
+class GoogleStore:
+    """See cachefs_daemon.origin.web.Store."""
+
+    def __init__(self, url: str, options: OriginOptions) -> None:
+        """Raises ConfigError."""
+        bucket, _, prefix = url.removeprefix("gs://").partition("/")
+        prefix = prefix.strip("/")
+        if not bucket:
+            raise ConfigError(f"URL {url!r} names no bucket; it must look like gs://bucket/prefix")
+        self.url = f"gs://{bucket}/{prefix}".rstrip("/")
+        self._endpoint = _endpoint(options)
+        self.server = self._endpoint
+        self.identity = f"gs:{self._endpoint}:{bucket}/{prefix}{'/' if prefix else ''}".encode()
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._objects = f"{self._endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"
+        self._bearer = None if options.anonymous else Bearer(_find_token)
+
+    async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
+        start = len(self._prefix)
+        token, seen = "", set[str]()
+        while True:
+            body, _ = await ask(functools.partial(self._page_request, token))
+            try:
+                page = msgspec.json.decode(body, type=_Page)
+                yield [
+                    ListedObject(
+                        each.name[start:].encode(),
+                        int(each.size),
+                        _ns(each.updated),
+                        str(int(each.generation)).encode(),
+                    )
+                    for each in page.items
+                ]
+            except (ValueError, msgspec.DecodeError) as error:
+                raise BrokenAnswer(f"the listing is not understood: {error}") from None
+            token = page.nextPageToken
+            if not token:
+                return
+            if token in seen:
+                raise BrokenAnswer("the listing repeats itself")
+            seen.add(token)
+
+    async def request(self, wanted: ObjectRange) -> Request:
+        name = quote(self._prefix + wanted.key.decode(), safe="")
+        return Request(
+            f"{self._objects}/{name}?alt=media&ifGenerationMatch={wanted.version.decode()}",
+            {"Accept-Encoding": "gzip", **range_of(wanted)},
+            await self._secrets(),
+        )
+
+    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+        said: str = answer.headers.get("x-goog-generation", "")
+        return said.encode() == wanted.version if said else None
+
+    def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
+        """Objects that were composed of others have no MD5. For CRC-32C there is no library in a plain installation."""
+        for value in ",".join(answer.headers.getall("x-goog-hash", [])).split(","):
+            kind, _, said = value.strip().partition("=")
+            if kind == "md5":
+                return md5_of(said)
+        return None
+
+    def refused(self, request: Request) -> bool:
+        return self._bearer is not None and self._bearer.refused(request.secrets)
+
+    def explain(self, refusal: Refused, key: str) -> CachefsError | None:
+        if not key and refusal.answer.status == 404:
+            return NotFound(f"there is no bucket {self._bucket} at {self._endpoint}; check the URL")
+        if refusal.answer.status in (401, 403):
+            return OriginAccessDenied(
+                f"{self.url}/{key}".rstrip("/") + f" is refused ({refusal.answer.status}); check the daemon's Google "
+                "credentials (GOOGLE_APPLICATION_CREDENTIALS) and its rights to the bucket"
+                + (", or add the dataset without --anonymous" if self._bearer is None else "")
+            )
+        return None
+
+    async def _secrets(self) -> dict[str, str]:
+        return await self._bearer.headers() if self._bearer is not None else {}
+
+    async def _page_request(self, token: str) -> Request:
+        query = {"fields": _FIELDS, "maxResults": "1000", "prefix": self._prefix}
+        if token:
+            query["pageToken"] = token
+        return Request(f"{self._objects}?{urlencode(query)}", secrets=await self._secrets())
+
+
+def md5_of(text: str) -> Checksum | None:
+    """What a header says in base64; None where that is none."""
+    try:
+        expected = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return None
+    return Checksum("md5", expected) if len(expected) == 16 else None
+
+
+def _ns(time: datetime) -> int:
+    return round(time.timestamp() * 1e6) * 1000
+
+
+def _endpoint(options: OriginOptions) -> str:
+    """Raises ConfigError."""
+    named = options.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or _GOOGLE
+    if "://" not in named:
+        named = f"http://{named}"  # as Google's own libraries take it
+    return checked_endpoint(named, _GOOGLE)
+
+
+def _find_token() -> Token:
+    """A token for what Google calls the application's default credentials. Raises CachefsError."""
+    try:
+        import google.auth
+        from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
+        from google.auth.transport.requests import Request as Transport
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "credentials for gs:// need google-auth; install it for the daemon with: pip install 'cachefs[gs]', or add "
+            "the dataset with --anonymous"
+        ) from None
+    try:
+        credentials: Any = google.auth.default(scopes=[_SCOPE])[0]
+        credentials.refresh(Transport())
+    except DefaultCredentialsError:
+        raise OriginAccessDenied(
+            "the daemon has no Google credentials; set GOOGLE_APPLICATION_CREDENTIALS for it, or add the dataset with "
+            "--anonymous"
+        ) from None
+    except TransportError:
+        raise OriginUnavailable("the server that gives tokens for gs:// is not reachable") from None
+    except GoogleAuthError as error:
+        if error.retryable:
+            raise OriginUnavailable("the server that gives tokens for gs:// is overloaded or down") from None
+        raise OriginAccessDenied(f"the daemon's Google credentials are refused ({type(error).__name__})") from None
+    expiry = credentials.expiry
+    # It is in UTC, and does not say so.
+    return Token(credentials.token, expiry.replace(tzinfo=UTC).timestamp() if expiry else math.inf)

@@ -1,0 +1,179 @@
+"""Origin `hf://datasets/owner/name[@revision][/directory]`: a dataset on the Hugging Face hub.
+
+A listing finds the commit that the revision (`main` unless it is named) means, and all files are read at that commit,
+which never changes. The hub says of each file either the SHA-256 of its content (LFS) or the SHA-1 that git gives it.
+These identify the content, so what a later commit has not changed stays cached, and whole files are checked with them.
+"""
+
+import functools
+import os
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from cachefs.errors import CachefsError, ConfigError, NotFound, OriginAccessDenied
+from cachefs.messages import OriginOptions
+from cachefs.snapshot import content_version
+from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.origin.bearer import Bearer, Token
+from cachefs_daemon.origin.web import Ask, Checksum, range_of
+from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Refused, Request, checked_endpoint
+
+_HUB: Final = "https://huggingface.co"
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_NONE: Final[Headers] = {}
+_DIGITS: Final = {"sha256": 64, "git": 40}
+Result = TypeVar("Result")
+
+_NEXT: Final = re.compile(r'<([^<>]+)>;\s*rel="?next"?')
+
+
+class _Lfs(msgspec.Struct, frozen=True):
+    """What the hub says of a large file."""
+
+    # SHA-256 of its content.
+    oid: str
+    size: int
+
+
+class _Item(msgspec.Struct, frozen=True):
+    """A file or directory in an answer."""
+
+    type: str
+    # Relative to the repository.
+    path: str
+    # SHA-1 of what git has of it.
+    oid: str = ""
+    size: int = 0
+    lfs: _Lfs | None = None
+
+
+class _Revision(msgspec.Struct, frozen=True):
+    """What a revision means."""
+
+    # The commit.
+    sha: str
+    lastModified: datetime | None = None  # the hub's name
+
+
+class HubStore:
+    """See cachefs_daemon.origin.web.Store."""
+
+    def __init__(self, url: str, options: OriginOptions) -> None:
+        """Raises ConfigError."""
+        kind, _, rest = url.removeprefix("hf://").strip("/").partition("/")
+        owner, _, rest = rest.partition("/")
+        name, _, prefix = rest.partition("/")
+        name, at, revision = name.partition("@")
+        repository = f"{owner}/{name}"
+        if kind != "datasets" or not owner or not name or (at and not revision):
+            raise ConfigError(f"URL {url!r} must look like hf://datasets/owner/name, with or without @revision")
+        self.url = url.rstrip("/")
+        self._endpoint = checked_endpoint(options.endpoint_url or os.environ.get("HF_ENDPOINT") or _HUB, _HUB)
+        self.server = self._endpoint
+        self._prefix = f"{prefix}/" if prefix else ""
+        self.identity = f"hf:{self._endpoint}:{kind}/{repository}/{self._prefix}".encode()
+        self._revision = unquote(revision) or "main"
+        self._repository = f"{kind}/{quote(repository)}"
+        self._bearer = None if options.anonymous else Bearer(_find_token)
+
+    async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
+        api = f"{self._endpoint}/api/{self._repository}"
+        body, _ = await ask(functools.partial(self._request, f"{api}/revision/{quote(self._revision, safe='')}"))
+        found = _decoded(body, _Revision)
+        if not _COMMIT.fullmatch(found.sha):
+            raise BrokenAnswer("the hub names no commit")
+        mtime_ns = int((found.lastModified or datetime.fromtimestamp(0, UTC)).timestamp()) * 1_000_000_000
+        where = f"/{quote(self._prefix.rstrip('/'))}" if self._prefix else ""
+        url, seen = f"{api}/tree/{found.sha}{where}?recursive=true", set[str]()
+        while url:
+            if url in seen:
+                raise BrokenAnswer("the listing repeats itself")
+            seen.add(url)
+            body, answer = await ask(functools.partial(self._request, url))
+            items = _decoded(body, list[_Item])
+            yield [each for item in items if (each := self._listed(item, found.sha, mtime_ns, report))]
+            more = _NEXT.search(answer.headers.get("Link", ""))
+            url = more[1] if more else ""
+            if url and not url.startswith(f"{self._endpoint}/"):
+                raise BrokenAnswer("the next page of the listing is on another server")
+
+    async def request(self, wanted: ObjectRange) -> Request:
+        commit = wanted.version.partition(b"\0")[2].decode()
+        path = quote(self._prefix + wanted.key.decode())
+        return await self._request(f"{self._endpoint}/{self._repository}/resolve/{commit}/{path}", range_of(wanted))
+
+    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+        said: str = answer.own_headers.get("X-Linked-Etag") or answer.own_headers.get("ETag") or ""
+        expected = content_version(wanted.version).partition(b":")[2]
+        return said.removeprefix("W/").strip('"').encode() == expected if said else None
+
+    def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
+        kind, _, said = content_version(wanted.version).decode().partition(":")
+        if kind == "sha256":
+            return Checksum("sha256", bytes.fromhex(said))
+        return Checksum("sha1", bytes.fromhex(said), b"blob %d\0" % wanted.size)
+
+    def refused(self, request: Request) -> bool:
+        return self._bearer is not None and self._bearer.refused(request.secrets)
+
+    def explain(self, refusal: Refused, key: str) -> CachefsError | None:
+        status, code = refusal.answer.status, refusal.answer.own_headers.get("X-Error-Code", "")
+        token = "set HF_TOKEN for the daemon" if self._bearer else "add the dataset without --anonymous"
+        if code == "GatedRepo":
+            return OriginAccessDenied(
+                f"{self.url} is gated: accept its conditions at {self._endpoint}/{self._repository} and give the "
+                f"daemon a token of that account ({token})"
+            )
+        if code == "RevisionNotFound":
+            return NotFound(f"{self.url} has no revision {self._revision} at {self.server}; check the URL")
+        if code == "RepoNotFound" or status in (401, 403):
+            # The hub does not say whether a private repository exists.
+            return OriginAccessDenied(
+                f"{self.url} is not at {self.server}, or is private and the daemon's token has no access to it; check "
+                f"the URL, or {token}"
+            )
+        return None
+
+    async def _request(self, url: str, headers: Headers = _NONE) -> Request:
+        secrets = await self._bearer.headers() if self._bearer is not None else {}
+        return Request(url, headers, secrets)
+
+    def _listed(self, item: _Item, commit: str, mtime_ns: int, report: Report) -> ListedObject | None:
+        key = item.path[len(self._prefix) :].encode()
+        if item.type == "directory":
+            return ListedObject(key + b"/", 0, mtime_ns, b"")
+        kind, oid = ("sha256", item.lfs.oid.removeprefix("sha256:")) if item.lfs else ("git", item.oid)
+        if item.type != "file" or not re.fullmatch(rf"[0-9a-f]{{{_DIGITS[kind]}}}", oid):
+            report(key, f"is a {item.type} without a hash of its content")
+            return None
+        return ListedObject(key, item.lfs.size if item.lfs else item.size, mtime_ns, f"{kind}:{oid}\0{commit}".encode())
+
+
+def _decoded(body: bytes, kind: type[Result]) -> Result:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BrokenAnswer(f"the listing is not understood: {error}") from None
+
+
+def _find_token() -> Token:
+    """The token that huggingface_hub would use. Raises OriginAccessDenied."""
+    if text := os.environ.get("HF_TOKEN", "").strip():
+        return Token(text)
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+    )
+    path = Path(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token"))
+    try:
+        return Token(path.read_text().strip())
+    except FileNotFoundError:
+        return Token("")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OriginAccessDenied(f"the daemon cannot read the token in {path}: {error}") from None

@@ -1,0 +1,193 @@
+"""Origin `http(s)://host/path/`: files on a web server, of which an index says what there is.
+
+The index is `index.jsonl` or `index.jsonl.gz` below the URL, or the file that the URL names. Each of its lines is a
+JSON object with `path` and `size`, and `sha256` or `etag` or both; `mtime` (unix time in seconds) may be there. A file
+that is larger than a block is read in parts, and no checksum of the whole proves a part, so it needs an ETag.
+"""
+
+import functools
+import re
+import tempfile
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from typing import BinaryIO, Final
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from cachefs.errors import CachefsError, ConfigError, NotFound
+from cachefs.snapshot import content_version
+from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.web import Ask, Checksum, range_of
+from cachefs_daemon.origin.web_client import Answer, Refused, Request, is_plain, quoted
+
+_INDEX: Final = "index.jsonl"
+_INDEXES: Final = (".jsonl", ".jsonl.gz")
+_GZIP: Final = b"\x1f\x8b"
+# Bytes of a line, at most.
+_LONGEST_LINE: Final = 64 << 10
+_CHUNK: Final = 1 << 20
+_BATCH: Final = 5000
+_SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+class IndexLine(msgspec.Struct, frozen=True):
+    """A file on the server."""
+
+    # Relative to the directory of the index, not percent-encoded.
+    path: str
+    size: int
+    etag: str = ""
+    sha256: str = ""
+    # Unix time in seconds.
+    mtime: float = 0
+
+
+class IndexedStore:
+    """See cachefs_daemon.origin.web.Store."""
+
+    def __init__(self, url: str, settings: OriginSettings) -> None:
+        """Raises ConfigError."""
+        if not is_plain(url):
+            raise ConfigError(
+                "the URL must look like https://host/path/, without a user, a query or a fragment, since everybody on "
+                "this node can see it"
+            )
+        self.url = url.rstrip("/")
+        self.server = urlsplit(url).netloc
+        sent = quoted(self.url)
+        named = sent.endswith(_INDEXES)
+        self._base = sent.rpartition("/")[0] if named else sent
+        self._indexes = [sent] if named else [f"{self._base}/{_INDEX}", f"{self._base}/{_INDEX}.gz"]
+        self.identity = f"http:{self._base}/".encode()
+        self._block_size = settings.block_size
+
+    async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
+        with tempfile.TemporaryFile() as index:
+            where = await self._fetch_index(ask, index)
+            index.seek(0)
+            batch: list[ListedObject] = []
+            for number, text in enumerate(_lines(index, where), 1):
+                if not text.strip():
+                    continue
+                try:
+                    line = msgspec.json.decode(text, type=IndexLine)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise ConfigError(f"line {number} of {where} is not understood: {error}") from None
+                if reason := self._unreadable(line):
+                    report(line.path.encode(), reason)
+                else:
+                    batch.append(_listed(line))
+                if len(batch) == _BATCH:
+                    yield batch
+                    batch = []
+            yield batch
+
+    async def request(self, wanted: ObjectRange) -> Request:
+        etag = _etag(wanted.version)
+        if not etag and wanted.length != wanted.size:
+            raise ConfigError(f"{self._base}/{wanted.key.decode()} {_TOO_LARGE}")
+        match = {"If-Match": f'"{etag}"'} if etag else {}
+        return Request(f"{self._base}/{quote(wanted.key.decode(), safe='/~')}", {**match, **range_of(wanted)})
+
+    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+        etag, said = _etag(wanted.version), answer.headers.get("ETag", "")
+        if not etag:
+            return True  # its checksum says it
+        return said == f'"{etag}"' if said else None
+
+    def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
+        kind, _, said = content_version(wanted.version).decode().partition(":")
+        return Checksum("sha256", bytes.fromhex(said)) if kind == "sha256" else None
+
+    def refused(self, request: Request) -> bool:
+        return False
+
+    def explain(self, refusal: Refused, key: str) -> CachefsError | None:
+        if not key and refusal.answer.status in (404, 410):
+            return NotFound(f"there is no {' or '.join(self._indexes)}; `cachectl index` makes one")
+        return None
+
+    async def _fetch_index(self, ask: Ask, index: BinaryIO) -> str:
+        """The URL of the index, which is written to *index*."""
+        for where in self._indexes:
+            try:
+                await ask(functools.partial(_request, where), index)
+            except NotFound:
+                if where == self._indexes[-1]:
+                    raise
+            else:
+                return where
+        raise AssertionError("there is at least one")
+
+    def _unreadable(self, line: IndexLine) -> str | None:
+        """Why a file could not be read; None where it can."""
+        if line.size < 0:
+            return "has a negative size"
+        if line.sha256 and not _SHA256.fullmatch(line.sha256):
+            return "has a sha256 that is not 64 hexadecimal digits"
+        if line.etag.startswith("W/"):
+            return "has a weak ETag, which may stand for other bytes too; give its sha256 instead"
+        if not line.etag.isascii() or not line.etag.isprintable():
+            return "has an ETag that cannot be sent"
+        if not line.etag and not line.sha256:
+            return "has neither sha256 nor etag in the index, so a change of it could not be noticed"
+        if not line.etag and line.size > self._block_size:
+            return _TOO_LARGE
+        return None
+
+
+_TOO_LARGE: Final = (
+    "is larger than a block and has no etag in the index, so parts of it cannot be checked; `cachectl index --url` "
+    "asks the server for it"
+)
+
+
+async def _request(url: str) -> Request:
+    return Request(url)
+
+
+def _listed(line: IndexLine) -> ListedObject:
+    etag = line.etag.strip('"')
+    version = f"sha256:{line.sha256.lower()}\0{etag}" if line.sha256 else f"etag:{etag}"
+    return ListedObject(line.path.encode(), line.size, int(line.mtime * 1e9), version.encode())
+
+
+def _etag(version: bytes) -> str:
+    if version.startswith(b"etag:"):
+        return version.removeprefix(b"etag:").decode()
+    return version.partition(b"\0")[2].decode()
+
+
+def _lines(index: BinaryIO, where: str) -> Iterator[bytes]:
+    """The lines of an index, unpacked. Raises ConfigError."""
+    rest = b""
+    for chunk in _unpacked(index, where):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+        if len(rest) > _LONGEST_LINE:
+            raise ConfigError(f"{where} has a line of more than {_LONGEST_LINE >> 10} KiB; is it an index?")
+    yield rest
+
+
+def _unpacked(index: BinaryIO, where: str) -> Iterator[bytes]:
+    """The content in portions of bounded size, however well it is packed."""
+    chunk = index.read(_CHUNK)
+    if not chunk.startswith(_GZIP):
+        while chunk:
+            yield chunk
+            chunk = index.read(_CHUNK)
+        return
+    unpacker, is_whole = zlib.decompressobj(wbits=31), False
+    try:
+        while chunk:
+            yield unpacker.decompress(chunk, _CHUNK)
+            chunk, is_whole = unpacker.unconsumed_tail, unpacker.eof
+            if is_whole:  # there may be several parts, one after another
+                chunk, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=31)
+            chunk = chunk or index.read(_CHUNK)
+    except zlib.error as error:
+        raise ConfigError(f"{where} cannot be unpacked: {error}") from None
+    if not is_whole:
+        raise ConfigError(f"{where} ends in the middle; upload it again")

@@ -1,0 +1,264 @@
+"""Origins that are asked over HTTP: what `gs://`, `az://`, `http(s)://` and `hf://` have in common.
+
+A store says what to ask for and how to tell that an answer has the version that was listed. Here it is asked, again
+where that may help, and each answer is checked: version, length, range, and the checksum of a whole object where the
+store has one.
+"""
+
+import asyncio
+import functools
+import hashlib
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import BinaryIO, Final, Protocol, TypeVar
+
+import aiohttp
+
+from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
+from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.outage import Outage
+from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.origin.retry import Failure, retrying
+from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Refused, Request, WebClient, receive
+
+# All attempts for one page of the listing together, in seconds.
+_PAGE_DEADLINE: Final = 120.0
+# The same for an index, which may have a gigabyte.
+_INDEX_DEADLINE: Final = 3600.0
+# Seconds after which the first page is not tried again: an endpoint that does not answer at all may be a typing error.
+_FIRST_PAGE_TRIED: Final = 3.0
+# Bytes whose checksum is counted on the event loop, at most: MD5, the slowest, takes half a millisecond.
+_SHORT: Final = 256 << 10
+_UNAUTHORIZED: Final = 401
+_TOO_MANY: Final = 429
+
+Result = TypeVar("Result")
+_Digests = set[bytes]  # of wrong bytes that have come
+MakeRequest = Callable[[], Awaitable[Request]]  # called for each attempt, since credentials may be new
+
+
+class Ask(Protocol):
+    """Asks for a page of a listing, until it is there."""
+
+    async def __call__(self, make: MakeRequest, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
+        """The page and the head of its answer. into: where it is written to, if it is long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """What the whole of an object has."""
+
+    # Of hashlib.
+    kind: str
+    expected: bytes
+    # What is counted before the object.
+    before: bytes = b""
+
+    def fits(self, data: Data) -> bool:
+        """data: the whole object."""
+        digest = hashlib.new(self.kind, self.before, usedforsecurity=False)
+        digest.update(data)
+        return digest.digest() == self.expected
+
+
+class Store(Protocol):
+    """What is special about the origins of one kind."""
+
+    @property
+    def url(self) -> str:
+        """As the dataset was added, without a slash at the end."""
+
+    @property
+    def server(self) -> str:
+        """How a person calls the server."""
+
+    @property
+    def identity(self) -> bytes:
+        """What precedes a key in the name that is unique among the objects of all origins."""
+
+    def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
+        """See Origin.list."""
+
+    async def request(self, wanted: ObjectRange) -> Request:
+        """Asks for these bytes of an object as it was listed. Raises CachefsError."""
+
+    def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
+        """Whether an answer is of the version that was listed; None where it does not say which one it is of."""
+
+    def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
+        """That of the whole object, if it is known."""
+
+    def refused(self, request: Request) -> bool:
+        """Credentials were refused. Returns whether others may be found at once."""
+
+    def explain(self, refusal: Refused, key: str) -> CachefsError | None:
+        """What a refusal means, where the store says more than its status. key: empty for a listing."""
+
+
+class WebOrigin:
+    """A store as an origin (see cachefs_daemon.origin.base.Origin)."""
+
+    def __init__(self, store: Store, settings: OriginSettings) -> None:
+        self.url = store.url
+        self.requests = 0
+        self.errors = 0
+        self.detours = 0
+        self._store = store
+        self._client = WebClient(settings)
+        self._at = "" if store.server in store.url else f" at {store.server}"
+        self._outage = Outage(f"{store.url}{self._at}")
+        self._has_answered = False
+
+    def identity(self, key: bytes) -> bytes:
+        return self._store.identity + key
+
+    async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+        try:
+            async for objects in self._store.list(self._page, report):
+                yield objects
+        except (Refused, BrokenAnswer, aiohttp.ClientError, OSError) as error:
+            raise self._judge("", error).error from None
+
+    async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
+        key = wanted.key.decode()
+        last: _Digests = set()
+        read = functools.partial(self._get, key, wanted, last)
+        return await self._retrying(read, key, patience, math.inf)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _page(self, make: MakeRequest, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
+        async def page() -> tuple[bytes, Answer]:
+            return await self._client.page(await make(), into)
+
+        give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
+        patience = Patience.of(_PAGE_DEADLINE if into is None else _INDEX_DEADLINE)
+        found = await self._retrying(page, "", patience, give_up)
+        self._has_answered = True
+        return found
+
+    async def _retrying(
+        self, work: Callable[[], Awaitable[Result]], key: str, patience: Patience, give_up: float
+    ) -> Result:
+        def judge_attempt(error: Exception) -> Failure:
+            self.errors += 1
+            failure = self._judge(key, error)
+            if failure.transient:
+                self._outage.failed(str(failure.error))
+            return failure
+
+        async def attempt() -> Result:
+            result = await self._with_credentials(work)
+            self._outage.answered()
+            return result
+
+        return await retrying(attempt, judge_attempt, self._named(key), patience, give_up)
+
+    async def _with_credentials(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """One attempt, which is repeated at once with other credentials where there may be any."""
+        self.requests += 1
+        try:
+            return await work()
+        except Refused as refusal:
+            if refusal.answer.status != _UNAUTHORIZED or not self._store.refused(refusal.request):
+                raise
+        self.requests += 1
+        self.errors += 1
+        return await work()
+
+    async def _get(self, key: str, wanted: ObjectRange, last: _Digests) -> Data:
+        request = await self._store.request(wanted)
+        async with self._client.answer(request) as (answer, content):
+            is_version = self._store.is_version(wanted, answer)
+            if is_version is None:
+                # A login page, or one that says that somebody repairs something.
+                raise BrokenAnswer("it does not say which version it has")
+            if not is_version:
+                raise ObjectChanged(f"{self._named(key)} has changed since it was listed; refresh the dataset")
+            data = await receive(content, answer, wanted)
+        if data is None:
+            raise ObjectChanged(
+                f"{self._named(key)}: the server sent other bytes than {wanted.length} from {wanted.offset} on of "
+                f"{wanted.size}; refresh the dataset"
+            )
+        if wanted.length == wanted.size and (checksum := self._store.checksum(wanted, answer)):
+            await self._check(key, checksum, data, last)
+        return data
+
+    async def _check(self, key: str, checksum: Checksum, data: Data, last: _Digests) -> None:
+        """Raises BrokenAnswer, and ObjectChanged where the same wrong bytes came twice."""
+        fits = checksum.fits(data) if len(data) <= _SHORT else await asyncio.to_thread(checksum.fits, data)
+        if fits:
+            return
+        digest = hashlib.sha256(data).digest()
+        if digest in last:
+            raise ObjectChanged(
+                f"{self._named(key)} does not have the {checksum.kind} that it was listed or stored with; upload it "
+                "again or refresh the dataset"
+            )
+        last.add(digest)
+        raise BrokenAnswer(f"its bytes do not have the {checksum.kind} of the object")
+
+    def _named(self, key: str) -> str:
+        return f"{self.url}/{key}".rstrip("/") + self._at
+
+    def _judge(self, key: str, error: Exception) -> Failure:
+        """What an exception means. Raises *error* itself where neither the network nor the server is its cause.
+
+        Texts of exceptions of aiohttp are not repeated: they contain URLs, which may prove who asks.
+        """
+        where = self._named(key)
+        match error:
+            case CachefsError():
+                return Failure(error, isinstance(error, OriginUnavailable))
+            case Refused():
+                explained = self._store.explain(error, key)
+                return Failure(explained, False) if explained else refused(error.answer.status, where, key)
+            case BrokenAnswer():
+                return Failure(OriginUnavailable(f"{where} is broken: {error}"), True)
+            case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
+                return Failure(
+                    OriginUnavailable(f"{where}: the server's certificate is not trusted, or TLS fails"), True
+                )
+            case aiohttp.ClientConnectorError():
+                return Failure(OriginUnavailable(f"no server answers for {where}; check the URL and the network"), True)
+            case aiohttp.ServerTimeoutError():
+                return Failure(OriginUnavailable(f"{where}: nothing has come for too long"), True)
+            case aiohttp.ClientPayloadError():
+                return Failure(OriginUnavailable(f"{where} is broken: the answer was cut short"), True)
+            case aiohttp.ClientError() | OSError():
+                return Failure(OriginUnavailable(f"{where} is unreachable or broken ({type(error).__name__})"), True)
+        raise error
+
+
+def refused(status: int, where: str, key: str) -> Failure:
+    """What a status means. where: what was asked for, for people. key: empty for a listing."""
+    if status == _TOO_MANY or status >= 500 or status == 408:
+        return Failure(OriginUnavailable(f"{where}: the server answers {status}; it is overloaded or down"), True)
+    return Failure(_permanent(status, where, key), False)
+
+
+def _permanent(status: int, where: str, key: str) -> CachefsError:
+    if status in (401, 403):
+        return OriginAccessDenied(f"{where} is refused ({status}); check the daemon's credentials and their rights")
+    if not key:
+        if status in (404, 410):
+            return NotFound(f"there is nothing at {where}; check the URL")
+        return ConfigError(f"{where} cannot be listed: the server answers {status}")
+    if status in (404, 410):
+        return ObjectChanged(f"{where} is gone since it was listed; refresh the dataset")
+    if status == 412:
+        return ObjectChanged(f"{where} has changed since it was listed; refresh the dataset")
+    if status == 416:
+        return ObjectChanged(f"{where} is shorter than it was when listed; refresh the dataset")
+    return OriginUnavailable(f"{where}: the server answers {status}")
+
+
+def range_of(wanted: ObjectRange) -> Headers:
+    """The header that asks for a part of an object; none for a whole one."""
+    if wanted.length == wanted.size:
+        return {}
+    return {"Range": f"bytes={wanted.offset}-{wanted.offset + wanted.length - 1}"}

@@ -1,0 +1,268 @@
+"""GETs over HTTP(S) for the origins `gs://`, `az://`, `http(s)://` and `hf://`.
+
+Redirects are followed here, since what proves who asks must not go to another server, and since some stores say in the
+redirect which version an object has.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import re
+import tempfile
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import BinaryIO, Final, NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
+
+import aiohttp
+import yarl
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings
+from cachefs_daemon.origin.http_tls import Tls
+
+_MOST_REDIRECTS: Final = 5
+_REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
+# Bytes of one page of a listing, at most. Azure's longest have about 8 MiB.
+_MOST_OF_A_PAGE: Final = 64 << 20
+_CHUNK: Final = 1 << 20
+# A name or an address, and a port; no user.
+_SERVER: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?")
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+Headers = Mapping[str, str]
+
+
+class BrokenAnswer(Exception):
+    """The answer is not what the server promised, for instance cut short; another try may be better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for with GET."""
+
+    # Percent-encoded.
+    url: str
+    headers: Headers = field(default_factory=dict)
+    # Headers that prove who asks. No other server gets them, and nobody without TLS.
+    secrets: Headers = field(default_factory=dict)
+    # What is added to the URL, and proves who asks too, such as a shared access signature.
+    secret_query: str = ""
+
+
+class Answer(NamedTuple):
+    """The head of an answer."""
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    # Those of the last answer of the server that was asked, which may have redirected us to another one.
+    own_headers: CIMultiDictProxy[str]
+
+
+class Refused(Exception):
+    """The server answers with another status than 200 or 206."""
+
+    def __init__(self, answer: Answer, request: Request) -> None:
+        super().__init__(f"status {answer.status}")
+        self.answer = answer
+        self.request = request
+
+
+class WebClient:
+    """Connections for one origin, made when they are needed. Belongs to the event loop that first uses it."""
+
+    def __init__(self, settings: OriginSettings) -> None:
+        self._settings = settings
+        self._opening: asyncio.Task[aiohttp.ClientSession] | None = None
+
+    async def page(self, request: Request, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
+        """A whole answer: a page of a listing. into: replaced by it, if it is long; then no bytes are returned.
+
+        Raises Refused, BrokenAnswer, what aiohttp raises.
+        """
+        async with self.answer(request) as (answer, content):
+            if into is not None:
+                into.seek(0)
+                into.truncate()
+                while chunk := await content.read(_CHUNK):
+                    _write(into, chunk)
+                return b"", answer
+            body = await _at_most(content, _MOST_OF_A_PAGE + 1)
+        if len(body) > _MOST_OF_A_PAGE:
+            raise BrokenAnswer(f"a page of the listing has more than {_MOST_OF_A_PAGE >> 20} MiB")
+        return body, answer
+
+    @contextlib.asynccontextmanager
+    async def answer(self, request: Request) -> AsyncIterator[tuple[Answer, aiohttp.StreamReader]]:
+        """The answer to a request whose status is 200 or 206, and what its body is read from. Raises as `page`."""
+        session = await self._session()
+        url, own = request.url, None
+        for _ in range(_MOST_REDIRECTS + 1):
+            async with session.get(
+                yarl.URL(_with_secret_query(request, url), encoded=True),
+                headers=_headers_to(request, url),
+                allow_redirects=False,
+                proxy=_proxy(*urlsplit(url)[:2]),
+            ) as response:
+                if own is None or urlsplit(url)[:2] == urlsplit(request.url)[:2]:
+                    own = response.headers
+                answer = Answer(response.status, response.headers, own)
+                if response.status in (200, 206):
+                    yield answer, response.content
+                    return
+                where = response.headers.get("Location", "")
+                if response.status not in _REDIRECTS or not where:
+                    raise Refused(answer, request)
+                url = redirected(url, where)
+        raise BrokenAnswer(f"it redirects more than {_MOST_REDIRECTS} times")
+
+    async def close(self) -> None:
+        """Close all connections."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            with contextlib.suppress(OSError):  # the certificates could not be read
+                await (await opening).close()
+
+    async def _session(self) -> aiohttp.ClientSession:
+        opening = self._opening
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
+            opening = self._opening = asyncio.create_task(self._open())
+        return await asyncio.shield(opening)
+
+    async def _open(self) -> aiohttp.ClientSession:
+        tls = Tls(os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE") or True)
+        settings = self._settings
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=settings.max_connections, ssl=await tls.context()),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=settings.connect_timeout, sock_read=settings.read_timeout
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            headers={"User-Agent": "cachefs", "Accept-Encoding": "identity"},
+        )
+
+
+def checked_endpoint(url: str, example: str) -> str:
+    """The URL of a server, without a slash at the end. Raises ConfigError.
+
+    It may have nothing in it that proves who asks, since everybody on this node can see it.
+    """
+    if not is_plain(url):
+        raise ConfigError(f"the endpoint must be a URL such as {example}, without a user and a query")
+    return quoted(url).rstrip("/")
+
+
+def is_plain(url: str) -> bool:
+    """Whether that is the URL of something on a web server, and nothing else is in it."""
+    try:
+        parts = urlsplit(url)
+        has_server = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    if parts.scheme not in ("http", "https") or not has_server or not _SERVER.fullmatch(parts.netloc):
+        return False
+    return not parts.query and not parts.fragment
+
+
+def quoted(url: str) -> str:
+    """With the characters percent-encoded that no request can have."""
+    return quote(url, safe=":/%@!$&'()*+,;=~[]")
+
+
+async def receive(content: aiohttp.StreamReader, answer: Answer, wanted: ObjectRange) -> bytearray | None:
+    """The *wanted* bytes out of the body of an answer; None where it has other bytes. Raises BrokenAnswer."""
+    length = answer.headers.get("Content-Length")
+    promised = int(length) if length is not None and length.isdecimal() else None
+    skip = 0
+    if answer.status == 206:
+        span = f"bytes {wanted.offset}-{wanted.offset + wanted.length - 1}/"
+        if answer.headers.get("Content-Range", "") not in (f"{span}{wanted.size}", f"{span}*"):
+            return None
+        if promised not in (None, wanted.length):
+            return None
+    elif promised not in (None, wanted.size):
+        return None
+    else:
+        skip = wanted.offset  # the server knows no ranges
+    data = bytearray()
+    missing = skip + wanted.length
+    while missing and (chunk := await content.read(min(missing, _CHUNK))):
+        missing -= len(chunk)
+        data += chunk
+        if skip:
+            dropped = min(skip, len(data))
+            del data[:dropped]
+            skip -= dropped
+    if missing:
+        if answer.status == 200 and promised is None:
+            return None  # the object is shorter, and its length was not announced
+        raise BrokenAnswer(f"the body ended {missing} bytes early")
+    ends_here = answer.status == 206 or wanted.offset + wanted.length == wanted.size
+    if ends_here and await content.read(1):
+        return None
+    return data
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    try:
+        file.write(data)
+        file.flush()
+    except OSError as error:
+        raise CachefsError(f"an index cannot be kept in {tempfile.gettempdir()}: {error.strerror}") from None
+
+
+async def _at_most(content: aiohttp.StreamReader, most: int) -> bytes:
+    """The body, or its first *most* bytes."""
+    data = bytearray()
+    while len(data) < most and (chunk := await content.read(min(most - len(data), _CHUNK))):
+        data += chunk
+    return bytes(data)
+
+
+def _headers_to(request: Request, url: str) -> CIMultiDict[str]:
+    """The headers for a server that the request itself, or a redirect, leads to."""
+    headers = CIMultiDict(request.headers)
+    if request.secrets and _is_trusted(request, url):
+        headers.update(request.secrets)
+    return headers
+
+
+def _with_secret_query(request: Request, url: str) -> str:
+    if url != request.url or not request.secret_query or not _is_trusted(request, url):
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{request.secret_query}"
+
+
+def _is_trusted(request: Request, url: str) -> bool:
+    """Whether credentials may go to this URL: the server for which they are. Raises ConfigError where it is asked
+    without TLS."""
+    asked, now = urlsplit(request.url), urlsplit(url)
+    if (asked.scheme, asked.netloc) != (now.scheme, now.netloc):
+        return False
+    if now.scheme != "https" and now.hostname not in _LOOPBACK:
+        raise ConfigError(
+            f"credentials are not sent to {now.scheme}://{now.netloc} without TLS; name an https:// endpoint, or add "
+            "the dataset with --anonymous"
+        )
+    return True
+
+
+def redirected(url: str, where: str) -> str:
+    """The URL that a redirect leads to. Raises BrokenAnswer."""
+    there = urljoin(url, where)
+    parts = urlsplit(there)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise BrokenAnswer("it redirects to something that is no URL of a web server")
+    if url.startswith("https:") and parts.scheme != "https":
+        raise BrokenAnswer(f"it redirects to {parts.hostname} without TLS")
+    return there
+
+
+@functools.lru_cache(64)
+def _proxy(scheme: str, server: str) -> str | None:
+    """The proxy that the environment names for a server."""
+    return None if urllib.request.proxy_bypass(server) else urllib.request.getproxies().get(scheme)

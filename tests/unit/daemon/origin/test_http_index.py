@@ -1,0 +1,119 @@
+"""What is special about http(s)://."""
+
+import gzip
+import hashlib
+import json
+
+import pytest
+from cachefs_daemon.origin.base import Origin, open_origin
+
+from cachefs.errors import (
+    ConfigError,
+    ObjectChanged,
+)
+from cachefs.messages import OriginOptions
+from cachefs.snapshot_builder import ListedObject
+from tests.servers.stores import StoreServer
+from tests.stores import SETTINGS, Kind, listing, part_of, read, whole, with_origin
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+
+def problems_of(kind: Kind, index: bytes, name: str = "index.jsonl") -> tuple[dict[str, ListedObject], dict[str, str]]:
+    kind.server.put(f"set/{name}", index)
+    problems: dict[str, str] = {}
+
+    async def work(origin: Origin) -> dict[str, ListedObject]:
+        noted = lambda key, reason: problems.update({key.decode(): reason})  # noqa: E731
+        return {found.key.decode(): found async for batch in origin.list(noted) for found in batch}
+
+    return with_origin(kind.open(), work), problems
+
+
+def test_an_index_may_be_packed_and_named(servers: dict[str, StoreServer]) -> None:
+    kind = Kind("http", servers)
+    kind.fill({"a": b"12345"})
+    index = kind.server.objects.pop("set/index.jsonl")
+    packed = gzip.compress(index) + gzip.compress(b"\n")
+    assert set(problems_of(kind, packed, "index.jsonl.gz")[0]) == {"a"}
+    kind.server.put("set/other.jsonl.gz", packed)
+
+    async def work(origin: Origin) -> None:
+        assert origin.url.endswith("/set/other.jsonl.gz")
+        assert await read(origin, whole((await listing(origin))["a"])) == b"12345"
+
+    with_origin(open_origin(f"{kind.server.endpoint}/set/other.jsonl.gz", OriginOptions(), SETTINGS), work)
+    with pytest.raises(ConfigError, match="ends in the middle"):
+        problems_of(kind, packed[:-30], "index.jsonl")
+
+
+def test_an_entry_that_could_not_be_checked_is_named(servers: dict[str, StoreServer]) -> None:
+    kind, digest = Kind("http", servers), "0" * 64
+    lines = [
+        {"path": "nothing", "size": 5},
+        {"path": "weak", "size": 5, "etag": 'W/"x"'},
+        {"path": "odd", "size": 5, "sha256": "xyz"},
+        {"path": "split", "size": 5, "etag": "a\nb"},
+        {"path": "large", "size": 5 << 20, "sha256": digest},
+        {"path": "minus", "size": -1, "sha256": digest},
+        {"path": "good", "size": 5 << 20, "etag": "x"},
+        {"path": "small", "size": 5, "sha256": digest, "mtime": 1.5, "unknown": 1},
+    ]
+    found, problems = problems_of(kind, "\n\n".join(json.dumps(line) for line in lines).encode())
+    assert set(found) == {"good", "small"}
+    assert found["small"].mtime_ns == 1_500_000_000
+    assert set(problems) == {"nothing", "weak", "odd", "split", "large", "minus"}
+    assert "cachectl index --url" in problems["large"]
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        (b"<html>\n", "line 1 .* is not understood"),
+        (b'{"path": "a", "size": 1}\n{"path": "b"', "line 2 .* is not understood"),
+        (b"\x1f\x8b" + b"nothing", "cannot be unpacked"),
+        (b"x" * 100_000, "line of more than 64 KiB"),
+    ],
+)
+def test_a_broken_index_is_one_clear_line(servers: dict[str, StoreServer], index: bytes, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        problems_of(Kind("http", servers), index)
+
+
+def test_a_file_without_an_etag_is_checked_by_its_sha256(servers: dict[str, StoreServer]) -> None:
+    kind = Kind("http", servers)
+    kind.fill({"file": b"before"})
+    line = {"path": "file", "size": 6, "sha256": hashlib.sha256(b"before").hexdigest()}
+    listed = problems_of(kind, json.dumps(line).encode())[0]["file"]
+
+    async def work(origin: Origin) -> None:
+        assert await read(origin, whole(listed)) == b"before"
+        with pytest.raises(ConfigError, match="parts of it cannot be checked"):
+            await read(origin, part_of(listed, 1, 2))
+        kind.replace("file", b"after!")
+        with pytest.raises(ObjectChanged, match="sha256"):
+            await read(origin, whole(listed))
+
+    with_origin(kind.open(), work)
+
+
+def test_a_url_is_sent_percent_encoded(servers: dict[str, StoreServer]) -> None:
+    kind = Kind("http", servers)
+    kind.server.objects.clear()
+    kind.server.put("a ü/file", b"bytes")
+    kind.server.put("a ü/index.jsonl", b'{"path": "file", "size": 5, "etag": "another %d"}' % kind.server.last_version)
+
+    async def work(origin: Origin) -> None:
+        assert await read(origin, whole((await listing(origin))["file"])) == b"bytes"
+
+    with_origin(open_origin(f"{kind.server.endpoint}/a ü/", OriginOptions(), SETTINGS), work)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://u:p@h/x", "https://h/x?token=1", "https://h/#x", "http://", "http://h:x/", "http://h\r\nx: y/"]
+)
+def test_a_url_that_would_show_a_secret_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="must look like") as caught:
+        open_origin(url, OriginOptions(), SETTINGS)
+    assert "u:p" not in str(caught.value)
+    assert "token" not in str(caught.value)

@@ -1,0 +1,112 @@
+"""cachectl index: makes the index that a dataset on a plain web server needs."""
+
+import hashlib
+import os
+import stat
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from cachefs.errors import CachefsError, NotFound, OriginUnavailable
+from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
+
+NAME: Final = "index.jsonl"
+_OWN: Final = (NAME, f"{NAME}.gz")
+_PARALLEL: Final = 8
+_TIMEOUT: Final = 30
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--url", metavar="URL", help="Ask the server for the ETag of each file below URL, and note it too.")
+@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help=f"[default: {NAME} in DIRECTORY]")
+@with_session
+def index(session: CommandSession, directory: Path, url: str | None, output: Path | None) -> None:
+    """Write the index of the files in DIRECTORY, which a web server serves.
+
+    All files are read, for their SHA-256. Files that are larger than a block (4 MiB) need --url, since a part of a file
+    can only be checked by its ETag. Make the index again after each change, then refresh the dataset.
+    """
+    if not directory.is_dir():
+        raise NotFound(f"there is no directory {directory}")
+    skipped: list[str] = []
+    paths = list(_files(directory, skipped))
+    target = output or directory / NAME
+    size = 0
+    with (
+        ThreadPoolExecutor(_PARALLEL) as pool,
+        tempfile.NamedTemporaryFile(dir=target.parent, prefix=".index-", delete=False) as file,
+    ):
+        try:
+            for line in pool.map(lambda path: describe(directory, path, url), paths):
+                size += line["size"]
+                file.write(msgspec.json.encode(line) + b"\n")
+            os.fchmod(file.fileno(), 0o644)
+            os.rename(file.name, target)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            os.unlink(file.name)
+            raise
+    for name in skipped:
+        click.echo(f"skipped {name!r}", err=True)
+    session.answer(
+        {"index": target, "files": len(paths), "bytes": size, "skipped": skipped},
+        f"{target}: {len(paths):,} files" + (f", {len(skipped):,} skipped" if skipped else ""),
+    )
+    if skipped:
+        raise SystemExit(ExitStatus.INCOMPLETE)
+
+
+def describe(directory: Path, path: str, url: str | None) -> dict[str, Any]:
+    """The line of one file. Raises CachefsError."""
+    try:
+        with (directory / path).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            status = os.fstat(file.fileno())
+    except OSError as error:
+        raise CachefsError(f"{directory / path} cannot be read: {error.strerror}") from None
+    line = {"path": path, "size": status.st_size, "sha256": digest, "mtime": status.st_mtime}
+    return line | (
+        {"etag": etag} if url and (etag := _etag(f"{url.rstrip('/')}/{quote(path)}", status.st_size)) else {}
+    )
+
+
+def _files(directory: Path, skipped: list[str]) -> Iterator[str]:
+    """Paths of regular files, relative to the directory, in order; what cannot be listed is added to *skipped*."""
+    for parent, directories, names in os.walk(directory):
+        directories.sort()
+        for name in sorted(names):
+            path = os.path.relpath(os.path.join(parent, name), directory)
+            if path in _OWN or path.startswith(".index-"):
+                continue
+            try:
+                path.encode()
+                is_file = stat.S_ISREG((directory / path).stat().st_mode)
+            except (UnicodeEncodeError, OSError):
+                is_file = False
+            if is_file:
+                yield path
+            else:
+                skipped.append(path)
+
+
+def _etag(url: str, size: int) -> str:
+    """The strong ETag of a file; empty where it has none. Raises OriginUnavailable."""
+    asked = urllib.request.Request(url, method="HEAD", headers={"Accept-Encoding": "identity"})
+    try:
+        with urllib.request.urlopen(asked, timeout=_TIMEOUT) as answer:
+            etag, length = answer.headers.get("ETag", ""), answer.headers.get("Content-Length")
+    except (OSError, ValueError) as error:
+        reason = f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error)
+        raise OriginUnavailable(f"{url} does not answer: {reason}; is this the URL of the directory?") from None
+    if length is not None and length != str(size):
+        raise OriginUnavailable(f"{url} has {length} bytes, and the file {size}; is this the URL of the directory?")
+    return "" if etag.startswith("W/") else etag.strip('"')
