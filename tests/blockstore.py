@@ -84,11 +84,6 @@ class OpenStore:
         outcomes = self.blocks.put_many([Put(key, data) for key, data in blocks])
         return [None if isinstance(one, StoreFull) else one for one in outcomes]
 
-    def put_at_once(self, key: bytes, data: Data, snapshot: str = "") -> Location | None:
-        """As the event loop does it; None where that is left to threads."""
-        written = self.blocks.write_at_once(Put(key, data, snapshot=snapshot))
-        return self.blocks.enter_at_once(key, written) if written is not None else None
-
     def keys(self) -> list[bytes]:
         """Of all blocks that are here."""
         found = (key for portion in self.index.portions(1024) for key in portion)

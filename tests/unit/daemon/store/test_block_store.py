@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from cachefs_daemon.store import segment_writer as segment_module
 from cachefs_daemon.store import tier as tier_module
-from cachefs_daemon.store.block_store import Put
 from cachefs_daemon.store.segment_writer import PAGE, SegmentFile, span
 from cachefs_daemon.store.storage import StoreConfig
 from hypothesis import HealthCheck, settings
@@ -24,7 +23,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cachefs.block import MEMORY, SSD, Location
 from cachefs.errors import CachefsError, ConfigError, StoreFull
 from cachefs.index import IndexReader
-from cachefs.planning.eviction.quotas import Quota
 from cachefs.segment import segment_path
 from tests.blockstore import (
     BLOCK_SIZE,
@@ -84,19 +82,6 @@ class StoreModel(RuleBasedStateMachine):
             self.certain = None
         elif self.certain is not None:
             self.certain.update(numbers)
-
-    @rule(number=NUMBERS)
-    def put_at_once(self, number: int) -> None:
-        key, data = key_of(number), data_of(number, size_of(number))
-        location = self.process.call("put_at_once", key, data)
-        if location is not None:
-            assert location.tier == MEMORY
-            assert self.process.call("get", key) == location
-            assert self.process.call("read", key, location) == data
-            if self.certain is not None:
-                self.certain.add(number)
-        if self.used() > 1 << 20:
-            self.certain = None
 
     @rule(numbers=MANY)
     def get(self, numbers: list[int]) -> None:
@@ -389,32 +374,6 @@ def test_what_the_ssd_would_not_take_is_not_read(root: Path, monkeypatch: pytest
         monkeypatch.setattr(segment_module, "read_into", None)
         fill(store, range(300, 320))
         assert store.usage()[MEMORY].evicted >= evicted + 20
-
-
-def test_a_block_is_stored_at_once_only_where_nothing_has_to_wait(root: Path) -> None:
-    with opened(store_config(root, policy="clairvoyant")) as store:
-        location = store.put_at_once(key_of(1), data_of(1))
-        assert location is not None
-        assert (store.get(key_of(1)), store.read(key_of(1), location)) == (location, data_of(1))
-        assert store.put_at_once(key_of(1), data_of(1)) is None, "it is there"
-        used = store.usage()[MEMORY].used
-        with store.tiering:
-            assert store.put_at_once(key_of(2), data_of(2)) is None, "somebody decides"
-        store.set_limit(Quota("limited", frozenset(["snapshot"]), 0.5))
-        assert store.put_at_once(key_of(2), data_of(2), "snapshot") is None
-        assert store.usage()[MEMORY].used == used
-        written = store.blocks.write_at_once(Put(key_of(2), data_of(2)))
-        assert written is not None
-        with store.tiering:
-            assert store.blocks.enter_at_once(key_of(2), written) is None
-        assert store.put(key_of(2), data_of(2)) != written
-        assert store.blocks.enter(key_of(2), written) == store.get(key_of(2)), "another one was quicker"
-        assert store.usage()[MEMORY].used == used + span(100_000)
-        number = 3
-        while store.put_at_once(key_of(number), data_of(number)) is not None:
-            number += 1
-        assert number > 20
-        assert all(place and place.tier == MEMORY for place in map(store.get, map(key_of, range(1, number))))
 
 
 def test_holes_that_touch_are_punched_as_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
