@@ -96,6 +96,8 @@ class Puts:
             elif not batch[0][1].done():
                 batch[0][1].set_exception(error)
             return
+        if len(stored) != len(batch):
+            raise AssertionError(f"of {len(batch)} blocks, the store has said what came of {len(stored)}")
         for (_, future), outcome in zip(batch, stored, strict=True):
             if not future.done():  # else nobody waits any more
                 future.set_result(outcome)

@@ -386,15 +386,16 @@ class Tier:
 
     def retry(self) -> None:
         """Try again what failed before, up to the first hole that cannot be punched again: 20,000 on a disk that is
-        read-only took 0.3 s of each retry."""
+        read-only took 0.3 s of each retry. One that always fails counts, and closes the tier to no other block: whether
+        the disk works, the probe finds out, which punches one too."""
         while self._unpunched:
             with self._lock:
                 # The other end is where it goes if it fails, so one that always fails is in nobody's way.
                 number, start, size = self._unpunched.popleft()
-            if not self._free_spans(number, [(start, size)]):
+            if not self._free_spans(number, [(start, size)], again=True):
                 break
         # Not while all writes hang: the probe would, too.
-        if self.problem and not self._condemned and not self._unpunched and self._writes.acquire(blocking=False):
+        if self.problem and not self._condemned and self._writes.acquire(blocking=False):
             try:
                 self._place.probe()
                 self._worked()
@@ -473,9 +474,9 @@ class Tier:
         state.live += size
         self.used += PAGE * ((state.live > 0) - had)
 
-    def _free_spans(self, number: int, spans: Sequence[tuple[int, int]]) -> bool:
+    def _free_spans(self, number: int, spans: Sequence[tuple[int, int]], *, again: bool = False) -> bool:
         """Punch holes (start, size) into a segment. False, with all of them remembered for `retry`, where that
-        fails."""
+        fails. again: it has failed before."""
         try:
             if not self._holes.acquire(timeout=0.0 if self.problem else _WRITE_PATIENCE):
                 raise TimeoutError(errno.ETIMEDOUT, f"freeing takes longer than {_WRITE_PATIENCE} s")
@@ -485,7 +486,8 @@ class Tier:
                 self._holes.release()
         except OSError as error:
             # The bytes are still there, so they still count.
-            self._failed(error)
+            if not again:
+                self._failed(error)
             with self._lock:
                 self._unpunched.extend((number, start, size) for start, size in spans)
             return False
