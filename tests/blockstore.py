@@ -79,6 +79,11 @@ class OpenStore:
             raise outcome
         return outcome
 
+    def put_together(self, blocks: Sequence[tuple[bytes, Data]]) -> list[Location | None]:
+        """Store blocks in one batch; None for those that could not be stored."""
+        outcomes = self.blocks.put_many([Put(key, data) for key, data in blocks])
+        return [None if isinstance(one, StoreFull) else one for one in outcomes]
+
     def keys(self) -> list[bytes]:
         """Of all blocks that are here."""
         found = (key for portion in self.index.portions(1024) for key in portion)

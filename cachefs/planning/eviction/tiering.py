@@ -229,7 +229,11 @@ class Tiering:
 
     def preferred(self, tier: TierRoom, blocks: Sequence[Incoming]) -> list[int]:
         """Which of these blocks (by their places) others may be evicted for, those that the policy wants most first."""
-        return self._policies[tier.number].preferred([block.key for block in blocks], self._pinned)
+        policy = self._policies[tier.number]
+        if tier.number == MEMORY and self._transient.bytes >= sum(block.size for block in blocks):
+            # Transient blocks give way to whatever the policy admits.
+            return [place for place, block in enumerate(blocks) if policy.admits(block.key, block.size, 0)]
+        return policy.preferred([block.key for block in blocks], self._pinned)
 
     def _held_back(self, tier: TierRoom) -> int:
         """Room that a policy which never evicts must leave for transient blocks."""

@@ -72,6 +72,18 @@ class StoreModel(RuleBasedStateMachine):
             self.certain = None
 
     @rule(numbers=MANY)
+    def put_together(self, numbers: list[int]) -> None:
+        blocks = {key_of(number): data_of(number, size_of(number)) for number in numbers}
+        for key, location in zip(blocks, self.process.call("put_together", [*blocks.items()]), strict=True):
+            assert location is not None
+            # Others of the batch may have taken its place.
+            assert self.process.call("get", key) != location or self.process.call("read", key, location) == blocks[key]
+        if self.used() > 1 << 20:
+            self.certain = None
+        elif self.certain is not None:
+            self.certain.update(numbers)
+
+    @rule(numbers=MANY)
     def get(self, numbers: list[int]) -> None:
         for number in numbers:
             location = self.process.call("get", key_of(number))
@@ -334,6 +346,49 @@ def test_a_block_that_is_moved_while_it_is_given_up_goes_all_the_same(
         location = store.get(key_of(0))
         assert location is not None
         assert location.tier == SSD
+
+
+def test_a_damaged_block_is_not_moved_and_its_room_is_given_back(root: Path) -> None:
+    with opened(store_config(root, policy="lru")) as store:
+        fill(store, range(30))
+        damaged = store.get(key_of(0))
+        assert damaged is not None
+        with segment_path(root / "memory", damaged.segment).open("r+b") as segment:
+            segment.seek(damaged.offset)
+            segment.write(b"wrong")
+        fill(store, range(100, 140))
+        assert store.get(key_of(0)) is None
+        here = store.keys()
+        below = [place for key in here if (place := store.get(key)) and place.tier == SSD]
+        assert below
+        usage = store.usage()[SSD]
+        assert usage.used == sum(span(place.length) for place in below) + PAGE * usage.segments
+
+
+def test_what_the_ssd_would_not_take_is_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = store_config(root)
+    config = replace(config, memory=replace(config.memory, policy="lru"))  # and what comes into the SSD tier stays
+    with opened(config) as store:
+        fill(store, range(300))
+        evicted = store.usage()[MEMORY].evicted
+        monkeypatch.setattr(segment_module, "read_into", None)
+        fill(store, range(300, 320))
+        assert store.usage()[MEMORY].evicted >= evicted + 20
+
+
+def test_holes_that_touch_are_punched_as_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    punched: list[int] = []
+    free_range = segment_module.free_range
+
+    def punch(fd: int, start: int, length: int) -> None:
+        punched.append(length)
+        free_range(fd, start, length)
+
+    with opened(store_config(root)) as store:
+        fill(store, range(7))
+        monkeypatch.setattr(segment_module, "free_range", punch)
+        store.evict([key_of(number) for number in (5, 1, 3, 0, 2)])
+        assert sorted(punched) == [span(100_000), 4 * span(100_000)]
 
 
 @pytest.mark.parametrize("policy", ["minio", "lru"])

@@ -63,6 +63,30 @@ def test_what_is_read_last_goes_first_and_only_for_what_is_read_sooner() -> None
     assert policy.victims(101 * SIZE, (), [KEYS[50]]) == ()
 
 
+def test_it_says_which_blocks_it_prefers_to_some_that_it_has() -> None:
+    plan = plan_of(list(range(BLOCKS)))
+    policy = filled(plan, KEYS[100:200])
+    assert policy.preferred([KEYS[300], KEYS[198], KEYS[199], FOREIGN[0], KEYS[50]], ()) == [4, 1]
+    assert filled(plan, KEYS[100:200]).preferred([KEYS[198], KEYS[50]], set(KEYS[190:])) == [1]
+    assert policy.victims(2 * SIZE, (), [KEYS[50], KEYS[197]]) == [KEYS[199], KEYS[198]]
+    assert policy.victims(2 * SIZE, (), [KEYS[50], KEYS[198]]) == (), "one of them is worth less"
+    policy.added(FOREIGN[0], SIZE)
+    assert policy.preferred([KEYS[300], FOREIGN[1]], ()) == [0], "one that nobody reads is there"
+    assert Clairvoyant(Plan()).preferred(KEYS[:1], ()) == []
+
+
+def test_a_refusal_takes_no_look_at_all_blocks() -> None:
+    policy = filled(plan_of(list(range(BLOCKS))), KEYS[:1000])
+    looked = []
+    ranks = policy._ranks
+    policy._ranks = lambda snapshot, ids: looked.append(len(ids)) or ranks(snapshot, ids)  # type: ignore[method-assign, func-returns-value]
+    assert policy.victims(SIZE, (), [KEYS[1500]]) == ()
+    looked.clear()
+    assert policy.victims(SIZE, (), [KEYS[1500]]) == ()
+    assert max(looked) <= 64
+    assert policy.victims(100 * SIZE, (), [KEYS[50]]) == KEYS[999:899:-1], "more than there are candidates"
+
+
 def test_no_pinned_block_goes_however_many_there_are() -> None:
     plan = plan_of(list(range(BLOCKS)))
     policy, pinned = filled(plan, KEYS), set(KEYS[200:])
