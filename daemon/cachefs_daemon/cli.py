@@ -122,6 +122,7 @@ def _share_with(group: str) -> None:
 async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
     stopped = _stop_signal()
     node = Node(config, storage, threads)
+    descriptors.tell_of_shortage(asyncio.get_running_loop(), node.errors)
     settings = config.daemon
     admission = Admission(os.geteuid(), config.security.admin_group, settings.socket_group)
     channel = FetchChannel(fetch_socket(settings.socket), admission, node.fetcher, node.errors)

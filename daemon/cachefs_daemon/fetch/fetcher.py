@@ -226,7 +226,15 @@ class Fetcher:
 
     def _ask_in_task(self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None]) -> None:
         async def ask() -> None:
-            answer(await self.demand(refs, until - asyncio.get_running_loop().time()))
+            answers: list[Answer]
+            try:
+                answers = await self.demand(refs, until - asyncio.get_running_loop().time())
+            except Exception as error:
+                # Whoever asks counts what is not answered, and would wait until its deadline.
+                text = f"internal error ({error!r}); see the daemon's log"
+                self._errors.add("blocks that readers wait for", text, bug=error)
+                answers = [CachefsError(text)] * len(refs)
+            answer(answers)
 
         task = asyncio.create_task(ask())
         self._asking.add(task)
@@ -424,7 +432,14 @@ class Fetcher:
         source, demanded = flight.source, flight.demanded
         puts = self._puts if demanded else self._puts_ahead
         block = Put(source.key, flight.data, transient=demanded, snapshot=source.snapshot)
-        stored = await puts.put(block)
+        try:
+            stored = await puts.put(block)
+        except Exception as error:
+            if not flight.demanded:
+                raise
+            # A bug, which may be of any block of the batch. Readers get the bytes, as they are here.
+            self._errors.add("the store", f"internal error ({error!r}); see the daemon's log", bug=error)
+            stored = StoreFull("the store has failed")
         return await self._pass(flight, str(stored)) if isinstance(stored, StoreFull) else stored
 
     async def _pass(self, flight: Flight, reason: str) -> PassingBlock:
