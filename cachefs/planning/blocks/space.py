@@ -84,9 +84,9 @@ class BlockSpace:
         self._low = contents["low"].copy()
         self._order = np.argsort(self._high, kind="stable").astype(np.uint32)
         self._sorted_high = self._high[self._order]
+        self._found: dict[bytes, int] = {}  # what `find` has found of late
         # For a single one, as to call numpy takes longer than to look.
         self._sorted_view = self._sorted_high.data
-        self._found: dict[bytes, int] = {}  # what `find` has found of late
 
     @classmethod
     def of(cls, snapshot: Listing) -> "BlockSpace":
