@@ -7,6 +7,7 @@ ahead of all readers.
 """
 
 import asyncio
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -28,6 +29,8 @@ from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore, Put
+
+log = logging.getLogger(__name__)
 
 # Seconds that a failure is remembered which does not pass by itself, such as that of an object that has changed.
 FAILURE_MEMORY: Final = 2.0
@@ -116,7 +119,10 @@ class Flight:
         self.data, self.patience.rest = b"", asyncio.sleep
         told, self._told = self._told, []
         for tell in told:
-            tell(self)
+            try:
+                tell(self)
+            except Exception:  # the others are told all the same
+                log.exception("one who waited for %s was not told", self.source.subject)
 
 
 class _Waiting:

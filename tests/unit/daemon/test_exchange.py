@@ -1,11 +1,15 @@
-"""For whom pages are pushed into a mount, as mounts and jobs together tell."""
+"""For whom pages are pushed into a mount, as mounts and jobs together tell; and what is done about reports."""
 
-from collections.abc import Collection, Iterable
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from cachefs_daemon.exchange import JobAudiences
+from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
+from cachefs_daemon.runtime.locked import Locked
+from cachefs_daemon.runtime.threads import Threads
 
+from cachefs.messages import MountReport, Stall
 from cachefs.planning.pagecache.lookahead import Reader
 
 
@@ -47,3 +51,57 @@ def test_only_who_reads_through_a_mount_what_it_shows_is_its_audience() -> None:
     jobs.consumer_keys = ("b",)
     audiences.forget_ended()
     assert of("m2") == (["a"], frozenset())
+
+
+class Everybody:
+    """All who listen to reports, and remember what they heard."""
+
+    def __init__(self) -> None:
+        self.reports: list[MountReport] = []
+        self.reads: list[tuple[Sequence[bytes], int]] = []  # keys, and how many stalls
+        self.used: list[Sequence[bytes]] = []
+        self.woken = 0
+
+    def listeners(self) -> Listeners:
+        pushers = SimpleNamespace(pages_of=lambda mount: {}, on_reads=lambda mount, keys, tripped: None)
+        return Listeners(
+            jobs=SimpleNamespace(),  # type: ignore[arg-type]
+            attribution=SimpleNamespace(on_reads=self._on_reads),  # type: ignore[arg-type]
+            audiences=SimpleNamespace(note=lambda mount, own: None),  # type: ignore[arg-type]
+            pushers=pushers,  # type: ignore[arg-type]
+            pace=SimpleNamespace(wake=self._wake),  # type: ignore[arg-type]
+            late=lambda seconds, now: None,
+        )
+
+    def _on_reads(self, keys: Sequence[bytes], stalls: Sequence[Stall], now: float, pages: Any) -> Any:
+        self.reads.append((list(keys), len(stalls)))
+        return SimpleNamespace(late=[], own_reads={}, tripped={})
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def accessed(self, keys: Sequence[bytes], now: float) -> None:
+        self.used.append(list(keys))
+
+
+def test_reports_of_several_workers_are_followed_at_once_before_they_are_answered() -> None:
+    def report(worker: int, *keys: bytes) -> MountReport:
+        stalls = [Stall(key=keys[0], source="origin", seconds=1.0)] if keys else []
+        return MountReport(
+            id="m", mountpoint="/m", spec="all", pid=1, worker=worker, worker_pid=2, counters={},
+            accessed=list(keys), stalls=stalls,
+        )  # fmt: skip
+
+    async def play() -> None:
+        heard, threads = Everybody(), Threads()
+        mounts = SimpleNamespace(report=heard.reports.append)
+        exchange = Exchange(mounts, heard.listeners(), Locked(heard), threads)  # type: ignore[arg-type]
+        both = report(0, b"a", b"b"), report(1, b"c")
+        await asyncio.gather(*(exchange.on_mount_report(one) for one in both))
+        assert (heard.reads, heard.used, heard.woken) == ([([b"a", b"b", b"c"], 2)], [[b"a", b"b", b"c"]], 1)
+        await exchange.on_mount_report(report(2))
+        await exchange.on_mount_report(report(1, b"d"))
+        assert (heard.reads[1:], len(heard.reports)) == ([([b"d"], 1)], 4)
+        threads.close()
+
+    asyncio.run(play())

@@ -171,6 +171,19 @@ def test_the_bytes_of_a_block_are_let_go_as_soon_as_it_is_stored(store: OpenStor
     on_bench(store, scene)
 
 
+def test_who_waits_for_a_slot_is_told_when_the_daemon_stops(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        asked = [asyncio.create_task(bench.fetcher.demand([ref(number)], 20)) for number in (1, 2)]
+        await until(lambda: len(bench.fetcher._flights) == 2)
+        assert bench.fetcher.in_flight[0] == 1
+        await bench.fetcher.close()
+        assert [str(outcome) for answer in asked for outcome in await answer] == ["the daemon is stopping"] * 2
+        assert bench.fetcher.in_flight == (0, 0)
+
+    on_bench(store, scene, slots=1)
+
+
 def test_one_flight_for_all_who_ask(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()

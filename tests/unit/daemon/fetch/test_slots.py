@@ -180,3 +180,19 @@ def test_a_slot_that_is_given_back_is_for_others_until_it_is_taken_again() -> No
         assert again.done()
 
     with_slots(1, 100, scene)
+
+
+def test_who_asks_has_a_slot_at_once_or_is_told_later() -> None:
+    told: list[str] = []
+    slots = FetchSlots(1, 100)
+    first, second, third = (slots.slot(name, 1, ahead=False) for name in (b"1", b"2", b"3"))
+    assert first.ask(lambda: told.append("first"))
+    assert not second.ask(lambda: told.append("second"))
+    assert not third.ask(lambda: told.append("third"))
+    second.leave()
+    assert (told, slots.in_use) == ([], 1)
+    first.leave()
+    assert (told, slots.in_use) == (["third"], 1)
+    first.leave()  # it has nothing any more
+    third.give_back()
+    assert slots.in_use == slots.bytes_in_use == 0
