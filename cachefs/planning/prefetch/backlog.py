@@ -85,6 +85,8 @@ def _missing(plan: Plan, states: TierStates) -> Iterator[_Part]:
             reads = np.arange(0, len(window.blocks), stride)
             reads = reads[state[window.blocks[::stride]] == ABSENT]
             blocks = window.blocks[reads]
+            coming = plan.is_coming(consumer, window.start + reads, blocks)
+            reads, blocks = reads[coming], blocks[coming]
             due = np.asarray(window.seconds + window.period * reads, np.float64)
             # Later reads of a block, also by other consumers, find it here.
             first = due <= plan.next_use_of(snapshot, blocks) + 1e-6

@@ -173,17 +173,7 @@ class FetchPlan:
         if found and found[0].size > room:
             lookahead.rewind()  # it is to be given again
             return []
-        return self._unread(found)
-
-    def _unread(self, found: Sequence[Upcoming]) -> list[Upcoming]:
-        """Without blocks that were read before their turn: their next read is later than it seems."""
-        kept: list[Upcoming] = []
-        for snapshot, group in itertools.groupby(found, key=lambda one: one.snapshot):
-            blocks = list(group)
-            ids = np.array([one.number for one in blocks], np.int32)
-            due = self._plan.next_use_of(snapshot, ids)
-            kept += [one for one, seconds in zip(blocks, due.tolist(), strict=True) if seconds <= one.seconds + 1e-6]
-        return kept
+        return found
 
     def _batch(self, chosen: list[Upcoming], snapshot: str, last: int) -> Batch | None:
         space = self._plan.spaces.get(snapshot)

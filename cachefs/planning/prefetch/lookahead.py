@@ -105,6 +105,9 @@ class Lookahead:
         while count < blocks and seen < _MOST_LOOKS and (window := self._plan.window(consumer, end, look)) is not None:
             near = int(min(len(window.blocks), max(0.0, (seconds - window.seconds) / window.period + 1)))
             here = np.flatnonzero(state[window.blocks[:near]] == self._wanted)
+            # What workers have read ahead of the others is evicted soon, and is not wanted again: it would take the
+            # places of what is. In a job with 4 workers all of them: nothing was fetched for a second.
+            here = here[self._plan.is_coming(consumer, window.start + here, window.blocks[here])]
             reads.append(window.start + here)
             ids.append(window.blocks[here])
             due.append(np.asarray(window.seconds + window.period * here, np.float64))
