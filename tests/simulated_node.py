@@ -17,7 +17,7 @@ import numpy as np
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.simulated_tiers import SimulatedTier
-from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
+from cachefs.planning.prefetch.fetch_plan import Batch, FetchLimits, FetchPlan
 from cachefs.planning.prefetch.latency import Latency
 from cachefs.planning.prefetch.lookahead import Upcoming
 from cachefs.planning.sequences.follower import Follower, observe
@@ -98,7 +98,8 @@ class SimulatedNode:
         self.presence.watch(self.space)
         self.state = self.presence.states["space"]
         self.keys = self.space.keys(np.arange(files))
-        self.tier = SimulatedTier(Clairvoyant(self.plan), capacity * SIZE)
+        self.policy = Clairvoyant(self.plan)
+        self.tier = SimulatedTier(self.policy, capacity * SIZE)
         self.slots = 48
         limits = FetchLimits(2.0, 1 << 30, 512 << 20, self.slots)
         self.fetches = FetchPlan(self.plan, self.presence, limits, self.clock.now)
@@ -178,14 +179,16 @@ class SimulatedNode:
         fetches.look_again(now, self.fetched * SIZE)
         full = self.tier.free < SIZE + (self.tier_capacity >> 6)
         self._start(fetches.for_free_room(0 if full else self.tier.free), "room")
-        margin = max((job.position.margin if job.position else REPORT_SECONDS for job in self.jobs), default=0.0)
+        margin = max((job.position.margin(now) if job.position else REPORT_SECONDS for job in self.jobs), default=0.0)
         window = fetches.window(margin, self.latency, now)
-        for rule, batch in (("window", fetches.for_window(window)), ("backlog", fetches.for_backlog(window))):
-            if batch is not None:
-                room = self.tier.free + self.tier._policy.replaceable(batch.key)
-                room -= SIZE if rule == "backlog" else 0
-                self._start(fetches.fitting(batch.blocks, room), rule)
+        self._start_evicting(fetches.for_window(window), 0, "window")
+        self._start_evicting(fetches.for_backlog(window), SIZE, "backlog")
         fetches.note_idle()
+
+    def _start_evicting(self, batch: Batch | None, spared: int, rule: str) -> None:
+        if batch is not None:
+            room = self.tier.free + self.policy.replaceable(batch.key) - spared
+            self._start(self.fetches.fitting(batch.blocks, room), rule)
 
     @property
     def tier_capacity(self) -> int:
@@ -331,7 +334,7 @@ class SimulatedJobRun:
             observe(followed, ids)
             now = node.clock.now
             self.position.follower.rate.measure(now, self._waited, self.loader.workers)
-            node.fetches.late(self._late, now)
+            node.fetches.late(self._late, len(self._read), now)
             node.wake()
         self._read, self._late, self._waited = [], [], 0.0
         node.clock.at(node.clock.now + REPORT_SECONDS, self._report)

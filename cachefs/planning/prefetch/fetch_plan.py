@@ -81,6 +81,7 @@ class FetchPlan:
         self._pauses = Pauses()
         self._learned = LearnedWindow(limits.stall_worth)
         self._window = 0.0  # seconds, as it was asked for last
+        self._is_full = False  # only then does the window bound what is fetched
         self._price, self._priced = 0.0, -math.inf  # of a second of window, and when it was found out
         self._looked = -math.inf  # when blocks were looked at again
 
@@ -97,7 +98,7 @@ class FetchPlan:
         self._some_time.rewind()
         self._pauses.end(now)
         self._bandwidth.measure(delivered, now)
-        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value)
+        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value, self._window)
         self._in_time.rewind()
 
     def window(self, margin: float, latency: Latency, now: float) -> float:
@@ -109,14 +110,16 @@ class FetchPlan:
         self._window = min(LONGEST_WINDOW, expected + self._learned.extra(now))
         return self._window
 
-    def late(self, waits: Sequence[float], now: float) -> None:
-        """Reads of planned blocks have waited so many seconds each, for their blocks to come from an origin."""
-        if waits and self._bandwidth.has_more:
-            self._learned.late(waits, self._window, self._cost(now), now)
+    def late(self, waits: Sequence[float], reads: int, now: float) -> None:
+        """Of so many reads of planned blocks, some have waited so many seconds each, for their blocks to come from an
+        origin."""
+        if self._is_full and self._bandwidth.has_more:
+            self._learned.late(waits, reads, self._window, self._cost(now), now)
 
     def for_free_room(self, free: int) -> list[Upcoming]:
         """Blocks for *free* bytes of the tiers, from which what is in flight is still to be taken."""
         free -= self._bytes_in_flight
+        self._is_full = free <= 0
         return self._choose(self._some_time, math.inf, free) if free > 0 else []
 
     def for_window(self, window: float) -> Batch | None:

@@ -61,11 +61,12 @@ class ReadRate:
         if span < SHORTEST_SPAN or self._done == since.done:
             return
         self.value = (self._done - since.done) / span
-        share = (self._waited - since.waited) / max(1, readers) / span
+        share = self._waiting(since, now, readers)
         if share < HARDLY:
             first = self._marks[0]
-            steady = (self._done - first.done) / (now - first.when)
-            self._pace = max(steady, self._pace * 0.5 ** ((now - before) / RATE_HALF_LIFE))
+            steady = self._waiting(first, now, readers) < HARDLY
+            pace = (self._done - first.done) / (now - first.when) if steady else self.value
+            self._pace = max(pace, self._pace * 0.5 ** ((now - before) / RATE_HALF_LIFE))
             self.demand = self._pace
             return
         unhindered = self.value / max(LEAST_BUSY, 1 - share)
@@ -73,3 +74,7 @@ class ReadRate:
             self._pace *= 2.0 ** ((now - before) / GROWTH_SECONDS)
             unhindered = min(unhindered, self._pace)
         self.demand = max(self.value, unhindered)
+
+    def _waiting(self, since: _Mark, now: float, readers: int) -> float:
+        """The part of the time since then for which the readers have waited."""
+        return (self._waited - since.waited) / max(1, readers) / (now - since.when)

@@ -309,7 +309,8 @@ class JobRegistry:
     def margin(self) -> float:
         """Seconds by which some reader may be ahead of its place in the plan, see `Position.margin`."""
         positions = (consumer.position for consumer in self._consumers.values())
-        return max((one.margin if one is not None else REPORT_SECONDS for one in positions), default=0.0)
+        now = time.monotonic()
+        return max((one.margin(now) if one is not None else REPORT_SECONDS for one in positions), default=0.0)
 
     def fetched(self, key: str, size: int) -> None:
         """*size* bytes were fetched ahead for the consumer *key*."""
