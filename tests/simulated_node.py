@@ -179,8 +179,8 @@ class SimulatedNode:
         fetches.look_again(now, self.fetched * SIZE)
         full = self.tier.free < SIZE + (self.tier_capacity >> 6)
         self._start(fetches.for_free_room(0 if full else self.tier.free), "room")
-        margin = max((job.position.margin(now) if job.position else REPORT_SECONDS for job in self.jobs), default=0.0)
-        window = fetches.window(margin, self.latency, now)
+        margins = {job.name: job.position.margin(now) for job in self.jobs if job.position is not None}
+        window = fetches.window(margins, self.latency, now)
         self._start_evicting(fetches.for_window(window), 0, "window")
         self._start_evicting(fetches.for_backlog(window), SIZE, "backlog")
         fetches.note_idle()

@@ -28,6 +28,8 @@ from cachefs.planning.sequences.plan import Plan
 # Seconds ahead of the readers within which, at most, other blocks are evicted for what is fetched. Only a backlog may
 # ask for more.
 LONGEST_WINDOW: Final = 60.0
+# Seconds after something was published, or a consumer was found elsewhere, in which late reads teach nothing.
+SETTLED: Final = 3.0
 # Seconds after which blocks that were evicted, refused or failed are looked at again.
 LOOK_AGAIN: Final = 1.0
 
@@ -84,6 +86,7 @@ class FetchPlan:
         self._is_full = False  # only then does the window bound what is fetched
         self._price, self._priced = 0.0, -math.inf  # of a second of window, and when it was found out
         self._looked = -math.inf  # when blocks were looked at again
+        self._version, self._planned = plan.version, -math.inf  # of the plan, and when it was seen to change
 
     # --- what to fetch ------------------------------------------------------------------------------------------------
 
@@ -95,25 +98,30 @@ class FetchPlan:
         if now - self._looked <= LOOK_AGAIN:
             return
         self._looked = now
+        if self._version != self._plan.version:
+            self._version, self._planned = self._plan.version, now
         self._some_time.rewind()
         self._pauses.end(now)
         self._bandwidth.measure(delivered, now)
         self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value, self._window)
         self._in_time.rewind()
 
-    def window(self, margin: float, latency: Latency, now: float) -> float:
+    def window(self, margins: Mapping[str, float], latency: Latency, now: float) -> float:
         """Seconds ahead of the readers within which other blocks are evicted for what is fetched.
 
-        margin: seconds by which readers may be ahead of where the plan has them; latency: of fetches, of late.
+        margins: by consumer, seconds by which it may be ahead of where the plan has it, which come on top of that;
+        latency: of fetches, of late.
         """
-        expected = margin + self._limits.safety * (latency.mean + 2 * latency.deviation)
+        self._soon.margins = self._in_time.margins = margins
+        expected = self._limits.safety * (latency.mean + 2 * latency.deviation)
         self._window = min(LONGEST_WINDOW, expected + self._learned.extra(now))
         return self._window
 
     def late(self, waits: Sequence[float], reads: int, now: float) -> None:
         """Of so many reads of planned blocks, some have waited so many seconds each, for their blocks to come from an
         origin."""
-        if self._is_full and self._bandwidth.has_more:
+        since = now - self._planned  # what was not planned for long came late whatever the window
+        if self._is_full and self._bandwidth.has_more and since > max(SETTLED, self._window):
             self._learned.late(waits, reads, self._window, self._cost(now), now)
 
     def for_free_room(self, free: int) -> list[Upcoming]:

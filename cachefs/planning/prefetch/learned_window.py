@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Final
 
 # Seconds after the last late read when the window begins to narrow.
-QUIET: Final = 60.0
+QUIET: Final = 20.0
 # Seconds in which it then narrows by half.
-HALF_LIFE: Final = 60.0
+HALF_LIFE: Final = 30.0
 # Seconds over which stalls are set against what a wider window costs.
 PERIOD: Final = 60.0
 # Of so many reads one may come late: latencies have long tails, and blocks fetched earlier cost bytes.

@@ -17,11 +17,11 @@ PACE_SECONDS: Final = 10.0
 # A pace that was reached is taken for possible for this long, though it may have become invisible since.
 RATE_HALF_LIFE: Final = 10.0
 # A pace that was reached may double in this time, for who waits for all of it.
-GROWTH_SECONDS: Final = 10.0
+GROWTH_SECONDS: Final = 30.0
 # Over less than this many seconds a rate says nothing.
 SHORTEST_SPAN: Final = 0.2
 # Who waits nearly always is taken to be busy for this part of the time.
-LEAST_BUSY: Final = 0.1
+LEAST_BUSY: Final = 0.5
 # Who waits for less than this part of the time reads as fast as it wants.
 HARDLY: Final = 0.1
 
