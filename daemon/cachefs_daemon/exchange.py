@@ -66,7 +66,8 @@ class Listeners:
     audiences: JobAudiences
     pushers: Pushers
     pace: Pace  # is woken, as there may be something to fetch ahead
-    late: Callable[[Sequence[float], float], None]  # is told how long reads have waited for blocks that were planned
+    # Is told how long reads of planned blocks have waited, of how many such reads, and the time.
+    late: Callable[[Sequence[float], int, float], None]
 
 
 class Exchange:
@@ -91,7 +92,7 @@ class Exchange:
             pages = self._pushers.pages_of(report.id)
             now = time.monotonic()
             observed = self._attribution.on_reads(report.accessed, report.stalls, now, pages)
-            self._late(observed.late, now)
+            self._late(observed.late, sum(observed.own_reads.values()), now)
             self._audiences.note(report.id, observed.own_reads)
             self._pushers.on_reads(report.id, report.accessed, observed.tripped)
             self._pace.wake()
