@@ -22,7 +22,7 @@ from cachefs.planning.prefetch.latency import Latency
 from cachefs.planning.prefetch.lookahead import Upcoming
 from cachefs.planning.sequences.follower import Follower, observe
 from cachefs.planning.sequences.plan import Plan
-from cachefs.planning.sequences.position import REPORT_READS, REPORT_SECONDS, Position
+from cachefs.planning.sequences.position import REPORT_SECONDS, Position
 from tests.simulated import space_of
 
 SIZE = 110_000

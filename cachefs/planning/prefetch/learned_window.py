@@ -58,6 +58,7 @@ class LearnedWindow:
         waits = [wait for wait in waits if wait >= _SHORTEST]
         if not self._count(reads, len(waits), now) or not waits:
             return
+        self._late = 0.0  # what has widened it once does not widen it again
         wider = sum(waits) / len(waits)
         if now < self._settled:
             wider -= self._step  # so much has been done about it

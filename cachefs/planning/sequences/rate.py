@@ -7,6 +7,7 @@ second and whose loaders sometimes waited were taken to read 500 to 1,000: block
 evicted, far too early.
 """
 
+import math
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
@@ -15,7 +16,7 @@ RATE_SECONDS: Final = 3.0
 # A pace is that of so many seconds: a loader reads its whole depth at once as an epoch begins, and as much less before.
 PACE_SECONDS: Final = 10.0
 # A pace that was reached is taken for possible for this long, though it may have become invisible since.
-RATE_HALF_LIFE: Final = 10.0
+RATE_HALF_LIFE: Final = 5.0
 # A pace that was reached may double in this time, for who waits for all of it.
 GROWTH_SECONDS: Final = 30.0
 # Over less than this many seconds a rate says nothing.
@@ -42,6 +43,7 @@ class ReadRate:
         self._done = 0  # reads so far
         self._waited = 0.0  # seconds so far
         self._marks: list[_Mark] = []  # of the last seconds
+        self._began = math.inf  # when it was first measured
 
     def count(self, reads: int) -> None:
         """So many more reads are done."""
@@ -52,6 +54,7 @@ class ReadRate:
         have waited since the last call."""
         self._waited += waited
         before = self._marks[-1].when if self._marks else now
+        self._began = min(self._began, now)
         self._marks.append(_Mark(now, self._done, self._waited))
         while len(self._marks) > 2 and now - self._marks[1].when >= PACE_SECONDS:
             del self._marks[0]
@@ -64,10 +67,11 @@ class ReadRate:
         share = self._waiting(since, now, readers)
         if share < HARDLY:
             first = self._marks[0]
-            steady = self._waiting(first, now, readers) < HARDLY
-            pace = (self._done - first.done) / (now - first.when) if steady else self.value
-            self._pace = max(pace, self._pace * 0.5 ** ((now - before) / RATE_HALF_LIFE))
-            self.demand = self._pace
+            # A loader begins with a burst, or after a pause in which its workers start.
+            settled = now - self._began >= 2 * PACE_SECONDS and self._waiting(first, now, readers) < HARDLY
+            pace = (self._done - first.done) / (now - first.when) if settled else self.value
+            self.demand = max(pace, self._pace * 0.5 ** ((now - before) / RATE_HALF_LIFE))
+            self._pace = self.demand if span >= RATE_SECONDS else 0.0
             return
         unhindered = self.value / max(LEAST_BUSY, 1 - share)
         if self._pace:

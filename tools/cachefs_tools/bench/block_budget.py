@@ -70,7 +70,7 @@ def cases(shape: Shape) -> list[Case]:
 
 def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds: float) -> dict[str, Any]:
     """The figures of one case, measured for so many seconds at most; *work* is an empty directory."""
-    with _node(work, server, case) as node, _job(work, node, shape):
+    with node_of(work, server, case) as node, reading_job(work, node, shape, _EPOCHS):
         _wait_for(node, case.before)
         pid = _status(node).pid
         cpu, before, began = _thread_seconds(pid), _status(node).fetched_blocks, time.monotonic()
@@ -92,7 +92,8 @@ def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds:
 
 
 @contextmanager
-def _node(work: Path, server: OriginServer, case: Case) -> Iterator[ScratchNode]:
+def node_of(work: Path, server: OriginServer, case: Case) -> Iterator[ScratchNode]:
+    """A new, empty node with the dataset mounted at *work*/mnt."""
     with (
         memory_directory("cachefs-bench-") as memory,
         daemon(work, memory, case.settings, server.account) as node,
@@ -104,11 +105,11 @@ def _node(work: Path, server: OriginServer, case: Case) -> Iterator[ScratchNode]
 
 
 @contextmanager
-def _job(work: Path, node: ScratchNode, shape: Shape) -> Iterator[None]:
-    """A job that reads without a pause, and has published what."""
+def reading_job(work: Path, node: ScratchNode, shape: Shape, epochs: int) -> Iterator[None]:
+    """A job that reads without a pause, and has published what. It reports its epochs to *work*/job.jsonl."""
     command = [
         *WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.plain_job", str(work / "mnt"),
-        "--report", str(work / "job.jsonl"), "--epochs", str(_EPOCHS), "--batch-size", str(shape.batch_size),
+        "--report", str(work / "job.jsonl"), "--epochs", str(epochs), "--batch-size", str(shape.batch_size),
         "--workers", str(shape.workers), "--prefetch", str(shape.prefetch), "--seed", "0",
         "--demand", str(shape.demand), "--batches", "0", "--keep-pages",
     ]  # fmt: skip
@@ -121,7 +122,7 @@ def _job(work: Path, node: ScratchNode, shape: Shape) -> Iterator[None]:
             env={**os.environ, SOCKET_VARIABLE: str(node.socket)},
         )
     try:
-        spec = SamplerSpec(kind="numpy", size=shape.files, seed=0, epochs=_EPOCHS)
+        spec = SamplerSpec(kind="numpy", size=shape.files, seed=0, epochs=epochs)
         publication = JobPublish(
             job="bench", dataset=DATASET, spec=spec, map=SampleMap(kind="tree"), workers=shape.workers,
             batch_size=shape.batch_size, prefetch=shape.prefetch, pid=process.pid, source="cachefs-bench",

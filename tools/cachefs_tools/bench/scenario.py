@@ -100,7 +100,8 @@ class Scenario:
 
 
 def preset(name: str, base: Scenario) -> list[Scenario]:
-    """The runs of a preset. They have the shape, loader and latency of *base*."""
+    """The runs of a preset, all over one dataset. They have the loader and latency of *base*, and its shape, but for
+    what the preset says."""
     return list(_PRESETS[name](base))
 
 
@@ -171,8 +172,15 @@ def _wrong_sequences(base: Scenario) -> Iterator[Scenario]:
     yield replace(hasty, title="the same, not published", publishing=Publishing.NONE)
 
 
+def _fast_reader(base: Scenario) -> Iterator[Scenario]:
+    """The accelerator takes ten times as many samples per second, and the dataset is four times as large."""
+    shape = replace(base.shape, files=4 * base.shape.files, demand=10 * base.shape.demand)
+    yield from _published_and_not(replace(base, shape=shape), 1.5)
+
+
 _PRESETS: Final = {
     "m1": _fast_origin, "m2": _slow_origin, "m3": _small_tiers, "m4": _two_jobs, "m5": _wrong_sequences,
+    "fast": _fast_reader,
 }  # fmt: skip
 PRESETS: Final = tuple(_PRESETS)
 
