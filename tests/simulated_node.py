@@ -8,11 +8,12 @@ import heapq
 import itertools
 import math
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from cachefs_tools.bench.bounds import belady_reads
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
@@ -88,7 +89,7 @@ class _Flight:
 
 
 class SimulatedNode:
-    """files: of the dataset; capacity: of them, that the tier holds."""
+    """It has one tier and one mount. Several jobs read the same dataset, each in an order of its own."""
 
     def __init__(self, files: int, capacity: int, origin: SimulatedOrigin, loaders: list[SimulatedLoader]) -> None:
         self.clock = Clock()
@@ -107,10 +108,9 @@ class SimulatedNode:
         self.fetched = 0
         self.refused = 0
         self.flights: dict[int, _Flight] = {}
-        self.late_by_rule: Counter[str] = Counter()
-        self.idle_link = 0.0
+        self.idle_link = 0.0  # seconds for which the origin could have delivered more
+        self.news = True  # for the prefetcher
         self._origin, self._random, self._free = origin, random.Random(1), -math.inf
-        self._news = True
         self.jobs = [SimulatedJobRun(self, f"job{number}", number, one) for number, one in enumerate(loaders)]
 
     def run(self) -> "SimulatedNode":
@@ -160,41 +160,38 @@ class SimulatedNode:
                 self.fetches.refused(flight.ahead, self.clock.now)
         for landed in flight.waiting:
             landed()
-        self._news = True
+        self.news = True
 
     # --- the prefetcher -------------------------------------------------------------------------------------------
-
-    def wake(self) -> None:
-        self._news = True
 
     def _step(self) -> None:
         if not self.plan.is_empty:
             self._prefetch()
-        pause = FASTEST if self._news else SLOWEST
-        self._news = False
+        pause = FASTEST if self.news else SLOWEST
+        self.news = False
         self.clock.at(self.clock.now + pause, self._step)
 
     def _prefetch(self) -> None:
         fetches, now = self.fetches, self.clock.now
         fetches.look_again(now, self.fetched * SIZE)
         full = self.tier.free < SIZE + (self.tier_capacity >> 6)
-        self._start(fetches.for_free_room(0 if full else self.tier.free), "room")
+        self._start(fetches.for_free_room(0 if full else self.tier.free))
         margins = {job.name: job.position.margin(now) for job in self.jobs if job.position is not None}
         window = fetches.window(margins, self.latency, now)
-        self._start_evicting(fetches.for_window(window), 0, "window")
-        self._start_evicting(fetches.for_backlog(window), SIZE, "backlog")
+        self._start_evicting(fetches.for_window(window), 0)
+        self._start_evicting(fetches.for_backlog(window), SIZE)
         fetches.note_idle()
 
-    def _start_evicting(self, batch: Batch | None, spared: int, rule: str) -> None:
+    def _start_evicting(self, batch: Batch | None, spared: int) -> None:
         if batch is not None:
             room = self.tier.free + self.policy.replaceable(batch.key) - spared
-            self._start(self.fetches.fitting(batch.blocks, room), rule)
+            self._start(self.fetches.fitting(batch.blocks, room))
 
     @property
     def tier_capacity(self) -> int:
         return self.tier.free + sum(self.tier.sizes.values())
 
-    def _start(self, blocks: list[Upcoming], rule: str) -> None:
+    def _start(self, blocks: list[Upcoming]) -> None:
         self.fetches.started(blocks)
         for one in blocks:
             if one.number in self.flights:
@@ -335,14 +332,12 @@ class SimulatedJobRun:
             now = node.clock.now
             self.position.follower.rate.measure(now, self._waited, self.loader.workers)
             node.fetches.late(self._late, len(self._read), now)
-            node.wake()
+            node.news = True
         self._read, self._late, self._waited = [], [], 0.0
         node.clock.at(node.clock.now + REPORT_SECONDS, self._report)
 
 
 def bytes_over_belady(node: SimulatedNode, capacity: int) -> float:
     """What was fetched, beside what Belady's MIN would have fetched for the batches in the order in which they came."""
-    from cachefs_tools.bench.bounds import belady_reads
-
     delivered = sorted(itertools.chain.from_iterable(job.delivered for job in node.jobs), key=lambda one: one[0])
     return node.fetched / belady_reads(np.concatenate([blocks for _, blocks in delivered]), capacity)
