@@ -93,6 +93,13 @@ def test_the_margin_is_what_was_read_since_the_last_report() -> None:
     observe([follower], np.array([0, 1, 5], np.int32))
     assert follower.span == 4
     assert position.margin(NOW) == pytest.approx((REPORT_SECONDS * 100 + 4 + 4) / 100)
+    follower.rate.value = 100.0
+    assert position.margin(NOW) == pytest.approx((REPORT_SECONDS * 100 + 4 + 4) / 100)
+    assert position.margin(NOW + 0.2) == pytest.approx((REPORT_SECONDS * 100 + 4 + 20) / 100, abs=0.011), (
+        "it may have read on"
+    )
+    assert position.margin(NOW + 9) == pytest.approx((REPORT_SECONDS * 100 + 4 + 50) / 100), "as far as its loader goes"
+    follower.rate.value = 0.0
     follower.rate.demand = 1e6
     assert position.margin(NOW) == pytest.approx((REPORT_READS + 4 + 4) / 1e6)
     follower.following = False
