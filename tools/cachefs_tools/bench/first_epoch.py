@@ -13,15 +13,15 @@ from cachefs.errors import CachefsError
 from cachefs_tools.bench import block_budget
 from cachefs_tools.bench.block_budget import Case
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
-from cachefs_tools.bench.scenario import Shape
-from cachefs_tools.bench.training_loop import EpochReport, read_report
+from cachefs_tools.bench.scenario import Loader, Publishing, Scenario, Shape, TrainingJob
+from cachefs_tools.bench.started_job import started_job
+from cachefs_tools.bench.training_loop import read_report
 from cachefs_tools.scratch_node import memory_directory
 
 # Files that the download gets at once: as many as the daemon has connections for reading ahead.
 PARALLEL: Final = 48
 # Seconds after which a reader or a download is taken to hang.
 _LONGEST: Final = 900.0
-_POLL_SECONDS: Final = 0.05
 
 
 def measure(work: Path, endpoint: str | None, shape: Shape, turns: int) -> dict[str, Any]:
@@ -42,21 +42,19 @@ def measure(work: Path, endpoint: str | None, shape: Shape, turns: int) -> dict[
 
 def _read(work: Path, server: OriginServer, shape: Shape, case: Case) -> float:
     """Samples per second of the epoch. Raises CachefsError where some are wrong."""
-    with block_budget.node_of(work, server, case) as node, block_budget.reading_job(work, node, shape, epochs=1):
-        epoch = _reported(work / "job.jsonl")
+    scenario = Scenario("first epoch", Loader.PLAIN, Publishing.SPEC, shape=shape, keep_pages=True)
+    name = work / "job"
+    with block_budget.node_of(work, server, case) as node, started_job(scenario, TrainingJob(), node, name) as job:
+        try:
+            failed = job.wait(_LONGEST)
+        except subprocess.TimeoutExpired:
+            raise CachefsError(f"the reader did not end within {_LONGEST:.0f} s") from None
+    if failed:
+        raise CachefsError(f"the reader failed: {name.with_suffix('.log').read_text(errors='replace')[-500:].strip()}")
+    (epoch,) = read_report(name.with_suffix(".jsonl"))
     if epoch.damaged or epoch.samples != shape.files:
         raise CachefsError(f"of {shape.files} samples, {epoch.samples} came, and {epoch.damaged} of them were wrong")
     return epoch.samples / (epoch.end - epoch.begin)
-
-
-def _reported(report: Path) -> EpochReport:
-    """The epoch, once the job has reported it."""
-    deadline = time.monotonic() + _LONGEST
-    while not (report.exists() and report.read_bytes().endswith(b"\n")):
-        if time.monotonic() > deadline:
-            raise CachefsError(f"the reader did not end within {_LONGEST:.0f} s; see job.log in {report.parent}")
-        time.sleep(_POLL_SECONDS)
-    return read_report(report)[0]
 
 
 def _download(server: OriginServer, shape: Shape) -> float:
