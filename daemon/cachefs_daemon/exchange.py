@@ -72,7 +72,8 @@ class Listeners:
     audiences: JobAudiences
     pushers: Pushers
     pace: Pace  # is woken, as there may be something to fetch ahead
-    late: Callable[[Sequence[float], float], None]  # is told how long reads have waited for blocks that were planned
+    # Is told how long reads of planned blocks have waited, of how many such reads, and the time.
+    late: Callable[[Sequence[float], int, float], None]
 
 
 @dataclass(slots=True)
@@ -119,7 +120,7 @@ class Exchange:
     def _on_reads(self, mount: str, heard: _Heard) -> None:
         to, now = self._to, time.monotonic()
         observed = to.attribution.on_reads(heard.accessed, heard.stalls, now, to.pushers.pages_of(mount))
-        to.late(observed.late, now)
+        to.late(observed.late, sum(observed.own_reads.values()), now)
         to.audiences.note(mount, observed.own_reads)
         to.pushers.on_reads(mount, heard.accessed, observed.tripped)
         to.pace.wake()

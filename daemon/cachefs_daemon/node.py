@@ -96,7 +96,7 @@ class Node:
         """What runs as long as the daemon, to bring blocks before they are read."""
         config, storage, threads = self.config, self.storage, self.threads
         plan, presence = storage.foresight.plan, storage.foresight.presence
-        readers = Readers(self.jobs.margin, self.jobs.fetched, self.pushers.is_active)
+        readers = Readers(self.jobs.margins, self.jobs.fetched, self.pushers.is_active)
         promotions = PromotionPlan(plan, presence, config.prefetch.memory_ahead)
         return [
             Prefetcher(fetches, pace, self.fetcher, storage.tiering, threads, readers).run,

@@ -41,11 +41,12 @@ class Backlog:
     last: int
 
 
-def find(plan: Plan, states: TierStates, bandwidth: float) -> Backlog | None:
+def find(plan: Plan, states: TierStates, bandwidth: float, lead: float = 0.0) -> Backlog | None:
     """What must be fetched from now on, or None where waiting does no harm yet.
 
     With 8 consumers it takes 15 ms, however much they read. states: by snapshot, the state of each of its blocks
-    (uint8, see Presence.states); bandwidth: bytes per second.
+    (uint8, see Presence.states); bandwidth: bytes per second; lead: seconds before they
+    are due that blocks are to be delivered.
     """
     parts = [part for part in _missing(plan, states) if len(part.due)]
     if not parts or bandwidth <= 0:
@@ -53,7 +54,7 @@ def find(plan: Plan, states: TierStates, bandwidth: float) -> Backlog | None:
     due = np.concatenate([part.due for part in parts])
     order = np.argsort(due, kind="stable")
     sizes = np.concatenate([part.sizes for part in parts])[order]
-    late = np.flatnonzero(due[order] - np.cumsum(sizes) / (_RELIABLE * bandwidth) < 0)
+    late = np.flatnonzero(due[order] - lead - np.cumsum(sizes) / (_RELIABLE * bandwidth) < 0)
     if not len(late):
         return None
     last = int(order[late[-1]])
@@ -85,6 +86,8 @@ def _missing(plan: Plan, states: TierStates) -> Iterator[_Part]:
             reads = np.arange(0, len(window.blocks), stride)
             reads = reads[state[window.blocks[::stride]] == ABSENT]
             blocks = window.blocks[reads]
+            coming = plan.is_coming(consumer, window.start + reads, blocks)
+            reads, blocks = reads[coming], blocks[coming]
             due = np.asarray(window.seconds + window.period * reads, np.float64)
             # Later reads of a block, also by other consumers, find it here.
             first = due <= plan.next_use_of(snapshot, blocks) + 1e-6

@@ -33,9 +33,8 @@ class Bandwidth:
         rate = (total - self._bytes) / max(now - self._since, 1e-3)
         if self._busy and self.value == np.inf:
             self.value = rate
-        elif self._busy:
+        elif self._busy or self.value < rate:
+            # More may land in a second than the origins deliver in one: what was on the way as it began.
             self.value += _SMOOTHING * (rate - self.value)
-        elif self.value < rate:
-            self.value = rate
         self._since, self._bytes = now, total
         self._was_busy, self._busy = self._busy, True

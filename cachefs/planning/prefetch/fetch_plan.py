@@ -28,6 +28,8 @@ from cachefs.planning.sequences.plan import Plan
 # Seconds ahead of the readers within which, at most, other blocks are evicted for what is fetched. Only a backlog may
 # ask for more.
 LONGEST_WINDOW: Final = 60.0
+# Seconds after something was published, or a consumer was found elsewhere, in which late reads teach nothing.
+SETTLED: Final = 3.0
 # Seconds after which blocks that were evicted, refused or failed are looked at again.
 LOOK_AGAIN: Final = 1.0
 
@@ -80,8 +82,10 @@ class FetchPlan:
         self._pauses = Pauses()
         self._learned = LearnedWindow(limits.stall_worth)
         self._window = 0.0  # seconds, as it was asked for last
+        self._is_full = False  # only then does the window bound what is fetched
         self._price, self._priced = 0.0, -math.inf  # of a second of window, and when it was found out
         self._looked = -math.inf  # when blocks were looked at again
+        self._version, self._planned = plan.version, -math.inf  # of the plan, and when it was seen to change
 
     # --- what to fetch ------------------------------------------------------------------------------------------------
 
@@ -93,29 +97,36 @@ class FetchPlan:
         if now - self._looked <= LOOK_AGAIN:
             return
         self._looked = now
+        if self._version != self._plan.version:
+            self._version, self._planned = self._plan.version, now
         self._some_time.rewind()
         self._pauses.end(now)
         self._bandwidth.measure(delivered, now)
-        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value)
+        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value, self._window)
         self._in_time.rewind()
 
-    def window(self, margin: float, latency: Latency, now: float) -> float:
+    def window(self, margins: Mapping[str, float], latency: Latency, now: float) -> float:
         """Seconds ahead of the readers within which other blocks are evicted for what is fetched.
 
-        margin: seconds by which readers may be ahead of where the plan has them; latency: of fetches, of late.
+        margins: by consumer, seconds by which it may be ahead of where the plan has it, which come on top of that;
+        latency: of fetches, of late.
         """
-        expected = margin + self._limits.safety * (latency.mean + 2 * latency.deviation)
+        self._soon.margins = self._in_time.margins = margins
+        expected = self._limits.safety * (latency.mean + 2 * latency.deviation)
         self._window = min(LONGEST_WINDOW, expected + self._learned.extra(now))
         return self._window
 
-    def late(self, waits: Sequence[float], now: float) -> None:
-        """Reads of planned blocks have waited so many seconds each, for their blocks to come from an origin."""
-        if waits and self._bandwidth.has_more:
-            self._learned.late(waits, self._window, self._cost(now), now)
+    def late(self, waits: Sequence[float], reads: int, now: float) -> None:
+        """Of so many reads of planned blocks, some have waited so many seconds each, for their blocks to come from an
+        origin."""
+        since = now - self._planned  # what was not planned for long came late whatever the window
+        if self._is_full and self._bandwidth.has_more and since > max(SETTLED, self._window):
+            self._learned.late(waits, reads, self._window, self._cost(now), now)
 
     def for_free_room(self, free: int) -> list[Upcoming]:
         """Blocks for *free* bytes of the tiers, from which what is in flight is still to be taken."""
         free -= self._bytes_in_flight
+        self._is_full = free <= 0
         return self._choose(self._some_time, math.inf, free) if free > 0 else []
 
     def for_window(self, window: float) -> Batch | None:
@@ -172,17 +183,7 @@ class FetchPlan:
         if found and found[0].size > room:
             lookahead.rewind()  # it is to be given again
             return []
-        return self._unread(found)
-
-    def _unread(self, found: Sequence[Upcoming]) -> list[Upcoming]:
-        """Without blocks that were read before their turn: their next read is later than it seems."""
-        kept: list[Upcoming] = []
-        for snapshot, group in itertools.groupby(found, key=lambda one: one.snapshot):
-            blocks = list(group)
-            ids = np.array([one.number for one in blocks], np.int32)
-            due = self._plan.next_use_of(snapshot, ids)
-            kept += [one for one, seconds in zip(blocks, due.tolist(), strict=True) if seconds <= one.seconds + 1e-6]
-        return kept
+        return found
 
     def _batch(self, chosen: list[Upcoming], snapshot: str, last: int) -> Batch | None:
         space = self._plan.spaces.get(snapshot)

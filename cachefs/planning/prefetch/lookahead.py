@@ -5,7 +5,7 @@ see. With 8 consumers and 1.3 million blocks, a call takes 0.07 ms where nothing
 never takes more than 3 ms, since one call looks at a limited number of reads.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -68,6 +68,8 @@ class Lookahead:
         """wanted: the state of the blocks it looks for (see cachefs.planning.blocks.presence)."""
         self._plan = plan
         self._wanted = wanted
+        # By consumer: seconds by which it may be ahead of its place in the plan. None where it is not named.
+        self.margins: Mapping[str, float] = {}
         # By consumer: its generation (see Plan.generation) when it was looked at, and the read up to which it was.
         self._looked: dict[str, tuple[tuple[str, int], int]] = {}
 
@@ -102,12 +104,17 @@ class Lookahead:
         ids: list[Ids] = []
         due: list[npt.NDArray[np.float64]] = []
         count, seen, look = 0, 0, _FIRST_LOOK
+        margin = self.margins.get(consumer, 0.0)
         while count < blocks and seen < _MOST_LOOKS and (window := self._plan.window(consumer, end, look)) is not None:
-            near = int(min(len(window.blocks), max(0.0, (seconds - window.seconds) / window.period + 1)))
+            first = window.seconds - margin
+            near = int(min(len(window.blocks), max(0.0, (seconds - first) / window.period + 1)))
             here = np.flatnonzero(state[window.blocks[:near]] == self._wanted)
+            # What workers have read ahead of the others is evicted soon, and is not wanted again: it would take the
+            # places of what is. In a job with 4 workers all of them: nothing was fetched for a second.
+            here = here[self._plan.is_coming(consumer, window.start + here, window.blocks[here])]
             reads.append(window.start + here)
             ids.append(window.blocks[here])
-            due.append(np.asarray(window.seconds + window.period * here, np.float64))
+            due.append(np.asarray(first + window.period * here, np.float64))
             count += len(here)
             seen += near
             end = window.start + near

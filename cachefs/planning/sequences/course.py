@@ -119,6 +119,12 @@ class Course:
                 return Window(self.origin + index, blocks, (index - position) * period, period)
         return None
 
+    def is_coming(self, reads: npt.NDArray[np.int64], blocks: Ids) -> npt.NDArray[np.bool_]:
+        """Which of some reads, numbered as in `window`, are still to come: shape (n,), bool. Those beyond the position
+        may be done. reads: shape (n,), int64; blocks: the block of each, shape (n,), int32."""
+        coming: npt.NDArray[np.bool_] = self.now.next_read[blocks] <= reads - self.origin
+        return coming
+
     def set_rate(self, rate: float) -> None:
         """*rate*: reads per second; 0: as before."""
         if rate > 0 and rate != self.now.rate:

@@ -29,6 +29,8 @@ from cachefs.planning.sequences.visibility import Visibility
 # Reads that are judged together; into how many parts a report is cut at most.
 CHUNK: Final = 32
 MAX_CHUNKS: Final = 16
+# Parts of reports after which a read that fitted nobody is forgotten: as many as a mount has workers, or about so.
+STRAY_CHUNKS: Final = 4
 # How far back a read may be that is late, in reads of different blocks.
 BEHIND: Final = 64
 # In a short epoch a read from anywhere may lie a little ahead of the consumer by chance. So the next four limit what
@@ -101,6 +103,32 @@ class _Front:
         return floor + run
 
 
+class _Strays:
+    """The latest reads that fit nobody. A mount's workers report one after the other, so a part of a batch may come
+    before what was read before it, and fits only then. Where such a read was lost, its consumer's position stayed there
+    for as many reads as its loader may be ahead by: 1.7 s at a time."""
+
+    __slots__ = ("_ages", "ids")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.ids = np.zeros(0, np.int32)  # the blocks that were read
+        self._ages = np.zeros(0, np.int64)  # how many times something was added since each of them
+
+    def add(self, ids: Ids) -> None:
+        """These fit nobody either; those that were added long ago are forgotten."""
+        if len(ids) or len(self.ids):
+            kept = self._ages < STRAY_CHUNKS
+            self.ids = np.concatenate([self.ids[kept], ids])
+            self._ages = np.concatenate([self._ages[kept] + 1, np.zeros(len(ids), np.int64)])
+
+    def drop(self, found: npt.NDArray[np.bool_]) -> None:
+        """Somebody's are these after all. found: shape (strays,), bool."""
+        self.ids, self._ages = self.ids[~found], self._ages[~found]
+
+
 class Follower:
     """Follows one consumer of a plan, which must know an epoch of it."""
 
@@ -124,6 +152,7 @@ class Follower:
         self._plan = plan
         self._own = own
         self._front = _Front()
+        self._strays = _Strays()
         self._far = FarOnes()
         self._said = (0, 0)  # the place it has named last
 
@@ -189,7 +218,19 @@ class Follower:
         if mine.any() and self.following:
             self.begun = True
             self._advance(claim.reads[mine], claim.gaps[mine] <= self._step(self._here))
+            self._claim_strays()
+        if self.batch > 1:  # else whatever is near enough fits at once
+            self._strays.add(ids[unattributed & ~mine])
         self._judge()
+
+    def _claim_strays(self) -> None:
+        """Take those of the strays for the consumer's that fit by now."""
+        strays = self._strays.ids
+        if len(strays):
+            again = self.claim(strays)
+            if again.mine.any():
+                self._strays.drop(again.mine)
+                self._advance(again.reads[again.mine], again.gaps[again.mine] <= self._step(self._here))
 
     def on_heartbeat(self, epoch: int, position: int) -> None:
         """The consumer says that it has done *position* reads of *epoch*. Its loader may have read further."""
@@ -302,6 +343,7 @@ class Follower:
         """length: reads of the one before, which are all done."""
         self.rate.count(max(0, length - self._front.high))
         self._front.restart(0)
+        self._strays.clear()
         self._move(epoch, 0)
 
     def _move(self, epoch: int, position: int) -> None:
@@ -309,6 +351,7 @@ class Follower:
 
     def _jump(self, epoch: int, position: int) -> None:
         self._front.restart(position)
+        self._strays.clear()
         self.evidence.clear()
         self._move(epoch, position)
 

@@ -248,6 +248,12 @@ class Plan:
         course = self._courses.get(consumer)
         return course.window(start, count) if course is not None and not course.suspended else None
 
+    def is_coming(self, consumer: str, reads: npt.NDArray[np.int64], blocks: Ids) -> npt.NDArray[np.bool_]:
+        """Which of some reads, numbered as in `window`, are still to come: shape (n,), bool. Of those beyond the
+        consumer's position, its loader's workers have done some early. reads: shape (n,), int64; blocks: the block of
+        each, shape (n,), int32. Raises KeyError."""
+        return self._courses[consumer].is_coming(reads, blocks)
+
     def generation(self, consumer: str) -> tuple[str, int]:
         """The consumer's snapshot, and a number that changes when it does not simply read on: read positions that were
         looked at before mean nothing then. Raises KeyError."""

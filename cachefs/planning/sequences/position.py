@@ -35,15 +35,16 @@ class Position:
         """The consumer has said where it is."""
         self._heard = now
 
-    @property
-    def margin(self) -> float:
+    def margin(self, now: float) -> float:
         """Seconds by which it may be ahead of its place in the plan: reads since the last report, the distance between
-        its loader's workers, and the batch that the next of them begins."""
+        its loader's workers, and the batch that the next of them begins. While nothing is seen of it, as between two
+        epochs, it may begin all that its loader has room for."""
         follower = self.follower
         demand = follower.rate.demand
         if not follower.following or demand <= 0:
             return REPORT_SECONDS
-        behind = min(REPORT_SECONDS * demand, REPORT_READS) + follower.span + self._batch_size
+        rested = min(self.unseen(now), follower.reorder_window)
+        behind = min(REPORT_SECONDS * demand, REPORT_READS) + follower.span + max(self._batch_size, rested)
         return behind / demand
 
     def tripwires(self, now: float) -> int:

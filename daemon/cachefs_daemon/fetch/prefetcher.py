@@ -61,7 +61,7 @@ class Prefetcher:
 
     @property
     def _window(self) -> float:
-        return self._plan.window(self._readers.margin(), self._fetcher.latency, _now())
+        return self._plan.window(self._readers.margins(), self._fetcher.latency, _now())
 
     # --- room ---------------------------------------------------------------------------------------------------------
 

@@ -44,5 +44,5 @@ class Promoter:
         self._plan.look_again(asyncio.get_running_loop().time())
         if keys := self._plan.for_free_memory(free[0]):
             await self._threads.ahead(self._blocks.promote, keys)
-        if keys := self._plan.for_page_cache(self._readers.margin()):
+        if keys := self._plan.for_page_cache(max(self._readers.margins().values(), default=0.0)):
             await self._threads.ahead(self._blocks.read_ahead, keys)

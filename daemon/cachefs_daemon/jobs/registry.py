@@ -306,10 +306,11 @@ class JobRegistry:
         """The names by which the plan knows the consumers of running jobs."""
         return self._consumers.keys()
 
-    def margin(self) -> float:
-        """Seconds by which some reader may be ahead of its place in the plan, see `Position.margin`."""
-        positions = (consumer.position for consumer in self._consumers.values())
-        return max((one.margin if one is not None else REPORT_SECONDS for one in positions), default=0.0)
+    def margins(self) -> dict[str, float]:
+        """By key of a consumer, seconds by which it may be ahead of its place in the plan (see `Position.margin`)."""
+        now = time.monotonic()
+        positions = ((key, consumer.position) for key, consumer in self._consumers.items())
+        return {key: one.margin(now) if one is not None else REPORT_SECONDS for key, one in positions}
 
     def fetched(self, key: str, size: int) -> None:
         """*size* bytes were fetched ahead for the consumer *key*."""

@@ -126,7 +126,8 @@ def processes_with(work: Path) -> list[psutil.Process]:
     ("options", "complaint"),
     [(["--size", "20"], "cachefs-bench: a tier would be smaller than one block"),
      (["--endpoint", "http://127.0.0.1:9"], "cachefs-bench: set AWS_ACCESS_KEY_ID to the credentials"),
-     (["--publish", "perhaps"], "'perhaps' is not one of"), (["--preset", "m9"], "'m9' is not one of")],
+     (["--publish", "perhaps"], "'perhaps' is not one of"), (["--preset", "m9"], "'m9' is not one of"),
+     (["--preset", "m3", "--only", "belady"], "no run has 'belady' in its title")],
 )  # fmt: skip
 def test_what_cannot_be_run_is_told_in_a_line(tmp_path: Path, options: list[str], complaint: str) -> None:
     done = subprocess.run(

@@ -18,11 +18,12 @@ from cachefs.errors import CachefsError
 from cachefs.extras import needs_extra
 
 with needs_extra("bench", "cachefs-bench"):
-    from cachefs_tools.bench import metadata, origin_get, planning, reads
+    from cachefs_tools.bench import first_epoch, metadata, origin_get, planning, reads
     from cachefs_tools.bench.block_command import block_command
     from cachefs_tools.bench.listing_command import listing_command
     from cachefs_tools.bench.miss_command import miss_command
     from cachefs_tools.bench.push_command import push_command
+    from cachefs_tools.bench.scenario import Shape
     from cachefs_tools.bench.train_command import train_command
 
 
@@ -98,6 +99,32 @@ def origin_command(directory: Path | None, **load: Any) -> None:
     The daemon's own client runs beside aiobotocore, and beside a client that only receives, which is the limit.
     """
     _print(lambda work: origin_get.measure(work, **load), directory)
+
+
+@main.command("first-epoch")
+@click.option("--files", default=20_000, show_default=True, type=click.IntRange(min=64), help="Number of files.")
+@click.option(
+    "--size", default=110_000, show_default=True, type=click.IntRange(8, 4 << 20), help="Bytes of each file: one block."
+)
+@click.option("--workers", default=8, show_default=True, type=click.IntRange(min=1), help="Threads of the reader.")
+@click.option("--turns", default=3, show_default=True, type=click.IntRange(min=1), help="How often each way runs.")
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="A running S3 server, in which a bucket `cachefs-bench` is made and removed. Its credentials are in "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  [default: a server of rclone is started]",
+)
+@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+def first_epoch_command(
+    files: int, size: int, workers: int, turns: int, endpoint: str | None, directory: Path | None
+) -> None:
+    """Measure a first epoch at full speed, beside a download.
+
+    A published job reads through a mount of an empty node as fast as it can; `rclone copy` gets the same files into a
+    directory. Both keep them in memory, which must have room for them.
+    """
+    shape = Shape(files=files, size=size, epochs=1, workers=workers, demand=1e6)
+    _print(lambda work: first_epoch.measure(work, endpoint, shape, turns), directory)
 
 
 main.add_command(train_command)

@@ -51,7 +51,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class FetchingNode:
     """What is measured."""
 
     client: DaemonClient
@@ -74,7 +74,7 @@ def cases(shape: Shape) -> list[Case]:
 
 def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds: float) -> dict[str, Any]:
     """The figures of one case, measured for so many seconds at most; *work* is an empty directory."""
-    with _node(work, server, case) as node, started_job(_busy(shape), TrainingJob(), node, work / "job"):
+    with node_of(work, server, case) as node, started_job(_busy(shape), TrainingJob(), node, work / "job"):
         _wait_for(node, case.before)
         pid = _status(node).pid
         cpu, before, began = _thread_seconds(pid), _status(node).fetched_blocks, time.monotonic()
@@ -96,7 +96,8 @@ def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds:
 
 
 @contextmanager
-def _node(work: Path, server: OriginServer, case: Case) -> Iterator[_Node]:
+def node_of(work: Path, server: OriginServer, case: Case) -> Iterator[FetchingNode]:
+    """A new, empty node with the dataset listed and mounted."""
     mountpoint = work / "mnt"
     with (
         memory_directory("cachefs-bench-") as memory,
@@ -105,7 +106,7 @@ def _node(work: Path, server: OriginServer, case: Case) -> Iterator[_Node]:
         options = OriginOptions(endpoint_url=server.endpoint, region="us-east-1", addressing_style="path")
         list_dataset(node.client, f"s3://{BUCKET}", options)
         with mounted(DATASET, mountpoint, node.socket, work / "mount.log"):
-            yield _Node(node.client, node.socket, mountpoint)
+            yield FetchingNode(node.client, node.socket, mountpoint)
 
 
 def _busy(shape: Shape) -> Scenario:
@@ -129,7 +130,7 @@ def _sampled(pid: int, stacks: Path) -> Iterator[Path]:
         raise CachefsError(f"py-spy cannot look at the daemon (it takes root, or CAP_SYS_PTRACE): {said}")
 
 
-def _wait_for(node: _Node, blocks: int) -> None:
+def _wait_for(node: FetchingNode, blocks: int) -> None:
     """Wait until so many blocks were fetched, or no more are for a while."""
     seen, deadline = -1, time.monotonic() + _START_SECONDS
     while (now := _status(node).fetched_blocks) < blocks:
@@ -140,7 +141,7 @@ def _wait_for(node: _Node, blocks: int) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _status(node: _Node) -> Status:
+def _status(node: FetchingNode) -> Status:
     return node.client.call(STATUS, Empty())
 
 

@@ -11,7 +11,8 @@ JOB_COLUMNS = (
     "samples\n/s",
     "stalled\ns",
     "by epoch",
-    "fast reads\nafter 1st",
+    "stall after\nepoch 1",
+    "late after\nepoch 1",
     "wrong",
 )
 NODE_COLUMNS = ("on node\nafter 1st", "origin\nMB", "of the\nleast", "busy\ncores")
@@ -47,7 +48,8 @@ def _job_cells(job: dict[str, Any]) -> list[str]:
         f"{job['samples_per_s']:.0f}",
         f"{job['stall_seconds']:.1f}",
         " ".join(f"{epoch['stall_seconds']:.1f}" for epoch in job["epochs"]),
-        f"{100 * job['fast_after_first_batch']:.2f} %",
+        f"{100 * job['stall_after_first_epoch']:.1f} %",
+        f"{100 * job['late_after_first_epoch']:.2f} %",
         str(job["damaged"]),
     ]
 

@@ -100,7 +100,8 @@ class Scenario:
 
 
 def preset(name: str, base: Scenario) -> list[Scenario]:
-    """The runs of a preset. They have the shape, loader and latency of *base*."""
+    """The runs of a preset, all over one dataset. They have the loader and latency of *base*, and its shape, but for
+    what the preset says."""
     return list(_PRESETS[name](base))
 
 
@@ -143,8 +144,11 @@ def _small_tiers(base: Scenario) -> Iterator[Scenario]:
 
 
 def _two_jobs(base: Scenario) -> Iterator[Scenario]:
-    """Two jobs read one dataset in two orders. Half of the dataset fits into the tiers."""
-    jobs = (TrainingJob(seed=1), TrainingJob(seed=2, start=STAGGER))
+    """Two jobs read one dataset in different orders. Half of the dataset fits into the tiers.
+
+    A sampler adds the epoch to its seed, so with seeds 1 and 2 the one would read what the other has read before.
+    """
+    jobs = (TrainingJob(seed=1), TrainingJob(seed=1001, start=STAGGER))
     scenario = replace(_limited(base, 1.5), jobs=jobs, tiers=replace(base.tiers, capacity=0.5))
     yield replace(scenario, title="published", publishing=Publishing.SPEC)
     yield replace(scenario, title="not published")
@@ -168,8 +172,15 @@ def _wrong_sequences(base: Scenario) -> Iterator[Scenario]:
     yield replace(hasty, title="the same, not published", publishing=Publishing.NONE)
 
 
+def _fast_reader(base: Scenario) -> Iterator[Scenario]:
+    """The accelerator takes ten times as many samples per second, and the dataset is four times as large."""
+    shape = replace(base.shape, files=4 * base.shape.files, demand=10 * base.shape.demand)
+    yield from _published_and_not(replace(base, shape=shape), 1.5)
+
+
 _PRESETS: Final = {
     "m1": _fast_origin, "m2": _slow_origin, "m3": _small_tiers, "m4": _two_jobs, "m5": _wrong_sequences,
+    "fast": _fast_reader,
 }  # fmt: skip
 PRESETS: Final = tuple(_PRESETS)
 

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from cachefs_tools.bench import ceiling, scenario, training_run
+from cachefs_tools.bench.busy_cores import busy_cores
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
 from cachefs_tools.bench.report import summary, table
 from cachefs_tools.bench.sample_data import sample_name
@@ -29,6 +30,16 @@ DEFAULT: Final = Shape()
 @click.command("train")
 @click.option(
     "--preset", type=click.Choice(scenario.PRESETS), help="A set of runs that show one thing (see docs/benchmarks.md)."
+)
+@click.option(
+    "--only", multiple=True, help="Of the runs, only those with this in their title; may be given several times."
+)
+@click.option(
+    "--busy",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Processor cores that something else keeps busy meanwhile.",
 )
 @click.option(
     "--loader",
@@ -133,7 +144,13 @@ DEFAULT: Final = Shape()
 )
 @click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
 def train_command(
-    preset: str | None, endpoint: str | None, plot: Path | None, directory: Path | None, **options: Any
+    preset: str | None,
+    only: tuple[str, ...],
+    busy: int,
+    endpoint: str | None,
+    plot: Path | None,
+    directory: Path | None,
+    **options: Any,
 ) -> None:
     """Run training jobs in front of a slow origin.
 
@@ -141,10 +158,13 @@ def train_command(
     """
     base = _base(options)
     runs = scenario.preset(preset, base) if preset else _variants(base, options)
-    with orderly_exit("cachefs-bench"):
+    runs = [one for one in runs if not only or any(part in one.title for part in only)]
+    if not runs:
+        raise click.UsageError(f"no run has {' or '.join(map(repr, only))} in its title")
+    with orderly_exit("cachefs-bench"), busy_cores(busy):
         if plot is not None:
             from cachefs_tools.bench.plot import draw  # here, since matplotlib may be missing, and the runs take long
-        result = _measure(base.shape, runs, endpoint, directory)
+        result = _measure(runs[0].shape, runs, endpoint, directory)
         Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 120).print(table(result["runs"]))
         if plot is not None:
             draw(result, plot)

@@ -92,8 +92,19 @@ def _job_document(scenario: Scenario, job: JobResult) -> dict[str, Any]:
         "samples_per_s": samples / (end - begin),
         "stall_seconds": sum(sum(epoch.waits) for epoch in job.epochs),
         "damaged": sum(epoch.damaged for epoch in job.epochs),
+        **_later_epochs(scenario, job.epochs[1:]),
         "fast_after_first_batch": 1 - slow / later if later else 1.0,
         "epochs": [_epoch_document(scenario, epoch) for epoch in job.epochs],
+    }
+
+
+def _later_epochs(scenario: Scenario, epochs: Sequence[EpochReport]) -> dict[str, float]:
+    """Of the epochs after the first: seconds of stall per second of computing, and the share of slow reads."""
+    samples = sum(epoch.samples for epoch in epochs)
+    stalled = sum(sum(epoch.waits) for epoch in epochs)
+    return {
+        "stall_after_first_epoch": stalled * scenario.shape.demand / samples if samples else 0.0,
+        "late_after_first_epoch": sum(epoch.slow_reads for epoch in epochs) / samples if samples else 0.0,
     }
 
 

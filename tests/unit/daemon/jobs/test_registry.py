@@ -184,7 +184,7 @@ def test_a_consumer_that_fails_does_not_take_others_along(tmp_path: Path, monkey
         assert attribution.on_reads(keys[:5], [], 1.0).own_reads.keys() == {
             consumer.key for consumer in jobs.consumers if consumer.name == "good"
         }
-        jobs.margin()
+        jobs.margins()
         jobs.publish(requests[1])
         await planned(jobs, 2)
         assert jobs.state(consumer="bad") == ("waiting", "")

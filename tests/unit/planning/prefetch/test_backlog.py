@@ -50,3 +50,9 @@ def test_what_several_readers_miss_is_due_when_the_first_of_them_comes() -> None
 
 def test_readers_without_a_future_have_no_backlog() -> None:
     assert find(Plan(), {}, 1.0) is None
+
+
+def test_what_was_read_early_is_no_backlog() -> None:
+    plan = plan_of(list(range(100)))
+    plan.read_early("job0", np.arange(60, 90))
+    assert find(plan, missing(*range(50, 100)), 5 * SIZE) is None

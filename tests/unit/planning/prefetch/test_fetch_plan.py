@@ -9,6 +9,7 @@ from cachefs.planning.blocks.presence import IN_MEMORY, Presence
 from cachefs.planning.prefetch.fetch_plan import (
     LONGEST_WINDOW,
     LOOK_AGAIN,
+    SETTLED,
     Batch,
     FetchLimits,
     FetchPlan,
@@ -117,29 +118,55 @@ def test_the_window_grows_with_the_latency_and_its_deviation() -> None:
         steady.measure(0.1)
         uneven.measure(0.05)
         uneven.measure(0.15)
-    assert fetches.window(0.0, steady, 1000.0) == pytest.approx(0.3)
-    assert fetches.window(2.0, steady, 1000.0) == pytest.approx(2.3), "readers may be ahead of the plan"
-    assert fetches.window(0.0, uneven, 1000.0) == pytest.approx(3 * (0.1 + 2 * 0.05), rel=0.05)
-    assert fetches.window(0.0, Latency(100.0), 1000.0) == LONGEST_WINDOW
+    assert fetches.window({}, steady, 1000.0) == pytest.approx(0.3)
+    assert fetches.window({}, uneven, 1000.0) == pytest.approx(3 * (0.1 + 2 * 0.05), rel=0.05)
+    assert fetches.window({}, Latency(100.0), 1000.0) == LONGEST_WINDOW
 
 
 def test_reads_that_come_late_widen_the_window_while_the_origins_could_deliver_more() -> None:
     scene = Scene(job=list(range(100)))
+    scene.look_again(SETTLED + LOOK_AGAIN)
+    scene.fill(0)
     latency = Latency(0.1)
-    usual = scene.fetches.window(0.0, latency, scene.now)
-    scene.fetches.late([0.3], scene.now)
-    assert scene.fetches.window(0.0, latency, scene.now) == usual, "all that is possible was asked for: no window helps"
+    usual = scene.fetches.window({}, latency, scene.now)
+    scene.fetches.late([0.3], 1, scene.now)
+    assert scene.fetches.window({}, latency, scene.now) == usual, "all that is possible was asked for: no window helps"
     scene.fetches.note_idle()
-    scene.fetches.late([0.3], scene.now)
-    assert scene.fetches.window(0.0, latency, scene.now) == pytest.approx(usual + 0.3)
+    scene.fetches.late([0.3], 1, scene.now)
+    assert scene.fetches.window({}, latency, scene.now) == pytest.approx(usual + 0.3)
+
+
+def test_late_reads_teach_nothing_while_there_is_room_or_what_is_planned_has_just_changed() -> None:
+    scene = Scene(job=list(range(100)))
+    latency = Latency(0.1)
+    usual = scene.fetches.window({}, latency, scene.now)
+    scene.plan.set_epoch("job", "job", 1, np.arange(100))
+    for room, after in ((0, 2 * LOOK_AGAIN), (10, 2 * SETTLED)):
+        scene.look_again(after)
+        scene.fill(room)
+        scene.fetches.note_idle()
+        scene.fetches.late([0.3], 1, scene.now)
+        assert scene.fetches.window({}, latency, scene.now) == usual
+
+
+def test_a_reader_that_may_be_ahead_of_its_place_widens_its_own_window_only() -> None:
+    scene = Scene(behind=list(range(100)), exact=list(range(100)))
+    scene.fetches.window({"behind": 0.5, "exact": 0.0}, Latency(0.0), scene.now)
+    batch = scene.fetches.for_window(1.0)
+    assert batch is not None
+    assert [one.number for one in batch.blocks if one.snapshot == "behind"] == list(range(16))
+    assert [one.number for one in batch.blocks if one.snapshot == "exact"] == list(range(11))
+    assert [one.snapshot for one in batch.blocks[:5]] == ["behind"] * 5, "what may be needed first comes first"
 
 
 def test_what_a_wider_window_may_cost_depends_on_how_much_is_read() -> None:
     def widened(worth: float) -> float:
         scene = Scene(FetchLimits(2.0, worth, MANY, 1000), job=list(range(1000)))
+        scene.look_again(SETTLED + LOOK_AGAIN)
+        scene.fill(0)
         scene.fetches.note_idle()
-        scene.fetches.late([0.3], scene.now)
-        return scene.fetches.window(0.0, Latency(0.0), scene.now)
+        scene.fetches.late([0.3], 1, scene.now)
+        return scene.fetches.window({}, Latency(0.0), scene.now)
 
     # RATE blocks per second, of 1000: a second of window costs so many bytes per second.
     cost = RATE * SIZE * RATE / 1000

@@ -97,3 +97,14 @@ def test_it_follows_a_consumer_that_jumps_and_what_it_publishes() -> None:
 
 def test_snapshots_nobody_watches_are_left_out() -> None:
     assert Lookahead(plan_of(job=[5]), ABSENT).take({}, FAR, 10, MANY) == []
+
+
+def test_reads_that_a_worker_has_done_early_take_no_place() -> None:
+    plan = plan_of(job=[5, 6, 7, 8, 9, 6])
+    lookahead = Lookahead(plan, ABSENT)
+    # Blocks 6 and 8 were read, and are evicted again; block 6 is read a second time.
+    plan.read_early("job", np.array([1, 3]))
+    assert numbers(lookahead.take(states(here=[7]), FAR, 2, MANY)) == [5, 9]
+    assert numbers(lookahead.take(states(here=[7]), FAR, 2, MANY)) == [6]
+    plan.set_epoch("job", "space", 1, np.array([8, 5]))
+    assert numbers(lookahead.take(states(here=[7]), FAR, 2, MANY)) == [8, 5]

@@ -373,3 +373,31 @@ def test_tripwires_alone_follow_who_reads_a_short_epoch_over_and_over(count: int
     assert follower.following
     # Where a report brings all of an epoch, one may be missed.
     assert follower.place >= ((epochs - 1, count - 2 * every) if reported < count else (epochs - 3, 0))
+
+
+def test_reads_that_are_reported_before_what_was_read_before_them_are_not_lost() -> None:
+    plan = Plan()
+    plan.add_space(space_of())
+    order = np.random.default_rng(0).permutation(COUNT).astype(np.int32)
+    plan.set_epoch("c", "s", 0, order)
+    follower = Follower(plan, "c", reorder_window=256, batch=32)
+    observe([follower], order[:32])
+    # One worker of the mount reports some of the second batch, and then another one the rest of it.
+    observe([follower], order[[51, 52, 54]])
+    assert follower.place == (0, 32)
+    observe([follower], np.delete(order[:64], [*range(32), 51, 52, 54]))
+    assert (follower.place, follower.span) == ((0, 64), 0)
+
+
+def test_what_fits_nobody_for_long_is_forgotten() -> None:
+    plan = Plan()
+    plan.add_space(space_of())
+    order = np.random.default_rng(0).permutation(COUNT).astype(np.int32)
+    plan.set_epoch("c", "s", 0, order)
+    follower = Follower(plan, "c", reorder_window=256, batch=32)
+    observe([follower], order[[85]])
+    for start in range(0, 64, 8):
+        observe([follower], order[start : start + 8])
+    observe([follower], order[64:85])
+    observe([follower], order[86:96])
+    assert (follower.place, follower.span) == ((0, 85), 11), "somebody else has read it"

@@ -86,14 +86,21 @@ def test_closer_tripwires_of_before_are_left_out_for_a_while() -> None:
 
 def test_the_margin_is_what_was_read_since_the_last_report() -> None:
     position = position_in(1000, reorder_window=50, batch_size=4)
-    assert position.margin == REPORT_SECONDS
+    assert position.margin(NOW) == REPORT_SECONDS
     follower = position.follower
     follower.rate.demand = 100.0
-    assert position.margin == pytest.approx((REPORT_SECONDS * 100 + 4) / 100)
+    assert position.margin(NOW) == pytest.approx((REPORT_SECONDS * 100 + 4) / 100)
     observe([follower], np.array([0, 1, 5], np.int32))
     assert follower.span == 4
-    assert position.margin == pytest.approx((REPORT_SECONDS * 100 + 4 + 4) / 100)
+    assert position.margin(NOW) == pytest.approx((REPORT_SECONDS * 100 + 4 + 4) / 100)
+    follower.rate.value = 100.0
+    assert position.margin(NOW) == pytest.approx((REPORT_SECONDS * 100 + 4 + 4) / 100)
+    assert position.margin(NOW + 0.2) == pytest.approx((REPORT_SECONDS * 100 + 4 + 20) / 100, abs=0.011), (
+        "it may have read on"
+    )
+    assert position.margin(NOW + 9) == pytest.approx((REPORT_SECONDS * 100 + 4 + 50) / 100), "as far as its loader goes"
+    follower.rate.value = 0.0
     follower.rate.demand = 1e6
-    assert position.margin == pytest.approx((REPORT_READS + 4 + 4) / 1e6)
+    assert position.margin(NOW) == pytest.approx((REPORT_READS + 4 + 4) / 1e6)
     follower.following = False
-    assert position.margin == REPORT_SECONDS
+    assert position.margin(NOW) == REPORT_SECONDS

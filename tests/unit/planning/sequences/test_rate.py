@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachefs.planning.sequences.rate import RATE_HALF_LIFE, RATE_SECONDS, ReadRate
+from cachefs.planning.sequences.rate import GROWTH_SECONDS, LEAST_BUSY, RATE_HALF_LIFE, RATE_SECONDS, ReadRate
 
 
 def test_it_is_unknown_until_some_time_has_passed() -> None:
@@ -36,16 +36,57 @@ def test_waiting_is_left_out_of_the_demand_and_shared_by_parallel_readers() -> N
     assert four.demand == pytest.approx(114, rel=0.2)
 
 
-def test_a_demand_that_was_reached_fades() -> None:
+def paced(seconds: int, reads: int = 100) -> ReadRate:
+    """Of four readers that have not waited for so long."""
     rate = ReadRate()
-    rate.measure(0.0, 0.0, 0)
-    rate.count(1000)
-    rate.measure(1.0, 0.0, 0)
-    reached = rate.demand
-    seconds = 1.0
-    while seconds < 1 + RATE_HALF_LIFE:
-        seconds += 1
+    for second in range(seconds):
+        rate.count(reads)
+        rate.measure(float(second), 0.0, 4)
+    return rate
+
+
+def test_a_demand_that_was_reached_fades() -> None:
+    rate = paced(8, reads=1000)
+    assert rate.demand == pytest.approx(1000)
+    for second in range(8, 8 + int(RATE_HALF_LIFE)):
         rate.count(1)
-        rate.measure(seconds, 0.0, 0)
+        rate.measure(float(second), 0.0, 4)
     assert rate.value < 2
-    assert rate.demand == pytest.approx(reached / 2, rel=0.1)
+    assert rate.demand == pytest.approx(500, rel=0.1)
+
+
+def test_what_was_reached_for_a_moment_is_no_pace() -> None:
+    rate = ReadRate()
+    rate.measure(0.0, 0.0, 4)
+    rate.count(256)
+    rate.measure(0.5, 0.0, 4)
+    assert rate.demand == pytest.approx(512)
+    for second in range(1, 10):
+        rate.count(100)
+        rate.measure(float(second), 0.0, 4)
+    assert rate.demand == pytest.approx(100, rel=0.2), "the burst with which its loader began"
+
+
+def test_who_waits_is_taken_to_want_little_more_than_what_he_read_before() -> None:
+    known, unknown = paced(20), ReadRate()
+    for rate in (known, unknown):
+        for second in range(20, 25):
+            rate.count(60)
+            rate.measure(float(second), 3.6, 4)
+    assert known.value == unknown.value == pytest.approx(60, rel=0.1)
+    assert known.demand == pytest.approx(100, rel=0.15)
+    assert unknown.demand == pytest.approx(60 / LEAST_BUSY, rel=0.1)
+    for second in range(25, 25 + 2 * int(GROWTH_SECONDS)):
+        known.count(60)
+        known.measure(float(second), 3.6, 4)
+    assert known.demand == pytest.approx(60 / LEAST_BUSY, rel=0.1), "in time his pace may have changed"
+
+
+def test_a_pace_is_that_of_so_long_that_bursts_and_rests_even_out() -> None:
+    rate = paced(0)
+    for second in range(40):
+        # As an epoch ends a loader rests, and as the next one begins it reads its whole depth at once.
+        rate.count({28: 0, 29: 0, 30: 300}.get(second, 100))
+        rate.measure(float(second), 0.0, 4)
+        if second > 20:
+            assert rate.demand == pytest.approx(100, rel=0.25), second

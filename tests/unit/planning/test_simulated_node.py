@@ -1,0 +1,63 @@
+"""Plan, followers, fetch plan and eviction together, on a simulated node: do reads find their blocks, and at what cost?
+
+Nothing here depends on the machine: the clock is simulated, and so are origin and loaders.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.simulated_node import SIZE, SimulatedLoader, SimulatedNode, SimulatedOrigin, bytes_over_belady
+
+FILES, DEMAND = 1200, 150.0
+
+
+def test_an_origin_slower_than_its_reader_is_asked_in_time() -> None:
+    capacity = FILES // 2
+    loader = SimulatedLoader(DEMAND, epochs=3)
+    node = SimulatedNode(FILES, capacity, SimulatedOrigin(0.75 * DEMAND * SIZE), [loader]).run()
+    (job,) = node.jobs
+    for epoch in job.figures[1:]:
+        assert epoch.stalled < 0.01 * FILES / DEMAND
+        assert epoch.late <= 0.005 * FILES
+    assert bytes_over_belady(node, capacity) < 1.02
+
+
+def test_two_jobs_share_what_is_fetched_and_do_not_wait() -> None:
+    capacity = FILES // 2
+    first = SimulatedLoader(DEMAND / 2, epochs=2, batch=8)
+    loaders = [first, replace(first, start=8.0)]
+    node = SimulatedNode(FILES, capacity, SimulatedOrigin(0.75 * DEMAND * SIZE), loaders).run()
+    for job in node.jobs:
+        assert job.figures[1].stalled < 0.01 * 2 * FILES / DEMAND
+        assert job.figures[1].late <= 0.005 * FILES
+    # Two windows of half a second hold 1/16 of what the tier holds.
+    assert bytes_over_belady(node, capacity) < 1.12
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_fast_reader_has_what_it_wants(share: float) -> None:
+    loader = SimulatedLoader(1500, epochs=2)
+    files, origin = 3000, SimulatedOrigin(1.5 * 1500 * SIZE)
+    node = SimulatedNode(files, round(share * files) + 100, origin, [loader]).run()
+    (job,) = node.jobs
+    assert job.figures[1].stalled < 0.05 * files / 1500
+    assert job.figures[1].late <= 0.005 * files
+
+
+def test_a_job_that_waits_at_first_is_soon_known_for_what_it_wants() -> None:
+    loader = SimulatedLoader(DEMAND, epochs=3)
+    node = SimulatedNode(FILES, FILES // 2, SimulatedOrigin(0.75 * DEMAND * SIZE), [loader])
+    seen: list[tuple[int, float]] = []
+    (job,) = node.jobs
+
+    def look() -> None:
+        if job.position is not None:
+            seen.append((job.position.follower.place[0], job.position.follower.rate.demand))
+            node.clock.at(node.clock.now + 0.5, look)
+
+    node.clock.at(node.clock.now + 0.5, look)
+    node.run()
+    in_later_epochs = [demand for epoch, demand in seen if epoch > 1]
+    assert max(in_later_epochs) < 1.4 * DEMAND
+    assert min(in_later_epochs) > 0.7 * DEMAND

@@ -1,0 +1,21 @@
+"""Processor cores that something else keeps busy while a benchmark runs, as on a training node."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cachefs_tools.scratch_node import WITH_PARENT, wait
+
+
+@contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """*count* processes that only compute, for as long as the context lasts."""
+    command = [*WITH_PARENT, sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+            wait(process)

@@ -1,0 +1,84 @@
+"""The first epoch of a published job that reads as fast as it can, beside a parallel download of the same keys."""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs.errors import CachefsError
+from cachefs_tools.bench import block_budget
+from cachefs_tools.bench.block_budget import Case
+from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
+from cachefs_tools.bench.scenario import Loader, Publishing, Scenario, Shape, TrainingJob
+from cachefs_tools.bench.started_job import started_job
+from cachefs_tools.bench.training_loop import read_report
+from cachefs_tools.scratch_node import memory_directory
+
+# Files that the download gets at once: as many as the daemon has connections for reading ahead.
+PARALLEL: Final = 48
+# Seconds after which a reader or a download is taken to hang.
+_LONGEST: Final = 900.0
+
+
+def measure(work: Path, endpoint: str | None, shape: Shape, turns: int) -> dict[str, Any]:
+    """The figures: in turns, an epoch through a new mount of an empty node, and a download into an empty directory.
+    Both keep what they get in memory. endpoint: of a running S3 server; None: rclone's is started."""
+    found: list[dict[str, float]] = []
+    (case, *_) = block_budget.cases(shape)
+    with filled_server(work, shape, endpoint) as server:
+        for turn in range(turns):
+            place = work / f"turn{turn}"
+            place.mkdir()
+            read = _read(place, server, shape, case)
+            got = _download(server, shape)
+            found.append({"samples_per_s": round(read, 1), "download_per_s": round(got, 1)})
+    ratio = statistics.median(one["samples_per_s"] / one["download_per_s"] for one in found)
+    return {"files": shape.files, "bytes": shape.size, "turns": found, "to_download": round(ratio, 3)}
+
+
+def _read(work: Path, server: OriginServer, shape: Shape, case: Case) -> float:
+    """Samples per second of the epoch. Raises CachefsError where some are wrong."""
+    scenario = Scenario("first epoch", Loader.PLAIN, Publishing.SPEC, shape=shape, keep_pages=True)
+    name = work / "job"
+    with block_budget.node_of(work, server, case) as node, started_job(scenario, TrainingJob(), node, name) as job:
+        try:
+            failed = job.wait(_LONGEST)
+        except subprocess.TimeoutExpired:
+            raise CachefsError(f"the reader did not end within {_LONGEST:.0f} s") from None
+    if failed:
+        raise CachefsError(f"the reader failed: {name.with_suffix('.log').read_text(errors='replace')[-500:].strip()}")
+    (epoch,) = read_report(name.with_suffix(".jsonl"))
+    if epoch.damaged or epoch.samples != shape.files:
+        raise CachefsError(f"of {shape.files} samples, {epoch.samples} came, and {epoch.damaged} of them were wrong")
+    return epoch.samples / (epoch.end - epoch.begin)
+
+
+def _download(server: OriginServer, shape: Shape) -> float:
+    """Files per second of `rclone copy`. Raises CachefsError where it fails."""
+    command = [
+        str(Path(sys.executable).with_name("rclone")), "copy", f":s3:{BUCKET}",
+        "--config", "/dev/null", "--transfers", str(PARALLEL), "--checkers", "8",
+        "--s3-provider", "Other", "--s3-endpoint", server.endpoint, "--s3-env-auth",
+    ]  # fmt: skip
+    credentials = {"AWS_ACCESS_KEY_ID": server.account.access_key, "AWS_SECRET_ACCESS_KEY": server.account.secret_key}
+    with memory_directory("cachefs-bench-") as directory:
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                [*command, str(directory)], capture_output=True, text=True, timeout=_LONGEST,
+                env={**os.environ, **credentials},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise CachefsError(f"rclone copy did not end within {_LONGEST:.0f} s") from None
+        took = time.monotonic() - began
+        if done.returncode:
+            raise CachefsError(f"rclone copy failed: {done.stderr.strip()[-500:]}")
+        files = sum(len(names) for _, _, names in os.walk(directory))
+        shutil.rmtree(directory, ignore_errors=True)
+    if files != shape.files:
+        raise CachefsError(f"rclone copy has brought {files} of {shape.files} files")
+    return files / took
