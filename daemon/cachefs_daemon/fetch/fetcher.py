@@ -334,7 +334,7 @@ class Fetcher:
     async def _bring(self, flight: _Flight) -> Location | PassingBlock | None:
         source, patience = flight.source, flight.patience
         ahead = not flight.demanded
-        place = self._slots.slot(source.key, source.length, ahead=ahead, needed=flight.needed, origin=source.origin.url)
+        place = self._slots.slot(source.key, source.length, source.origin.endpoint, ahead=ahead, needed=flight.needed)
         async with place as slot:
             # A caller who knows when a block is needed has asked for room before.
             if not flight.demanded and flight.needed == math.inf and self._is_futile(source):

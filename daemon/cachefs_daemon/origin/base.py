@@ -12,6 +12,7 @@ from typing import Protocol
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.patience import Patience
 
 # Bytes of an object. Nobody changes them any more.
@@ -33,6 +34,10 @@ class OriginSettings:
     file_roots: tuple[str, ...] = ()
     # Whether links in a file:// dataset are followed where they lead out of it.
     follow_symlinks: bool = False
+    # Requests that may be sent a second time since they are late, as a share of all.
+    hedge_share: float = 0.02
+    # Bytes of one request for several neighbouring blocks, at most; 0: there are none.
+    max_request: int = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,10 @@ class Origin(Protocol):
     @property
     def detours(self) -> int:
         """Reads so far that took a slower way than they usually do."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its server, which it may share with other origins. What asks nobody over a network has one of its own."""
 
     def identity(self, key: bytes) -> bytes:
         """The name of the object *key*, which is unique among the objects of all origins."""

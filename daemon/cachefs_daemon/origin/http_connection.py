@@ -5,6 +5,7 @@ not expected, and whoever stops waiting, aborts the connection, so no answer is 
 """
 
 import asyncio
+import math
 import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -42,6 +43,17 @@ class Answer(NamedTuple):
     body: memoryview | None
 
 
+class Asked:
+    """A request, and which connection it is on."""
+
+    __slots__ = ("connection", "sent", "waiter")
+
+    def __init__(self) -> None:
+        self.connection: HttpConnection | None = None  # None before it was sent
+        self.waiter: asyncio.Future[Answer] | None = None  # who waits there
+        self.sent = math.inf  # loop time
+
+
 class HttpConnection(asyncio.BufferedProtocol):
     """One connection. Belongs to its event loop.
 
@@ -72,11 +84,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._begin = 0  # where in the buffer the head, or the body once the head is there, begins
         self._end = 0  # where the body ends
 
-    def send(self, request: bytes, room: int) -> "asyncio.Future[Answer]":
+    def send(self, request: bytes, room: int, asked: Asked | None = None) -> "asyncio.Future[Answer]":
         """Send the *request*. Whoever does not wait for the answer to the end must call `abort`.
 
-        room: bytes of a body for which there is room, at least. The answer is one of ClosedUnanswered, CutOff, Silent,
-        Malformed where there is none.
+        room: bytes of a body for which there is room, at least. asked: is told of it. The answer is one of
+        ClosedUnanswered, CutOff, Silent, Malformed where there is none.
         """
         waiter = self._waiter = self._loop.create_future()
         # One byte more than may come, so that surplus is seen.
@@ -84,11 +96,23 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._filled = self._begin = 0
         self._head = None
         self._last = self._loop.time()
+        if asked is not None:
+            asked.connection, asked.waiter, asked.sent = self, waiter, self._last
         if self.open and self._transport is not None:
             self._transport.write(request)
         else:
             self._fail(ClosedUnanswered())
         return waiter
+
+    def outdo(self, asked: Asked, answer: Answer) -> bool:
+        """Give who waits for what was *asked* an *answer* that has come in another way. False where nobody does."""
+        waiter = self._waiter
+        if waiter is None or waiter is not asked.waiter or waiter.done():
+            return False
+        self._waiter = None
+        waiter.set_result(answer)
+        self.abort()
+        return True
 
     def abort(self) -> None:
         """Close it at once."""

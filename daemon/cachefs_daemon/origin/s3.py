@@ -7,6 +7,7 @@ listed: ETag, length, range and total size. botocore's own retries are off, sinc
 import asyncio
 import functools
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -55,6 +56,7 @@ class S3Origin:
         self._prefix = f"{prefix}/" if prefix else ""
         self._connection = connection(options, settings)
         self._connection.hold()
+        self.endpoint = self._connection.limits
         self._endpoint = self._connection.endpoint
         self._identity = f"s3:{self._endpoint or 'aws'}:{bucket}/{self._prefix}".encode()
         self._outage = self._connection.outage
@@ -89,7 +91,9 @@ class S3Origin:
         def judge_attempt(error: Exception) -> Failure:
             self.errors += 1
             failure = judge(error, place)
-            if failure.transient:
+            if failure.throttled:
+                self.endpoint.refused(self.url, str(failure.error))
+            elif failure.transient:
                 self._outage.failed(str(failure.error))
             return failure
 
@@ -133,6 +137,13 @@ class S3Origin:
         return page
 
     async def _read(self, place: Place, wanted: ObjectRange, client: OpenClient) -> Data:
+        await self.endpoint.turn(self.url)
+        began = time.monotonic()
+        data = await self._bring(place, wanted, client)
+        self.endpoint.answered(self.url, wanted.length, time.monotonic() - began)
+        return data
+
+    async def _bring(self, place: Place, wanted: ObjectRange, client: OpenClient) -> Data:
         detour = self._connection.detour
         if not detour.is_taken:
             try:

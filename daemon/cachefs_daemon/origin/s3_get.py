@@ -11,9 +11,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from botocore.exceptions import ReadTimeoutError
 
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.http_connection import ClosedUnanswered, CutOff, Silent
 from cachefs_daemon.origin.http_head import Head, Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
+from cachefs_daemon.origin.http_race import Races
 from cachefs_daemon.origin.http_tls import Tls
 from cachefs_daemon.origin.s3_answer import bytes_before
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
@@ -25,6 +27,9 @@ from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route
 _FRESH: Final = 1.0
 
 _NOT_IMPLEMENTED: Final = 501
+# Taken for the body where an overloaded server sends it in chunks, as AWS does.
+_UNREAD: Final = b"<Error><Code>SlowDown</Code></Error>"
+_OVERLOADED: Final = (429, 503)
 
 
 class Unusual(Exception):
@@ -54,7 +59,12 @@ class S3Get:
     """GETs with the settings and credentials of one client of aiobotocore. Used on one event loop."""
 
     def __init__(
-        self, client: Any, credentials: Credentials | None, settings: OriginSettings, verify: bool | str
+        self,
+        client: Any,
+        credentials: Credentials | None,
+        settings: OriginSettings,
+        verify: bool | str,
+        endpoint: Endpoint,
     ) -> None:
         """client: of aiobotocore, after s3_route.prepare. credentials: None for requests that are not signed. verify:
         as in Tls."""
@@ -62,6 +72,7 @@ class S3Get:
         self._source = credentials
         self._settings = settings
         self._tls = Tls(verify)
+        self._races = Races(endpoint)
         self._pools: dict[Server, HttpPool] = {}
         self._routes: dict[str, Route | NoRoute] = {}  # by bucket
         self._finding = asyncio.Lock()
@@ -80,7 +91,7 @@ class S3Get:
             await self._look_at_credentials()
         way = self._ways.get(place.bucket) or await self._find_way(place.bucket)
         try:
-            head, body = await way.pool.ask(way.maker.get(place.key, etag, wanted), wanted.length)
+            head, body = await self._races.ask(way.pool, way.maker.get(place.key, etag, wanted), wanted.length)
         except Malformed as error:
             raise Unusual(f"the head of an answer is not understood: {error}") from None
         except ClosedUnanswered:
@@ -150,7 +161,8 @@ class S3Get:
         if head.status < 400 or (body is None and not overloaded):
             raise Unusual(f"an answer has status {head.status}")
         # An overloaded server is not asked again for what it has said in chunks; its status says enough.
-        error = refusal(head.status, head.headers, bytes(body or b""))
+        unread = body is None and head.status in _OVERLOADED
+        error = refusal(head.status, head.headers, _UNREAD if unread else bytes(body or b""))
         if is_redirect(error):
             raise Unusual(f"bucket {bucket} may be in another region")
         raise error
