@@ -2,8 +2,9 @@
 
 A server that limits the rate says so only by refusals. What it accepts meanwhile is its limit. So at a refusal the rate
 falls to what was accepted of late, less a little, so that the server's own bucket fills again. Then it grows, slowly at
-first, twice as fast every two seconds, and until the next refusal. When none has come for a minute, the prefix has no
-limit any more.
+first, twice as fast every second, and until the next refusal. The first refusal says little of the rate, as only few
+answers may have come before it, so from there the rate doubles every half second. When no refusal has come for a
+minute, the prefix has no limit any more.
 """
 
 import math
@@ -15,14 +16,17 @@ MOST: Final = 64
 # Seconds without a refusal after which a prefix has no limit any more.
 FORGOTTEN: Final = 60.0
 # Seconds over which accepted requests are counted, and between two decreases.
-_WINDOW: Final = 0.5
+_WINDOW: Final = 0.25
+_HOLD: Final = 0.5
 # What the rate is of what was accepted.
 _BELOW: Final = 0.98
 # By how much it grows at first: a part of it per second, and requests per second per second, whichever is more.
 _GROWTH: Final = 0.01
 _LEAST_GROWTH: Final = 1.0
 # Seconds in which growth doubles.
-_DOUBLES: Final = 2.0
+_DOUBLES: Final = 1.0
+# Seconds in which the rate itself doubles at the start.
+_STARTING: Final = 0.5
 # Requests per second, at least. Fewer are a matter of the pauses between attempts.
 _LEAST: Final = 10.0
 # Seconds whose requests may be made up for at once, by one who wakes up late.
@@ -49,31 +53,38 @@ class Meter:
 
     def rate(self, now: float) -> float:
         """Events per second over the last one or two windows."""
-        return (self._earlier + self._count) / max(now - self._earlier_began, _WINDOW / 5)
+        return (self._earlier + self._count) / max(now - self._earlier_began, _WINDOW / 2)
 
 
 class _Prefix:
     """What is known of one prefix."""
 
-    __slots__ = ("accepted", "cut", "free", "rate", "refused", "since")
+    __slots__ = ("accepted", "cut", "free", "is_starting", "known", "rate", "refused", "since")
 
     def __init__(self, rate: float, now: float) -> None:
         self.rate = rate  # requests per second, as of `since`
+        self.known = rate  # after the last time that it was lowered
         self.since = self.cut = self.refused = now  # `cut`: when it was lowered last; `refused`: the last refusal
         self.free = now  # when the next request may be sent
         self.accepted = Meter(now)
+        self.is_starting = True  # it was not lowered yet
 
     def grow(self, now: float) -> None:
-        step = max(_LEAST_GROWTH, _GROWTH * self.rate) * 2.0 ** ((now - self.refused) / _DOUBLES)
-        self.rate += step * (now - self.since)
-        self.since = now
+        seconds, self.since = now - self.since, now
+        if self.is_starting:
+            self.rate *= 2.0 ** (seconds / _STARTING)
+        else:
+            self.rate += seconds * max(_LEAST_GROWTH, _GROWTH * self.rate) * 2.0 ** ((now - self.refused) / _DOUBLES)
 
     def lower(self, now: float) -> None:
         self.refused = now
-        if now - self.cut < _WINDOW:
+        if now - self.cut < _HOLD:
             return
+        self.is_starting = False
         self.cut = self.since = now
-        self.rate = max(_LEAST, self.rate / 2, min(self.rate, _BELOW * self.accepted.rate(now)))
+        measured = min(self.rate, _BELOW * self.accepted.rate(now))
+        # Where little was asked for, little was accepted.
+        self.rate = self.known = max(_LEAST, measured, min(self.rate, self.known) / 2)
 
 
 class RequestRates:
