@@ -31,10 +31,14 @@ class Concurrency:
         """Requests that may be under way at once; at least 1."""
         return int(self._width)
 
+    @property
+    def is_lowered(self) -> bool:
+        """Is it below its bound?"""
+        return self._width < self.most
+
     def answered(self) -> None:
         """A request was answered as it should be."""
-        if self._width < self.most:
-            self._width = min(float(self.most), self._width + 1 / self._width)
+        self._width = min(float(self.most), self._width + 1 / self._width)
 
     def refused(self, needed: float, now: float) -> None:
         """The server has refused a request, as there are too many.

@@ -5,6 +5,8 @@ last thousand decide. Sizes are comparable where they have the same number of bi
 """
 
 import math
+from collections.abc import Iterator
+from math import log2
 from typing import Final
 
 # Requests after which the slowest few are told from the others.
@@ -20,6 +22,7 @@ _REMEMBERED: Final = 60.0
 
 _PER_OCTAVE: Final = 8
 _SHORTEST: Final = 2.0**-14
+_PER_SHORTEST: Final = 1 / _SHORTEST
 _CLASSES: Final = 24 * _PER_OCTAVE
 # Requests between two evaluations.
 _EVERY: Final = 32
@@ -33,9 +36,11 @@ _OUTLIER: Final = 4.0
 class RecentTimes:
     """Of requests of about one size. *now* is seconds of one monotonic clock."""
 
-    __slots__ = ("_best", "_best_since", "_counts", "_earlier_best", "_new", "_total", "late_after", "typical")
+    __slots__ = ("_best", "_best_since", "_counts", "_earlier_best", "_new", "_total", "late_after", "size", "typical")
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        """size: of the first one, in bytes."""
+        self.size = float(size)  # smoothed
         self.typical = 0.0  # seconds, smoothed; 0 before the first
         self.late_after = math.inf  # seconds that all but LATE of them take at most, once there were ENOUGH
         self._counts = [0] * _CLASSES
@@ -44,12 +49,22 @@ class RecentTimes:
         self._best = self._earlier_best = math.inf  # lowest `typical` since `_best_since`, and in the time before
         self._best_since = -math.inf
 
-    def add(self, seconds: float, now: float) -> bool:
-        """A request has taken so long. Returns whether it was just found that they have become slower."""
-        index = int(_PER_OCTAVE * math.log2(max(seconds, _SHORTEST) / _SHORTEST))
-        self._counts[min(index, _CLASSES - 1)] += 1
+    @property
+    def are_many(self) -> bool:
+        """Do they tell how long such requests take?"""
+        return self._total > 0
+
+    def add(self, size: int, seconds: float, now: float) -> bool:
+        """A request for *size* bytes has taken so long. Returns whether it was just found that they have become
+        slower."""
+        index = int(_PER_OCTAVE * log2(seconds * _PER_SHORTEST)) if seconds > _SHORTEST else 0
+        self._counts[index if index < _CLASSES else -1] += 1
+        self.size += _SMOOTHING * (size - self.size)
         typical = self.typical or seconds
-        self.typical = typical + _SMOOTHING * (min(seconds, _OUTLIER * typical) - typical)
+        if seconds < _OUTLIER * typical:
+            self.typical = typical + _SMOOTHING * (seconds - typical)
+        else:
+            self.typical = typical * (1 + _SMOOTHING * (_OUTLIER - 1))
         self._new += 1
         return self._new >= _EVERY and self._evaluate(now)
 
@@ -86,5 +101,9 @@ class TimesBySize:
         """Those of requests for about *size* bytes."""
         found = self._classes.get(size.bit_length())
         if found is None:
-            found = self._classes[size.bit_length()] = RecentTimes()
+            found = self._classes[size.bit_length()] = RecentTimes(size)
         return found
+
+    def known(self) -> Iterator[tuple[float, float]]:
+        """Bytes and seconds of a typical request, of each size of which there were many."""
+        return ((one.size, one.typical) for one in self._classes.values() if one.are_many)

@@ -2,9 +2,8 @@
 
 A server that limits the rate says so only by refusals. What it accepts meanwhile is its limit. So at a refusal the rate
 falls to what was accepted of late, less a little, so that the server's own bucket fills again. Then it grows, slowly at
-first, twice as fast every second, and until the next refusal. The first refusal says little of the rate, as only few
-answers may have come before it, so from there the rate doubles every half second. When no refusal has come for a
-minute, the prefix has no limit any more.
+first, twice as fast every second, and until the next refusal. When none has come for a minute, the prefix has no
+limit any more.
 """
 
 import math
@@ -25,8 +24,6 @@ _GROWTH: Final = 0.01
 _LEAST_GROWTH: Final = 1.0
 # Seconds in which growth doubles.
 _DOUBLES: Final = 1.0
-# Seconds in which the rate itself doubles at the start.
-_STARTING: Final = 0.5
 # Requests per second, at least. Fewer are a matter of the pauses between attempts.
 _LEAST: Final = 10.0
 # Seconds whose requests may be made up for at once, by one who wakes up late.
@@ -59,28 +56,23 @@ class Meter:
 class _Prefix:
     """What is known of one prefix."""
 
-    __slots__ = ("accepted", "cut", "free", "is_starting", "known", "rate", "refused", "since")
+    __slots__ = ("accepted", "cut", "free", "known", "rate", "refused", "since")
 
     def __init__(self, rate: float, now: float) -> None:
         self.rate = rate  # requests per second, as of `since`
-        self.known = rate  # after the last time that it was lowered
+        self.known = 0.0  # after the last time that it was lowered
         self.since = self.cut = self.refused = now  # `cut`: when it was lowered last; `refused`: the last refusal
         self.free = now  # when the next request may be sent
         self.accepted = Meter(now)
-        self.is_starting = True  # it was not lowered yet
 
     def grow(self, now: float) -> None:
         seconds, self.since = now - self.since, now
-        if self.is_starting:
-            self.rate *= 2.0 ** (seconds / _STARTING)
-        else:
-            self.rate += seconds * max(_LEAST_GROWTH, _GROWTH * self.rate) * 2.0 ** ((now - self.refused) / _DOUBLES)
+        self.rate += seconds * max(_LEAST_GROWTH, _GROWTH * self.rate) * 2.0 ** ((now - self.refused) / _DOUBLES)
 
     def lower(self, now: float) -> None:
         self.refused = now
         if now - self.cut < _HOLD:
             return
-        self.is_starting = False
         self.cut = self.since = now
         measured = min(self.rate, _BELOW * self.accepted.rate(now))
         # Where little was asked for, little was accepted.
@@ -90,8 +82,7 @@ class _Prefix:
 class RequestRates:
     """The rates of the prefixes of one server that have one. *now* is seconds of one monotonic clock."""
 
-    def __init__(self, now: float) -> None:
-        self._accepted = Meter(now)  # of all prefixes
+    def __init__(self) -> None:
         self._prefixes: OrderedDict[str, _Prefix] = OrderedDict()  # the one refused last is the last one
 
     @property
@@ -123,21 +114,22 @@ class RequestRates:
 
     def accepted(self, prefix: str, now: float) -> None:
         """A request was answered as it should be."""
-        self._accepted.count(now)
-        if self._prefixes and (found := self._prefixes.get(prefix)) is not None:
+        if (found := self._prefixes.get(prefix)) is not None:
             found.accepted.count(now)
 
-    def refused(self, prefix: str, now: float) -> None:
-        """A request was refused, as there are too many."""
+    def refused(self, prefix: str, sent: float, now: float) -> None:
+        """A request was refused, as there are too many.
+
+        sent: about how many per second are sent to the server, at most; 0 where nobody knows.
+        """
         found = self._prefixes.get(prefix)
         if found is not None:
             found.lower(now)
             self._prefixes.move_to_end(prefix)
             return
-        # Requests for other prefixes count too. The next refusal knows better.
-        rate = _BELOW * self._accepted.rate(now)
-        if rate < _LEAST:
-            return  # nothing is known
-        self._prefixes[prefix] = _Prefix(rate, now)
+        if sent < _LEAST:
+            return
+        # From here on accepted requests are counted, and the next refusal knows better.
+        self._prefixes[prefix] = _Prefix(sent, now)
         if len(self._prefixes) > MOST:
             self._prefixes.popitem(last=False)

@@ -5,14 +5,12 @@ ones latency decides, and none is quicker than p. From a size on, larger request
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-# Requests of one size that count, at least; and the part of each new one in the smoothed values.
-_ENOUGH: Final = 16
-_SMOOTHING: Final = 1 / 64
 # A size's throughput tells something about the curve where the largest is so many times the smallest, at least.
 _SPREAD: Final = 2.0
 # Share of the highest throughput that is enough: a request of twice that size would bring at most 9 % more.
@@ -39,47 +37,21 @@ class Throughput:
         return int(max(least, min(most, -math.log(1 - _GOOD) / self.t)))
 
 
-class _Size:
-    """Requests of about one size."""
+def fit(requests: Iterable[tuple[float, float]]) -> Throughput | None:
+    """The curve with the least squared relative error. None where there are too few sizes to tell.
 
-    __slots__ = ("count", "seconds", "size")
-
-    def __init__(self, size: int, seconds: float) -> None:
-        self.count = 1
-        self.size, self.seconds = float(size), seconds  # smoothed
-
-    def add(self, size: int, seconds: float) -> None:
-        self.count += 1
-        weight = max(_SMOOTHING, 1 / self.count)
-        self.size += weight * (size - self.size)
-        self.seconds += weight * (seconds - self.seconds)
-
-
-class ThroughputFit:
-    """Learns the curve from requests."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[int, _Size] = {}  # by the number of binary digits of the size
-
-    def add(self, size: int, seconds: float) -> None:
-        """A request for *size* bytes has taken so long."""
-        found = self._sizes.get(size.bit_length())
-        if found is None:
-            self._sizes[size.bit_length()] = _Size(size, seconds)
-        else:
-            found.add(size, seconds)
-
-    def fitted(self) -> Throughput | None:
-        """The curve with the least squared relative error. None while there are too few sizes to tell."""
-        known = [one for one in self._sizes.values() if one.count >= _ENOUGH and one.seconds > 0 and one.size > 0]
-        sizes = np.array([one.size for one in known])
-        if not known or sizes.max() < _SPREAD * sizes.min():
-            return None
-        speeds = sizes / np.array([one.seconds for one in known])
-        ts = _TRIED / sizes.max()
-        # For a given t, the best p follows: relative errors are p * curve / speed - 1.
-        relative = -np.expm1(-np.outer(ts, sizes)) / speeds
-        ps = relative.sum(axis=1) / np.square(relative).sum(axis=1)
-        errors = np.square(ps[:, None] * relative - 1).sum(axis=1)
-        best = int(errors.argmin())
-        return Throughput(float(ps[best]), float(ts[best]))
+    requests: bytes and seconds of some.
+    """
+    known = [(size, seconds) for size, seconds in requests if size > 0 and seconds > 0]
+    if not known:
+        return None
+    sizes, times = np.array(known).T
+    if sizes.max() < _SPREAD * sizes.min():
+        return None
+    speeds, ts = sizes / times, _TRIED / sizes.max()
+    # For a given t, the best p follows: relative errors are p * curve / speed - 1.
+    relative = -np.expm1(-np.outer(ts, sizes)) / speeds
+    ps = relative.sum(axis=1) / np.square(relative).sum(axis=1)
+    errors = np.square(ps[:, None] * relative - 1).sum(axis=1)
+    best = int(errors.argmin())
+    return Throughput(float(ps[best]), float(ts[best]))

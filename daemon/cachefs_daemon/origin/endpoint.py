@@ -15,7 +15,7 @@ from cachefs.planning.requests.concurrency import Concurrency
 from cachefs.planning.requests.hedging import HedgeBudget
 from cachefs.planning.requests.recent_times import RecentTimes, TimesBySize
 from cachefs.planning.requests.request_rate import RequestRates
-from cachefs.planning.requests.throughput_fit import Throughput, ThroughputFit
+from cachefs.planning.requests.throughput_fit import Throughput, fit
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +43,14 @@ class Endpoint:
         self.hedged = 0  # second requests sent
         self.hedges_won = 0  # of them, those that answered first
         self._concurrency = Concurrency(most)
-        self._rates = RequestRates(time.monotonic())
+        self._rates = RequestRates()
         self._times = TimesBySize()
         self._budget = HedgeBudget(hedge_share)
-        self._fit = ThroughputFit()
         self._largest = largest
         self._throughput: Throughput | None = None
         self._fitted = self._told = -math.inf  # monotonic seconds
         self._refused = -math.inf  # monotonic seconds of the last refusal
-        self._seconds = 0.0  # of a request, smoothed over all sizes
+        self._last: RecentTimes | None = None  # of requests such as the last one that was answered
         self._untold = 0  # refusals that the log does not tell yet
 
     @property
@@ -65,33 +64,38 @@ class Endpoint:
             return block
         now = time.monotonic()
         if now - self._fitted >= _FITTED_EVERY:
-            self._fitted, self._throughput = now, self._fit.fitted()
+            self._fitted, self._throughput = now, fit(self._times.known())
         if self._throughput is None:
             return 2 * block  # with two sizes the curve becomes known
         return self._throughput.good_size(block, self._largest)
 
+    @property
+    def is_limited(self) -> bool:
+        """Must requests wait for their `turn`?"""
+        return self._rates.is_limited
+
     async def turn(self, prefix: str) -> None:
         """Wait until a request for a key with the *prefix* may be sent."""
-        if self._rates.is_limited:
-            now = time.monotonic()
-            seconds = self._rates.when(prefix, now) - now
-            if seconds > 0:
-                await asyncio.sleep(seconds)
+        now = time.monotonic()
+        seconds = self._rates.when(prefix, now) - now
+        if seconds > 0:
+            await asyncio.sleep(seconds)
 
     def sent(self, size: int) -> RecentTimes:
         """A first request for *size* bytes is sent. Returns the times of comparable ones."""
         self._budget.sent()
         return self._times.of(size)
 
-    def answered(self, prefix: str, size: int, seconds: float) -> None:
-        """A request was answered as it should be, after so many *seconds*."""
+    def answered(self, prefix: str, size: int, began: float) -> None:
+        """A request was answered as it should be, that was sent when it was *began*, in monotonic seconds."""
         now = time.monotonic()
-        self._seconds += (seconds - self._seconds) / 16
-        self._rates.accepted(prefix, now)
-        self._fit.add(size, seconds)
-        self._concurrency.answered()
-        if self._times.of(size).add(seconds, now):
+        self._last = times = self._times.of(size)
+        if times.add(size, now - began, now):
             self._concurrency.slower(now)
+        if self._concurrency.is_lowered:
+            self._concurrency.answered()
+        if self._rates.is_limited:
+            self._rates.accepted(prefix, now)
 
     def refused(self, prefix: str, reason: str) -> None:
         """A request was refused, as there are too many."""
@@ -99,8 +103,9 @@ class Endpoint:
         self._refused = now
         self.throttled += 1
         self._untold += 1
-        self._rates.refused(prefix, now)
-        self._concurrency.refused(_ENOUGH * self._rates.lowest * self._seconds if self._seconds else 0.0, now)
+        seconds = self._last.typical if self._last is not None else 0.0
+        self._rates.refused(prefix, self.width / seconds if seconds else 0.0, now)
+        self._concurrency.refused(_ENOUGH * self._rates.lowest * seconds if seconds else 0.0, now)
         if now - self._told >= _TOLD_EVERY:
             log.warning(
                 "%s throttles: %d requests refused, now at most %d at once and %.0f a second for %s; readers wait: %s",

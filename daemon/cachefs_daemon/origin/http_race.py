@@ -5,6 +5,7 @@ The connection of the other one is aborted. An error is no answer as long as the
 
 import asyncio
 import functools
+import math
 from typing import Final
 
 from cachefs.planning.requests.hedging import only_few
@@ -23,7 +24,8 @@ class _Race(Asked):
     __slots__ = ("late_after", "pool", "request", "rival", "room")
 
     def __init__(self, pool: HttpPool, request: bytes, room: int, late_after: float) -> None:
-        super().__init__()
+        self.connection = self.waiter = None
+        self.sent = math.inf
         self.pool = pool
         self.request = request
         self.room = room
@@ -44,8 +46,8 @@ class Races:
         """As HttpPool.ask. The *request* may arrive at the server twice."""
         race = _Race(pool, request, room, self._endpoint.sent(room).late_after)
         self._under_way.add(race)
-        if self._timer is None:
-            self._look_in(race.late_after)
+        if self._timer is None and race.late_after < math.inf:
+            self._timer = self._loop.call_later(race.late_after, self._look)
         try:
             answer = await pool.ask(request, room, race)
         except Exception:
@@ -71,9 +73,6 @@ class Races:
         self._endpoint.hedges_won += answer is not None
         return answer
 
-    def _look_in(self, seconds: float) -> None:
-        self._timer = self._loop.call_later(seconds, self._look) if seconds < float("inf") else None
-
     def _look(self) -> None:
         """Send again what is late."""
         self._timer = None
@@ -87,7 +86,7 @@ class Races:
                 self._send_again(race)
         if left:
             soonest = min((seconds for seconds, _ in left if seconds > 0), default=_AGAIN)
-            self._look_in(max(_LEAST, soonest))
+            self._timer = self._loop.call_later(min(_AGAIN, max(_LEAST, soonest)), self._look)
 
     def _send_again(self, race: _Race) -> None:
         race.rival = self._loop.create_task(race.pool.ask(race.request, race.room, spare=True))

@@ -137,13 +137,9 @@ class S3Origin:
         return page
 
     async def _read(self, place: Place, wanted: ObjectRange, client: OpenClient) -> Data:
-        await self.endpoint.turn(self.url)
+        if self.endpoint.is_limited:
+            await self.endpoint.turn(self.url)
         began = time.monotonic()
-        data = await self._bring(place, wanted, client)
-        self.endpoint.answered(self.url, wanted.length, time.monotonic() - began)
-        return data
-
-    async def _bring(self, place: Place, wanted: ObjectRange, client: OpenClient) -> Data:
         detour = self._connection.detour
         if not detour.is_taken:
             try:
@@ -156,9 +152,12 @@ class S3Origin:
                     self.errors += 1
             else:
                 detour.usual()
+                self.endpoint.answered(self.url, wanted.length, began)
                 return data
         self.detours += 1
-        return await self._read_fully(client.full, place, wanted)
+        whole = await self._read_fully(client.full, place, wanted)
+        self.endpoint.answered(self.url, wanted.length, began)
+        return whole
 
     async def _read_fully(self, client: Any, place: Place, wanted: ObjectRange) -> bytearray:
         """As aiobotocore reads it."""
