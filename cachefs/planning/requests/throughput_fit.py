@@ -15,6 +15,8 @@ import numpy as np
 _SPREAD: Final = 2.0
 # Share of the highest throughput that is enough: a request of twice that size would bring at most 9 % more.
 _GOOD: Final = 0.9
+# Seconds of a request; one that is said to be shorter was not measured.
+_SHORTEST: Final = 1e-6
 # Values of t * s that are tried, as to the largest s: from a curve that is straight to one that is flat.
 _TRIED: Final = np.geomspace(1e-3, 1e4, 141)
 
@@ -42,7 +44,7 @@ def fit(requests: Iterable[tuple[float, float]]) -> Throughput | None:
 
     requests: bytes and seconds of some.
     """
-    known = [(size, seconds) for size, seconds in requests if size > 0 and seconds > 0]
+    known = [(size, seconds) for size, seconds in requests if size >= 1 and seconds >= _SHORTEST]
     if not known:
         return None
     sizes, times = np.array(known).T

@@ -22,6 +22,7 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.lookups import LookUps
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
+from cachefs_daemon.fetch.ranges import Part, Ranges
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
@@ -151,6 +152,7 @@ class Fetcher:
         self._flights: dict[bytes, _Flight] = {}  # by block key
         self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
         self.passing = Passing(slots.capacity // PASSING_PART)
+        self._ranges = Ranges(slots, read_deadline)
         self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
         self._puts_ahead = Puts(store, threads.ahead)
         self._asking: set[asyncio.Task[None]] = set()  # in which `ask` goes on
@@ -243,6 +245,7 @@ class Fetcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._ranges.close()
         self.passing.close()
 
     async def _outcomes(self, refs: Sequence[BlockRef], *, ahead: bool, until: float | None) -> list[Outcome]:
@@ -332,6 +335,15 @@ class Fetcher:
         return outcome
 
     async def _bring(self, flight: _Flight) -> Location | PassingBlock | None:
+        if flight.source.is_whole:
+            return await self._bring_block(flight, is_part=False)
+        self._ranges.wait(flight.source)
+        try:
+            return await self._bring_block(flight, is_part=True)
+        finally:
+            self._ranges.forget(flight.source)
+
+    async def _bring_block(self, flight: _Flight, *, is_part: bool) -> Location | PassingBlock | None:
         source, patience = flight.source, flight.patience
         ahead = not flight.demanded
         place = self._slots.slot(source.key, source.length, source.origin.endpoint, ahead=ahead, needed=flight.needed)
@@ -358,7 +370,12 @@ class Fetcher:
                 began = asyncio.get_running_loop().time()
 
             patience.rest = rest
-            data = await source.origin.read(source.range, patience)
+            part = self._ranges.begin(source, slot) if is_part else None
+            data = await self._part(part, flight) if part is not None else None
+            if data is None:
+                if part is not None:
+                    await rest(0)  # it had the slot of another one
+                data = await source.origin.read(source.range, patience)
             if len(data) != source.length:
                 raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
             flight.data, flight.came = data, asyncio.get_running_loop().time()
@@ -369,6 +386,14 @@ class Fetcher:
         if location is None and flight.needed == math.inf:
             self._note_refusal(source)
         return location
+
+    async def _part(self, part: Part, flight: _Flight) -> Data | None:
+        """The bytes of a block that comes with others; None where it must be fetched by itself."""
+        try:
+            with flight.patience.enforced():
+                return await part
+        except TimeoutError:
+            raise OriginUnavailable(f"{flight.source.subject} did not come in time") from None
 
     def _note_refusal(self, source: BlockSource) -> None:
         now = asyncio.get_running_loop().time()

@@ -131,6 +131,28 @@ class FetchSlots:
                 self._admit()
                 return
 
+    def free(self, server: Server) -> int:
+        """Slots that reads of the *server* could have now."""
+        lane = self._lanes.get(server)
+        return max(0, min(self._slots - self.in_use, server.width - (lane.in_use if lane is not None else 0)))
+
+    def take_along(self, key: bytes, server: Server) -> bool:
+        """Admit the read *key* in the slot of another read of the *server*, which brings its bytes too. False where it
+        does not wait, or where its bytes are too many."""
+        lane = self._lanes.get(server)
+        if lane is None:
+            return False
+        ahead = key in lane.ahead
+        queue = lane.ahead if ahead else lane.demand
+        request = queue.get(key)
+        if request is None or request.admitted.done() or self.bytes_in_use + request.size > self.capacity:
+            return False
+        del queue[key]
+        self.ahead_queued -= ahead
+        request.slots = 0
+        self._let_in(request, lane, ahead=ahead)
+        return True
+
     async def acquire(self, request: _Request, lane: _Lane, ahead: bool, needed: float) -> bool:
         """For `Slot`. Returns whether it was admitted as a read ahead: it may have been promoted while it waited."""
         if ahead:
@@ -256,6 +278,16 @@ class Slot:
         """Wait for it. See FetchSlots.slot."""
         request, lane = self._slots.request(*self._read), self._slots.lane(self._server)
         self._held = request, lane, await self._slots.acquire(request, lane, ahead, needed)
+
+    def hand_over(self) -> "Slot":
+        """Another one that counts as a slot in place of this one, which keeps its bytes. Both are to be given back."""
+        assert self._held is not None
+        request, lane, ahead = self._held
+        other = Slot(self._slots, request.key, 0, self._server)
+        counted = self._slots.request(request.key, 0)
+        counted.slots, request.slots = request.slots, 0
+        other._held = counted, lane, ahead
+        return other
 
     def give_back(self) -> None:
         """Let others have it. Does nothing where it is not held."""

@@ -5,9 +5,9 @@ function's entry in _KINDS, by the scheme of its URLs. Where the kind has settin
 cachefs.messages.OriginOptions and options of `cachectl dataset add`.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
@@ -96,6 +96,24 @@ class Origin(Protocol):
 
     async def close(self) -> None:
         """Close connections and end threads."""
+
+
+@runtime_checkable
+class RangeOrigin(Protocol):
+    """An origin that can bring neighbouring parts of an object with one request."""
+
+    @property
+    def reads_ranges(self) -> bool:
+        """Whether it can do so now."""
+
+    async def read_parts(
+        self, wanted: ObjectRange, lengths: Sequence[int], arrived: Callable[[int, Data], None]
+    ) -> None:
+        """Read the *wanted* bytes, and call *arrived* with the number and the bytes of each part as it comes.
+
+        lengths: of the parts, which are the wanted bytes together. A part may come twice. There is one attempt only;
+        what has come before it fails is right. Raises as `Origin.read` does.
+        """
 
 
 def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:

@@ -108,8 +108,8 @@ class Endpoint:
         self._concurrency.refused(_ENOUGH * self._rates.lowest * seconds if seconds else 0.0, now)
         if now - self._told >= _TOLD_EVERY:
             log.warning(
-                "%s throttles: %d requests refused, now at most %d at once and %.0f a second for %s; readers wait: %s",
-                self.name, self._untold, self.width, self._rates.rate(prefix), prefix, reason,
+                "%s throttles: %d requests refused since this was last said, now at most %d at once; readers wait: %s",
+                self.name, self._untold, self.width, reason,
             )  # fmt: skip
             self._told, self._untold = now, 0
 

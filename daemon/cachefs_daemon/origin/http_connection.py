@@ -48,6 +48,9 @@ class Asked:
 
     __slots__ = ("connection", "sent", "waiter")
 
+    # Where it is a method, it is called with the head and what there is of the body, whenever more has come.
+    receive: "Callable[[Head, memoryview], None] | None" = None
+
     def __init__(self) -> None:
         self.connection: HttpConnection | None = None  # None before it was sent
         self.waiter: asyncio.Future[Answer] | None = None  # who waits there
@@ -83,6 +86,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head: Head | None = None
         self._begin = 0  # where in the buffer the head, or the body once the head is there, begins
         self._end = 0  # where the body ends
+        self._receive: Callable[[Head, memoryview], None] | None = None  # see Asked
 
     def send(self, request: bytes, room: int, asked: Asked | None = None) -> "asyncio.Future[Answer]":
         """Send the *request*. Whoever does not wait for the answer to the end must call `abort`.
@@ -98,6 +102,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._last = self._loop.time()
         if asked is not None:
             asked.connection, asked.waiter, asked.sent = self, waiter, self._last
+            self._receive = asked.receive
+        else:
+            self._receive = None
         if self.open and self._transport is not None:
             self._transport.write(request)
         else:
@@ -146,8 +153,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             except Malformed as error:
                 self._fail(error)
                 return
-        if self._head is not None and self._filled >= self._end:
+        if self._head is None:
+            return
+        if self._filled >= self._end:
             self._finish(self._head, waiter)
+        elif self._receive is not None:
+            self._receive(self._head, self._view[self._begin : self._filled])
 
     def eof_received(self) -> None:
         self._end_of_stream()
@@ -196,6 +207,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         waiter.set_result(Answer(head, self._view[self._begin : self._end]))
         # Whoever has the answer has the memory from now on.
         self._view, self._filled = _UNASKED, 0
+        if self._receive is not None:
+            self._memory = None  # it is larger than others, and not to stay with the connection
         if self._proven is not None and self._transport is not None:
             self._proven(self._transport)
             self._proven = None

@@ -8,10 +8,10 @@ import asyncio
 import functools
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from cachefs.errors import ConfigError
+from cachefs.errors import ConfigError, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
@@ -22,6 +22,7 @@ from cachefs_daemon.origin.s3_connection import OpenClient, connection
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, are_credentials_refused, judge
 from cachefs_daemon.origin.s3_get import Unusual
 from cachefs_daemon.origin.s3_listing import Page, list_bucket, parse_page
+from cachefs_daemon.origin.s3_parts import Parts
 
 # All attempts for one page of the listing together, in seconds.
 _PAGE_DEADLINE: Final = 120.0
@@ -82,22 +83,50 @@ class S3Origin:
         place = self._place(self._prefix + wanted.key.decode())
         return await self._retrying(functools.partial(self._read, place, wanted), place, patience)
 
+    @property
+    def reads_ranges(self) -> bool:
+        return not self._connection.detour.is_taken
+
+    async def read_parts(
+        self, wanted: ObjectRange, lengths: Sequence[int], arrived: Callable[[int, Data], None]
+    ) -> None:
+        place = self._place(self._prefix + wanted.key.decode())
+
+        async def request(client: OpenClient) -> None:
+            if self.endpoint.is_limited:
+                await self.endpoint.turn(self.url)
+            began = time.monotonic()
+            parts = Parts(place, wanted, lengths, arrived)
+            body = await client.lean.read(place, wanted, parts)
+            parts.finish(body)
+            self.endpoint.answered(self.url, wanted.length, began)
+
+        try:
+            await self._attempt(request)
+        except Unusual as unusual:
+            self.errors += 1
+            raise OriginUnavailable(f"{place}: {unusual}") from None
+        except Exception as error:
+            raise self._judged(error, place).error from None
+
     async def close(self) -> None:
         await self._connection.release()
 
     def _retrying(
         self, request: _Request[Result], place: Place, patience: Patience, give_up: float = math.inf
     ) -> Coroutine[Any, Any, Result]:
-        def judge_attempt(error: Exception) -> Failure:
-            self.errors += 1
-            failure = judge(error, place)
-            if failure.throttled:
-                self.endpoint.refused(self.url, str(failure.error))
-            elif failure.transient:
-                self._outage.failed(str(failure.error))
-            return failure
+        attempt, judged = functools.partial(self._attempt, request), functools.partial(self._judged, place=place)
+        return retrying(attempt, judged, place, patience, give_up)
 
-        return retrying(functools.partial(self._attempt, request), judge_attempt, place, patience, give_up)
+    def _judged(self, error: Exception, place: Place) -> Failure:
+        """What the exception of an attempt means."""
+        self.errors += 1
+        failure = judge(error, place)
+        if failure.throttled:
+            self.endpoint.refused(self.url, str(failure.error))
+        elif failure.transient:
+            self._outage.failed(str(failure.error))
+        return failure
 
     async def _attempt(self, request: _Request[Result]) -> Result:
         """What the *request* brings, which is sent once more where there are other credentials than those refused."""

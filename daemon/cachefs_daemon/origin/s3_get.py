@@ -20,6 +20,7 @@ from cachefs_daemon.origin.http_tls import Tls
 from cachefs_daemon.origin.s3_answer import bytes_before
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, is_redirect, refusal
+from cachefs_daemon.origin.s3_parts import Parts
 from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route
 
@@ -81,8 +82,11 @@ class S3Get:
         self._looked = float("-inf")  # monotonic seconds of that look
         self._ways: dict[str, _Way] = {}  # by bucket, made since that look
 
-    async def read(self, place: Place, wanted: ObjectRange) -> memoryview:
-        """The *wanted* bytes of the object at the *place*. Raises Unusual, and what a client of aiobotocore raises."""
+    async def read(self, place: Place, wanted: ObjectRange, parts: Parts | None = None) -> memoryview:
+        """The *wanted* bytes of the object at the *place*. Raises Unusual, and what a client of aiobotocore raises.
+
+        parts: is told of the bytes as they arrive. Such a request is never sent twice, as it is large.
+        """
         etag = wanted.version.decode()
         # Blanks in a row would have to be signed as one. No server has such ETags.
         if not place.key or not etag.isascii() or not etag.isprintable() or " " in etag:
@@ -91,7 +95,11 @@ class S3Get:
             await self._look_at_credentials()
         way = self._ways.get(place.bucket) or await self._find_way(place.bucket)
         try:
-            head, body = await self._races.ask(way.pool, way.maker.get(place.key, etag, wanted), wanted.length)
+            request = way.maker.get(place.key, etag, wanted)
+            if parts is None:
+                head, body = await self._races.ask(way.pool, request, wanted.length)
+            else:
+                head, body = await way.pool.ask(request, wanted.length, parts)
         except Malformed as error:
             raise Unusual(f"the head of an answer is not understood: {error}") from None
         except ClosedUnanswered:
