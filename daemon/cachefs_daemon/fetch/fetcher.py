@@ -370,6 +370,8 @@ class Fetcher:
                 began = asyncio.get_running_loop().time()
 
             patience.rest = rest
+            if is_part:
+                await asyncio.sleep(0)  # those that were asked for together with it wait for their slots now
             part = self._ranges.begin(source, slot) if is_part else None
             data = await self._part(part, flight) if part is not None else None
             if data is None:
