@@ -124,6 +124,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close it at once."""
         self.open = False
+        self._receive = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -208,7 +209,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         # Whoever has the answer has the memory from now on.
         self._view, self._filled = _UNASKED, 0
         if self._receive is not None:
-            self._memory = None  # it is larger than others, and not to stay with the connection
+            self._receive = self._memory = None  # it is larger than others, and not to stay with the connection
         if self._proven is not None and self._transport is not None:
             self._proven(self._transport)
             self._proven = None

@@ -43,7 +43,7 @@ def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: in
         for way, share in ways.items():
             with throttled(server.endpoint, limits, work / "proxy.log") as proxy:
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                    found[way] = pool.submit(_run, load, proxy.endpoint, share).result()
+                    found[way] = pool.submit(read_in_turn, load, proxy.endpoint, share).result()
                 counted = proxy.counters()
                 found[way]["extra_requests"] = round(counted.requests / gets - 1, 4)
             if limits.request_rate:
@@ -67,7 +67,8 @@ def limits_of(throttle: float, slow: str | None) -> Limits:
     return Limits(latency=_LATENCY, request_rate=throttle, slow_share=share, slow_factor=factor)
 
 
-def _run(load: Load, endpoint: str, hedge_share: float) -> dict[str, Any]:
+def read_in_turn(load: Load, endpoint: str, hedge_share: float) -> dict[str, Any]:
+    """All reads of the *load* through the proxy at *endpoint*."""
     os.environ.update(
         AWS_ACCESS_KEY_ID=load.server.account.access_key, AWS_SECRET_ACCESS_KEY=load.server.account.secret_key
     )
