@@ -13,7 +13,7 @@ from typing import Final
 ENOUGH: Final = 100
 # Of comparable requests so many take longer than `late_after`. With the 99th percentile, one slow request in a hundred
 # would itself decide what is slow.
-LATE: Final = 0.015
+LATE: Final = 0.02
 # All have become slower where they take so many times as long as at their best, and so many seconds longer.
 _SLOWER: Final = 3.0
 _SLOWER_SECONDS: Final = 0.1

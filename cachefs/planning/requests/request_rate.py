@@ -49,8 +49,9 @@ class Meter:
         self._count += 1
 
     def rate(self, now: float) -> float:
-        """Events per second over the last one or two windows."""
-        return (self._earlier + self._count) / max(now - self._earlier_began, _WINDOW / 2)
+        """Events per second, over the last two windows or over the earlier one: what was possible then is possible."""
+        both = (self._earlier + self._count) / max(now - self._earlier_began, _WINDOW / 2)
+        return max(both, self._earlier / max(self._began - self._earlier_began, _WINDOW))
 
 
 class _Prefix:
