@@ -8,9 +8,8 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from types import TracebackType
 from typing import Protocol
 
 
@@ -22,21 +21,6 @@ class Server(Protocol):
         """Reads that it takes at once now; at least 1."""
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A read that waits for a slot, or has one."""
-
-    key: bytes
-    # Bytes of the read.
-    size: int
-    # Which of all reads it is, in the order in which they came.
-    number: int
-    # Done once the read is admitted. Its result: whether it counts as a read ahead.
-    admitted: asyncio.Future[bool]
-    # Slots that it takes once it is admitted.
-    slots: int = 1
-
-
 class _Lane:
     """The reads from one server."""
 
@@ -44,8 +28,8 @@ class _Lane:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.demand: OrderedDict[bytes, _Request] = OrderedDict()  # waiting, first come, first served
-        self.ahead: dict[bytes, _Request] = {}  # waiting, in the order of `order`
+        self.demand: OrderedDict[bytes, Slot] = OrderedDict()  # waiting, first come, first served
+        self.ahead: dict[bytes, Slot] = {}  # waiting, in the order of `order`
         # (needed, number, key) of reads ahead. Some of them no longer wait, or have become demand.
         self.order: list[tuple[float, int, bytes]] = []
         self.in_use = self.in_use_ahead = 0  # slots taken, and those of them that reads ahead have
@@ -100,131 +84,142 @@ class FetchSlots:
         self.capacity = capacity
         self._lanes: dict[Server, _Lane] = {}  # those of which any read waits or runs
         self._numbers = itertools.count()
-        self._ahead_in_use = 0  # slots taken by reads ahead
+        self._demand_queued = 0  # reads on demand that wait for a slot
         self.ahead_queued = 0  # reads ahead that wait for a slot
+        self._ahead_in_use = 0  # slots taken by reads ahead
         self.in_use = 0  # slots taken
         self.bytes_in_use = 0  # bytes of the reads that have them
 
-    @asynccontextmanager
-    async def slot(
-        self, key: bytes, size: int, server: Server, *, ahead: bool, needed: float = math.inf
-    ) -> AsyncIterator["Slot"]:
-        """Wait for a slot, and hold it.
+    @property
+    def most_planned(self) -> int:
+        """Reads ahead of which it is known when they are needed, and that are to be here at once: those that have slots
+        and half as many that wait, so that no slot is free until somebody looks again for what comes next."""
+        return self.ahead_slots + self.ahead_slots // 2
+
+    def slot(self, key: bytes, size: int, server: Server, *, ahead: bool, needed: float = math.inf) -> "Slot":
+        """As a context manager it waits for a slot, and holds it.
 
         key: names the read to `promote`, and must be unique among those that wait; size: bytes of the read; server:
         what is read from; ahead: nobody waits for it yet; needed: loop time at which somebody will.
         """
-        slot = Slot(self, key, size, server)
-        await slot.take(ahead=ahead, needed=needed)
-        try:
-            yield slot
-        finally:
-            slot.give_back()
-
-    def promote(self, key: bytes) -> None:
-        """Somebody waits now for what the read ahead *key* brings."""
-        for lane in self._lanes.values():
-            request = lane.ahead.pop(key, None)
-            if request is not None:
-                self.ahead_queued -= 1
-                lane.demand[key] = request
-                self._admit()
-                return
+        return Slot(self, key, size, server, ahead, needed)
 
     def free(self, server: Server) -> int:
         """Slots that reads of the *server* could have now."""
         lane = self._lanes.get(server)
         return max(0, min(self._slots - self.in_use, server.width - (lane.in_use if lane is not None else 0)))
 
+    def promote(self, key: bytes) -> None:
+        """Somebody waits now for what the read ahead *key* brings."""
+        for lane in self._lanes.values():
+            request = lane.ahead.get(key)
+            if request is not None:
+                self._drop(request, lane)
+                request.ahead = False
+                self._queue(request, lane)
+                self._admit()
+                return
+
     def take_along(self, key: bytes, server: Server) -> bool:
         """Admit the read *key* in the slot of another read of the *server*, which brings its bytes too. False where it
         does not wait, or where its bytes are too many."""
         lane = self._lanes.get(server)
-        if lane is None:
+        request = (lane.ahead.get(key) or lane.demand.get(key)) if lane is not None else None
+        if lane is None or request is None or request.is_gone or self.bytes_in_use + request.size > self.capacity:
             return False
-        ahead = key in lane.ahead
-        queue = lane.ahead if ahead else lane.demand
-        request = queue.get(key)
-        if request is None or request.admitted.done() or self.bytes_in_use + request.size > self.capacity:
-            return False
-        del queue[key]
-        self.ahead_queued -= ahead
+        self._drop(request, lane)
         request.slots = 0
-        self._let_in(request, lane, ahead=ahead)
+        self._let_in(request, lane)
         return True
 
-    async def acquire(self, request: _Request, lane: _Lane, ahead: bool, needed: float) -> bool:
-        """For `Slot`. Returns whether it was admitted as a read ahead: it may have been promoted while it waited."""
-        if ahead:
+    async def acquire(self, request: "Slot") -> None:
+        """For `Slot`."""
+        lane = self._lanes.get(request.server)
+        if lane is None:
+            lane = self._lanes[request.server] = _Lane(request.server)
+        request.slots = 1
+        if self._is_next(request, lane):
+            self._count(request, lane, 1)
+            request.held = True
+            return
+        request.admitted = asyncio.get_running_loop().create_future()
+        self._queue(request, lane)
+        self._admit()
+        try:
+            await request.admitted
+        except asyncio.CancelledError:
+            if (lane.ahead if request.ahead else lane.demand).get(request.key) is request:
+                self._drop(request, lane)
+            self._forget(lane)
+            request.give_back()
+            raise
+
+    def release(self, request: "Slot") -> None:
+        """For `Slot`."""
+        lane = self._lanes[request.server]
+        self._count(request, lane, -1)
+        if self._demand_queued or self.ahead_queued:
+            self._admit()
+        self._forget(lane)
+
+    def _is_next(self, request: "Slot", lane: _Lane) -> bool:
+        """Nobody goes before it, and it fits."""
+        if self._demand_queued or not lane.has_room:
+            return False
+        if request.ahead and (self.ahead_queued or self._ahead_in_use >= self.ahead_slots or not lane.has_room_ahead):
+            return False
+        return self._fits(request.size)
+
+    def _queue(self, request: "Slot", lane: _Lane) -> None:
+        request.number = next(self._numbers)
+        if request.ahead:
             if not lane.ahead:
                 lane.order.clear()
-            heapq.heappush(lane.order, (needed, request.number, request.key))
+            heapq.heappush(lane.order, (request.needed, request.number, request.key))
             lane.ahead[request.key] = request
             self.ahead_queued += 1
         else:
             lane.demand[request.key] = request
-        self._admit()
-        try:
-            return await request.admitted
-        except asyncio.CancelledError:
-            if lane.demand.get(request.key) is request:
-                del lane.demand[request.key]
-            if lane.ahead.get(request.key) is request:
-                del lane.ahead[request.key]
-                self.ahead_queued -= 1
-            if request.admitted.done() and not request.admitted.cancelled():
-                self.release(request, lane, request.admitted.result())
-            self._forget(lane)
-            raise
+            self._demand_queued += 1
 
-    def release(self, request: _Request, lane: _Lane, ahead: bool) -> None:
-        """For `Slot`."""
-        self._count(request, lane, -1, ahead)
-        self._forget(lane)
-        self._admit()
-
-    def request(self, key: bytes, size: int) -> _Request:
-        """For `Slot`."""
-        return _Request(key, size, next(self._numbers), asyncio.get_running_loop().create_future())
-
-    def lane(self, server: Server) -> _Lane:
-        """For `Slot`."""
-        found = self._lanes.get(server)
-        if found is None:
-            found = self._lanes[server] = _Lane(server)
-        return found
+    def _drop(self, request: "Slot", lane: _Lane) -> None:
+        """It does not wait any more."""
+        if request.ahead:
+            del lane.ahead[request.key]
+            self.ahead_queued -= 1
+        else:
+            del lane.demand[request.key]
+            self._demand_queued -= 1
 
     def _forget(self, lane: _Lane) -> None:
         if lane.is_idle:
             self._lanes.pop(lane.server, None)
 
-    def _count(self, request: _Request, lane: _Lane, one: int, ahead: bool) -> None:
+    def _count(self, request: "Slot", lane: _Lane, one: int) -> None:
         slots, size = one * request.slots, one * request.size
         self.in_use += slots
         lane.in_use += slots
         self.bytes_in_use += size
         lane.bytes_in_use += size
-        if ahead:
+        if request.ahead:
             self._ahead_in_use += slots
             lane.in_use_ahead += slots
 
     def _admit(self) -> None:
-        while lane := self._next_demand():
+        while self._demand_queued and (lane := self._next_demand()):
             request = next(iter(lane.demand.values()))
-            if not request.admitted.done() and not self._fits(request.size):
+            if not request.is_gone and not self._fits(request.size):
                 # Demand that does not fit yet stops reads ahead too: small ones would otherwise starve it.
                 self._admit_reserved()
                 return
-            del lane.demand[request.key]
-            self._let_in(request, lane, ahead=False)
-        while self._ahead_in_use < self.ahead_slots and (lane := self._next_ahead()):
-            key = lane.first_ahead()[2]
-            request = lane.ahead[key]
-            if not request.admitted.done() and not self._fits(request.size):
+            self._drop(request, lane)
+            self._let_in(request, lane)
+        while self.ahead_queued and self._ahead_in_use < self.ahead_slots and (lane := self._next_ahead()):
+            request = lane.ahead[lane.first_ahead()[2]]
+            if not request.is_gone and not self._fits(request.size):
                 return
-            del lane.ahead[key]
-            self.ahead_queued -= 1
-            self._let_in(request, lane, ahead=True)
+            self._drop(request, lane)
+            self._let_in(request, lane)
 
     def _next_demand(self) -> _Lane | None:
         """Where the next read on demand waits that its server would take."""
@@ -240,10 +235,10 @@ class FetchSlots:
         """Admit reads on demand of the servers that have not got what is kept for each."""
         for lane in self._lanes.values():
             for request in self._within_reserve(lane):
-                del lane.demand[request.key]
-                self._let_in(request, lane, ahead=False)
+                self._drop(request, lane)
+                self._let_in(request, lane)
 
-    def _within_reserve(self, lane: _Lane) -> Iterator[_Request]:
+    def _within_reserve(self, lane: _Lane) -> "Iterator[Slot]":
         while lane.demand and lane.has_room:
             request = next(iter(lane.demand.values()))
             size = lane.bytes_in_use + request.size
@@ -251,10 +246,10 @@ class FetchSlots:
                 return
             yield request
 
-    def _let_in(self, request: _Request, lane: _Lane, *, ahead: bool) -> None:
-        if not request.admitted.done():  # else it was cancelled, and its task has not run since
-            self._count(request, lane, 1, ahead)
-            request.admitted.set_result(ahead)
+    def _let_in(self, request: "Slot", lane: _Lane) -> None:
+        if not request.is_gone:
+            self._count(request, lane, 1)
+            request.let_in()
 
     def _fits(self, size: int) -> bool:
         return self.in_use == 0 or (self.in_use < self._slots and self.bytes_in_use + size <= self.capacity)
@@ -265,32 +260,56 @@ def _first_demand(lane: _Lane) -> int:
 
 
 class Slot:
-    """The slot of one read, which may be given back for a while."""
+    """The slot of one read: waited for, held, or given back for a while."""
 
-    def __init__(self, slots: FetchSlots, key: bytes, size: int, server: Server) -> None:
+    __slots__ = ("_slots", "admitted", "ahead", "held", "key", "needed", "number", "server", "size", "slots")
+
+    def __init__(self, slots: FetchSlots, key: bytes, size: int, server: Server, ahead: bool, needed: float) -> None:
         """See FetchSlots.slot."""
+        self.key = key
+        self.size = size
+        self.server = server
+        self.ahead = ahead  # it waits, or was admitted, as a read ahead
+        self.needed = needed
+        self.held = False
+        self.number = 0  # of those that had to wait, in the order in which they came
+        self.slots = 1  # that it takes: none where it has come along with another read
+        self.admitted: asyncio.Future[None] | None = None  # done once a read that has to wait is admitted
         self._slots = slots
-        self._read = key, size
-        self._server = server
-        self._held: tuple[_Request, _Lane, bool] | None = None  # with whether it counts as a read ahead
+
+    @property
+    def is_gone(self) -> bool:
+        """It was cancelled while it waited, and its task has not run since."""
+        return self.admitted is not None and self.admitted.done()
 
     async def take(self, *, ahead: bool, needed: float = math.inf) -> None:
         """Wait for it. See FetchSlots.slot."""
-        request, lane = self._slots.request(*self._read), self._slots.lane(self._server)
-        self._held = request, lane, await self._slots.acquire(request, lane, ahead, needed)
+        self.ahead, self.needed = ahead, needed
+        await self._slots.acquire(self)
+
+    def let_in(self) -> None:
+        """For FetchSlots: it is admitted."""
+        assert self.admitted is not None
+        self.held = True
+        self.admitted.set_result(None)
 
     def hand_over(self) -> "Slot":
         """Another one that counts as a slot in place of this one, which keeps its bytes. Both are to be given back."""
-        assert self._held is not None
-        request, lane, ahead = self._held
-        other = Slot(self._slots, request.key, 0, self._server)
-        counted = self._slots.request(request.key, 0)
-        counted.slots, request.slots = request.slots, 0
-        other._held = counted, lane, ahead
+        other = Slot(self._slots, self.key, 0, self.server, self.ahead, self.needed)
+        other.held, other.slots, self.slots = self.held, self.slots, 0
         return other
 
     def give_back(self) -> None:
         """Let others have it. Does nothing where it is not held."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            self._slots.release(*held)
+        if self.held:
+            self.held = False
+            self._slots.release(self)
+
+    async def __aenter__(self) -> "Slot":
+        await self._slots.acquire(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.give_back()

@@ -13,6 +13,7 @@ from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.origin.key_ranges import ListingPlace
 from cachefs_daemon.origin.patience import Patience
 
 # Bytes of an object. Nobody changes them any more.
@@ -96,6 +97,14 @@ class Origin(Protocol):
 
     async def close(self) -> None:
         """Close connections and end threads."""
+
+
+@runtime_checkable
+class ResumableOrigin(Protocol):
+    """An origin that can go on with a listing that was interrupted."""
+
+    def list_from(self, report: Report, place: ListingPlace) -> AsyncIterator[list[ListedObject]]:
+        """As Origin.list, beginning at *place*, which always tells what is left after the last batch."""
 
 
 @runtime_checkable
