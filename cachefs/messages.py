@@ -190,6 +190,24 @@ class ErrorView(Message, frozen=True):
     message: str
 
 
+class EndpointStatus(Message, frozen=True):
+    """What was learned of one server that has datasets."""
+
+    name: str
+    # Requests that may be under way at once now, and at most.
+    width: int
+    most: int
+    # Requests refused since there were too many.
+    throttled: int
+    # Requests per second that the server takes, where it limits them, of the prefix that may have the fewest; else 0.
+    rate: float
+    # Requests that were sent a second time since they were late, and those of them that answered first.
+    hedged: int
+    hedges_won: int
+    # Bytes from which on larger requests are hardly quicker; 0 until that is known.
+    request_size: int
+
+
 class Status(Message, frozen=True):
     """The state of a node."""
 
@@ -219,6 +237,8 @@ class Status(Message, frozen=True):
     passed_blocks: int = 0
     # Reads of origins that took a slower way than they usually do (S3: through aiobotocore).
     origin_detours: int = 0
+    # Of all servers that have datasets.
+    endpoints: list[EndpointStatus] = []
 
 
 class OriginOptions(Message, frozen=True):

@@ -100,6 +100,8 @@ class OriginSection(_Section):
     max_bytes_in_flight: Size = 512 << 20
     connect_timeout: Seconds = 5.0
     read_timeout: Seconds = 20.0
+    hedged: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.02
+    max_request: Size = 16 << 20
 
 
 class PrefetchSection(_Section):

@@ -185,6 +185,8 @@ def origin_settings(config: Config) -> OriginSettings:
     return OriginSettings(
         max_connections=config.origin.max_connections,
         connect_timeout=connect_timeout,
+        hedge_share=config.origin.hedged,
+        max_request=min(config.origin.max_request, config.origin.max_bytes_in_flight),
         read_timeout=read_timeout,
         block_size=config.daemon.block_size,
         file_roots=tuple(str(path) for path in config.security.file_roots),

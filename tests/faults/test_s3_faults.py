@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from cachefs_daemon.origin import retry
-from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, RangeOrigin, open_origin
 from cachefs_daemon.origin.patience import Patience
 
 from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginUnavailable
@@ -177,3 +177,63 @@ def test_a_listing_overcomes_transient_faults(proxy: FaultyProxy, listed: Listed
     proxy.add(Fault(status=503, path="list-type=2", times=2), Fault(truncate=100, path="list-type=2"))
     assert list_through(proxy) == [listed]
     assert proxy.count(path="list-type=2") == 4
+
+
+LENGTHS = [100_000, 60_000, 1, 50_000]
+
+
+def read_parts(proxy: FaultyProxy, listed: ListedObject) -> tuple[dict[int, bytes], CachefsError | None, int]:
+    """Parts that came, why not all did, and how many requests were refused for good reason."""
+
+    async def once() -> tuple[dict[int, bytes], CachefsError | None, int]:
+        origin = open_origin("s3://faults/data", OriginOptions(endpoint_url=proxy.endpoint), OriginSettings())
+        assert isinstance(origin, RangeOrigin)
+        came: dict[int, bytes] = {}
+        failure = None
+        wanted = ObjectRange(listed.key, listed.version, listed.size, 1000, sum(LENGTHS))
+        try:
+            await origin.read_parts(wanted, LENGTHS, lambda number, data: came.setdefault(number, bytes(data)) and None)
+        except CachefsError as error:
+            failure = error
+        finally:
+            await origin.close()
+        return came, failure, origin.endpoint.throttled
+
+    return asyncio.run(once())
+
+
+def parts_of(content: bytes) -> dict[int, bytes]:
+    ends = [1000 + sum(LENGTHS[:number]) for number in range(len(LENGTHS) + 1)]
+    return {number: content[ends[number] : ends[number + 1]] for number in range(len(LENGTHS))}
+
+
+def test_parts_of_a_range_come_with_one_request(proxy: FaultyProxy, listed: ListedObject) -> None:
+    assert read_parts(proxy, listed) == (parts_of(CONTENT), None, 0)
+    assert proxy.count(path="object") == 1
+
+
+def test_parts_that_came_before_a_range_is_cut_are_right(proxy: FaultyProxy, listed: ListedObject) -> None:
+    proxy.add(Fault(truncate=160_500))
+    came, failure, _ = read_parts(proxy, listed)
+    assert isinstance(failure, OriginUnavailable)
+    # Whether the last bytes before the cut were received in time, nobody knows.
+    assert set(came) <= {0, 1, 2}
+    assert came.items() <= parts_of(CONTENT).items()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(headers={"ETag": '"other"'}),
+        Fault(headers={"Content-Range": "bytes 0-210000/307200"}),
+        Fault(replace=CONTENT),
+        Fault(extra=b"surplus"),
+        Fault(status=503, headers={"Retry-After": "1"}),
+    ],
+    ids=["changed", "shifted", "whole", "longer", "throttled"],
+)
+def test_no_part_of_a_wrong_answer_is_taken(proxy: FaultyProxy, listed: ListedObject, fault: Fault) -> None:
+    proxy.add(replace(fault))
+    came, failure, _ = read_parts(proxy, listed)
+    assert isinstance(failure, CachefsError)
+    assert came == {}

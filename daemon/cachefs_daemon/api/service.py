@@ -165,6 +165,7 @@ class Service:
             index_blocks=sum(tier.blocks for tier in usage),
             errors=self._node.errors.views(),
             passed_blocks=self._node.fetcher.passing.count,
+            endpoints=self._node.catalog.endpoints(),
         )
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:

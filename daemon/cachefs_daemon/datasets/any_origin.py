@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from cachefs.errors import ConfigError, OriginAccessDenied
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import Data, ObjectRange, Origin, Report
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.patience import Patience
 
 
@@ -34,6 +35,10 @@ class AnyOrigin:
     @property
     def detours(self) -> int:
         return sum(origin.detours for origin in self._origins)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._origins[0].endpoint
 
     def identity(self, key: bytes) -> bytes:
         return self._origins[0].identity(key)

@@ -23,6 +23,11 @@ class BlockSource:
         return self.range.length
 
     @property
+    def is_whole(self) -> bool:
+        """Is the block a whole object?"""
+        return self.range.length == self.range.size
+
+    @property
     def subject(self) -> str:
         """How a person calls the object."""
         return f"{self.origin.url}/{self.range.key.decode(errors='backslashreplace')}"

@@ -17,7 +17,7 @@ import msgspec
 
 from cachefs import snapshot as snapshots
 from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, SnapshotDamaged
-from cachefs.messages import DatasetAdd, DatasetView, ListingPhase, ListingProgress
+from cachefs.messages import DatasetAdd, DatasetView, EndpointStatus, ListingPhase, ListingProgress
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_diff import compare
 from cachefs_daemon.datasets import records
@@ -250,6 +250,11 @@ class Catalog:
             sum(origin.errors for origin in origins),
             sum(origin.detours for origin in origins),
         )
+
+    def endpoints(self) -> list[EndpointStatus]:
+        """What was learned of the servers of all present datasets."""
+        found = {id(dataset.origin.endpoint): dataset.origin.endpoint for dataset in self}
+        return [endpoint.status() for endpoint in found.values()]
 
     async def close(self) -> None:
         """Close all origins."""

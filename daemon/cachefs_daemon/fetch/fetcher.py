@@ -23,6 +23,7 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.lookups import LookUps
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
+from cachefs_daemon.fetch.ranges import Ranges
 from cachefs_daemon.fetch.slots import FetchSlots, Slot
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
@@ -191,6 +192,7 @@ class Fetcher:
         self._flights: dict[bytes, Flight] = {}  # by block key
         self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
         self.passing = Passing(slots.capacity // PASSING_PART)
+        self._ranges = Ranges(slots, read_deadline)
         self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
         self._puts_ahead = Puts(store, threads.ahead)
         self._asking: set[asyncio.Task[None]] = set()  # in which `ask` goes on
@@ -297,6 +299,7 @@ class Fetcher:
         for flight in flights:
             if not flight.has_landed:
                 self._end(flight, _stopping())
+        await self._ranges.close()
         self.passing.close()
 
     async def _outcomes(self, refs: Sequence[BlockRef], *, ahead: bool, until: float | None) -> list[Outcome]:
@@ -355,8 +358,10 @@ class Fetcher:
         if flight is not None and not ahead and not flight.patience.extend(until):
             flight = None  # it has just been given up
         if flight is None:
-            slot = self._slots.slot(source.key, source.length, ahead=ahead, needed=needed, origin=source.origin.url)
+            slot = self._slots.slot(source.key, source.length, source.origin.endpoint, ahead=ahead, needed=needed)
             flight = self._flights[source.key] = Flight(source, not ahead, Patience(until), needed, slot)
+            if not source.is_whole:
+                self._ranges.wait(source)
             if slot.ask(partial(self._begin, flight)):
                 self._begin(flight)
         elif not ahead and not flight.demanded:
@@ -391,6 +396,8 @@ class Fetcher:
         key = flight.source.key
         if self._flights.get(key) is flight:
             del self._flights[key]
+        if not flight.source.is_whole:
+            self._ranges.forget(flight.source)
         flight.slot.leave()
         if not isinstance(outcome, PassingBlock):  # `passing` says how long that is remembered
             self._remember(key, outcome)
@@ -417,7 +424,10 @@ class Fetcher:
                 "its origin is slow, or raise origin.max_connections"
             )
         patience.rest = partial(_rest, flight)
-        flight.data = data = await source.origin.read(source.range, patience)
+        data = None if source.is_whole else await self._come_along(flight)
+        if data is None:
+            data = await source.origin.read(source.range, patience)
+        flight.data = data
         if len(data) != source.length:
             raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
         flight.came = clock()
@@ -428,6 +438,21 @@ class Fetcher:
         if location is None and flight.needed == math.inf:
             self._note_refusal(source)
         return location
+
+    async def _come_along(self, flight: Flight) -> Data | None:
+        """The bytes of a block that comes with its neighbours; None where it must be fetched by itself."""
+        await asyncio.sleep(0)  # those that were asked for together with it wait for their slots now
+        part = self._ranges.begin(flight.source, flight.slot)
+        if part is None:
+            return None
+        try:
+            with flight.patience.enforced():
+                data = await part
+        except TimeoutError:
+            raise OriginUnavailable(f"{flight.source.subject} did not come in time") from None
+        if data is None:
+            await flight.patience.rest(0)  # it had the slot of another one
+        return data
 
     def _note_refusal(self, source: BlockSource) -> None:
         now = asyncio.get_running_loop().time()

@@ -8,8 +8,58 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import Protocol
+
+
+class Server(Protocol):
+    """What is read from."""
+
+    @property
+    def width(self) -> int:
+        """Reads that it takes at once now; at least 1."""
+
+
+class _Lane:
+    """The reads from one server."""
+
+    __slots__ = ("ahead", "bytes_in_use", "demand", "in_use", "in_use_ahead", "order", "server")
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.demand: OrderedDict[bytes, Slot] = OrderedDict()  # waiting, first come, first served
+        self.ahead: dict[bytes, Slot] = {}  # waiting, in the order of `order`
+        # (needed, number, key) of reads ahead. Some of them no longer wait, or have become demand.
+        self.order: list[tuple[float, int, bytes]] = []
+        self.in_use = self.in_use_ahead = 0  # slots taken, and those of them that reads ahead have
+        self.bytes_in_use = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.in_use or self.bytes_in_use or self.demand or self.ahead)
+
+    @property
+    def has_room(self) -> bool:
+        """Would the server take one more read?"""
+        return self.in_use < self.server.width
+
+    @property
+    def has_room_ahead(self) -> bool:
+        """Would it take one more, without the room that is kept for demand?"""
+        width = self.server.width
+        return self.in_use < width and self.in_use_ahead < _part_ahead(width)
+
+    def first_ahead(self) -> tuple[float, int, bytes]:
+        """Of those that wait; there is one."""
+        while self.order[0][2] not in self.ahead:
+            heapq.heappop(self.order)
+        return self.order[0]
+
+
+def _part_ahead(slots: int) -> int:
+    """Of so many slots, those that reads ahead may take."""
+    return max(1, slots - max(1, slots // 4))
 
 
 class FetchSlots:
@@ -19,24 +69,24 @@ class FetchSlots:
     never finds all of them taken by reads ahead. Reads ahead are admitted in the order in which they will be needed. A
     read larger than the whole capacity is admitted when no other one runs.
 
+    A server that takes fewer reads at once than there are slots gets no more than it takes, in the same order and with
+    the same quarter. What waits for it holds up nothing else.
+
     Reads of an origin that hangs may hold all slots until their deadline. So that reads of other origins need not wait
-    as long, each origin has an eighth of the slots and bytes, at least one read, for reads on demand alone: where no
+    as long, each server has an eighth of the slots and bytes, at least one read, for reads on demand alone: where no
     slot is free, they are admitted on top of the limits.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
         """slots: reads at once; capacity: their bytes."""
         self._slots = slots
-        self.ahead_slots = max(1, slots - max(1, slots // 4))  # slots that reads ahead may take
+        self.ahead_slots = _part_ahead(slots)  # slots that reads ahead may take
         self.capacity = capacity
-        self._demand: OrderedDict[bytes, Slot] = OrderedDict()  # waiting, first come, first served
-        self._demand_of: dict[str, OrderedDict[bytes, Slot]] = {}  # the same, by origin
-        self._ahead: dict[bytes, Slot] = {}  # waiting, in the order of `_order`
-        # (needed, sequence number, key) of reads ahead. Some of them no longer wait, or have become demand.
-        self._order: list[tuple[float, int, bytes]] = []
+        self._lanes: dict[Server, _Lane] = {}  # those of which any read waits or runs
         self._numbers = itertools.count()
+        self._demand_queued = 0  # reads on demand that wait for a slot
+        self.ahead_queued = 0  # reads ahead that wait for a slot
         self._ahead_in_use = 0  # slots taken by reads ahead
-        self._used: dict[str, tuple[int, int]] = {}  # by origin: slots taken, and bytes
         self.in_use = 0  # slots taken
         self.bytes_in_use = 0  # bytes of the reads that have them
 
@@ -46,137 +96,185 @@ class FetchSlots:
         and half as many that wait, so that no slot is free until somebody looks again for what comes next."""
         return self.ahead_slots + self.ahead_slots // 2
 
-    @property
-    def ahead_queued(self) -> int:
-        """Reads ahead that wait for a slot."""
-        return len(self._ahead)
-
-    def slot(self, key: bytes, size: int, *, ahead: bool, needed: float = math.inf, origin: str = "") -> "Slot":
+    def slot(self, key: bytes, size: int, server: Server, *, ahead: bool, needed: float = math.inf) -> "Slot":
         """As a context manager it waits for a slot, and holds it.
 
-        key: names the read to `promote`, and must be unique among those that wait; size: bytes of the read; ahead:
-        nobody waits for it yet; needed: loop time at which somebody will; origin: names what is read from.
+        key: names the read to `promote`, and must be unique among those that wait; size: bytes of the read; server:
+        what is read from; ahead: nobody waits for it yet; needed: loop time at which somebody will.
         """
-        return Slot(self, key, size, origin, ahead, needed)
+        return Slot(self, key, size, server, ahead, needed)
+
+    def free(self, server: Server) -> int:
+        """Slots that reads of the *server* could have now."""
+        lane = self._lanes.get(server)
+        return max(0, min(self._slots - self.in_use, server.width - (lane.in_use if lane is not None else 0)))
 
     def promote(self, key: bytes) -> None:
         """Somebody waits now for what the read ahead *key* brings."""
-        request = self._ahead.pop(key, None)
-        if request is not None:
-            request.ahead = False
-            self._want(request)
-            self._admit()
+        for lane in self._lanes.values():
+            request = lane.ahead.get(key)
+            if request is not None:
+                self._drop(request, lane)
+                request.ahead = False
+                self._queue(request, lane)
+                self._admit()
+                return
+
+    def take_along(self, key: bytes, server: Server) -> bool:
+        """Admit the read *key* in the slot of another read of the *server*, which brings its bytes too. False where it
+        does not wait, or where its bytes are too many."""
+        lane = self._lanes.get(server)
+        request = (lane.ahead.get(key) or lane.demand.get(key)) if lane is not None else None
+        if lane is None or request is None or self.bytes_in_use + request.size > self.capacity:
+            return False
+        self._drop(request, lane)
+        request.slots = 0
+        self._let_in(request, lane)
+        return True
 
     def ask(self, request: "Slot", admitted: Callable[[], None]) -> bool:
         """For `Slot`. True where it has it at once; else *admitted* is called when it has."""
-        if self._is_next(request):
-            self._let_in(request)
+        lane = self._lanes.get(request.server)
+        if lane is None:
+            lane = self._lanes[request.server] = _Lane(request.server)
+        request.slots = 1
+        if self._is_next(request, lane):
+            self._let_in(request, lane)
             return True
         request.admitted = admitted
-        if request.ahead:
-            if not self._ahead:
-                self._order.clear()
-            heapq.heappush(self._order, (request.needed, next(self._numbers), request.key))
-            self._ahead[request.key] = request
-        else:
-            self._want(request)
+        self._queue(request, lane)
         self._admit()
         return False
 
     def leave(self, request: "Slot") -> None:
         """For `Slot`: it waits no longer."""
-        if self._demand.get(request.key) is request:
-            self._drop_demand(request)
-        if self._ahead.get(request.key) is request:
-            del self._ahead[request.key]
+        lane = self._lanes.get(request.server)
+        if lane is not None and (lane.ahead if request.ahead else lane.demand).get(request.key) is request:
+            self._drop(request, lane)
+            self._forget(lane)
 
     def release(self, request: "Slot") -> None:
         """For `Slot`."""
-        self._count(request, -1)
-        if self._demand or self._ahead:
+        lane = self._lanes[request.server]
+        self._count(request, lane, -1)
+        if self._demand_queued or self.ahead_queued:
             self._admit()
+        self._forget(lane)
 
-    def _is_next(self, request: "Slot") -> bool:
+    def _is_next(self, request: "Slot", lane: _Lane) -> bool:
         """Nobody goes before it, and it fits."""
-        if self._demand or (request.ahead and (self._ahead or self._ahead_in_use >= self.ahead_slots)):
+        if self._demand_queued or not lane.has_room:
+            return False
+        if request.ahead and (self.ahead_queued or self._ahead_in_use >= self.ahead_slots or not lane.has_room_ahead):
             return False
         return self._fits(request.size)
 
-    def _want(self, request: "Slot") -> None:
-        self._demand[request.key] = request
-        self._demand_of.setdefault(request.origin, OrderedDict())[request.key] = request
+    def _queue(self, request: "Slot", lane: _Lane) -> None:
+        request.number = next(self._numbers)
+        if request.ahead:
+            if not lane.ahead:
+                lane.order.clear()
+            heapq.heappush(lane.order, (request.needed, request.number, request.key))
+            lane.ahead[request.key] = request
+            self.ahead_queued += 1
+        else:
+            lane.demand[request.key] = request
+            self._demand_queued += 1
 
-    def _drop_demand(self, request: "Slot") -> None:
-        del self._demand[request.key]
-        same_origin = self._demand_of[request.origin]
-        del same_origin[request.key]
-        if not same_origin:
-            del self._demand_of[request.origin]
+    def _drop(self, request: "Slot", lane: _Lane) -> None:
+        """It does not wait any more."""
+        if request.ahead:
+            del lane.ahead[request.key]
+            self.ahead_queued -= 1
+        else:
+            del lane.demand[request.key]
+            self._demand_queued -= 1
 
-    def _count(self, request: "Slot", one: int) -> None:
-        self.in_use += one
-        self.bytes_in_use += one * request.size
-        self._ahead_in_use += one * request.ahead
-        slots, size = self._used.get(request.origin, (0, 0))
-        self._used[request.origin] = slots + one, size + one * request.size
-        if not slots + one:
-            del self._used[request.origin]
+    def _forget(self, lane: _Lane) -> None:
+        if lane.is_idle:
+            self._lanes.pop(lane.server, None)
+
+    def _count(self, request: "Slot", lane: _Lane, one: int) -> None:
+        slots, size = one * request.slots, one * request.size
+        self.in_use += slots
+        lane.in_use += slots
+        self.bytes_in_use += size
+        lane.bytes_in_use += size
+        if request.ahead:
+            self._ahead_in_use += slots
+            lane.in_use_ahead += slots
 
     def _admit(self) -> None:
-        # Demand that does not fit yet stops reads ahead too: small ones would otherwise starve it.
-        while queue := self._demand or (self._ahead if self._ahead_in_use < self.ahead_slots else None):
-            ahead = queue is self._ahead
-            request = queue[self._first_ahead() if ahead else next(iter(queue))]
+        while self._demand_queued and (lane := self._next_demand()):
+            request = next(iter(lane.demand.values()))
             if not self._fits(request.size):
+                # Demand that does not fit yet stops reads ahead too: small ones would otherwise starve it.
                 self._admit_reserved()
                 return
-            if ahead:
-                del self._ahead[request.key]
-            else:
-                self._drop_demand(request)
-            self._let_in(request)
+            self._drop(request, lane)
+            self._let_in(request, lane)
+        while self.ahead_queued and self._ahead_in_use < self.ahead_slots and (lane := self._next_ahead()):
+            request = lane.ahead[lane.first_ahead()[2]]
+            if not self._fits(request.size):
+                return
+            self._drop(request, lane)
+            self._let_in(request, lane)
+
+    def _next_demand(self) -> _Lane | None:
+        """Where the next read on demand waits that its server would take."""
+        lanes = [lane for lane in self._lanes.values() if lane.demand and lane.has_room]
+        return min(lanes, key=_first_demand) if len(lanes) > 1 else lanes[0] if lanes else None
+
+    def _next_ahead(self) -> _Lane | None:
+        """Where the next read ahead waits that its server would take."""
+        lanes = [lane for lane in self._lanes.values() if lane.ahead and lane.has_room_ahead]
+        return min(lanes, key=_Lane.first_ahead) if len(lanes) > 1 else lanes[0] if lanes else None
 
     def _admit_reserved(self) -> None:
-        """Admit reads on demand of the origins that have not got what is kept for each."""
-        for origin, waiting in list(self._demand_of.items()):
-            while waiting:
-                request = next(iter(waiting.values()))
-                slots, size = self._used.get(origin, (0, 0))
-                kept = slots < max(1, self._slots // 8) and size + request.size <= self.capacity // 8
-                if slots and not kept:
-                    break
-                self._drop_demand(request)
-                self._let_in(request)
+        """Admit reads on demand of the servers that have not got what is kept for each."""
+        for lane in self._lanes.values():
+            for request in self._within_reserve(lane):
+                self._drop(request, lane)
+                self._let_in(request, lane)
 
-    def _let_in(self, request: "Slot") -> None:
-        self._count(request, 1)
+    def _within_reserve(self, lane: _Lane) -> "Iterator[Slot]":
+        while lane.demand and lane.has_room:
+            request = next(iter(lane.demand.values()))
+            size = lane.bytes_in_use + request.size
+            if lane.in_use and not (lane.in_use < max(1, self._slots // 8) and size <= self.capacity // 8):
+                return
+            yield request
+
+    def _let_in(self, request: "Slot", lane: _Lane) -> None:
+        self._count(request, lane, 1)
         request.held = True
         admitted, request.admitted = request.admitted, None
         if admitted is not None:
             admitted()
 
-    def _first_ahead(self) -> bytes:
-        while (key := self._order[0][2]) not in self._ahead:
-            heapq.heappop(self._order)
-        return key
-
     def _fits(self, size: int) -> bool:
         return self.in_use == 0 or (self.in_use < self._slots and self.bytes_in_use + size <= self.capacity)
+
+
+def _first_demand(lane: _Lane) -> int:
+    return next(iter(lane.demand.values())).number
 
 
 class Slot:
     """The slot of one read: waited for, held, or given back for a while."""
 
-    __slots__ = ("_slots", "admitted", "ahead", "held", "key", "needed", "origin", "size")
+    __slots__ = ("_slots", "admitted", "ahead", "held", "key", "needed", "number", "server", "size", "slots")
 
-    def __init__(self, slots: FetchSlots, key: bytes, size: int, origin: str, ahead: bool, needed: float) -> None:
+    def __init__(self, slots: FetchSlots, key: bytes, size: int, server: Server, ahead: bool, needed: float) -> None:
         """See FetchSlots.slot."""
         self.key = key
         self.size = size
-        self.origin = origin
+        self.server = server
         self.ahead = ahead  # it waits, or was admitted, as a read ahead
         self.needed = needed
         self.held = False
+        self.number = 0  # of those that had to wait, in the order in which they came
+        self.slots = 1  # that it takes: none where it has come along with another read
         self.admitted: Callable[[], None] | None = None  # while it waits: is called once it is admitted
         self._slots = slots
 
@@ -208,6 +306,12 @@ class Slot:
         """Hold it no longer, nor wait for it."""
         self._slots.leave(self)
         self.give_back()
+
+    def hand_over(self) -> "Slot":
+        """Another one that counts as a slot in place of this one, which keeps its bytes. Both are to be given back."""
+        other = Slot(self._slots, self.key, 0, self.server, self.ahead, self.needed)
+        other.held, other.slots, self.slots = self.held, self.slots, 0
+        return other
 
     def give_back(self) -> None:
         """Let others have it. Does nothing where it is not held."""

@@ -5,13 +5,14 @@ function's entry in _KINDS, by the scheme of its URLs. Where the kind has settin
 cachefs.messages.OriginOptions and options of `cachectl dataset add`.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.key_ranges import ListingPlace
 from cachefs_daemon.origin.patience import Patience
 
@@ -36,6 +37,10 @@ class OriginSettings:
     file_roots: tuple[str, ...] = ()
     # Whether links in a file:// dataset are followed where they lead out of it.
     follow_symlinks: bool = False
+    # Requests that may be sent a second time since they are late, as a share of all.
+    hedge_share: float = 0.02
+    # Bytes of one request for several neighbouring blocks, at most; 0: there are none.
+    max_request: int = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,10 @@ class Origin(Protocol):
     def detours(self) -> int:
         """Reads so far that took a slower way than they usually do."""
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its server, which it may share with other origins. What asks nobody over a network has one of its own."""
+
     def identity(self, key: bytes) -> bytes:
         """The name of the object *key*, which is unique among the objects of all origins."""
 
@@ -98,6 +107,24 @@ class ResumableOrigin(Protocol):
 
     def list_from(self, report: Report, place: ListingPlace) -> AsyncIterator[list[ListedObject]]:
         """As Origin.list, beginning at *place*, which always tells what is left after the last batch."""
+
+
+@runtime_checkable
+class RangeOrigin(Protocol):
+    """An origin that can bring neighbouring parts of an object with one request."""
+
+    @property
+    def reads_ranges(self) -> bool:
+        """Whether it can do so now."""
+
+    async def read_parts(
+        self, wanted: ObjectRange, lengths: Sequence[int], arrived: Callable[[int, Data], None]
+    ) -> None:
+        """Read the *wanted* bytes, and call *arrived* with the number and the bytes of each part as it comes.
+
+        lengths: of the parts, which are the wanted bytes together. A part may come twice. There is one attempt only;
+        what has come before it fails is right. Raises as `Origin.read` does.
+        """
 
 
 def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:

@@ -26,6 +26,7 @@ from cachefs.errors import (
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.file_tree import FileTree
 from cachefs_daemon.origin.file_version import FileVersions, is_version
 from cachefs_daemon.origin.idle_threads import IdleThreads
@@ -77,6 +78,7 @@ class FileOrigin:
         self.requests = 0
         self.errors = 0
         self.detours = 0
+        self.endpoint = Endpoint(self.url, settings.max_connections)
         root = os.path.normpath(path).replace(b"//", b"/")
         self._tree = FileTree(root, settings.file_roots, follow_symlinks=settings.follow_symlinks)
         self._versions = FileVersions(mtime_only=options.mtime_only)

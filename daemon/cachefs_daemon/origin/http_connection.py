@@ -5,6 +5,7 @@ not expected, and whoever stops waiting, aborts the connection, so no answer is 
 """
 
 import asyncio
+import math
 import weakref
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -48,6 +49,20 @@ class Answer(NamedTuple):
     used: "HttpConnection | None" = None
 
 
+class Asked:
+    """A request, and which connection it is on."""
+
+    __slots__ = ("connection", "sent", "waiter")
+
+    # Where it is a method, it is called with the head and what there is of the body, whenever more has come.
+    receive: "Callable[[Head, memoryview], None] | None" = None
+
+    def __init__(self) -> None:
+        self.connection: HttpConnection | None = None  # None before it was sent
+        self.waiter: asyncio.Future[Answer] | None = None  # who waits there
+        self.sent = math.inf  # loop time
+
+
 class HttpConnection(asyncio.BufferedProtocol):
     """One connection. Belongs to its event loop.
 
@@ -78,17 +93,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head: Head | None = None
         self._begin = 0  # where in the buffer the head, or the body once the head is there, begins
         self._end = 0  # where the body ends
+        self._receive: Callable[[Head, memoryview], None] | None = None  # see Asked
 
     @property
     def was_used(self) -> bool:
         """Has it answered a request?"""
         return self._proven is None
 
-    def send(self, request: bytes, room: int) -> "asyncio.Future[Answer]":
+    def send(self, request: bytes, room: int, asked: Asked | None = None) -> "asyncio.Future[Answer]":
         """Send the *request*. Whoever does not wait for the answer to the end must call `abort`.
 
-        room: bytes of a body for which there is room, at least. The answer is one of ClosedUnanswered, CutOff, Silent,
-        Malformed where there is none.
+        room: bytes of a body for which there is room, at least. asked: is told of it. The answer is one of
+        ClosedUnanswered, CutOff, Silent, Malformed where there is none.
         """
         waiter = self._waiter = self._loop.create_future()
         # One byte more than may come, so that surplus is seen.
@@ -96,15 +112,31 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._filled = self._begin = 0
         self._head = None
         self._last = self._loop.time()
+        if asked is not None:
+            asked.connection, asked.waiter, asked.sent = self, waiter, self._last
+            self._receive = asked.receive
+        else:
+            self._receive = None
         if self.open and self._transport is not None:
             self._transport.write(request)
         else:
             self._fail(ClosedUnanswered())
         return waiter
 
+    def outdo(self, asked: Asked, answer: Answer) -> bool:
+        """Give who waits for what was *asked* an *answer* that has come in another way. False where nobody does."""
+        waiter = self._waiter
+        if waiter is None or waiter is not asked.waiter or waiter.done():
+            return False
+        self._waiter = None
+        waiter.set_result(answer)
+        self.abort()
+        return True
+
     def abort(self) -> None:
         """Close it at once."""
         self.open = False
+        self._receive = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -134,8 +166,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             except Malformed as error:
                 self._fail(error)
                 return
-        if self._head is not None and self._filled >= self._end:
+        if self._head is None:
+            return
+        if self._filled >= self._end:
             self._finish(self._head, waiter)
+        elif self._receive is not None:
+            self._receive(self._head, self._view[self._begin : self._filled])
 
     def eof_received(self) -> None:
         self._end_of_stream()
@@ -188,6 +224,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         waiter.set_result(Answer(head, body.data, self if self.was_used else None))
         # Whoever has the answer has the memory from now on.
         self._view, self._filled = _UNASKED, 0
+        if self._receive is not None:
+            self._receive = self._memory = None  # it is larger than others, and not to stay with the connection
         if self._proven is not None and self._transport is not None:
             self._proven(self._transport)
             self._proven = None

@@ -13,11 +13,13 @@ import aiohappyeyeballs
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, SSLError
 
 from cachefs_daemon.origin.base import OriginSettings
-from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, HttpConnection
+from cachefs_daemon.origin.http_connection import Answer, Asked, ClosedUnanswered, HttpConnection
 from cachefs_daemon.origin.http_tls import Tls, noticed
 
 # Seconds that the addresses of a name are remembered, so that many new connections ask the name server once.
 _ADDRESSES_KEPT: Final = 10.0
+# One spare connection for so many of the usual ones: for requests that are sent a second time.
+_SPARE: Final = 16
 # Seconds after which the next address is tried too, while one has not answered.
 _NEXT_ADDRESS: Final = 0.25
 # What this machine lacks; it says nothing of the server.
@@ -56,16 +58,22 @@ class HttpPool:
         self._addresses: asyncio.Future[_Addresses] | None = None
         self._addresses_until = 0.0  # loop time
 
-    async def ask(self, request: bytes, room: int) -> Answer:
+    @property
+    def has_spare(self) -> bool:
+        """Is there a connection for a request that is sent a second time?"""
+        return bool(self._free) or len(self._all) + self._coming < self._most(spare=True)
+
+    async def ask(self, request: bytes, room: int, asked: Asked | None = None, *, spare: bool = False) -> Answer:
         """Send the *request* and return its answer, for whose body there is room for *room* bytes at least.
 
+        asked: is told on which connection it is. spare: it is sent a second time, and may have one connection more.
         Raises what HttpConnection.send gives, what aiobotocore raises where there is no connection, and OSError where
         this machine cannot make one.
         """
-        connection = self._free.pop() if self._free else await self._obtain()
+        connection = self._free.pop() if self._free else await self._obtain(spare=spare)
         while True:
             try:
-                answer: Answer = await connection.send(request, room)
+                answer: Answer = await connection.send(request, room, asked)
                 break
             except ClosedUnanswered:
                 if not connection.was_used:
@@ -74,7 +82,7 @@ class HttpPool:
             except BaseException:
                 connection.abort()
                 raise
-            connection = await self._obtain(new=True)
+            connection = await self._obtain(new=True, spare=spare)
         if connection.open:
             self._free.append(connection)
             if self._waiting:
@@ -86,10 +94,14 @@ class HttpPool:
         for connection in list(self._all):
             connection.abort()
 
-    async def _obtain(self, *, new: bool = False) -> HttpConnection:
+    def _most(self, *, spare: bool) -> int:
+        most = self._settings.max_connections
+        return most + 1 + most // _SPARE if spare else most
+
+    async def _obtain(self, *, new: bool = False, spare: bool = False) -> HttpConnection:
         """A connection, once there is one for this request. new: one that was just made."""
         while new or not self._free:
-            if len(self._all) + self._coming < self._settings.max_connections:
+            if len(self._all) + self._coming < self._most(spare=spare):
                 return await self._connect()
             if new and self._free:
                 self._free.pop().abort()

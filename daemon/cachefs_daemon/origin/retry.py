@@ -28,6 +28,10 @@ class Failure(NamedTuple):
     error: CachefsError
     # True where another try may succeed.
     transient: bool
+    # True where the origin refuses more requests than it takes at once, or in a second.
+    throttled: bool = False
+    # Seconds after which it wants to be asked again, at the earliest.
+    retry_after: float = 0.0
 
 
 def longest_wait(failed: int) -> float:
@@ -59,7 +63,7 @@ async def retrying(
                 except Exception as error:
                     failure = judge(error)
                 failed += 1
-                pause = _pause(failed, patience.left)
+                pause = _pause(failed, patience.left, failure.retry_after)
                 if not failure.transient or asyncio.get_running_loop().time() + pause > give_up:
                     raise failure.error
                 patience.trouble = failure.error
@@ -68,6 +72,9 @@ async def retrying(
         raise (failure or Failure(OriginUnavailable(f"no answer in time for {subject}"), True)).error from None
 
 
-def _pause(failed: int, left: float) -> float:
-    """Towards the end the waits become shorter, so that an origin that comes back at the last moment is in time."""
-    return min(random.uniform(0, longest_wait(failed)), max(_FIRST, left / 2))
+def _pause(failed: int, left: float, least: float) -> float:
+    """Towards the end the waits become shorter, so that an origin that comes back at the last moment is in time.
+
+    least: seconds that the origin asks for.
+    """
+    return min(least + random.uniform(0, longest_wait(failed)), max(_FIRST, left / 2))

@@ -7,10 +7,11 @@ listed: ETag, length, range and total size. botocore's own retries are off, sinc
 import asyncio
 import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from cachefs.errors import ConfigError
+from cachefs.errors import ConfigError, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
@@ -23,6 +24,7 @@ from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, are_credentials
 from cachefs_daemon.origin.s3_get import Doubtful, Unusual
 from cachefs_daemon.origin.s3_listing import list_bucket
 from cachefs_daemon.origin.s3_page import Page, parse_page
+from cachefs_daemon.origin.s3_parts import Parts
 
 # All attempts for one page of the listing together, in seconds.
 _PAGE_DEADLINE: Final = 120.0
@@ -57,6 +59,7 @@ class S3Origin:
         self._prefix = f"{prefix}/" if prefix else ""
         self._connection = connection(options, settings)
         self._connection.hold()
+        self.endpoint = self._connection.limits
         self._endpoint = self._connection.endpoint
         self._identity = f"s3:{self._endpoint or 'aws'}:{bucket}/{self._prefix}".encode()
         self._outage = self._connection.outage
@@ -86,20 +89,50 @@ class S3Origin:
         place = self._place(self._prefix + wanted.key.decode())
         return await self._retrying(functools.partial(self._read, place, wanted), place, patience)
 
+    @property
+    def reads_ranges(self) -> bool:
+        return not self._connection.detour.is_taken
+
+    async def read_parts(
+        self, wanted: ObjectRange, lengths: Sequence[int], arrived: Callable[[int, Data], None]
+    ) -> None:
+        place = self._place(self._prefix + wanted.key.decode())
+
+        async def request(client: OpenClient) -> None:
+            if self.endpoint.is_limited:
+                await self.endpoint.turn(self.url)
+            began = time.monotonic()
+            parts = Parts(place, wanted, lengths, arrived)
+            body = await client.lean.read(place, wanted, parts)
+            parts.finish(body)
+            self.endpoint.answered(self.url, wanted.length, began)
+
+        try:
+            await self._attempt(request)
+        except Unusual as unusual:
+            self.errors += 1
+            raise OriginUnavailable(f"{place}: {unusual}") from None
+        except Exception as error:
+            raise self._judged(error, place).error from None
+
     async def close(self) -> None:
         await self._connection.release()
 
     def _retrying(
         self, request: _Request[Result], place: Place, patience: Patience, give_up: float = math.inf
     ) -> Coroutine[Any, Any, Result]:
-        def judge_attempt(error: Exception) -> Failure:
-            self.errors += 1
-            failure = judge(error, place)
-            if failure.transient:
-                self._outage.failed(str(failure.error))
-            return failure
+        attempt, judged = functools.partial(self._attempt, request), functools.partial(self._judged, place=place)
+        return retrying(attempt, judged, place, patience, give_up)
 
-        return retrying(functools.partial(self._attempt, request), judge_attempt, place, patience, give_up)
+    def _judged(self, error: Exception, place: Place) -> Failure:
+        """What the exception of an attempt means."""
+        self.errors += 1
+        failure = judge(error, place)
+        if failure.throttled:
+            self.endpoint.refused(self.url, str(failure.error))
+        elif failure.transient:
+            self._outage.failed(str(failure.error))
+        return failure
 
     async def _attempt(self, request: _Request[Result]) -> Result:
         """What the *request* brings, which is sent once more where there are other credentials than those refused."""
@@ -139,6 +172,9 @@ class S3Origin:
         return page
 
     async def _read(self, place: Place, wanted: ObjectRange, client: OpenClient) -> Data:
+        if self.endpoint.is_limited:
+            await self.endpoint.turn(self.url)
+        began = time.monotonic()
         detour = self._connection.detour
         if not detour.is_taken:
             try:
@@ -158,9 +194,12 @@ class S3Origin:
                     self.errors += 1
             else:
                 detour.usual()
+                self.endpoint.answered(self.url, wanted.length, began)
                 return data
         self.detours += 1
-        return await self._read_fully(client.full, place, wanted)
+        whole = await self._read_fully(client.full, place, wanted)
+        self.endpoint.answered(self.url, wanted.length, began)
+        return whole
 
     async def _read_fully(self, client: Any, place: Place, wanted: ObjectRange) -> bytearray:
         """As aiobotocore reads it."""

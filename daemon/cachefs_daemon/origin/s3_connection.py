@@ -26,6 +26,7 @@ from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.detour import Detour
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.s3_credentials import in_time
 from cachefs_daemon.origin.s3_get import S3Get
@@ -67,8 +68,12 @@ class S3Connection:
         self.endpoint = (
             options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         )
-        self.outage = Outage(f"S3 at {self.endpoint or 'AWS'}")
-        self.detour = Detour(f"S3 at {self.endpoint or 'AWS'}")
+        name = f"S3 at {self.endpoint or 'AWS'}"
+        self.outage = Outage(name)
+        self.detour = Detour(name)
+        self.limits = Endpoint(
+            name, settings.max_connections, hedge_share=settings.hedge_share, largest=settings.max_request
+        )
         self._options = options
         self._settings = settings
         self._holders = 0
@@ -183,7 +188,7 @@ class S3Connection:
             full.meta.events.unregister("before-parse.s3.*", botocore.handlers._handle_200_error)
         source = None if self._options.anonymous else await session.get_credentials()
         verify = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE", True)
-        lean = S3Get(full, source, self._settings, verify)
+        lean = S3Get(full, source, self._settings, verify, self.limits)
         stack.callback(lean.close)
         return OpenClient(full, lean, credentials, stack, asyncio.get_running_loop())
 

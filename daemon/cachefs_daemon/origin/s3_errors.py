@@ -11,7 +11,10 @@ from botocore.parsers import ResponseParserError, RestXMLParser
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs_daemon.origin.retry import Failure
 
-_THROTTLED: Final = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"}
+_THROTTLED: Final = {
+    "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "BandwidthLimitExceeded",
+    "TooManyRequests", "TooManyRequestsException",
+}  # fmt: skip
 # Too many requests. And 408, which proxies say of a connection that they close: they have seen no request.
 _BUSY: Final = {408, 429}
 _EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
@@ -33,6 +36,10 @@ _SETTINGS: Final = (
     boto.InvalidRegionError,
     boto.EndpointProviderError,
 )
+
+
+# A number with so many digits is no number of seconds that anybody waits.
+_LONG: Final = 6
 
 
 class Place(NamedTuple):
@@ -108,9 +115,13 @@ def judge(error: Exception, place: Place) -> Failure:
 def _refusal(error: boto.ClientError, place: Place) -> Failure:
     code = _code(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if code in _THROTTLED or status in _BUSY or status >= 500:
+    if code in _THROTTLED or code == "RequestTimeout" or status in _BUSY or status >= 500:
+        later = _retry_after(error)
         return Failure(
-            OriginUnavailable(f"{place}: the server answers {status} {code}; it is overloaded or down"), True
+            OriginUnavailable(f"{place}: the server answers {status} {code}; it is overloaded or down"),
+            True,
+            throttled=code in _THROTTLED or status == 429 or (status == 503 and later is not None),
+            retry_after=later or 0.0,
         )
     if code in _EXPIRED:
         # Whoever renews them may be late by a moment. They are read again before each attempt.
@@ -126,6 +137,14 @@ def _refusal(error: boto.ClientError, place: Place) -> Failure:
             True,
         )
     return Failure(_permanent(code, status, place), False)
+
+
+def _retry_after(error: boto.ClientError) -> float | None:
+    """Seconds, as the server says when to ask again. 0 for a date."""
+    said = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after")
+    if said is None:
+        return None
+    return float(said) if said.isascii() and said.isdigit() and len(said) < _LONG else 0.0
 
 
 def _line(error: Exception) -> str:

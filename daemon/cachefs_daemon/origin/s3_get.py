@@ -11,18 +11,24 @@ from botocore.exceptions import ReadTimeoutError
 
 from cachefs.errors import ObjectChanged
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutOff, Silent
 from cachefs_daemon.origin.http_head import Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
+from cachefs_daemon.origin.http_race import Races
 from cachefs_daemon.origin.http_tls import Tls
 from cachefs_daemon.origin.s3_answer import bytes_before
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
 from cachefs_daemon.origin.s3_credentials import Credentials, CurrentCredentials
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, is_redirect, refusal
+from cachefs_daemon.origin.s3_parts import Parts
 from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route
 
 _NOT_IMPLEMENTED: Final = 501
+# Taken for the body where an overloaded server sends it in chunks, as AWS does.
+_UNREAD: Final = b"<Error><Code>SlowDown</Code></Error>"
+_OVERLOADED: Final = (429, 503)
 # Gone, another version, shorter: what nobody asks again for.
 _FINAL: Final = frozenset((404, 412, 416))
 
@@ -52,7 +58,12 @@ class S3Get:
     """GETs with the settings and credentials of one client of aiobotocore. Used on one event loop."""
 
     def __init__(
-        self, client: Any, credentials: Credentials | None, settings: OriginSettings, verify: bool | str
+        self,
+        client: Any,
+        credentials: Credentials | None,
+        settings: OriginSettings,
+        verify: bool | str,
+        endpoint: Endpoint,
     ) -> None:
         """client: of aiobotocore, after s3_route.prepare. credentials: None for requests that are not signed. verify:
         as in Tls."""
@@ -60,6 +71,7 @@ class S3Get:
         self._credentials = CurrentCredentials(credentials)
         self._settings = settings
         self._tls = Tls(verify)
+        self._races = Races(endpoint)
         self._pools: dict[Server, HttpPool] = {}
         self._routes: dict[str, Route | NoRoute] = {}  # by bucket
         self._finding = asyncio.Lock()
@@ -68,9 +80,12 @@ class S3Get:
         # Servers take times that are 15 minutes off.
         self._ways: dict[str, _Way] = {}
 
-    async def read(self, place: Place, wanted: ObjectRange) -> memoryview:
+    async def read(self, place: Place, wanted: ObjectRange, parts: Parts | None = None) -> memoryview:
         """The *wanted* bytes of the object at the *place*. Raises Unusual, Doubtful, and what a client of aiobotocore
-        raises."""
+        raises.
+
+        parts: is told of the bytes as they arrive. Such a request is never sent twice, as it is large.
+        """
         etag = wanted.version.decode()
         # Blanks in a row would have to be signed as one. No server has such ETags.
         if not place.key or not etag.isascii() or not etag.isprintable() or " " in etag:
@@ -80,7 +95,11 @@ class S3Get:
             self._ways.clear()
         way = self._ways.get(place.bucket) or await self._find_way(place.bucket)
         try:
-            answer = await way.pool.ask(way.maker.get(place.key, etag, wanted), wanted.length)
+            request = way.maker.get(place.key, etag, wanted)
+            if parts is None:
+                answer = await self._races.ask(way.pool, request, wanted.length)
+            else:
+                answer = await way.pool.ask(request, wanted.length, parts)
         except Malformed as error:
             raise Unusual(f"the head of an answer is not understood: {error}") from None
         except ClosedUnanswered:
@@ -149,7 +168,8 @@ class S3Get:
         if head.status < 400 or (body is None and not overloaded):
             raise Unusual(f"an answer has status {head.status}")
         # An overloaded server is not asked again for what it has said in chunks; its status says enough.
-        error = refusal(head.status, head.headers, bytes(body or b""))
+        unread = body is None and head.status in _OVERLOADED
+        error = refusal(head.status, head.headers, _UNREAD if unread else bytes(body or b""))
         if is_redirect(error):
             raise Unusual(f"bucket {bucket} may be in another region")
         if head.status in _FINAL:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.patience import Patience
 
 
@@ -17,6 +18,7 @@ class UnusableOrigin:
         self.requests = 0
         self.errors = 0
         self.detours = 0
+        self.endpoint = Endpoint(url, 1)
         self._reason = ConfigError(f"{url} cannot be used: {reason}")
 
     def identity(self, key: bytes) -> bytes:

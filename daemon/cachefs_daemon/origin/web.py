@@ -9,6 +9,7 @@ import asyncio
 import functools
 import hashlib
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import BinaryIO, Final, Protocol, TypeVar
@@ -18,6 +19,7 @@ import aiohttp
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
@@ -107,6 +109,7 @@ class WebOrigin:
         self.detours = 0
         self._store = store
         self._client = WebClient(settings)
+        self.endpoint = Endpoint(store.server, settings.max_connections)
         self._at = "" if store.server in store.url else f" at {store.server}"
         self._outage = Outage(f"{store.url}{self._at}")
         self._has_answered = False
@@ -146,7 +149,9 @@ class WebOrigin:
         def judge_attempt(error: Exception) -> Failure:
             self.errors += 1
             failure = self._judge(key, error)
-            if failure.transient:
+            if failure.throttled:
+                self.endpoint.refused(self.url, str(failure.error))
+            elif failure.transient:
                 self._outage.failed(str(failure.error))
             return failure
 
@@ -170,6 +175,9 @@ class WebOrigin:
         return await work()
 
     async def _get(self, key: str, wanted: ObjectRange, last: _Digests) -> Data:
+        if self.endpoint.is_limited:
+            await self.endpoint.turn(self.url)
+        began = time.monotonic()
         request = await self._store.request(wanted)
         async with self._client.answer(request) as (answer, content):
             is_version = self._store.is_version(wanted, answer)
@@ -186,6 +194,7 @@ class WebOrigin:
             )
         if wanted.length == wanted.size and (checksum := self._store.checksum(wanted, answer)):
             await self._check(key, checksum, data, last)
+        self.endpoint.answered(self.url, wanted.length, began)
         return data
 
     async def _check(self, key: str, checksum: Checksum, data: Data, last: _Digests) -> None:
@@ -237,7 +246,8 @@ class WebOrigin:
 def refused(status: int, where: str, key: str) -> Failure:
     """What a status means. where: what was asked for, for people. key: empty for a listing."""
     if status == _TOO_MANY or status >= 500 or status == 408:
-        return Failure(OriginUnavailable(f"{where}: the server answers {status}; it is overloaded or down"), True)
+        text = f"{where}: the server answers {status}; it is overloaded or down"
+        return Failure(OriginUnavailable(text), True, throttled=status == _TOO_MANY)
     return Failure(_permanent(status, where, key), False)
 
 

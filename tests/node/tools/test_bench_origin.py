@@ -1,12 +1,17 @@
 """The clients of `cachefs-bench origin` get what they should, whole and in ranges."""
 
+from pathlib import Path
+
 import pytest
-from cachefs_tools.bench import origin_get
+from cachefs_tools.bench import origin_get, origin_limits
 from cachefs_tools.bench.origin_get import Load
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer
 from cachefs_tools.bench.sample_data import sample_name
+from cachefs_tools.bench.slow_link import Limits
+from cachefs_tools.bench.throttle import throttled
 from cachefs_tools.scratch_node import Account
 
+from cachefs.errors import ConfigError
 from tests.servers.s3 import S3Server
 
 SIZE, FILES = 3000, 3
@@ -29,3 +34,21 @@ def test_each_client(server: OriginServer, client: str, bytes_each: int, monkeyp
     assert cost.rate > 0
     figures = origin_get._figures([cost], bytes_each)
     assert figures["gb_per_second"] == pytest.approx(figures["per_second"] * bytes_each / 1e9, abs=1e-3)
+
+
+def test_reads_from_a_server_that_throttles_and_is_slow(
+    server: OriginServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "")  # what the benchmark sets is taken back
+    limits = Limits(latency=0.001, slow_share=0.1, slow_factor=2, request_rate=1000)
+    with throttled(server.endpoint, limits, tmp_path / "proxy.log") as proxy:
+        found = origin_limits.read_in_turn(Load(server, SIZE, FILES, SIZE, 30, 4), proxy.endpoint, 0.02)
+        assert found["errors"] == 0
+        assert proxy.counters().requests == 30 + found["throttled"] + found["hedged"]
+
+
+def test_what_is_slow_is_a_share_and_a_factor() -> None:
+    assert origin_limits.limits_of(500, "0.01x50") == Limits(0.05, slow_share=0.01, slow_factor=50, request_rate=500)
+    with pytest.raises(ConfigError, match="expected a share and a factor"):
+        origin_limits.limits_of(0, "a lot")

@@ -18,7 +18,7 @@ from cachefs.errors import CachefsError
 from cachefs.extras import needs_extra
 
 with needs_extra("bench", "cachefs-bench"):
-    from cachefs_tools.bench import first_epoch, metadata, origin_get, planning, reads
+    from cachefs_tools.bench import first_epoch, metadata, origin_get, origin_limits, planning, reads
     from cachefs_tools.bench.block_command import block_command
     from cachefs_tools.bench.listing_command import listing_command
     from cachefs_tools.bench.miss_command import miss_command
@@ -92,13 +92,26 @@ def plan_command(samples: int, consumers: int, reads: int) -> None:
 @click.option("--size", default=origin_get.SMALL, show_default=True, help="Bytes of each object.")
 @click.option("--parallel", default=32, show_default=True, help="GETs under way at once.")
 @click.option("--turns", default=3, show_default=True, help="How often each client runs.")
+@click.option(
+    "--throttle", default=0.0, metavar="RATE", help="Instead, read from a server that refuses more requests a second."
+)
+@click.option(
+    "--slow", metavar="SHARExFACTOR", help="Instead, read from a server some of whose answers are slow, as in 0.01x50."
+)
 @click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
-def origin_command(directory: Path | None, **load: Any) -> None:
+def origin_command(directory: Path | None, throttle: float, slow: str | None, turns: int, **load: Any) -> None:
     """Measure GETs of S3: processor time of each, and how many one event loop gets in a second.
 
     The daemon's own client runs beside aiobotocore, and beside a client that only receives, which is the limit.
+
+    With --throttle or --slow: how the daemon's reads get on with such a server, and with how many requests.
     """
-    _print(lambda work: origin_get.measure(work, **load), directory)
+    if throttle or slow is not None:
+        _print(
+            lambda work: origin_limits.measure(work, limits=origin_limits.limits_of(throttle, slow), **load), directory
+        )
+    else:
+        _print(lambda work: origin_get.measure(work, turns=turns, **load), directory)
 
 
 @main.command("first-epoch")

@@ -77,7 +77,7 @@ def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: in
     for name, shape in shapes.items():
         directory = work / name
         directory.mkdir()
-        with _server(directory, shape, endpoint) as (kind, server):
+        with filled(directory, shape, endpoint) as (kind, server):
             bytes_each = min(shape.size, RANGE)
             count = max(2 * parallel, gets // max(1, bytes_each // SMALL // 2))
             load = Load(server, bytes_each, shape.files, shape.size, count, parallel)
@@ -87,7 +87,8 @@ def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: in
 
 
 @contextmanager
-def _server(work: Path, shape: Shape, endpoint: str | None) -> Iterator[tuple[str, OriginServer]]:
+def filled(work: Path, shape: Shape, endpoint: str | None) -> Iterator[tuple[str, OriginServer]]:
+    """What kind of server it is, and the server, with the dataset in it. endpoint: of a running one."""
     nginx = find_nginx()
     if endpoint is None and nginx is not None:
         write_samples(work / "buckets" / BUCKET, shape.files, shape.size)
@@ -137,10 +138,20 @@ async def _run(client: str, load: Load) -> Cost:
         AWS_ACCESS_KEY_ID=load.server.account.access_key, AWS_SECRET_ACCESS_KEY=load.server.account.secret_key
     )
     async with _botocore(load) as full:
-        listed = [await full.head_object(Bucket=BUCKET, Key=sample_name(number)) for number in range(load.files)]
-        wanted = list(_wanted(load, [answer["ETag"].strip('"') for answer in listed]))
+        wanted = await _gets_of(load, full)
         async with _CONNECTED[client](load, full, wanted) as get:
             return await _cost(load, get, wanted[: load.count // _FEWER] if client == "aiobotocore" else wanted)
+
+
+async def gets_of(load: Load) -> list[ObjectRange]:
+    """All that is to be read. It asks the server for ETags."""
+    async with _botocore(load) as full:
+        return await _gets_of(load, full)
+
+
+async def _gets_of(load: Load, full: Any) -> list[ObjectRange]:
+    listed = [await full.head_object(Bucket=BUCKET, Key=sample_name(number)) for number in range(load.files)]
+    return list(_wanted(load, [answer["ETag"].strip('"') for answer in listed]))
 
 
 def _wanted(load: Load, etags: list[str]) -> Iterator[ObjectRange]:

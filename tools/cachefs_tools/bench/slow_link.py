@@ -23,6 +23,8 @@ class Limits:
     latency_p99: float = 0  # seconds, the 99th percentile of a log-normal distribution; 0: every answer takes `latency`
     stream_bandwidth: float = 0  # bytes per second of one connection
     bandwidth: float = 0  # bytes per second of all connections together
+    slow_share: float = 0  # of the answers, those that take `slow_factor` times as long to begin
+    slow_factor: float = 1
     request_rate: float = 0  # requests per second; the answer to more is 503 SlowDown, as S3 answers
 
 
@@ -33,11 +35,13 @@ class Latency:
         self._median = limits.latency
         tail = limits.latency_p99 > limits.latency > 0
         self._sigma = math.log(limits.latency_p99 / limits.latency) / Z_99 if tail else 0.0
+        self._share, self._factor = limits.slow_share, limits.slow_factor
         self._random = random.Random(0)
 
     def draw(self) -> float:
         """The next latency, in seconds."""
-        return self._median * math.exp(self._random.gauss(0, self._sigma)) if self._sigma else self._median
+        usual = self._median * math.exp(self._random.gauss(0, self._sigma)) if self._sigma else self._median
+        return usual * self._factor if self._share and self._random.random() < self._share else usual
 
 
 class Pipe:

@@ -7,7 +7,7 @@ from typing import Final
 import click
 from rich.table import Table
 
-from cachefs.messages import Empty, MountView, Status
+from cachefs.messages import Empty, EndpointStatus, MountView, Status
 from cachefs.rpc import STATUS
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.display import duration, name, share, size, table
@@ -88,11 +88,24 @@ def describe(now: Status) -> Iterator[str | Table]:
         yield f"passed     {now.passed_blocks:,} blocks straight to their readers, as no tier could hold them"
     detours = f", {now.origin_detours:,} reads took a detour (see the daemon's log)" if now.origin_detours else ""
     yield f"origin     {now.origin_requests:,} requests, {now.origin_errors:,} failed{detours}"
+    yield from map(describe_endpoint, now.endpoints)
     yield f"repairs    {now.repairs:,} damaged blocks dropped"
     yield f"datasets   {now.datasets}, warmups running {now.warmups}, recent errors {len(now.errors)}"
     if now.mounts:
         yield ""
         yield mount_table(now.mounts)
+
+
+def describe_endpoint(one: EndpointStatus) -> str:
+    """A line about a server."""
+    parts = [f"{one.width} of {one.most} requests at once"]
+    if one.rate:
+        parts.append(f"{one.rate:,.0f} a second")
+    if one.throttled:
+        parts.append(f"{one.throttled:,} throttled")
+    if one.hedged:
+        parts.append(f"{one.hedged:,} sent twice, of which {one.hedges_won:,} answered first")
+    return f"{'':<10} {name(one.name)}: {', '.join(parts)}"
 
 
 def mount_table(found: list[MountView]) -> Table:

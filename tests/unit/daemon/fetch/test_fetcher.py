@@ -16,6 +16,7 @@ from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.puts import Stored
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
@@ -41,6 +42,7 @@ class ObedientOrigin:
 
     def __init__(self) -> None:
         self.requests = 0
+        self.endpoint = Endpoint(self.url, 1000)
         self.open = asyncio.Event()  # reads wait while it is not set
         self.open.set()
         self.failure: Exception | None = None  # what reads raise

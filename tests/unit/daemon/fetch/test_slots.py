@@ -4,8 +4,14 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
 from cachefs_daemon.fetch.slots import FetchSlots, Slot
+
+
+@dataclass(eq=False)
+class Server:
+    width: int = 1000
 
 
 class Crowd:
@@ -17,12 +23,14 @@ class Crowd:
         self._leave: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.slot_of: dict[str, Slot] = {}
+        self.servers: dict[str, Server] = {}
 
     async def come(
         self, name: str, size: int = 1, *, ahead: bool = False, needed: float = math.inf, origin: str = ""
     ) -> None:
         self._leave[name] = asyncio.Event()
-        slot = self.slots.slot(name.encode(), size, ahead=ahead, needed=needed, origin=origin)
+        server = self.servers.setdefault(origin, Server())
+        slot = self.slots.slot(name.encode(), size, server, ahead=ahead, needed=needed)
         self.tasks[name] = asyncio.create_task(self._visit(name, slot))
         await settle()
 
@@ -161,6 +169,27 @@ def test_an_origin_that_hangs_holds_up_no_other_one() -> None:
         assert "good 2" in crowd.admitted
         await crowd.come("ahead", ahead=True, origin="good")
         assert "ahead" not in crowd.admitted
+
+    with_slots(16, 100, scene)
+
+
+def test_a_server_gets_no_more_reads_than_it_takes_and_holds_up_no_other_one() -> None:
+    async def scene(crowd: Crowd) -> None:
+        crowd.servers["busy"] = Server(2)
+        for number in range(4):
+            await crowd.come(f"busy {number}", ahead=number < 2, origin="busy")
+        assert crowd.admitted == ["busy 0", "busy 2"]  # one of two is kept for demand
+        await crowd.come("other", origin="other")
+        await crowd.come("other ahead", ahead=True, origin="other")
+        assert crowd.admitted[2:] == ["other", "other ahead"]
+        crowd.servers["busy"].width = 1
+        await crowd.leave("busy 0")
+        assert "busy 3" not in crowd.admitted
+        await crowd.leave("busy 2")
+        assert "busy 3" in crowd.admitted
+        crowd.servers["busy"].width = 4
+        await crowd.leave("other")
+        assert "busy 1" in crowd.admitted
 
     with_slots(16, 100, scene)
 

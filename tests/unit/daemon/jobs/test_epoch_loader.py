@@ -13,6 +13,7 @@ from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.plan_room import PlanRoom
 from cachefs_daemon.origin.base import ObjectRange, Origin
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 
@@ -47,7 +48,7 @@ class Scene:
         return FILE
 
     def source(self, ref: BlockRef) -> BlockSource:
-        origin = cast(Origin, SimpleNamespace(url="test://origin", read=self.read))
+        origin = cast(Origin, SimpleNamespace(url="test://origin", read=self.read, endpoint=Endpoint("test", 4)))
         return BlockSource(self.key, origin, ObjectRange(b"shard", b"v", len(FILE), 0, len(FILE)), ref.snapshot)
 
     def index(self) -> int:

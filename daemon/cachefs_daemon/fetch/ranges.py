@@ -1,0 +1,125 @@
+"""Neighbouring blocks of one object that wait for a slot come with one request, if there are more of them than slots.
+
+Their bytes are handed on block by block as they arrive, so nobody waits for a block that follows. How large a request
+should be is learned of each server (cachefs.planning.requests.throughput_fit). While slots are free, each block has a
+request of its own: several requests at once are quicker than a large one.
+"""
+
+import asyncio
+import contextlib
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.slots import FetchSlots, Slot
+from cachefs_daemon.origin.base import Data, ObjectRange, RangeOrigin
+from cachefs_daemon.origin.patience import Patience
+
+# What comes of a block: its bytes, or None where it must be fetched by itself.
+Part = asyncio.Future[Data | None]
+
+# Blocks of one request, at most.
+_MOST: Final = 64
+
+_Object = tuple[int, bytes, bytes]  # id of the origin, key, version
+
+
+class Ranges:
+    """Used on the event loop."""
+
+    def __init__(self, slots: FetchSlots, read_deadline: float) -> None:
+        """read_deadline: seconds that anybody waits for a read of an origin, at most."""
+        self._slots = slots
+        self._read_deadline = read_deadline
+        self._waiting: dict[_Object, dict[int, BlockSource]] = {}  # blocks that wait for a slot, by their offsets
+        self._parts: dict[int, Part] = {}  # of blocks that come with others, by id of their source
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.requests = 0  # for several blocks, since the daemon started
+
+    def wait(self, source: BlockSource) -> None:
+        """A block waits for a slot. Call `forget` in the end."""
+        self._waiting.setdefault(_object(source), {})[source.range.offset] = source
+
+    def forget(self, source: BlockSource) -> None:
+        """It is here, or nobody waits for it any more."""
+        self._leave(source)
+        part = self._parts.pop(id(source), None)
+        if part is not None:
+            part.cancel()
+
+    def begin(self, source: BlockSource, slot: Slot) -> Part | None:
+        """The block has its *slot*. Returns what comes of it, where it comes with others; else None."""
+        known = self._parts.get(id(source))
+        if known is not None:
+            return known
+        run = self._run(source)
+        self._leave(source)
+        taken = [source]
+        for one in run[1:]:
+            if not self._slots.take_along(one.key, source.origin.endpoint):
+                break
+            self._leave(one)
+            taken.append(one)
+        if len(taken) < 2 or not isinstance(source.origin, RangeOrigin):
+            return None
+        loop = asyncio.get_running_loop()
+        parts: list[Part] = [loop.create_future() for _ in taken]
+        self._parts.update(zip(map(id, taken), parts, strict=True))
+        task = loop.create_task(self._read(source.origin, taken, parts, slot.hand_over()))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return parts[0]
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _leave(self, source: BlockSource) -> None:
+        same_object = self._waiting.get(_object(source))
+        if same_object is not None and same_object.get(source.range.offset) is source:
+            del same_object[source.range.offset]
+            if not same_object:
+                del self._waiting[_object(source)]
+
+    def _run(self, source: BlockSource) -> list[BlockSource]:
+        """The block, and those after it that should come with it."""
+        waiting = self._waiting.get(_object(source), {})
+        endpoint = source.origin.endpoint
+        # This block counts among those that wait, and its slot among the free ones.
+        share = -(-len(waiting) // (self._slots.free(endpoint) + 1))
+        if share < 2 or not isinstance(source.origin, RangeOrigin) or not source.origin.reads_ranges:
+            return [source]
+        most = min(share * source.length, endpoint.request_size(source.length))
+        run, end = [source], source.range.offset + source.length
+        while len(run) < _MOST and (one := waiting.get(end)) is not None:
+            end += one.length
+            # A whole object is asked for in another way: with a checksum that is known in the end only.
+            if end - source.range.offset > most or end - source.range.offset == source.range.size:
+                break
+            run.append(one)
+        return run
+
+    async def _read(self, origin: RangeOrigin, taken: list[BlockSource], parts: list[Part], slot: Slot) -> None:
+        def arrived(number: int, data: Data) -> None:
+            if not parts[number].done():
+                parts[number].set_result(data)
+
+        first = taken[0].range
+        lengths = [one.length for one in taken]
+        wanted = ObjectRange(first.key, first.version, first.size, first.offset, sum(lengths))
+        self.requests += 1
+        try:
+            # Whatever goes wrong, each block is fetched by itself then, and says why that fails.
+            with contextlib.suppress(CachefsError, TimeoutError), Patience.of(self._read_deadline).enforced():
+                await origin.read_parts(wanted, lengths, arrived)
+        finally:
+            slot.give_back()
+            for part in parts:
+                if not part.done():
+                    part.set_result(None)
+
+
+def _object(source: BlockSource) -> _Object:
+    return id(source.origin), source.range.key, source.range.version

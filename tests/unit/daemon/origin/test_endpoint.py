@@ -1,0 +1,65 @@
+"""What is learned of a server from its answers and refusals, and what is said of it."""
+
+import asyncio
+import logging
+import time
+
+import pytest
+from cachefs_daemon.origin.endpoint import Endpoint
+
+
+def answers(endpoint: Endpoint, count: int, size: int = 1000, seconds: float = 0.01) -> None:
+    for _ in range(count):
+        endpoint.sent(size)
+        endpoint.answered("p", size, time.monotonic() - seconds)
+
+
+def test_refusals_lower_width_and_rate_and_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = Endpoint("S3 at x", 64)
+    answers(endpoint, 10)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            endpoint.refused("p", "503 SlowDown")
+    status = endpoint.status()
+    assert (status.most, status.throttled) == (64, 5)
+    assert 0 < status.rate < 10_000
+    assert endpoint.is_limited
+    assert [record.message for record in caplog.records] == [
+        "S3 at x throttles: 1 requests refused since this was last said, now at most "
+        f"{status.width} at once; readers wait: 503 SlowDown"
+    ]
+
+
+def test_a_turn_is_waited_for_where_there_is_a_rate() -> None:
+    async def play() -> None:
+        endpoint = Endpoint("S3 at x", 64)
+        await endpoint.turn("p")
+        answers(endpoint, 10, seconds=0.64)
+        endpoint.refused("p", "no")
+        began = time.monotonic()
+        for _ in range(20):
+            await endpoint.turn("p")
+        assert time.monotonic() - began >= 0.1  # 19 turns at 100 a second, of which 0.05 s may be made up for
+
+    asyncio.run(play())
+
+
+def test_second_requests_are_a_share_and_none_follows_a_refusal() -> None:
+    endpoint = Endpoint("S3 at x", 64, hedge_share=0.02)
+    answers(endpoint, 150)
+    assert [endpoint.may_hedge() for _ in range(4)] == [True, True, True, False]
+    answers(endpoint, 150)
+    endpoint.refused("p", "no")
+    assert not endpoint.may_hedge()
+    assert endpoint.hedged == 3
+
+
+def test_the_size_of_requests_follows_from_those_that_were_answered() -> None:
+    endpoint = Endpoint("S3 at x", 64, largest=1 << 20)
+    assert endpoint.request_size(1000) == 2000
+    assert Endpoint("files", 64).request_size(1000) == 1000
+    endpoint = Endpoint("S3 at x", 64, largest=1 << 20)
+    answers(endpoint, 64, size=1000, seconds=0.1)
+    answers(endpoint, 64, size=100_000, seconds=0.1)  # latency decides
+    assert endpoint.request_size(1000) == 1 << 20
+    assert endpoint.status().request_size == 1 << 20

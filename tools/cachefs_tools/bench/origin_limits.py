@@ -1,0 +1,130 @@
+"""How the daemon's reads get on with a server that refuses what comes too fast, and with one that is slow now and then.
+
+The reads go through the daemon's slots and its client, on one event loop, to a proxy in front of the server.
+"""
+
+import asyncio
+import os
+import re
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.patience import Patience
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs.messages import OriginOptions
+from cachefs_tools.bench.origin_get import Load, filled, gets_of
+from cachefs_tools.bench.origin_server import BUCKET
+from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.bench.slow_link import Limits
+from cachefs_tools.bench.throttle import throttled
+
+FILES: Final = 256
+# Seconds of a request that is not slow, where some are; and those that a reader waits at most.
+_LATENCY: Final = 0.05
+_DEADLINE: Final = 60.0
+_SLOW: Final = re.compile(r"(0?\.\d+)x(\d+)")
+
+
+def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: int, limits: Limits) -> dict[str, Any]:
+    """The figures. endpoint: of a running S3 server; None: one is started. size: bytes of an object."""
+    work = work / "limits"
+    work.mkdir()
+    with filled(work, Shape(files=FILES, size=size), endpoint) as (kind, server):
+        found: dict[str, Any] = {"server": kind, "gets": gets, "bytes": size, "parallel": parallel}
+        load = Load(server, size, FILES, size, gets, parallel)
+        ways = {"hedged": 0.02, "unhedged": 0.0} if limits.slow_share else {"reads": 0.02}
+        for way, share in ways.items():
+            with throttled(server.endpoint, limits, work / "proxy.log") as proxy:
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                    found[way] = pool.submit(read_in_turn, load, proxy.endpoint, share).result()
+                counted = proxy.counters()
+                found[way]["extra_requests"] = round(counted.requests / gets - 1, 4)
+            if limits.request_rate:
+                found[way]["goodput_to_limit"] = round(found[way]["per_second"] / limits.request_rate, 3)
+        return found
+
+
+def parse_slow(text: str) -> tuple[float, float]:
+    """Share and factor of slow requests, from 0.01x50. Raises ConfigError."""
+    match = _SLOW.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"--slow {text}: expected a share and a factor, as in 0.01x50")
+    return float(match[1]), float(match[2])
+
+
+def limits_of(throttle: float, slow: str | None) -> Limits:
+    """Limits of the proxy. Raises ConfigError."""
+    if slow is None:
+        return Limits(request_rate=throttle)
+    share, factor = parse_slow(slow)
+    return Limits(latency=_LATENCY, request_rate=throttle, slow_share=share, slow_factor=factor)
+
+
+def read_in_turn(load: Load, endpoint: str, hedge_share: float) -> dict[str, Any]:
+    """All reads of the *load* through the proxy at *endpoint*."""
+    os.environ.update(
+        AWS_ACCESS_KEY_ID=load.server.account.access_key, AWS_SECRET_ACCESS_KEY=load.server.account.secret_key
+    )
+    return asyncio.run(_read_all(load, endpoint, hedge_share))
+
+
+async def _read_all(load: Load, endpoint: str, hedge_share: float) -> dict[str, Any]:
+    """endpoint: of the proxy."""
+    wanted = await gets_of(load)
+    options = OriginOptions(endpoint_url=endpoint, region="us-east-1")
+    origin = open_origin(f"s3://{BUCKET}", options, OriginSettings(hedge_share=hedge_share))
+    slots = FetchSlots(load.parallel, 1 << 30)
+    rest = iter(range(load.count))
+    seconds: list[float] = []
+    errors: list[str] = []
+
+    async def worker() -> None:
+        for number in rest:
+            began = time.perf_counter()
+            try:
+                await _read(origin, slots, wanted[number], number)
+            except CachefsError as error:
+                errors.append(str(error))
+            seconds.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(load.parallel)))
+    wall = time.perf_counter() - began
+    status = origin.endpoint.status()
+    await origin.close()
+    p50, p99 = np.percentile(seconds, [50, 99]).tolist()
+    return {
+        "per_second": round(load.count / wall, 1),
+        "errors": len(errors),
+        "first_error": errors[0] if errors else "",
+        "p50_ms": round(1e3 * p50, 2),
+        "p99_ms": round(1e3 * p99, 2),
+        "p99_to_p50": round(p99 / p50, 2),
+        "throttled": status.throttled,
+        "hedged": status.hedged,
+        "hedges_won": status.hedges_won,
+        "width": status.width,
+        "rate": round(status.rate, 1),
+    }
+
+
+async def _read(origin: Origin, slots: FetchSlots, wanted: ObjectRange, number: int) -> None:
+    """As the daemon's Fetcher does it."""
+    async with slots.slot(number.to_bytes(8, "big"), wanted.length, origin.endpoint, ahead=False) as slot:
+
+        async def rest(seconds: float) -> None:
+            slot.give_back()
+            await asyncio.sleep(seconds)
+            await slot.take(ahead=False)
+
+        patience = Patience.of(_DEADLINE)
+        patience.rest = rest
+        data = await origin.read(wanted, patience)
+        assert len(data) == wanted.length
