@@ -188,6 +188,16 @@ class ErrorView(Message, frozen=True):
     message: str
 
 
+class GuessCounts(Message, frozen=True):
+    """What was fetched since readers seemed to come to it, although nobody had published that."""
+
+    # Blocks since the daemon started: all of them, those that were read since, those that were not, and bytes of all.
+    blocks: int = 0
+    right: int = 0
+    wrong: int = 0
+    bytes: int = 0
+
+
 class Status(Message, frozen=True):
     """The state of a node."""
 
@@ -217,6 +227,7 @@ class Status(Message, frozen=True):
     passed_blocks: int = 0
     # Reads of origins that took a slower way than they usually do (S3: through aiobotocore).
     origin_detours: int = 0
+    guessed: GuessCounts = GuessCounts()
 
 
 class OriginOptions(Message, frozen=True):

@@ -67,6 +67,7 @@ class Listeners:
     pushers: Pushers
     pace: Pace  # is woken, as there may be something to fetch ahead
     late: Callable[[Sequence[float], float], None]  # is told how long reads have waited for blocks that were planned
+    guessed: Callable[[str, Sequence[bytes]], None]  # is told which mount has read which blocks, as some were guessed
 
 
 class Exchange:
@@ -81,6 +82,7 @@ class Exchange:
         self._attribution = listeners.attribution
         self._pace = listeners.pace
         self._late = listeners.late
+        self._guessed = listeners.guessed
         self._tiering = tiering
         self._threads = threads
 
@@ -96,6 +98,7 @@ class Exchange:
             self._pushers.on_reads(report.id, report.accessed, observed.tripped)
             self._pace.wake()
         if report.accessed:
+            self._guessed(report.id, report.accessed)
             await self._threads.run(self._count_uses, report.accessed)
 
     def on_job_progress(self, progress: JobProgress) -> JobProgressReply:

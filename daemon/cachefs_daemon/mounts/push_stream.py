@@ -27,6 +27,7 @@ class PushStream:
         seconds."""
         self.pages = plan.pages  # the model of the mount's page cache
         self.listening = False  # somebody takes orders
+        self.guessed = 0  # blocks that were to be pushed on a guess
         self._plan = plan
         self._audience = audience
         self._subscription = 0  # number of the latest one; the others have ended
@@ -90,6 +91,13 @@ class PushStream:
     def wake(self) -> None:
         """Somebody has read on."""
         self._news.set()
+
+    def guess(self, files: FileBlocks, size: int) -> None:
+        """Somebody seems to come to these blocks, of *size* bytes, although nobody has published it."""
+        if self.listening and self.pages.budget > 0:
+            self.guessed += len(files)
+            self._plan.guess(files, size)
+            self._news.set()
 
     def report(self, report: PushDone) -> None:
         """What came of orders. The plan does not know those of an earlier subscription any more."""

@@ -1,0 +1,120 @@
+"""Readers that seem to go through a snapshot in an order, and what was fetched ahead of each on a guess."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+# Blocks that a stream has ahead of its reader at first, and at most; and bytes.
+FEWEST_AHEAD: Final = 4
+MOST_AHEAD: Final = 512
+MOST_BYTES_AHEAD: Final = 32 << 20
+# A guess that a reader has passed by so many blocks was wrong. Until then it may be a reader of several processes that
+# share out one order.
+_PASSED: Final = 32
+# Of guesses that were right, a stream needs so many, and four times as many as were wrong, for its blocks to be pushed.
+_TRUSTED: Final = 8
+# Every 16th block is not pushed, so that its reader is seen; of short windows, more of them.
+_MOST_PUSHED: Final = 16
+# Mounts that one stream's blocks are pushed to, at most.
+_MOST_MOUNTS: Final = 4
+
+Name = tuple[str, int, int]  # snapshot, entry of the file, number of the block in the file
+
+
+class Way(StrEnum):
+    """In which order a reader goes."""
+
+    LISTING = "listing"  # files as the listing has them: from the first block of one file to that of the next
+    PASS = "pass"  # as blocks were read before
+    FILE = "file"  # through one file, in steps of equal length
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """Something that reads in an order.
+
+    It has more than 12 attributes, as it is plain data: where the stream is, and how right its guesses were.
+    """
+
+    way: Way
+    snapshot: str
+    # Of the last block that was guessed or read: its entry (LISTING), its place in the log (PASS), its number (FILE).
+    at: int
+    # When it was last seen, in seconds.
+    seen: float
+    # FILE: the entry of the file, and blocks from one that is read to the next.
+    entry: int = 0
+    step: int = 1
+    # Blocks that may be ahead of the reader.
+    window: int = FEWEST_AHEAD
+    # Guesses that are not read yet, by key, in the order in which they will be read.
+    ahead: "dict[bytes, Guess]" = field(default_factory=dict)
+    bytes_ahead: int = 0
+    # Somebody looks which blocks come next.
+    looking: bool = False
+    # Nothing more is guessed until its reader gets to `at`; and why: there the directory ends, or all.
+    blocked: bool = False
+    ended: bool = False
+    # Its reader has gone on from the end of one directory to the next.
+    crosses: bool = False
+    # Blocks guessed so far; the number of the last one that was seen to be read.
+    count: int = 0
+    head: int = -1
+    right: int = 0
+    wrong: int = 0
+    # Ids of the mounts through which it reads.
+    mounts: list[str] = field(default_factory=list)
+
+    @property
+    def wants(self) -> int:
+        """Blocks to be looked for now. They are looked for many at a time."""
+        if self.looking or self.blocked or self.bytes_ahead >= MOST_BYTES_AHEAD or 2 * len(self.ahead) > self.window:
+            return 0
+        return self.window - len(self.ahead)
+
+    @property
+    def is_trusted(self) -> bool:
+        return self.right >= _TRUSTED and self.right >= 4 * self.wrong
+
+    def shows(self, index: int) -> bool:
+        """Is the block that was guessed as number *index* not to be pushed, so that the reader is seen there?"""
+        return index % max(2, min(_MOST_PUSHED, self.window // 8)) == 0
+
+    def read_through(self, mount: str) -> None:
+        if mount not in self.mounts and len(self.mounts) < _MOST_MOUNTS:
+            self.mounts.append(mount)
+
+    def grow(self) -> None:
+        self.right += 1
+        self.window = min(MOST_AHEAD, self.window + 1)
+
+    def shrink(self) -> None:
+        self.wrong += 1
+        self.window = max(FEWEST_AHEAD, self.window // 2)
+
+    def passed(self) -> "list[tuple[Guess, bool]]":
+        """Guesses that the reader has passed, each with whether it was right: pushed blocks are read unseen."""
+        found: list[tuple[Guess, bool]] = []
+        for guess in self.ahead.values():
+            if guess.index < self.head and guess.pushed:
+                found.append((guess, True))
+            elif guess.index < self.head - max(_PASSED, self.window // 2):
+                found.append((guess, False))
+            else:
+                break
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class Guess:
+    """A block that is fetched since a stream seems to come to it."""
+
+    stream: Stream
+    name: Name
+    key: bytes
+    size: int
+    # Its number among all guesses of the stream.
+    index: int
+    # It is on the node; it is in a page cache, so nobody sees it read.
+    landed: bool = False
+    pushed: bool = False
