@@ -23,7 +23,7 @@ from cachefs_daemon.fetch.guesser import Guesser
 from cachefs_daemon.fetch.pace import Pace
 from cachefs_daemon.fetch.prefetcher import Prefetcher
 from cachefs_daemon.fetch.promoter import Promoter
-from cachefs_daemon.fetch.readers import Readers
+from cachefs_daemon.fetch.readers import PageCaches, Readers
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
@@ -84,7 +84,8 @@ class Node:
         )
         fetches = FetchPlan(plan, presence, limits, time.monotonic())
         attribution = Attribution(plan, self.jobs)
-        self.guesser = Guesser(self.fetcher, storage.blocks, plan, storage.tiering, threads, snapshots.get)
+        pages = PageCaches(self.pushers.takes, self.pushers.guess)
+        self.guesser = Guesser(self.fetcher, storage, threads, snapshots.get, pages)
         listeners = Listeners(
             self.jobs, attribution, audiences, self.pushers, pace, fetches.late, self.guesser.on_reads
         )
@@ -95,7 +96,6 @@ class Node:
         if config.prefetch.enabled:
             self._endless += self._fetching_ahead(pace, fetches)
         if config.prefetch.enabled and config.prefetch.guess:
-            self.guesser.push = self.pushers.guess
             self.fetcher.on_ask = self.guesser.asked
             self._endless.append(self.guesser.run)
         self._background: list[asyncio.Task[None]] = []

@@ -18,10 +18,11 @@ class Credit:
     plus those that were right, plus one block.
     """
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "strays")
 
     def __init__(self) -> None:
         self.left: float = FIRST  # bytes that may be guessed now, where it is more than 0
+        self.strays = 0  # reads that nobody had guessed, and that follow no stream
 
     def demanded(self, size: int) -> None:
         """A reader waits for a block that nobody has guessed."""

@@ -23,7 +23,7 @@ _BEGIN: Final = 4
 _BEGIN_IN_FILE: Final = 2
 _BEGIN_IN_STEPS: Final = 4
 # A reader follows a stream if it is so many entries further at most: directories have numbers too, and so have files
-# that are on the node already. Before there is a stream, it is less: in a snapshot of 2,000 files, each read of a random
+# that are on the node already. Before there is a stream it is less: in a snapshot of 2,000 files, each read of a random
 # reader is within 8 entries of one of the last 256.
 _GAP: Final = 8
 _FIRST_GAP: Final = 2
@@ -133,15 +133,19 @@ class Guessing:
                 self._read(guess, now)
             return True
         snapshot, entry, number = name
-        self._credit(snapshot).demanded(size)
-        if self._read_in_file(snapshot, entry, number, now):
-            return True
-        if number == 0 and self._read_next(Way.LISTING, snapshot, entry, now):
-            return True
-        return self._read_again(snapshot, entry, number, now)
+        credit = self._credit(snapshot)
+        credit.demanded(size)
+        follows = (
+            self._read_in_file(snapshot, entry, number, now)
+            or (number == 0 and self._read_next(Way.LISTING, snapshot, entry, now))
+            or self._read_again(snapshot, entry, number, now)
+        )
+        credit.strays += not follows
+        return follows
 
     def seen(self, keys: Iterable[bytes], mount: str, now: float) -> bool:
-        """Blocks with these keys were read through a mount. True where some of them were guessed."""
+        """Blocks with these keys were read through a mount; empty: one that no pages are pushed to. True where some of
+        them were guessed."""
         if not self._by_key:
             return False
         found = [guess for guess in map(self._by_key.get, keys) if guess is not None]
@@ -196,12 +200,7 @@ class Guessing:
     def _read_again(self, snapshot: str, entry: int, number: int, now: float) -> bool:
         """A block was read. Does that go on a stream in the order of an earlier pass, or begin one? Else it belongs to
         an order that may be taken again."""
-        log = self._passes.get(snapshot)
-        if log is None:
-            log = self._passes[snapshot] = EarlierPass()
-            if len(self._passes) > _MOST_PASSES:
-                self._passes.popitem(last=False)
-        self._passes.move_to_end(snapshot)
+        log = self._pass(snapshot)
         before = log.place(entry, number)
         follows = before is not None and self._read_next(Way.PASS, snapshot, before, now)
         if not follows:
@@ -222,6 +221,7 @@ class Guessing:
         if len(self._streams) >= MOST_STREAMS:
             self._end(min(self._streams, key=lambda one: one.seen))
         self._streams[stream] = None
+        self._see(stream, stream.seen)
         former = self._places.get(place)
         if isinstance(former, Stream):
             self._end(former)
@@ -230,15 +230,17 @@ class Guessing:
     def _caught_up(self, stream: Stream, at: int, now: float) -> None:
         """The reader has come to the end of what was guessed, or beyond: the window was too short."""
         stream.at = max(stream.at, at)
-        stream.seen = now
-        stream.window += min(stream.window, len(stream.ahead))
+        self._see(stream, now)
+        stream.window = min(stream.longest, stream.window + len(stream.ahead))
         stream.crosses = stream.crosses or stream.ended
         stream.blocked = stream.ended = False
 
+    def _see(self, stream: Stream, now: float) -> None:
+        stream.seen, stream.strays = now, self._credit(stream.snapshot).strays
+
     def _end(self, stream: Stream) -> None:
         for guess in list(stream.ahead.values()):
-            self._out(guess)
-            self._count_wrong()
+            self._count_wrong(guess)
         self._streams.pop(stream, None)
         place = self._place_of(stream)
         if self._places.get(place) is stream:
@@ -259,7 +261,10 @@ class Guessing:
         """What to look for. Each is to be followed by `choose`. room: bytes that all guesses may take which were not
         read yet."""
         found = []
-        for stream in self._streams:
+        for stream in list(self._streams):
+            if stream.is_lost(self._credit(stream.snapshot).strays):
+                self._end(stream)
+                continue
             count = stream.wants
             size = int(min(self._credit(stream.snapshot).left, MOST_BYTES_AHEAD - stream.bytes_ahead))
             size = min(size, room - self.bytes_ahead)
@@ -340,21 +345,26 @@ class Guessing:
     def _lost(self, guess: Guess) -> None:
         """It was evicted before it was read: too much was fetched ahead."""
         self._out(guess)
-        self._count_wrong()
-        guess.stream.shrink()
+        self.counts.wrong += 1
+        guess.stream.lost(guess.index)
 
     def _read(self, guess: Guess, now: float) -> None:
         stream = guess.stream
-        stream.seen = now
+        if stream.is_lost(self._credit(stream.snapshot).strays):
+            self._end(stream)
+            return
+        self._see(stream, now)
         stream.head = max(stream.head, guess.index)
         self._count_right(guess)
+        if stream.way is not Way.PASS:
+            self._pass(stream.snapshot).note(guess.name[1], guess.name[2])
         for passed, right in stream.passed():
             if right:
                 self._count_right(passed)
             else:
-                self._out(passed)
-                self._count_wrong()
-                stream.shrink()
+                self._count_wrong(passed)
+        if stream.has_failed:
+            self._end(stream)
 
     def _count_right(self, guess: Guess) -> None:
         self._out(guess)
@@ -362,13 +372,24 @@ class Guessing:
         self._credit(guess.stream.snapshot).right(guess.size)
         guess.stream.grow()
 
-    def _count_wrong(self) -> None:
+    def _count_wrong(self, guess: Guess) -> None:
+        self._out(guess)
         self.counts.wrong += 1
+        guess.stream.shrink()
 
     def _out(self, guess: Guess) -> None:
         del self._by_key[guess.key], self._by_name[guess.name], guess.stream.ahead[guess.key]
         guess.stream.bytes_ahead -= guess.size
         self.bytes_ahead -= guess.size
+
+    def _pass(self, snapshot: str) -> EarlierPass:
+        log = self._passes.get(snapshot)
+        if log is None:
+            log = self._passes[snapshot] = EarlierPass()
+            if len(self._passes) > _MOST_PASSES:
+                self._passes.popitem(last=False)
+        self._passes.move_to_end(snapshot)
+        return log
 
     def _credit(self, snapshot: str) -> Credit:
         credit = self._credits.get(snapshot)

@@ -8,11 +8,16 @@ from typing import Final
 FEWEST_AHEAD: Final = 4
 MOST_AHEAD: Final = 512
 MOST_BYTES_AHEAD: Final = 32 << 20
-# A guess that a reader has passed by so many blocks was wrong. Until then it may be a reader of several processes that
-# share out one order.
-_PASSED: Final = 32
+# A guess that a reader has passed by so many blocks was wrong. Until then it may be that of another process, where
+# several share out one order: 8 workers with batches of 32.
+_PASSED: Final = 256
 # Of guesses that were right, a stream needs so many, and four times as many as were wrong, for its blocks to be pushed.
 _TRUSTED: Final = 8
+_MOST_TRUST: Final = 16
+# So many reads of others may be between two of a stream that has been right so often; of others it may be fewer: a
+# random reader of 2,000 files comes upon one of 4 guesses after 500 reads.
+_MOST_STRAYS: Final = 2048
+_FEW_STRAYS: Final = 64
 # Every 16th block is not pushed, so that its reader is seen; of short windows, more of them.
 _MOST_PUSHED: Final = 16
 # Mounts that one stream's blocks are pushed to, at most.
@@ -50,6 +55,11 @@ class Stream:
     # Guesses that are not read yet, by key, in the order in which they will be read.
     ahead: "dict[bytes, Guess]" = field(default_factory=dict)
     bytes_ahead: int = 0
+    # The longest window, since more was evicted before it was read; guesses below this number tell no more about that.
+    longest: int = MOST_AHEAD
+    learned: int = 0
+    # Strays of the snapshot (see Credit) when it was last seen.
+    strays: int = 0
     # Somebody looks which blocks come next.
     looking: bool = False
     # Nothing more is guessed until its reader gets to `at`; and why: there the directory ends, or all.
@@ -62,7 +72,9 @@ class Stream:
     head: int = -1
     right: int = 0
     wrong: int = 0
-    # Ids of the mounts through which it reads.
+    # Higher where guesses were right of late, lower where they were wrong.
+    trust: int = 0
+    # Ids of the mounts through which it reads, of those that pages can be pushed to.
     mounts: list[str] = field(default_factory=list)
 
     @property
@@ -81,16 +93,35 @@ class Stream:
         return index % max(2, min(_MOST_PUSHED, self.window // 8)) == 0
 
     def read_through(self, mount: str) -> None:
-        if mount not in self.mounts and len(self.mounts) < _MOST_MOUNTS:
+        if mount and mount not in self.mounts and len(self.mounts) < _MOST_MOUNTS:
             self.mounts.append(mount)
 
     def grow(self) -> None:
         self.right += 1
-        self.window = min(MOST_AHEAD, self.window + 1)
+        self.trust = min(_MOST_TRUST, self.trust + 1)
+        self.window = min(self.longest, self.window + 1)
+
+    @property
+    def has_failed(self) -> bool:
+        """Were more than a third of its guesses wrong, for a while?"""
+        return self.trust <= -_MOST_TRUST
 
     def shrink(self) -> None:
         self.wrong += 1
+        self.trust -= 2
         self.window = max(FEWEST_AHEAD, self.window // 2)
+
+    def lost(self, index: int) -> None:
+        """The block that was guessed as number *index* was evicted before it was read, and so may be all that are
+        ahead now."""
+        if index >= self.learned:
+            self.learned = self.count
+            self.window = self.longest = max(FEWEST_AHEAD, len(self.ahead) // 2)
+
+    def is_lost(self, strays: int) -> bool:
+        """Was so much else read since it was last seen that it is chance when its guesses are read? strays: of its
+        snapshot."""
+        return strays - self.strays > (_MOST_STRAYS if self.is_trusted else _FEW_STRAYS)
 
     def passed(self) -> "list[tuple[Guess, bool]]":
         """Guesses that the reader has passed, each with whether it was right: pushed blocks are read unseen."""
@@ -98,7 +129,7 @@ class Stream:
         for guess in self.ahead.values():
             if guess.index < self.head and guess.pushed:
                 found.append((guess, True))
-            elif guess.index < self.head - max(_PASSED, self.window // 2):
+            elif guess.index < self.head - _PASSED:
                 found.append((guess, False))
             else:
                 break

@@ -16,16 +16,14 @@ import numpy as np
 from cachefs.block import Location, block_count, block_key, block_length
 from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
-from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.pagecache.orders import FileBlocks
 from cachefs.planning.prefetch.guessing import LOOKED_AT, Found, Guesses, Guessing, Missing, Search
 from cachefs.planning.prefetch.streams import Guess, Way
-from cachefs.planning.sequences.plan import Plan
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.fetch.fetcher import Fetcher, Outcome
-from cachefs_daemon.runtime.locked import Locked
+from cachefs_daemon.fetch.readers import PageCaches
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.block_store import BlockStore
+from cachefs_daemon.store.storage import Storage
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +41,6 @@ _PART_OF_SLOTS: Final = 4
 # Where there is no room for so many bytes, they are transient blocks.
 _LEAST_ROOM: Final = 16 << 20
 
-Push = Callable[[str, FileBlocks, int], None]
-
 
 class Guesser:
     """Used on the event loop."""
@@ -52,26 +48,24 @@ class Guesser:
     def __init__(
         self,
         fetcher: Fetcher,
-        blocks: BlockStore,
-        plan: Plan,
-        tiering: Locked[Tiering],
+        storage: Storage,
         threads: Threads,
-        snapshot: Callable[[str], Snapshot | None],
+        held: Callable[[str], Snapshot | None],
+        pages: PageCaches,
     ) -> None:
-        """snapshot: one that is held, by its id."""
+        """held: a snapshot that is held, by its id."""
         self._fetcher = fetcher
-        self._blocks = blocks
-        self._plan = plan
-        self._tiering = tiering
+        self._blocks = storage.blocks
+        self._tiering = storage.tiering
+        self._plan = storage.foresight.plan
         self._threads = threads
-        self._snapshot = snapshot
+        self._held = held
+        self._pages = pages
         self._guessing = Guessing()
         self._in_flight = 0
         self._news = asyncio.Event()
         self._landed: dict[tuple[str, str], list[Guess]] = {}  # by mount and snapshot: what is to be pushed there
         self._pushed = -math.inf  # when something was pushed last
-        # Has blocks of so many bytes stored in the page cache of a mount.
-        self.push: Push = lambda mount, files, size: None
 
     @property
     def counts(self) -> Guesses:
@@ -89,7 +83,7 @@ class Guesser:
 
     def on_reads(self, mount: str, accessed: Sequence[bytes]) -> None:
         """Blocks with these keys were read through *mount*."""
-        if self._guessing.seen(accessed, mount, time.monotonic()):
+        if self._guessing.seen(accessed, mount if self._pages.takes(mount) else "", time.monotonic()):
             self._news.set()
 
     async def run(self) -> None:
@@ -184,7 +178,7 @@ class Guesser:
         for (mount, snapshot), guesses in landed.items():
             entries = np.array([guess.name[1] for guess in guesses], np.int64)
             numbers = np.array([guess.name[2] for guess in guesses], np.int64)
-            self.push(mount, FileBlocks(snapshot, entries, numbers), sum(guess.size for guess in guesses))
+            self._pages.push(mount, FileBlocks(snapshot, entries, numbers), sum(guess.size for guess in guesses))
 
     # --- what comes next: in a thread ---------------------------------------------------------------------------------
 
@@ -192,7 +186,7 @@ class Guesser:
         return [self._find(search) for search in searches]
 
     def _find(self, search: Search) -> Found:
-        snapshot = self._snapshot(search.stream.snapshot)
+        snapshot = self._held(search.stream.snapshot)
         if snapshot is None:
             return Found((), 0, ended=True)
         find = self._find_files if search.stream.way is Way.LISTING else self._look

@@ -37,6 +37,11 @@ class PushStream:
         self._news = asyncio.Event()
 
     @property
+    def takes(self) -> bool:
+        """Is there a pusher that may push?"""
+        return self.listening and self.pages.budget > 0
+
+    @property
     def states(self) -> PageStates:
         """The states of `pages`, without those of snapshots that are read through other mounts only."""
         return self._plan.states
@@ -94,7 +99,7 @@ class PushStream:
 
     def guess(self, files: FileBlocks, size: int) -> None:
         """Somebody seems to come to these blocks, of *size* bytes, although nobody has published it."""
-        if self.listening and self.pages.budget > 0:
+        if self.takes:
             self.guessed += len(files)
             self._plan.guess(files, size)
             self._news.set()

@@ -52,7 +52,7 @@ class Pushers:
 
     def is_active(self) -> bool:
         """Is there a pusher that may push?"""
-        return any(stream.listening and stream.pages.budget > 0 for stream in self._streams.values())
+        return any(stream.takes for stream in self._streams.values())
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
         """What the pusher of a mount is to do, for as long as it listens."""
@@ -118,6 +118,11 @@ class Pushers:
             if len(ids):
                 stream.pages.read(Blocks(snapshot, ids), tripped.get(snapshot, ids[:0]))
         stream.wake()
+
+    def takes(self, mount: str) -> bool:
+        """Are pages pushed to *mount*?"""
+        stream = self._streams.get(mount)
+        return stream is not None and stream.takes
 
     def guess(self, mount: str, files: FileBlocks, size: int) -> None:
         """Somebody seems to come to these blocks, of *size* bytes, although nobody has published it."""
