@@ -18,14 +18,15 @@ class Credit:
     plus those that were right, plus one block.
     """
 
-    __slots__ = ("left", "strays")
+    __slots__ = ("left", "misses")
 
     def __init__(self) -> None:
         self.left: float = FIRST  # bytes that may be guessed now, where it is more than 0
-        self.strays = 0  # reads that nobody had guessed, and that follow no stream
+        self.misses = 0  # reads that nobody had guessed
 
     def demanded(self, size: int) -> None:
         """A reader waits for a block that nobody has guessed."""
+        self.misses += 1
         self.left = min(MOST, self.left + SHARE * size)
 
     def guessed(self, size: int) -> None:

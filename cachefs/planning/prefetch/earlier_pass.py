@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 # Reads that are remembered: 12 bytes each. The oldest are forgotten first.
-MOST_READS: Final = 1 << 20
+MOST_READS: Final = 1 << 19
 _FIRST_READS: Final = 1 << 10
 # Of a read's number, the bits that name the block within its file.
 _NUMBER_BITS: Final = 24
@@ -27,23 +27,25 @@ class EarlierPass:
         self._most = most
         self._count = 0  # reads so far
         self._log = np.zeros(min(_FIRST_READS, most), np.int64)
-        self._places = np.zeros(len(self._log), np.int64)  # by hash: 1 + the read's place; 0: none
+        self._places = np.zeros(len(self._log), np.int32)  # by hash: 1 + where it is in `_log`; 0: nowhere
 
     def note(self, entry: int, number: int) -> None:
         """The block was read: in 1 us."""
         if self._count == len(self._log) < self._most:
             self._grow()
         packed = _packed(entry, number)
-        self._log[self._count % len(self._log)] = packed
+        where = self._count % len(self._log)
+        self._log[where] = packed
+        self._places[_hash(packed) % len(self._places)] = where + 1
         self._count += 1
-        self._places[_hash(packed) % len(self._places)] = self._count
 
     def place(self, entry: int, number: int) -> int | None:
         """Where in the log the block was read last; None where that is not known (any more)."""
         packed = _packed(entry, number)
-        place = int(self._places[_hash(packed) % len(self._places)]) - 1
-        known = 0 <= place >= self._count - len(self._log) and self._log[place % len(self._log)] == packed
-        return place if known else None
+        where = int(self._places[_hash(packed) % len(self._places)]) - 1
+        if where < 0 or self._log[where] != packed:
+            return None
+        return self._count - 1 - (self._count - 1 - where) % len(self._log)
 
     def after(self, place: int, most: int) -> list[Block]:
         """Up to *most* blocks that were read after the read at *place*, in order."""
@@ -55,7 +57,7 @@ class EarlierPass:
         """To twice the size. Nothing was forgotten so far, so each read is at its own place."""
         self._log = np.concatenate((self._log, np.zeros(len(self._log), np.int64)))
         hashes = _hashes(self._log[: self._count])
-        self._places = np.zeros(len(self._log), np.int64)
+        self._places = np.zeros(len(self._log), np.int32)
         self._places[hashes % np.uint64(len(self._places))] = 1 + np.arange(self._count)
 
 

@@ -14,10 +14,10 @@ _PASSED: Final = 256
 # Of guesses that were right, a stream needs so many, and four times as many as were wrong, for its blocks to be pushed.
 _TRUSTED: Final = 8
 _MOST_TRUST: Final = 16
-# So many reads of others may be between two of a stream that has been right so often; of others it may be fewer: a
-# random reader of 2,000 files comes upon one of 4 guesses after 500 reads.
-_MOST_STRAYS: Final = 2048
-_FEW_STRAYS: Final = 64
+# Others may wait for so many blocks between two reads of a stream that has been right so often. Of other streams it may
+# be fewer: a random reader of 2,000 files comes upon one of 4 guesses after 500 reads.
+_MOST_MISSES: Final = 2048
+_FEW_MISSES: Final = 64
 # Every 16th block is not pushed, so that its reader is seen; of short windows, more of them.
 _MOST_PUSHED: Final = 16
 # Mounts that one stream's blocks are pushed to, at most.
@@ -58,8 +58,8 @@ class Stream:
     # The longest window, since more was evicted before it was read; guesses below this number tell no more about that.
     longest: int = MOST_AHEAD
     learned: int = 0
-    # Strays of the snapshot (see Credit) when it was last seen.
-    strays: int = 0
+    # Misses of the snapshot (see Credit) when it was last seen.
+    misses: int = 0
     # Somebody looks which blocks come next.
     looking: bool = False
     # Nothing more is guessed until its reader gets to `at`; and why: there the directory ends, or all.
@@ -118,10 +118,10 @@ class Stream:
             self.learned = self.count
             self.window = self.longest = max(FEWEST_AHEAD, len(self.ahead) // 2)
 
-    def is_lost(self, strays: int) -> bool:
-        """Was so much else read since it was last seen that it is chance when its guesses are read? strays: of its
+    def is_lost(self, misses: int) -> bool:
+        """Was so much else read since it was last seen that it is chance when its guesses are read? misses: of its
         snapshot."""
-        return strays - self.strays > (_MOST_STRAYS if self.is_trusted else _FEW_STRAYS)
+        return misses - self.misses > (_MOST_MISSES if self.is_trusted else _FEW_MISSES)
 
     def passed(self) -> "list[tuple[Guess, bool]]":
         """Guesses that the reader has passed, each with whether it was right: pushed blocks are read unseen."""

@@ -131,7 +131,7 @@ class Guesser:
         if room < _LEAST_ROOM:
             room = max(room, await self._threads.background(self._room_to_be_made))
         if room < _LEAST_ROOM and (transient := tiering.transient_ahead) > room:
-            return transient // _PART_OF_ROOM, True
+            return transient, True
         return room // _PART_OF_ROOM, False
 
     def _room_to_be_made(self) -> int:
