@@ -62,8 +62,9 @@ class Search:
     # Find no more blocks than this, and end where they have so many bytes, or after LOOKED_AT others.
     count: int
     size: int
-    # LISTING: begin after this entry, and go on into other directories?
-    entry: int
+    # Begin after this place (see `Stream.at`).
+    after: int
+    # LISTING: go on into other directories?
     crosses: bool
     # PASS, FILE: the blocks to look at, (entry, number) each.
     blocks: Sequence[tuple[int, int]]
@@ -217,10 +218,7 @@ class Guessing:
             return
         self._places[place] = run
         if len(self._places) > MOST_PLACES + len(self._streams):
-            for oldest, head in self._places.items():  # streams are at the front for a moment only: see `forget_idle`
-                if isinstance(head, _Run):
-                    del self._places[oldest]
-                    return
+            del self._places[next(place for place, head in self._places.items() if isinstance(head, _Run))]
 
     def _begin(self, place: _Place, stream: Stream) -> None:
         if len(self._streams) >= MOST_STREAMS:
@@ -262,18 +260,19 @@ class Guessing:
 
     # --- guesses --------------------------------------------------------------------------------------------------
 
-    def search(self, room: int, now: float) -> list[Search]:
+    def search(self, room: int, most: int, now: float) -> list[Search]:
         """What to look for. Each is to be followed by `choose`. room: bytes that all guesses may take which were not
-        read yet."""
+        read yet; most: blocks."""
         self._forget_lost(room, now)
         found = []
         for stream in self._streams:
-            count = stream.wants
+            count = min(stream.wants, most)
             size = int(min(self._credit(stream.snapshot).left, MOST_BYTES_AHEAD - stream.bytes_ahead))
             size = min(size, room - self.bytes_ahead)
             if count <= 0 or size <= 0:
                 continue
             stream.looking = True
+            most -= count
             blocks: Sequence[tuple[int, int]] = ()
             if stream.way is Way.PASS:
                 log = self._passes.get(stream.snapshot)
@@ -305,18 +304,16 @@ class Guessing:
                 found = Found(found.missing[:count], found.missing[count - 1].reached if count else 0, ended=False)
                 break
             name = (stream.snapshot, one.entry, one.number)
-            if name not in self._by_name:
+            if name not in self._by_name and one.key not in self._by_key:  # the next snapshot has the same keys
                 guesses.append(self._guess(stream, name, one))
-        self._move(stream, found)
+        reached = found.reached if stream.way is Way.LISTING else search.after + found.reached * stream.step
+        self._move(stream, reached, found)
         return guesses
 
-    def _move(self, stream: Stream, found: Found) -> None:
-        """Nothing is to be looked for again up to where the search has come."""
+    def _move(self, stream: Stream, reached: int, found: Found) -> None:
+        """Nothing is to be looked for again up to where the search has come. The reader may have come further."""
         place = self._place_of(stream)
-        if stream.way is Way.LISTING:
-            stream.at = max(stream.at, found.reached)
-        else:
-            stream.at += found.reached * (stream.step if stream.way is Way.FILE else 1)
+        stream.at = max(stream.at, reached)
         stream.ended = found.ended
         stream.blocked = found.ended or not found.missing  # all that is near is here: there is nothing to gain
         if self._places.get(place) is stream:

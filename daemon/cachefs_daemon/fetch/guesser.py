@@ -38,6 +38,8 @@ _FIRST_BLOCKS: Final = 4
 # what it reads.
 _PART_OF_ROOM: Final = 2
 _PART_OF_SLOTS: Final = 4
+# For each connection, so many blocks may be asked for at once.
+_QUEUED: Final = 4
 # Where there is no room for so many bytes, they are transient blocks.
 _LEAST_ROOM: Final = 16 << 20
 
@@ -71,20 +73,28 @@ class Guesser:
     def counts(self) -> Guesses:
         return self._guessing.counts
 
-    @property
-    def unread(self) -> int:
-        """Bytes that were guessed and not read yet."""
-        return self._guessing.bytes_ahead
-
     def asked(self, ref: BlockRef, size: int) -> None:
         """A reader waits for a block of *size* bytes; 0 where it is on the node by now."""
-        if self._guessing.missed((ref.snapshot, ref.entry, ref.number), size, time.monotonic()):
-            self._news.set()
+        try:
+            if self._guessing.missed((ref.snapshot, ref.entry, ref.number), size, time.monotonic()):
+                self._news.set()
+        except Exception:
+            self._begin_anew()
 
     def on_reads(self, mount: str, accessed: Sequence[bytes]) -> None:
         """Blocks with these keys were read through *mount*."""
-        if self._guessing.seen(accessed, mount if self._pages.takes(mount) else "", time.monotonic()):
-            self._news.set()
+        try:
+            if self._guessing.seen(accessed, mount if self._pages.takes(mount) else "", time.monotonic()):
+                self._news.set()
+        except Exception:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """After a bug, which must not cost anybody a read."""
+        log.exception("guessing begins anew")
+        counts = self._guessing.counts
+        self._guessing = Guessing()
+        self._guessing.counts = counts
 
     async def run(self) -> None:
         """Runs as long as the daemon."""
@@ -115,10 +125,11 @@ class Guesser:
 
     async def _step(self) -> None:
         slots = self._fetcher.ahead_slots // (1 if self._plan.is_empty else _PART_OF_SLOTS)
-        if self._in_flight >= 2 * slots:  # the rest of what was found waits for its slot
+        most = _QUEUED * slots - self._in_flight
+        if most <= 0:
             return
         room, transient = await self._room()
-        searches = self._guessing.search(room, time.monotonic())
+        searches = self._guessing.search(room, most, time.monotonic())
         if not searches:
             return
         for search, found in zip(searches, await self._threads.background(self._find_all, searches), strict=True):
@@ -198,7 +209,7 @@ class Guesser:
 
     def _find_files(self, snapshot: Snapshot, search: Search) -> Found:
         missing: list[Missing] = []
-        reached, size = search.entry, 0
+        reached, size = search.after, 0
         parent = snapshot.entry(reached).parent
         for entry in snapshot.entries_after(reached, LOOKED_AT):
             if entry.parent != parent and not search.crosses:

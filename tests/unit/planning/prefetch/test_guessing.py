@@ -50,7 +50,7 @@ class World:
         while news:
             guesses = [
                 guess
-                for search in self.guessing.search(self.room, self.now)
+                for search in self.guessing.search(self.room, 10_000, self.now)
                 for guess in self.guessing.choose(search, self._find(search))
             ]
             for guess in guesses:
@@ -72,9 +72,9 @@ class World:
     def _find(self, search: Search) -> Found:
         blocks = search.blocks
         if search.stream.way is Way.LISTING:
-            directory = search.entry // self._per_directory
+            directory = search.after // self._per_directory
             ends = self._files if search.crosses else min(self._files, (directory + 1) * self._per_directory)
-            blocks = [(entry, 0) for entry in range(search.entry + 1, ends)][: guessing.LOOKED_AT]
+            blocks = [(entry, 0) for entry in range(search.after + 1, ends)][: guessing.LOOKED_AT]
         missing: list[Missing] = []
         looked = 0
         for looked, (entry, number) in enumerate(blocks, 1):
@@ -88,7 +88,7 @@ class World:
 
     @staticmethod
     def _reached(search: Search, looked: int) -> int:
-        return search.entry + looked if search.stream.way is Way.LISTING else looked
+        return search.after + looked if search.stream.way is Way.LISTING else looked
 
     @property
     def unread(self) -> int:
@@ -265,16 +265,16 @@ def test_a_guess_that_could_not_be_fetched_stops_its_stream_until_the_reader_is_
     decision = Guessing()
     for number in range(4):
         decision.missed(("snapshot", number, 0), SIZE, 0.0)
-    (search,) = decision.search(1 << 30, 0.0)
+    (search,) = decision.search(1 << 30, 10_000, 0.0)
     missing = [Missing(number, 0, key((number, 0)), SIZE, number) for number in range(4, 8)]
     guesses = decision.choose(search, Found(missing, 7, ended=False))
     for guess in guesses:
         decision.undone(guess)
     assert decision.counts.blocks == 0
     assert decision.bytes_ahead == 0
-    assert not decision.search(1 << 30, 0.0)
+    assert not decision.search(1 << 30, 10_000, 0.0)
     assert decision.missed(("snapshot", 8, 0), SIZE, 0.0)
-    assert decision.search(1 << 30, 0.0)
+    assert decision.search(1 << 30, 10_000, 0.0)
 
 
 def test_memory_is_bounded_whatever_is_read() -> None:
@@ -284,8 +284,8 @@ def test_memory_is_bounded_whatever_is_read() -> None:
         snapshot, first = f"snapshot-{reader % 300}", generator.randrange(10**6)
         for number in range(6):
             decision.missed((snapshot, first + number, 0), SIZE, float(reader))
-        for search in decision.search(1 << 40, float(reader)):
-            entries = range(search.entry + 1, search.entry + 1 + search.count)
+        for search in decision.search(1 << 40, 10_000, float(reader)):
+            entries = range(search.after + 1, search.after + 1 + search.count)
             missing = [Missing(n, 0, b"%s %d" % (snapshot.encode(), n), SIZE, n) for n in entries]
             decision.choose(search, Found(missing, entries[-1], ended=False))
     assert decision.streams <= guessing.MOST_STREAMS
