@@ -18,9 +18,11 @@ class Credit:
     plus those that were right, plus one block.
     """
 
-    __slots__ = ("left", "misses")
+    __slots__ = ("files", "left", "misses")
 
-    def __init__(self) -> None:
+    def __init__(self, files: int = 0) -> None:
+        """files: in the snapshot."""
+        self.files = files
         self.left: float = FIRST  # bytes that may be guessed now, where it is more than 0
         self.misses = 0  # reads that nobody had guessed
 

@@ -31,6 +31,8 @@ _FIRST_GAP: Final = 2
 # nobody follows, and the same where there is no room for others; snapshots of which the credit is remembered, and of
 # which the order of reads is.
 MOST_PLACES: Final = 64
+# Reads of others that may be between two of them where a snapshot has few files, so that what follows is no chance.
+_FEWEST_PLACES: Final = 8
 MOST_STREAMS: Final = 64
 IDLE_SECONDS: Final = 20.0
 _SHORT_OF_ROOM_SECONDS: Final = 0.5
@@ -49,6 +51,8 @@ class _Run:
     """Reads that may become a stream."""
 
     reads: int = 1
+    # Misses of the snapshot (see Credit) at the last of them.
+    misses: int = 0
     # FILE: number of the last block, and blocks since the one before.
     number: int = 0
     step: int = 0
@@ -125,9 +129,9 @@ class Guessing:
 
     # --- what is read ---------------------------------------------------------------------------------------------
 
-    def missed(self, name: Name, size: int, now: float) -> bool:
+    def missed(self, name: Name, size: int, files: int, now: float) -> bool:
         """A reader waits for a block of *size* bytes; 0 where it is on the node by now. True where that makes something
-        to `search`."""
+        to `search`. files: in the snapshot."""
         guess = self._by_name.get(name)
         if guess is not None:
             if guess.landed and size:
@@ -137,6 +141,7 @@ class Guessing:
             return True
         snapshot, entry, number = name
         credit = self._credit(snapshot)
+        credit.files = files
         credit.demanded(size)
         log = self._pass(snapshot)
         before = log.place(entry, number)
@@ -181,7 +186,7 @@ class Guessing:
         if reads >= (_BEGIN_IN_FILE if step == 1 else _BEGIN_IN_STEPS):
             self._begin(place, Stream(Way.FILE, snapshot, number, now, entry=entry, step=step))
             return True
-        self._remember(place, _Run(reads, number, step))
+        self._remember(place, _Run(reads, number=number, step=step))
         return False
 
     def _follows(self, snapshot: str, places: Iterable[tuple[Way, int]], now: float) -> bool:
@@ -198,17 +203,19 @@ class Guessing:
 
     def _may_follow(self, way: Way, snapshot: str, at: int, now: float) -> bool:
         """A block was read that is at this place of an order. Does a stream begin there?"""
+        credit = self._credit(snapshot)
+        recent = min(MOST_PLACES, max(_FEWEST_PLACES, credit.files // MOST_PLACES))
         reads = 1
         for behind in range(1, _FIRST_GAP + 1):
             head = self._places.get((way, snapshot, at - behind))
-            if isinstance(head, _Run):
+            if isinstance(head, _Run) and credit.misses - head.misses <= recent:
                 del self._places[way, snapshot, at - behind]
                 reads = head.reads + 1
                 break
         if reads >= _BEGIN:
             self._begin((way, snapshot, at), Stream(way, snapshot, at, now))
             return True
-        self._remember((way, snapshot, at), _Run(reads))
+        self._remember((way, snapshot, at), _Run(reads, credit.misses))
         return False
 
     # --- streams --------------------------------------------------------------------------------------------------
@@ -287,7 +294,7 @@ class Guessing:
         """Make room for those that read on."""
         for stream in list(self._streams):
             is_late = self.bytes_ahead >= room and now - stream.seen > _SHORT_OF_ROOM_SECONDS
-            if is_late or stream.is_lost(self._credit(stream.snapshot).misses):
+            if is_late or stream.is_lost(self._credit(stream.snapshot)):
                 self._end(stream)
 
     def choose(self, search: Search, found: Found) -> list[Guess]:
@@ -357,7 +364,7 @@ class Guessing:
 
     def _read(self, guess: Guess, now: float) -> None:
         stream = guess.stream
-        if stream.is_lost(self._credit(stream.snapshot).misses):
+        if stream.is_lost(self._credit(stream.snapshot)):
             self._end(stream)
             return
         self._see(stream, now)

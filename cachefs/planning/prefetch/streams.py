@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from cachefs.planning.prefetch.credit import Credit
+
 # Blocks that a stream has ahead of its reader at first, and at most; and bytes.
 FEWEST_AHEAD: Final = 4
 MOST_AHEAD: Final = 512
@@ -18,6 +20,7 @@ _MOST_TRUST: Final = 16
 # be fewer: a random reader of 2,000 files comes upon one of 4 guesses after 500 reads.
 _MOST_MISSES: Final = 2048
 _FEW_MISSES: Final = 64
+_FEWEST_MISSES: Final = 16
 # Every 16th block is not pushed, so that its reader is seen; of short windows, more of them.
 _MOST_PUSHED: Final = 16
 # Mounts that one stream's blocks are pushed to, at most.
@@ -118,10 +121,10 @@ class Stream:
             self.learned = self.count
             self.window = self.longest = max(FEWEST_AHEAD, len(self.ahead) // 2)
 
-    def is_lost(self, misses: int) -> bool:
-        """Was so much else read since it was last seen that it is chance when its guesses are read? misses: of its
-        snapshot."""
-        return misses - self.misses > (_MOST_MISSES if self.is_trusted else _FEW_MISSES)
+    def is_lost(self, credit: Credit) -> bool:
+        """Was so much else read since it was last seen that it is chance when its guesses are read?"""
+        few = min(_FEW_MISSES, max(_FEWEST_MISSES, credit.files // 16))
+        return credit.misses - self.misses > (_MOST_MISSES if self.is_trusted else few)
 
     def passed(self) -> "list[tuple[Guess, bool]]":
         """Guesses that the reader has passed, each with whether it was right: pushed blocks are read unseen."""

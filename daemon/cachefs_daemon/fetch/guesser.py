@@ -76,7 +76,9 @@ class Guesser:
     def asked(self, ref: BlockRef, size: int) -> None:
         """A reader waits for a block of *size* bytes; 0 where it is on the node by now."""
         try:
-            if self._guessing.missed((ref.snapshot, ref.entry, ref.number), size, time.monotonic()):
+            snapshot = self._held(ref.snapshot)
+            files = snapshot.files if snapshot is not None else 0
+            if self._guessing.missed((ref.snapshot, ref.entry, ref.number), size, files, time.monotonic()):
                 self._news.set()
         except Exception:
             self._begin_anew()

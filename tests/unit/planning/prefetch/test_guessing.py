@@ -45,7 +45,7 @@ class World:
             news = self.guessing.seen([key(block)], self._mount, self.now)
         else:
             self.missed.append(block)
-            news = self.guessing.missed(("snapshot", *block), SIZE, self.now)
+            news = self.guessing.missed(("snapshot", *block), SIZE, self._files, self.now)
             self._put(block)
         while news:
             guesses = [
@@ -264,7 +264,7 @@ def test_what_is_read_ahead_does_not_push_out_what_was_read_ahead_before() -> No
 def test_a_guess_that_could_not_be_fetched_stops_its_stream_until_the_reader_is_there() -> None:
     decision = Guessing()
     for number in range(4):
-        decision.missed(("snapshot", number, 0), SIZE, 0.0)
+        decision.missed(("snapshot", number, 0), SIZE, 100, 0.0)
     (search,) = decision.search(1 << 30, 10_000, 0.0)
     missing = [Missing(number, 0, key((number, 0)), SIZE, number) for number in range(4, 8)]
     guesses = decision.choose(search, Found(missing, 7, ended=False))
@@ -273,7 +273,7 @@ def test_a_guess_that_could_not_be_fetched_stops_its_stream_until_the_reader_is_
     assert decision.counts.blocks == 0
     assert decision.bytes_ahead == 0
     assert not decision.search(1 << 30, 10_000, 0.0)
-    assert decision.missed(("snapshot", 8, 0), SIZE, 0.0)
+    assert decision.missed(("snapshot", 8, 0), SIZE, 100, 0.0)
     assert decision.search(1 << 30, 10_000, 0.0)
 
 
@@ -283,7 +283,7 @@ def test_memory_is_bounded_whatever_is_read() -> None:
     for reader in range(1000):
         snapshot, first = f"snapshot-{reader % 300}", generator.randrange(10**6)
         for number in range(6):
-            decision.missed((snapshot, first + number, 0), SIZE, float(reader))
+            decision.missed((snapshot, first + number, 0), SIZE, 10**6, float(reader))
         for search in decision.search(1 << 40, 10_000, float(reader)):
             entries = range(search.after + 1, search.after + 1 + search.count)
             missing = [Missing(n, 0, b"%s %d" % (snapshot.encode(), n), SIZE, n) for n in entries]
