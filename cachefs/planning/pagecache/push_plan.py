@@ -167,7 +167,8 @@ class PushPlan:
 
         while self._guessed and not self.is_busy:
             files, size = self._guessed.popleft()
-            if size <= self.pages.free - (self.pages.budget >> _FREE_SHIFT) - self._bytes_ordered():
+            on_the_way = sum(order.size for order in self._orders.values() if order.ids is None)
+            if size <= self.pages.free - (self.pages.budget >> _FREE_SHIFT) - on_the_way:
                 yield self._open(Order(next(self._serials), Action.STORE, files, None, size, now))
 
     def _follow(self, now: float) -> None:

@@ -38,7 +38,7 @@ _FIRST_BLOCKS: Final = 4
 # what it reads.
 _PART_OF_ROOM: Final = 2
 _PART_OF_SLOTS: Final = 4
-# For each connection, so many blocks may be asked for at once.
+# Else so many blocks may be asked for at once for each connection.
 _QUEUED: Final = 4
 # Where there is no room for so many bytes, they are transient blocks.
 _LEAST_ROOM: Final = 16 << 20
@@ -126,8 +126,8 @@ class Guesser:
         return _FORGET_SECONDS if self._guessing.streams else None
 
     async def _step(self) -> None:
-        slots = self._fetcher.ahead_slots // (1 if self._plan.is_empty else _PART_OF_SLOTS)
-        most = _QUEUED * slots - self._in_flight
+        slots = self._fetcher.ahead_slots
+        most = (_QUEUED * slots if self._plan.is_empty else max(1, slots // _PART_OF_SLOTS)) - self._in_flight
         if most <= 0:
             return
         room, transient = await self._room()

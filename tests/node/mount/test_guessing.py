@@ -18,7 +18,7 @@ from tests.daemon import Daemon, Sections, block_ref
 from tests.helper_process import wait_until
 from tests.mounting import counters, mounted
 
-DIRECTORIES, FILES = 3, 150
+DIRECTORIES, FILES = 3, 100
 SIZE = 40_000
 LARGE = 24  # blocks of the large file
 BLOCK = 128 << 10
@@ -91,7 +91,7 @@ def test_a_copy_finds_what_it_comes_to_and_a_scan_fetches_nothing(tmp_path: Path
 
 
 def test_a_large_file_and_a_second_pass_over_more_than_the_tiers_hold(tmp_path: Path, tree: Path) -> None:
-    budget = {"budget": "10MiB", "segment_size": "2MiB"}
+    budget = {"budget": "6MiB", "segment_size": "1MiB"}
     with node(tmp_path, tree, "no_push", memory=budget, ssd={"budget": 0}) as (daemon, mount):
         generator = np.random.default_rng(5)
         order = [mount / f"d{d}" / f"{n:04d}" for d in range(DIRECTORIES) for n in range(FILES)]
@@ -103,7 +103,7 @@ def test_a_large_file_and_a_second_pass_over_more_than_the_tiers_hold(tmp_path: 
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         found = guessed(daemon, mount)
         # How many they are depends on how quick the reader is: a sixteenth of the tier may be ahead of it.
-        assert found.right >= 30
+        assert found.right >= 15
         with (mount / "large").open("rb", buffering=0) as file, (tree / "large").open("rb") as source:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for number in range(1, LARGE, 2):
