@@ -4,6 +4,7 @@ What somebody waits for comes first, then what jobs have published; and a guess 
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -67,7 +68,8 @@ class Guesser:
         self._in_flight = 0
         self._news = asyncio.Event()
         self._landed: dict[tuple[str, str], list[Guess]] = {}  # by mount and snapshot: what is to be pushed there
-        self._pushed = -math.inf  # when something was pushed last
+        # When something was pushed last, and when idle streams were looked for, in monotonic seconds.
+        self._pushed = self._forgot = -math.inf
 
     @property
     def counts(self) -> Guesses:
@@ -101,22 +103,24 @@ class Guesser:
     async def run(self) -> None:
         """Runs as long as the daemon."""
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience):
                     await self._news.wait()
-            except TimeoutError:
-                self._guessing.forget_idle(time.monotonic())
             self._news.clear()
             try:
-                self._push_landed(time.monotonic())
+                now = time.monotonic()
+                self._forget_idle(now)
+                self._push_landed(now)
                 await self._step()
-            except CachefsError as error:
-                log.warning("guessing pauses: %s", error)
-                await asyncio.sleep(_FORGET_SECONDS)
             except Exception:
-                log.exception("guessing pauses")
+                self._begin_anew()
                 await asyncio.sleep(_FORGET_SECONDS)
             await asyncio.sleep(_FASTEST)
+
+    def _forget_idle(self, now: float) -> None:
+        if now - self._forgot > _FORGET_SECONDS:
+            self._forgot = now
+            self._guessing.forget_idle(now)
 
     @property
     def _patience(self) -> float | None:
