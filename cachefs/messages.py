@@ -4,6 +4,8 @@ Messages are msgspec structs and not protobuf: they are typed, need no generated
 newer and an older side understand each other, if every new field has a default.
 """
 
+from enum import StrEnum
+
 import msgspec
 
 
@@ -303,13 +305,23 @@ class DatasetDetail(Message, frozen=True):
     snapshots: list[str]
 
 
+class ListingPhase(StrEnum):
+    """What a listing does now."""
+
+    LISTING = "listing"  # asks the origin what there is
+    BUILDING = "building"  # writes the snapshot
+
+
 class ListingProgress(Message, frozen=True):
     """How far a listing is."""
 
-    # `listing` or `building`.
-    phase: str
+    phase: ListingPhase
     objects: int
     bytes: int
+    # Of these, those that an interrupted listing had found, with which this one goes on.
+    resumed: int = 0
+    # How many objects there may be in all: those of the snapshot before; 0 where nobody knows.
+    expected: int = 0
     # The dataset as it is now, and what has changed: both only in the last message, *diff* only after a refresh.
     dataset: DatasetView | None = None
     diff: SnapshotDiff | None = None

@@ -1,5 +1,6 @@
 """Fetching blocks as mounts do, from tests: a blocking client of the fetch channel."""
 
+import contextlib
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ class FetchClient:
         self._bodies: list[bytes] = []
         try:
             self.socket.connect(str(fetch_socket(daemon_socket)))
-            self.socket.sendall(frame(Hello(version=version)))
+            with contextlib.suppress(BrokenPipeError):  # a daemon that refuses has hung up, and its Hello says why
+                self.socket.sendall(frame(Hello(version=version)))
         except OSError as error:
             raise DaemonUnavailable(str(error)) from None
         hello = msgspec.msgpack.decode(self._body(), type=Hello)

@@ -54,6 +54,7 @@ class FetchChannel:
         self._wanted.set()
         self._attempt = _Attempt()  # the next one to connect
         self._waiting = 0  # questions that wait for a connection
+        self._trouble = ""  # why the last attempt has failed
 
     @property
     def is_away(self) -> bool:
@@ -67,6 +68,7 @@ class FetchChannel:
             try:
                 connection = await _connect(self._path)
             except CachefsError as error:
+                self._trouble = str(error)
                 if not isinstance(error, DaemonUnavailable):
                     self._end_attempt(error)
                 await trio.sleep(DAEMON_RETRY)
@@ -91,8 +93,10 @@ class FetchChannel:
             if answer.kind:
                 raise _refusal(answer.kind, answer.message)
             return answer.blocks
-        hint = f"; {_HINT}" if self._connection is None else ""
-        raise DaemonUnavailable(f"the daemon at {self._path} did not answer in time; is it running? See its log{hint}")
+        trouble = f": {self._trouble}" if self._connection is None and self._trouble else ""
+        raise DaemonUnavailable(
+            f"the daemon at {self._path} did not answer in time; is it running? See its log{trouble}"
+        )
 
     def send(self, fetch: Fetch) -> None:
         """Tell the daemon what will be wanted. Nobody learns of its answer; while it is away, nothing is sent."""
@@ -226,19 +230,21 @@ async def check(daemon_socket: Path) -> None:
 
 async def _connect(path: Path) -> _Connection:
     """Raises DaemonUnavailable where nobody answers, another CachefsError where the daemon is not for us."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     with contextlib.ExitStack() as undo:
-        undo.callback(connection.close)
         frames = Frames(MOST_ANSWERED)
         try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+            undo.callback(connection.close)
             connection.connect(str(path))
-            connection.send(frame(Hello(version=VERSION)))
+            with contextlib.suppress(BrokenPipeError):  # a daemon that refuses hangs up at once; its Hello says why
+                connection.send(frame(Hello(version=VERSION)))
             with trio.fail_after(HELLO_SECONDS):
                 hello = await _first_frame(connection, frames)
         except PermissionError:
             raise AccessDenied(f"you may not use the socket {path} of the daemon; ask who runs it") from None
         except (OSError, trio.TooSlowError) as error:
-            raise DaemonUnavailable(f"no daemon answers at {path} ({error}); {_HINT}") from None
+            hint = f"; {_HINT}" if isinstance(error, FileNotFoundError | ConnectionRefusedError) else ""
+            raise DaemonUnavailable(f"no daemon answers at {path} ({error}){hint}") from None
         _check(hello, path)
         undo.pop_all()
     return _Connection(connection, frames)

@@ -25,7 +25,7 @@ with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon.api.service import Service
     from cachefs_daemon.config import Config, InvalidConfig
     from cachefs_daemon.node import Node, store_config
-    from cachefs_daemon.runtime import descriptors
+    from cachefs_daemon.runtime import collector, descriptors
     from cachefs_daemon.runtime.systemd import feed_watchdog, notify
     from cachefs_daemon.runtime.threads import Threads
     from cachefs_daemon.store import config_check, group_access
@@ -122,6 +122,7 @@ def _share_with(group: str) -> None:
 async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
     stopped = _stop_signal()
     node = Node(config, storage, threads)
+    descriptors.tell_of_shortage(asyncio.get_running_loop(), node.errors)
     settings = config.daemon
     admission = Admission(os.geteuid(), config.security.admin_group, settings.socket_group)
     channel = FetchChannel(fetch_socket(settings.socket), admission, node.fetcher, node.errors)
@@ -131,6 +132,7 @@ async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
         await node.start()
         await server.start()
         background = [asyncio.create_task(work) for work in (node.maintain(), feed_watchdog(), server.keep_reachable())]
+        collector.settle()
         log.info("ready on %s", settings.socket)
         notify("READY=1")
         await stopped.wait()

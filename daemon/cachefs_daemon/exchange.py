@@ -5,12 +5,14 @@ page cache, the prefetcher that it is time to look again, and the tiers' policie
 they push: for the jobs' consumers that read what their mount shows.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from cachefs.job_messages import JobProgress, JobProgressReply
-from cachefs.messages import MountReport
+from cachefs.messages import MountReport, Stall
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.pagecache.push_plan import Audience
@@ -23,6 +25,10 @@ from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
+
+# Seconds for which reports are gathered: to follow the reads of several takes as long as those of one, 0.4 ms. Workers
+# that report at about the same time are answered at the same time, so they do from then on.
+GATHERED: Final = 0.01
 
 
 class JobAudiences:
@@ -70,50 +76,69 @@ class Listeners:
     guessed: Callable[[str, Sequence[bytes]], None]  # is told which mount has read which blocks, as some were guessed
 
 
+@dataclass(slots=True)
+class _Heard:
+    """What the workers of one mount have reported since it was last looked at."""
+
+    # Keys of the blocks that were read, in order of the reports.
+    accessed: list[bytes] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
+
+
 class Exchange:
     """Used from the event loop only."""
 
     def __init__(self, mounts: MountRegistry, listeners: Listeners, tiering: Locked[Tiering], threads: Threads) -> None:
         """tiering: is told which blocks were used."""
         self._mounts = mounts
-        self._jobs = listeners.jobs
-        self._audiences = listeners.audiences
-        self._pushers = listeners.pushers
-        self._attribution = listeners.attribution
-        self._pace = listeners.pace
-        self._late = listeners.late
-        self._guessed = listeners.guessed
+        self._to = listeners
         self._tiering = tiering
         self._threads = threads
+        self._heard: dict[str, _Heard] = {}  # by id of the mount
+        self._passing_on: asyncio.Task[None] | None = None  # until it takes what was heard
 
     async def on_mount_report(self, report: MountReport) -> None:
         """A mount says what it has read, and that it is there."""
         self._mounts.report(report)
-        if report.accessed or report.stalls:
-            pages = self._pushers.pages_of(report.id)
-            now = time.monotonic()
-            observed = self._attribution.on_reads(report.accessed, report.stalls, now, pages)
-            self._late(observed.late, now)
-            self._audiences.note(report.id, observed.own_reads)
-            self._pushers.on_reads(report.id, report.accessed, observed.tripped)
-            self._pace.wake()
-        if report.accessed:
-            self._guessed(report.id, report.accessed)
-            await self._threads.run(self._count_uses, report.accessed)
+        if not report.accessed and not report.stalls:
+            return
+        heard = self._heard.setdefault(report.id, _Heard())
+        heard.accessed += report.accessed
+        heard.stalls += report.stalls
+        if self._passing_on is None:
+            self._passing_on = asyncio.create_task(self._pass_on())
+        await asyncio.shield(self._passing_on)
+
+    async def _pass_on(self) -> None:
+        await asyncio.sleep(GATHERED)
+        heard, self._heard, self._passing_on = self._heard, {}, None
+        for mount, one in heard.items():
+            self._on_reads(mount, one)
+        if accessed := [key for one in heard.values() for key in one.accessed]:
+            await self._threads.run(self._count_uses, accessed)
+
+    def _on_reads(self, mount: str, heard: _Heard) -> None:
+        to, now = self._to, time.monotonic()
+        observed = to.attribution.on_reads(heard.accessed, heard.stalls, now, to.pushers.pages_of(mount))
+        to.late(observed.late, now)
+        to.audiences.note(mount, observed.own_reads)
+        to.pushers.on_reads(mount, heard.accessed, observed.tripped)
+        to.guessed(mount, heard.accessed)
+        to.pace.wake()
 
     def on_job_progress(self, progress: JobProgress) -> JobProgressReply:
         """A consumer says how far it is. Raises NotFound, ConfigError."""
-        wanted = self._jobs.progress(progress)
-        self._pushers.wake()
+        wanted = self._to.jobs.progress(progress)
+        self._to.pushers.wake()
         return JobProgressReply(wanted=wanted)
 
     def refresh(self) -> None:
         """Forget mounts and consumers that have ended, and say anew what page caches cover. To be called every few
         seconds."""
         self._mounts.forget_gone()
-        self._audiences.forget_ended()
-        self._pushers.forget_gone(self._mounts.lives)
-        self._pushers.show_cached()
+        self._to.audiences.forget_ended()
+        self._to.pushers.forget_gone(self._mounts.lives)
+        self._to.pushers.show_cached()
 
     def _count_uses(self, accessed: list[bytes]) -> None:
         with self._tiering as tiering:

@@ -80,7 +80,7 @@ class Node:
         self.pushers = Pushers(plan, presence, storage.foresight.coverage, audiences)
         pace = Pace(plan)
         limits = FetchLimits(
-            config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.ahead_slots
+            config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.most_planned
         )
         fetches = FetchPlan(plan, presence, limits, time.monotonic())
         attribution = Attribution(plan, self.jobs)

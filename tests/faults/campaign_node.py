@@ -54,6 +54,13 @@ class UnreliableProxy(FaultyProxy):
                 Fault(extra=b"surplus"),
                 Fault(replace=b"<html>captive portal</html>"),
                 Fault(delay=2.0),
+                Fault(drop=True, reset=True),
+                Fault(truncate=1000, reset=True),
+                Fault(status=408),
+                Fault(before=b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+                Fault(chunked=True),
+                Fault(astray=True),
+                Fault(pace=0.2),
             ]
         )
 

@@ -1,13 +1,16 @@
 """Credentials that expire, are replaced, or are withdrawn, and clients that are shared and closed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from aiohttp import web
-from cachefs_daemon.origin import s3_connection
+from cachefs_daemon.origin import s3_connection, s3_credentials
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.s3_connection import connection
@@ -154,5 +157,122 @@ def test_a_client_that_nobody_uses_is_closed_and_made_again(
         while shared._current is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+
+    scene(play)
+
+
+class Program:
+    """A program that gives credentials, which botocore renews each time they are asked for: they end in 9 minutes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._answer = directory / "answer"
+        self.config = directory / "config"
+        self.config.write_text(f"[default]\ncredential_process = cat {self._answer}\n")
+
+    def gives(self, key: str) -> None:
+        end = datetime.now(UTC) + timedelta(minutes=9)
+        fields = {"AccessKeyId": key, "SecretAccessKey": "x", "SessionToken": key, "Expiration": end.isoformat()}
+        self.says(json.dumps({"Version": 1, **fields}))
+
+    def says(self, text: str) -> None:
+        new = self._answer.with_name("new")
+        new.write_text(text)
+        new.replace(self._answer)
+
+    def hangs(self) -> None:
+        self._answer.unlink(missing_ok=True)
+        os.mkfifo(self._answer)
+
+    def end(self) -> None:
+        """Programs that hang end."""
+        if self._answer.is_fifo():
+            os.close(os.open(self._answer, os.O_RDWR | os.O_NONBLOCK))
+
+
+@pytest.fixture
+def program(tmp_path: Path, credentials: Credentials, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    found = Program(tmp_path)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(found.config))
+    monkeypatch.setattr(s3_credentials, "FRESH", 0)
+    found.gives("first")
+    yield found
+    found.end()
+
+
+async def read(origin: Origin, seconds: float = 20) -> None:
+    assert await origin.read(WANTED, Patience.of(seconds)) == b"hello"
+
+
+def test_tokens_that_rotate_are_taken_up_before_the_old_ones_end(program: Program) -> None:
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        await read(origin)
+        program.gives("second")
+        while server.seen[-1] != "second":
+            await read(origin)
+        assert set(server.seen) == {"first", "second"}
+        assert origin.errors == 0
+
+    scene(play)
+
+
+@pytest.mark.parametrize("trouble", ["hangs", "says nonsense", "does not run"])
+def test_while_credentials_are_good_nobody_waits_for_others(
+    program: Program, trouble: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        await read(origin)
+        if trouble == "hangs":
+            program.hangs()
+        else:
+            program.says("{" if trouble == "says nonsense" else "")
+        for _ in range(5):
+            await read(origin)
+        assert set(server.seen) == {"first"}
+        program.end()
+        program.gives("second")
+        while server.seen[-1] != "second":
+            await read(origin)
+        assert origin.errors == 0
+
+    scene(play)
+    assert sum("cannot be renewed" in line for line in caplog.messages) <= 1
+
+
+@pytest.mark.parametrize(("trouble", "said"), [("hangs", "no answer within 0.05"), ("nonsense", "JSONDecodeError")])
+def test_without_any_credentials_the_reason_is_said(
+    program: Program, trouble: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        monkeypatch.setattr(s3_credentials, "_LONGEST", 0.05)
+        if trouble == "hangs":
+            program.hangs()
+        else:
+            program.says("{")
+        with pytest.raises(OriginAccessDenied, match=said):
+            await read(origin, 0.5)
+        assert not server.seen
+        monkeypatch.setattr(s3_credentials, "_LONGEST", 20)
+        program.end()
+        program.gives("second")
+        await read(origin)
+
+    scene(play)
+
+
+def test_credentials_that_end_while_their_provider_hangs_are_not_used_for_ever(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        await read(origin)
+        monkeypatch.setattr(s3_credentials, "_KNOWN", 0)
+        monkeypatch.setattr(s3_credentials, "_LONGEST", 0.05)
+        program.hangs()
+        with pytest.raises(OriginAccessDenied, match=r"cannot be renewed.*no answer within"):
+            await read(origin, 0.5)
+        assert server.seen == ["first"]
+        program.end()
+        program.gives("second")
+        await read(origin)
 
     scene(play)

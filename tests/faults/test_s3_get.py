@@ -3,22 +3,25 @@
 import asyncio
 import base64
 import hashlib
+import itertools
 import logging
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from typing import TypeVar
+from urllib.parse import unquote
 
 import pytest
 from cachefs_daemon.origin import detour, retry
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.patience import Patience
 
-from cachefs.errors import OriginAccessDenied, OriginUnavailable
+from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
 from tests.servers import scripted as scripted_server
-from tests.servers.scripted import Script, ScriptedServer, scripted
+from tests.servers.scripted import RESET, Script, ScriptedServer, scripted
 
 BODY = b"hello, world"
 WHOLE = ObjectRange(b"key", b"e", len(BODY), 0, len(BODY))
@@ -195,6 +198,137 @@ def test_a_server_that_does_not_know_checksums_is_asked_for_them_once() -> None:
 )
 def test_a_checksum_of_checksums_is_not_one_of_the_bytes(headers: list[str]) -> None:
     assert play(lambda request: [answer(BODY, *headers)], lambda _, origin: read(origin)) == BODY
+
+
+@pytest.mark.parametrize("ending", [b"", RESET], ids=["closed", "reset"])
+def test_cut_at_any_byte_an_answer_is_asked_for_again(ending: bytes) -> None:
+    whole = answer(BODY[7:], "Content-Range: bytes 7-11/12", start="206 Partial Content")
+    cuts = iter(range(len(whole)))
+    turns = itertools.cycle([True, False])
+
+    def script(request: str) -> Iterable[bytes]:
+        return [*filter(None, [whole[: next(cuts)]]), ending] if next(turns) else [whole, b""]
+
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        for _ in range(len(whole)):
+            assert await read(origin, PART) == BODY[7:]
+        assert len(server.requests) == 2 * len(whole)
+        assert origin.detours == 0
+
+    play(script, scene)
+
+
+def test_where_no_proxy_is_to_be_used_our_client_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        assert await read(origin) == BODY
+        assert (len(server.requests), origin.detours) == (1, 0)
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    play(lambda request: [answer()], scene)
+
+
+def test_an_answer_to_another_request_is_noticed_and_its_connection_used_no_more() -> None:
+    """As a proxy gives it that is out of step: each answer on the connection is that to the request before."""
+    other = {
+        "another object": answer(b"HELLO, WORLD", etag="f"),
+        "another part": answer(BODY[:5], "Content-Range: bytes 0-4/12", start="206 Partial Content"),
+        "gone": answer(error("NoSuchKey"), start="404 Not Found"),
+        "refused": answer(error("PreconditionFailed"), start="412 Precondition Failed"),
+    }
+    part = answer(BODY[7:], "Content-Range: bytes 7-11/12", start="206 Partial Content")
+
+    def play_with(astray: bytes) -> None:
+        async def scene(server: ScriptedServer, origin: Origin) -> None:
+            assert await read(origin, PART) == BODY[7:]
+            server.script = lambda request: [astray if is_ours(request) else part]
+            assert await read(origin, PART) == BODY[7:]
+            server.script = lambda request: [part]
+            assert await read(origin, PART) == BODY[7:]
+            assert [is_ours(request) for request in server.requests] == [True, True, False, True]
+            assert (server.connections, origin.detours) == (3, 1)
+
+        play(lambda request: [part], scene)
+
+    for astray in other.values():
+        play_with(astray)
+
+
+def test_what_a_new_connection_says_is_final_at_once() -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        with pytest.raises(ObjectChanged, match="gone since"):
+            await read(origin)
+        assert (len(server.requests), origin.detours) == (1, 0)
+
+    play(lambda request: [answer(error("NoSuchKey"), "Connection: close", start="404 Not Found")], scene)
+
+
+@pytest.mark.parametrize(
+    ("start", "body", "said"),
+    [
+        ("408 Request Timeout", b"<html><body><h1>408 Request Time-out</h1>", None),
+        ("403 Forbidden", error("RequestTimeTooSkewed"), "set this node's clock"),
+        ("502 Bad Gateway", b"<html>", "502"),
+        ("400 Bad Request", error("RequestTimeout"), "overloaded"),
+    ],
+)
+def test_what_passes_is_waited_for(start: str, body: bytes, said: str | None) -> None:
+    answers = iter([answer(body, "Connection: close", start=start)] * 3 + [answer()])
+
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        patience = Patience.of(20)
+        assert bytes(await origin.read(WHOLE, patience)) == BODY
+        assert len(server.requests) == 4
+        assert said is None or said in str(patience.trouble)
+
+    play(lambda request: [next(answers)], scene)
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up_at_the_deadline() -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        server.pause = 0.01
+        with pytest.raises(OriginUnavailable, match="s3://bucket/key"):
+            await read(origin, seconds=0.1)
+        server.drop_all()
+        server.script, server.pause = (lambda request: [answer()]), 0.0
+        assert await read(origin) == BODY
+
+    play(lambda request: (bytes([byte]) for byte in answer()), scene)
+
+
+def test_keys_with_odd_characters_are_asked_for_as_they_are() -> None:
+    keys = ["a b", "a+b", "a%2Fb", "e\u0301", "a//b", "./a", "a/../b", "a/", "/a", "?x=1", "#f", "&", "\\", "~", "\x7f"]
+
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        for key in keys:
+            assert await read(origin, replace(WHOLE, key=key.encode())) == BODY
+        paths = [request.split(" ", 2)[1] for request in server.requests]
+        assert [unquote(path).removeprefix("/bucket/") for path in paths] == keys
+        assert all(path.isascii() and path.isprintable() for path in paths)
+        assert origin.detours == 0
+
+    play(lambda request: [answer()], scene)
+
+
+def test_the_last_bytes_of_a_very_large_object() -> None:
+    size = 5 * 2**40
+    span = f"bytes {size - 5}-{size - 1}/{size}"
+
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        assert await read(origin, ObjectRange(b"key", b"e", size, size - 5, 5)) == b"world"
+        assert f"range: bytes={size - 5}-{size - 1}\r\n" in server.requests[0]
+        assert origin.detours == 0
+
+    play(lambda request: [answer(b"world", f"Content-Range: {span}", start="206 Partial Content")], scene)
+
+
+def test_an_object_without_bytes() -> None:
+    async def scene(server: ScriptedServer, origin: Origin) -> None:
+        assert await read(origin, ObjectRange(b"key", b"e", 0, 0, 0)) == b""
+        assert await read(origin, ObjectRange(b"key", b"e", 0, 0, 0)) == b""
+        assert (server.connections, origin.detours) == (1, 0)
+
+    play(lambda request: [answer(b"")], scene)
 
 
 def test_credentials_that_expire_while_many_read_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ stay valid.
 """
 
 import asyncio
+import socket
+import struct
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -32,6 +34,11 @@ class Fault:
     truncate: int | None = None  # close the connection after so many bytes of the body
     extra: bytes = b""  # added to the body; Content-Length counts it
     replace: bytes | None = None  # answer with status 200 and this body, without Content-Range
+    before: bytes = b""  # sent before the answer, such as an interim one
+    chunked: bool = False  # the body comes in chunks, and without a length
+    astray: bool = False  # send what was sent last on this connection, which answers another request
+    reset: bool = False  # where the connection is closed, it is reset
+    pace: float = 0  # seconds between two parts of 16 KiB
 
     def hits(self, method: str, path: str) -> bool:
         """Whether such a request goes wrong."""
@@ -62,11 +69,12 @@ class FaultyProxy:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection of a client until it ends."""
+        last = [b""]  # the answer that was sent last
         with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
-            while await self._answer(reader, writer):
+            while await self._answer(reader, writer, last):
                 pass
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: list[bytes]) -> bool:
         """Serve one request. Returns whether the connection may be used again."""
         head = await reader.readuntil(b"\r\n\r\n")
         start, headers = _parse_head(head)
@@ -75,17 +83,29 @@ class FaultyProxy:
         self.requests.append((method, path))
         fault = self._fault_for(method, path)
         await asyncio.sleep(fault.delay)
+        if fault.reset:
+            link = writer.get_extra_info("socket")
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if fault.drop:
             return False
+        if fault.astray and last[0]:
+            writer.write(last[0])
+            await writer.drain()
+            return True
         if fault.status is not None:
             writer.write(f"HTTP/1.1 {fault.status} Fault\r\nContent-Length: 0\r\n\r\n".encode())
             await writer.drain()
             return True
-        return await self._relay(head, body, fault, writer, has_body=method != "HEAD")
+        last[0], whole = await self._ask(head, body, fault, has_body=method != "HEAD")
+        parts = range(0, len(last[0]), 16 << 10) if fault.pace else range(0, 1, 1)
+        for start in parts:
+            writer.write(last[0][start : start + (16 << 10) if fault.pace else None])
+            await writer.drain()
+            await asyncio.sleep(fault.pace)
+        return whole
 
-    async def _relay(
-        self, head: bytes, body: bytes, fault: Fault, client: asyncio.StreamWriter, has_body: bool
-    ) -> bool:
+    async def _ask(self, head: bytes, body: bytes, fault: Fault, has_body: bool) -> tuple[bytes, bool]:
+        """What the server answers, with what the fault makes of it; and whether that is a whole answer."""
         reader, writer = await asyncio.open_connection(*self._upstream)
         with closing(writer):
             writer.write(head[:-2] + b"Connection: close\r\n\r\n" + body)
@@ -101,10 +121,13 @@ class FaultyProxy:
             headers["content-length"] = str(len(answer))
         headers.pop("connection", None)
         headers |= {name.lower(): value for name, value in fault.headers.items()}
-        client.write((start + "".join(f"\r\n{name}: {value}" for name, value in headers.items()) + "\r\n\r\n").encode())
-        client.write(answer if fault.truncate is None else answer[: fault.truncate])
-        await client.drain()
-        return fault.truncate is None and int(headers.get("content-length", "0")) == len(answer)
+        whole = fault.truncate is None and int(headers.get("content-length", "0")) == len(answer)
+        if fault.chunked:
+            del headers["content-length"]
+            headers["transfer-encoding"] = "chunked"
+            answer = (b"%x\r\n%b\r\n" % (len(answer), answer) if answer else b"") + b"0\r\n\r\n"
+        lines = start + "".join(f"\r\n{name}: {value}" for name, value in headers.items()) + "\r\n\r\n"
+        return fault.before + lines.encode() + (answer if fault.truncate is None else answer[: fault.truncate]), whole
 
     def _fault_for(self, method: str, path: str) -> Fault:
         for fault in self._faults:

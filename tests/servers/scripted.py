@@ -1,10 +1,17 @@
 """An HTTP server that answers with the very bytes that a test gives it. It runs in the test's event loop."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from ssl import SSLContext
+from typing import Final
 
+# Pieces that are not sent: the connection is reset after those before (of TLS, ended without a word), or the server
+# sends no more on it and goes on to read.
+RESET: Final = b"<reset>"
+HALF_CLOSE: Final = b"<half close>"
 # Says what is sent for the head of a request, in pieces. An empty piece closes the connection.
 Script = Callable[[str], Iterable[bytes]]
 
@@ -19,6 +26,7 @@ class ScriptedServer:
         self.resumed = 0  # connections so far that went on with an earlier TLS session
         self.open = 0
         self.port = 0
+        self.pause = 0.0  # seconds between two pieces
         self._writers: set[asyncio.StreamWriter] = set()
 
     def drop_all(self) -> None:
@@ -46,17 +54,32 @@ class ScriptedServer:
         for piece in self.script(request):
             if not piece:
                 return False
+            if piece == RESET:
+                await _reset(writer)
+                return False
+            if piece == HALF_CLOSE:
+                writer.write_eof()
+                continue
             writer.write(piece)
             await writer.drain()
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.pause)
         return True
 
 
+async def _reset(writer: asyncio.StreamWriter) -> None:
+    await until(lambda: not writer.transport.get_write_buffer_size())
+    link = writer.get_extra_info("socket")
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
 @asynccontextmanager
-async def scripted(script: Script, tls: SSLContext | None = None) -> AsyncIterator[ScriptedServer]:
+async def scripted(
+    script: Script, tls: SSLContext | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[ScriptedServer]:
     """A server on a loopback port."""
     server = ScriptedServer(script)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    listening = await asyncio.start_server(server.serve, host, 0, ssl=tls)
     server.port = listening.sockets[0].getsockname()[1]
     try:
         yield server

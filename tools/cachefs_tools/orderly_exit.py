@@ -1,11 +1,10 @@
 """How a command ends that has started processes and mounts: with nothing left, and with one line where it failed."""
 
-import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Final
 
 import click
@@ -14,7 +13,7 @@ from cachefs.errors import CachefsError
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-# Seconds after which an interruption is raised again that was lost.
+# Seconds after which, and then in which intervals, an interruption is raised again that was lost.
 _AGAIN: Final = 0.01
 
 
@@ -48,7 +47,14 @@ def _raise_again(lost: Any) -> None:
     """Python prints and forgets what is raised in a `__del__`, or in a callback of its own such as that of an import's
     lock. An interruption that comes just then would be forgotten, too."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, _interrupt)
-        threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT)).start()
+        signal.signal(signal.SIGALRM, _alarm)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
     else:
         sys.__unraisablehook__(lost)
+
+
+def _alarm(number: int, frame: FrameType | None) -> None:
+    # What is raised before the hook has returned would be forgotten for good.
+    if frame is None or frame.f_code is not _raise_again.__code__:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise KeyboardInterrupt

@@ -192,7 +192,7 @@ class Quotas:
         if not policy.evicts:
             return ()
         ahead = max(size, self._quota(one, tier) >> _AHEAD_SHIFT)
-        return policy.victims(ahead, pinned, incoming) or policy.victims(size, pinned, incoming)
+        return policy.victims(ahead, pinned, [incoming]) or policy.victims(size, pinned, [incoming])
 
     def surplus(self, tier: int, size: int, pinned: Collection[bytes]) -> list[bytes]:
         """Some blocks to evict since quotas were lowered, but for pinned ones: those that the policy names, else those

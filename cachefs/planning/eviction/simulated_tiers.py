@@ -47,7 +47,7 @@ class SimulatedTier:
         """Evict what must go for a block, as far as the policy evicts anything for it. step: where something must go,
         at least so many bytes of it do, as to find one block costs as much as to find many."""
         missing = size - self.free
-        victims = self._policy.victims(max(missing, step), (), key) if missing > 0 else ()
+        victims = self._policy.victims(max(missing, step), (), [key]) if missing > 0 else ()
         return [Evicted(victim, self.remove(victim)) for victim in victims]
 
     def add(self, key: bytes, size: int) -> bool:

@@ -8,7 +8,7 @@ does, they are few, and displace each other once there are enough of them.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from cachefs.block import MEMORY
 from cachefs.planning.blocks.presence import Presence, state_in
@@ -17,9 +17,13 @@ from cachefs.planning.eviction.policies.lru import Lru
 from cachefs.planning.eviction.policies.uses import Uses
 from cachefs.planning.eviction.quotas import Quotas
 
-# Where room is made, at least 1/1024 of the tier: with blocks of 110 KB, a commit for each block would halve the rate
-# of puts. More is not made, since room that is made too early makes the cache smaller.
+# Where room is made, at least 1/1024 of the tier, or of a small one up to 2 MiB: to evict blocks of 110 KB one by one
+# takes 0.9 ms each, 16 at once 0.3. More is not made, since room that is made too early makes the cache smaller.
 _AHEAD_SHIFT: Final = 10
+_AHEAD_BYTES: Final = 2 << 20
+# But no more than 1/128 of it; 1/32 where what is evicted moves to the next tier.
+_MOST_AHEAD_SHIFT: Final = 7
+_MOST_MOVED_SHIFT: Final = 5
 # A tier of which less than 1/64 is free is full.
 _FREE_SHIFT: Final = 6
 # So many blocks are chosen, or move between two lists, in one call: the store calls under its lock, and they take 3 to
@@ -63,6 +67,13 @@ class Place:
 
     tier: int  # number of the tier: MEMORY or SSD (cachefs.block)
     size: int  # bytes of the block, as the tier accounts for them
+
+
+class Incoming(NamedTuple):
+    """A block that is to come into a tier."""
+
+    key: bytes
+    size: int  # bytes, as the tier accounts for them
 
 
 def transient_room(budget: int, largest: int, capacity: int) -> int:
@@ -186,7 +197,8 @@ class Tiering:
     def free(self, tier: TierRoom) -> int:
         """Bytes that nobody uses or is about to use. Room is made in larger steps than it is needed in, so a little
         free room is that of a full tier."""
-        return 0 if tier.problem else max(0, tier.free - self._held_back(tier) - (tier.capacity >> _FREE_SHIFT))
+        little = max(tier.capacity >> _FREE_SHIFT, self._ahead(tier))
+        return 0 if tier.problem else max(0, tier.free - self._held_back(tier) - little)
 
     @property
     def free_by_tier(self) -> tuple[int, ...]:
@@ -202,7 +214,7 @@ class Tiering:
     @property
     def step(self) -> int:
         """Bytes that `evicted_for` frees beyond what a block needs, over all tiers, at most."""
-        return sum(tier.capacity >> _AHEAD_SHIFT for tier in self._tiers)
+        return sum(self._ahead(tier) for tier in self._tiers)
 
     def room_for(self, key: bytes, snapshot: str = "") -> int:
         """About how many bytes are free, or taken by blocks that would be evicted for this one of *snapshot*."""
@@ -214,13 +226,16 @@ class Tiering:
                 room += int(min(here, self.quotas.room_for(tier.number, key, snapshot)))
         return room
 
-    def room_in(self, tier: TierRoom, key: bytes, size: int, *, transient: bool) -> int | None:
-        """Bytes that a block may take without any eviction; None where the policy does not want it at all."""
+    def room_in(self, tier: TierRoom, key: bytes, *, transient: bool) -> int:
+        """Bytes that a block may take without any eviction."""
         self._follow_policy()
         if transient:
             return tier.free
-        free = int(min(tier.free - self._held_back(tier), self.quotas.room(tier.number, key)))
-        return free if self._policies[tier.number].admits(key, size, free) else None
+        return int(min(tier.free - self._held_back(tier), self.quotas.room(tier.number, key)))
+
+    def preferred(self, tier: TierRoom, blocks: Sequence[Incoming]) -> list[int]:
+        """Which of these blocks (by their places) others may be evicted for, those that the policy wants most first."""
+        return self._policies[tier.number].preferred([block.key for block in blocks], self._pinned)
 
     def _held_back(self, tier: TierRoom) -> int:
         """Room that a policy which never evicts must leave for transient blocks."""
@@ -236,22 +251,42 @@ class Tiering:
 
     # --- which blocks are evicted -------------------------------------------------------------------------------------
 
-    def evicted_for(self, tier: TierRoom, size: int, key: bytes, *, transient: bool) -> list[bytes]:
-        """Blocks that free *size* bytes or more for a block, or none. No other call returns them again."""
-        incoming = b"" if transient else key
-        ahead = max(size, tier.capacity >> _AHEAD_SHIFT)
+    def evicted_for(self, tier: TierRoom, blocks: Sequence[Incoming], *, transient: bool) -> list[bytes]:
+        """Blocks to evict so that there is room for all of these, or else for the first of them; or none. No other call
+        returns them again."""
+        first = blocks[0]
+        free = tier.free if transient else tier.free - self._held_back(tier)
         # Where the block's dataset is at its quota, blocks of the dataset are evicted: that makes room in the tier as
         # well.
-        if not transient and self.quotas.room(tier.number, key) - (tier.free - self._held_back(tier)) < size:
-            return self._part_with(tier, self.quotas.victims(tier.number, size, self._pinned, key))
-        if self._keeps_transient(tier):
-            for wanted in (size,) if transient else (ahead, size):
-                if victims := self._take(tier, wanted, 0, self._pinned, incoming):
-                    return victims
+        if not transient and (room := self.quotas.room(tier.number, first.key)) < first.size:
+            missing = first.size - min(free, int(room))
+            return self._part_with(tier, self.quotas.victims(tier.number, missing, self._pinned, first.key))
+        for wanted in (blocks, blocks[:1]) if len(blocks) > 1 else (blocks,):
+            missing = max(1, sum(block.size for block in wanted) - free)
+            incoming = [] if transient else [block.key for block in wanted]
+            if victims := self._evicted_for(tier, missing, incoming):
+                return victims
+        return []
+
+    def _evicted_for(self, tier: TierRoom, size: int, incoming: Sequence[bytes]) -> list[bytes]:
+        """Blocks that free *size* bytes for each of *incoming*, or for transient ones where that is empty; or none."""
+        ahead = self._ahead(tier)
+        sizes = (size,) if size >= ahead else (ahead, size)
+        tries = [(wanted, 0, self._pinned) for wanted in sizes if incoming or wanted == size]
+        if not self._keeps_transient(tier):
+            tries = []
         share = self._transient.bytes if tier.number == MEMORY else 0
         # A reader waits for a transient block: a pinned one is evicted for it.
-        pinned = () if transient else self._pinned
-        return self._take(tier, ahead, share, pinned, incoming) or self._take(tier, size, share, pinned, incoming)
+        tries += [(wanted, share, self._pinned if incoming else set()) for wanted in sizes]
+        for wanted, transient, pinned in tries:
+            if victims := self._take(tier, wanted, transient, pinned, incoming):
+                return victims
+        return []
+
+    def _ahead(self, tier: TierRoom) -> int:
+        """Bytes that come free where a tier makes room, at least."""
+        most = _MOST_AHEAD_SHIFT if tier is self._tiers[-1] else _MOST_MOVED_SHIFT
+        return max(tier.capacity >> _AHEAD_SHIFT, min(tier.capacity >> most, _AHEAD_BYTES))
 
     def excess(self, tier: TierRoom) -> int:
         """Bytes that must go since the tier's limit has sunk; 0 or less where none must. Where the policy never evicts,
@@ -306,7 +341,7 @@ class Tiering:
         return len(self._transient) < _TRANSIENT_KEPT and self._transient.bytes < self._share // 2
 
     def _take(
-        self, tier: TierRoom, size: int, transient: int, pinned: Collection[bytes], incoming: bytes = b""
+        self, tier: TierRoom, size: int, transient: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()
     ) -> list[bytes]:
         """Blocks that free *size* bytes, the first *transient* bytes of them of transient blocks, or none."""
         transient = min(size, transient)

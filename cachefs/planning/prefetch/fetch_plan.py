@@ -42,8 +42,7 @@ class FetchLimits:
     stall_worth: float
     # Bytes in flight at once.
     max_bytes: int
-    # Blocks in flight at once: no more than may read from origins at once. A fetch that waits for a slot keeps the
-    # deadline it came with, and while estimates of the rate grow, all that comes later would overtake it.
+    # Blocks in flight at once, those included that wait until one of the reads from origins has ended.
     max_blocks: int
 
 
@@ -226,10 +225,13 @@ class FetchPlan:
         """The block's key. Raises KeyError where its snapshot is no longer planned with."""
         return self._plan.spaces[one.snapshot].key(one.number)
 
-    def place(self, one: Upcoming) -> tuple[int, int]:
-        """The block's entry in its snapshot, and its number within the entry. Raises KeyError as `key` does."""
-        entries, numbers = self._plan.spaces[one.snapshot].refs(np.array([one.number], np.int32))
-        return int(entries[0]), int(numbers[0])
+    def places(self, blocks: Sequence[Upcoming]) -> list[tuple[int, int]]:
+        """Of each block its entry in its snapshot, and its number within the entry. Raises KeyError as `key` does."""
+        found: list[tuple[int, int]] = []
+        for snapshot, group in itertools.groupby(blocks, key=lambda one: one.snapshot):
+            entries, numbers = self._plan.spaces[snapshot].refs(np.array([one.number for one in group], np.int32))
+            found += zip(entries.tolist(), numbers.tolist(), strict=True)
+        return found
 
 
 def within_quotas(blocks: Sequence[Upcoming], left: Mapping[str, float]) -> list[Upcoming]:

@@ -211,11 +211,15 @@ class Plan:
     def consumed_since(self, mark: int) -> tuple[int, list[tuple[str, Ids]] | None]:
         """The next mark, and what was read since *mark*: a pair (snapshot, blocks) per progress, where the blocks are
         numbers of shape (n,), int32. None in the place of the list where *mark* is too long ago to say."""
+        if self._progresses == mark:
+            return mark, []
         remembered = list(self._consumed)
         end = remembered[-1][0] + 1 if remembered else mark
         if remembered and remembered[0][0] > mark:
             return end, None
-        return end, [(snapshot, ids) for number, snapshot, ids in remembered if number >= mark]
+        # They are numbered one after the other.
+        new = remembered[max(0, mark - end + len(remembered)) :]
+        return end, [(snapshot, ids) for _, snapshot, ids in new]
 
     # --- one consumer -------------------------------------------------------------------------------------------------
 

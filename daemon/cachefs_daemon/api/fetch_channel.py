@@ -10,7 +10,7 @@ bytes of a frame, answers that are not read. Who does not keep to that loses the
 import asyncio
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,7 @@ from cachefs.fetch_frames import (
 )  # fmt: skip
 from cachefs.messages import BlockRef, FetchedBlock, Message
 from cachefs_daemon.api.identity import Admission, peer
-from cachefs_daemon.api.socket_place import SocketPlace
+from cachefs_daemon.api.socket_place import AT_ONCE, BACKLOG, SocketPlace
 from cachefs_daemon.fetch.fetcher import Answer, Fetcher
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.runtime.errorlog import ErrorLog
@@ -43,14 +43,15 @@ from cachefs_daemon.runtime.errorlog import ErrorLog
 MOST_CONNECTIONS: Final = 512
 MOST_BLOCKS: Final = 32_768
 MOST_BLOCKS_HERE: Final = 8192
-# Bytes of answers that wait for a client to read them, and how long it may take no more of them.
+# Bytes of answers that wait to be read, by one connection and by all of a user; and how long one may take no more of
+# them.
 MOST_UNREAD: Final = 64 << 20
+MOST_UNREAD_OF_USER: Final = 512 << 20
 SLOW_SECONDS: Final = 30.0
 # Seconds that one may wait for a block, at most.
 MOST_PATIENCE: Final = 86_400.0
 # Bytes of questions that are read in one turn of the loop: 150 of them, which take 5 ms.
 _AT_ONCE: Final = 16 << 10
-_BACKLOG: Final = 128
 
 _hello, _asked = decoder(Hello), decoder(Asked)
 
@@ -63,6 +64,13 @@ class _User:
     connections: int = 0
     # Blocks that were asked for and not answered yet, also by connections that have ended.
     blocks: int = 0
+    # Connections that do not read as fast as they are answered.
+    slow: set["_Connection"] = field(default_factory=set)
+
+    @property
+    def unread(self) -> int:
+        """Bytes of answers that wait for these."""
+        return sum(connection.unread for connection in self.slow)
 
     def take(self, blocks: int) -> None:
         """Raises Busy."""
@@ -90,9 +98,10 @@ class FetchChannel:
 
     async def start(self) -> None:
         """Listen, also where the socket was removed. Raises Busy where another daemon listens, or CachefsError."""
-        listening = self.place.listen(_BACKLOG)
+        listening = self.place.listen()
         former, loop = self._server, asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self), sock=listening, backlog=_BACKLOG)
+        self._server = await loop.create_unix_server(lambda: _Connection(self), sock=listening, backlog=AT_ONCE)
+        listening.listen(BACKLOG)
         if former is not None:
             former.close()
 
@@ -133,6 +142,7 @@ class FetchChannel:
         """It has ended."""
         self._connections.discard(connection)
         if user is not None:
+            user.slow.discard(connection)
             user.connections -= 1
             self.forget_if_idle(user)
         if not self._connections:
@@ -177,6 +187,12 @@ class _Connection(asyncio.BufferedProtocol):
         # Ends the connection: at first where no Hello comes, later where the client does not read.
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def unread(self) -> int:
+        """Bytes of answers that wait for the client."""
+        size: int = self._transport.get_write_buffer_size()
+        return size
+
     # --- what asyncio calls ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
@@ -215,10 +231,14 @@ class _Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The client does not read: nothing more is read from it either."""
+        if self._user is not None:
+            self._user.slow.add(self)
         self._transport.pause_reading()
         self._end_after(SLOW_SECONDS, f"a client has not read its answers for {SLOW_SECONDS:.0f} s")
 
     def resume_writing(self) -> None:
+        if self._user is not None:
+            self._user.slow.discard(self)
         self._stop_timer()
         if not self._ending:
             self._transport.resume_reading()
@@ -304,8 +324,11 @@ class _Connection(asyncio.BufferedProtocol):
             self._send(number, self.bug(bug))
 
     def _write(self, message: Message) -> None:
-        if self._transport.get_write_buffer_size() > MOST_UNREAD:
+        unread = self.unread
+        if unread > MOST_UNREAD:
             self._hang_up(f"a client does not read its answers: {MOST_UNREAD >> 20} MiB of them wait")
+        elif unread and self._user is not None and self._user.unread > MOST_UNREAD_OF_USER:
+            self._hang_up(f"clients do not read their answers: {MOST_UNREAD_OF_USER >> 20} MiB of them wait")
         elif self._gathered is not None:
             self._gathered.append(frame(message))
         else:

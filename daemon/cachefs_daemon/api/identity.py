@@ -22,7 +22,7 @@ from typing import Final
 
 from cachefs.errors import AccessDenied
 from cachefs.identity import FOR_SOMEBODY
-from cachefs_daemon.api.socket_place import SocketPlace
+from cachefs_daemon.api.socket_place import AT_ONCE, BACKLOG, SocketPlace
 from cachefs_daemon.caller import UNKNOWN, Caller
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
 _GROUP: Final = struct.Struct("I")
 _SO_PEERGROUPS: Final = 59
 _MAX_GROUPS: Final = 256  # Python's getsockopt takes no larger buffer
-_BACKLOG: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +88,10 @@ class Identities:
 
     async def start(self) -> None:
         """Listen, also where the socket was removed. Raises Busy where another daemon listens, or CachefsError."""
-        listening = self.place.listen(_BACKLOG)
+        listening = self.place.listen()
         former = self._server
-        self._server = await asyncio.start_unix_server(self._answer, sock=listening, backlog=_BACKLOG)
+        self._server = await asyncio.start_unix_server(self._answer, sock=listening, backlog=AT_ONCE)
+        listening.listen(BACKLOG)
         if former is not None:
             former.close()
 

@@ -157,10 +157,25 @@ def _handler(method: Method[Any, Any], service: Service, door: Door) -> grpc.Rpc
     return grpc.unary_unary_rpc_method_handler(_unary(method, behaviour, door))
 
 
+def _decoder(method: Method[Any, Any]) -> Callable[[bytes], Any]:
+    """What makes a message out of a request. It raises CachefsError."""
+    decode = decoder(method.request)
+
+    def read(request: bytes) -> Any:
+        try:
+            return decode(request)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CachefsError(
+                f"{method.name}: the request is malformed ({error}); are client and daemon of one version?"
+            ) from None
+
+    return read
+
+
 def _unary(
     method: Method[Any, Any], behaviour: Callable[..., Awaitable[Message]], door: Door
 ) -> Callable[[bytes, Any], Awaitable[bytes]]:
-    decode = decoder(method.request)
+    decode = _decoder(method)
 
     async def call(request: bytes, context: Any) -> bytes:
         try:
@@ -176,7 +191,7 @@ def _unary(
 def _streaming(
     method: Method[Any, Any], behaviour: Callable[..., AsyncGenerator[Message, None]], door: Door
 ) -> Callable[[bytes, Any], AsyncGenerator[bytes, None]]:
-    decode = decoder(method.request)
+    decode = _decoder(method)
 
     async def call(request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         try:
@@ -193,8 +208,6 @@ def _streaming(
 
 async def _fail(context: Any, name: str, error: Exception) -> None:
     """End the call with *error*; never returns."""
-    if isinstance(error, msgspec.MsgspecError):
-        error = CachefsError(f"{name}: the request is malformed ({error}); are client and daemon of one version?")
     if not isinstance(error, CachefsError):
         log.error("%s failed unexpectedly", name, exc_info=error)
         error = CachefsError(f"{name}: internal error ({error!r}); see the daemon's log")

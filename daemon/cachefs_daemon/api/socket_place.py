@@ -20,6 +20,11 @@ from cachefs.errors import Busy, CachefsError
 
 log = logging.getLogger(__name__)
 
+# Connections that wait until they are taken.
+BACKLOG: Final = 128
+# For asyncio, which takes so many connections in one turn of the loop. Where it has no descriptor for one, it tries so
+# often each second, with a traceback for each.
+AT_ONCE: Final = 1
 # Who may connect: everybody, see docs/operations.md.
 SOCKET_MODE: Final = 0o666
 _DIRECTORY_MODE: Final = 0o755
@@ -65,13 +70,13 @@ class SocketPlace:
         except OSError as error:
             raise CachefsError(f"cannot listen on the socket {self.path}: {error.strerror or error}") from None
 
-    def listen(self, backlog: int) -> socket.socket:
+    def listen(self) -> socket.socket:
         """A socket that listens at our path, for asyncio. Raises as `take` does."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
 
         def bind(path: str) -> None:
             listening.bind(path)
-            listening.listen(backlog)
+            listening.listen(BACKLOG)
 
         try:
             self.take(bind)

@@ -17,12 +17,13 @@ import msgspec
 
 from cachefs import snapshot as snapshots
 from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, SnapshotDamaged
-from cachefs.messages import DatasetAdd, DatasetView, ListingProgress
+from cachefs.messages import DatasetAdd, DatasetView, ListingPhase, ListingProgress
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_diff import compare
 from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
-from cachefs_daemon.datasets.listing import ListingPhase, ListingRequest, build_snapshot
+from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
+from cachefs_daemon.datasets.listing_journal import journal_path, remove_stale
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.unusable import UnusableOrigin
@@ -134,17 +135,19 @@ class Catalog:
         if known is not None:
             raise AlreadyExists(_taken(known.record, request.url))
         origin = open_origin(request.url, request.options, self._settings)
+        resumed = 0
         dataset = Dataset(DatasetRecord(name, origin.url, request.options, []), origin, None)
         try:
             with self._changing_name(name):
                 async with contextlib.aclosing(self._list(dataset)) as steps:
                     async for progress in steps:
+                        resumed = progress.resumed
                         yield progress
         finally:
             if name not in self._datasets:
                 await origin.close()
         log.info("dataset %s added: %d files of %s", name, self.snapshot(name).files, request.url)
-        yield self._last_progress(dataset)
+        yield self._last_progress(dataset, resumed)
 
     async def refresh(self, name: str) -> AsyncGenerator[ListingProgress, None]:
         """List a dataset anew. Yields progress, and last a message with the dataset and what has changed.
@@ -153,11 +156,13 @@ class Catalog:
         """
         dataset = self.get(name)
         before = dataset.current
+        resumed = 0
         with self._changing_name(name):
             async with contextlib.aclosing(self._list(dataset)) as steps:
                 async for progress in steps:
+                    resumed = progress.resumed
                     yield progress
-        last = self._last_progress(dataset)
+        last = self._last_progress(dataset, resumed)
         if before is not None and before.is_replaced():
             # The listing has written the same anew, or somebody has damaged the file meanwhile: see `check_files`.
             before = dataset.current if dataset.current is not None and dataset.current.id == before.id else None
@@ -201,10 +206,12 @@ class Catalog:
             raise
 
     async def prune(self, in_use: Callable[[SnapshotRecord], bool]) -> None:
-        """Forget snapshots that are older than the last KEPT_GENERATIONS and that nobody uses.
+        """Forget snapshots that are older than the last KEPT_GENERATIONS and that nobody uses, and listings that were
+        interrupted a while ago.
 
         in_use: whether a snapshot that is not current any more may be in use.
         """
+        await self._threads.background(remove_stale, self._state_dir)
         changed = False
         for dataset in self:
             old = dataset.record.snapshots[KEPT_GENERATIONS:]
@@ -252,17 +259,19 @@ class Catalog:
     async def _list(self, dataset: Dataset) -> AsyncGenerator[ListingProgress, None]:
         """List the dataset's origin, and make the result its current snapshot."""
         record = dataset.record
+        expected = dataset.current.files if dataset.current is not None else 0
         request = ListingRequest(
             url=record.url,
             block_size=self._held.block_size,
             directory=str(self._held.directory),
             options=record.options,
             settings=self._settings,
+            journal=str(journal_path(self._state_dir, record.url, self._held.block_size, record.options)),
         )
         async with contextlib.aclosing(build_snapshot(request)) as steps:
             async for step in steps:
                 if isinstance(step, ListingProgress):
-                    yield step
+                    yield msgspec.structs.replace(step, expected=expected)
                 else:
                     await unbroken(self._adopt(dataset, step))
 
@@ -293,9 +302,11 @@ class Catalog:
                 del self._datasets[record.name]
             raise
 
-    def _last_progress(self, dataset: Dataset) -> ListingProgress:
+    def _last_progress(self, dataset: Dataset, resumed: int) -> ListingProgress:
         view = self.view(dataset)
-        return ListingProgress(phase=ListingPhase.BUILDING, objects=view.files, bytes=view.bytes, dataset=view)
+        return ListingProgress(
+            phase=ListingPhase.BUILDING, objects=view.files, bytes=view.bytes, resumed=resumed, dataset=view
+        )
 
     def _load(self, record: DatasetRecord) -> None:
         """Take up a dataset of an earlier run. What is wrong with it is logged and concerns no other dataset."""

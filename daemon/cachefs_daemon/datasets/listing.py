@@ -1,7 +1,7 @@
 """Listing an origin and building its snapshot, in a process of its own.
 
-A million keys take ten seconds of Python and hundreds of megabytes. They must not block the daemon's event loop, nor
-stay in its memory. The child (`python -m cachefs_daemon.datasets.listing`) reads one ListingRequest as a line of JSON,
+A million keys take twenty seconds of Python. They must not block the daemon's event loop, nor stay in its memory. The
+child (`python -m cachefs_daemon.datasets.listing`) reads one ListingRequest as a line of JSON,
 and writes progress as lines of JSON and last the result. It dies with its parent: its standard input ends when the
 parent ends.
 """
@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -22,21 +21,17 @@ import msgspec
 
 from cachefs import errors
 from cachefs.errors import CachefsError, NotFound, OriginUnavailable
-from cachefs.messages import ListingProgress, Message, OriginOptions
+from cachefs.messages import ListingPhase, ListingProgress, Message, OriginOptions
 from cachefs.snapshot_builder import SnapshotBuilder
-from cachefs_daemon.origin.base import OriginSettings, open_origin
+from cachefs.spill_file import SpillFile
+from cachefs_daemon.datasets.listing_journal import ListingJournal
+from cachefs_daemon.origin.base import Origin, OriginSettings, ResumableOrigin, open_origin
+from cachefs_daemon.origin.key_ranges import EVERYTHING, ListingPlace
 
 # Seconds after which a silent child is given up. A living one reports twice a second; only a hung disk keeps it silent
 # for long, when it syncs the file.
 _SILENCE: Final = 120.0
 _INTERVAL: Final = 0.5  # seconds between two reports
-
-
-class ListingPhase(StrEnum):
-    """What a listing does now."""
-
-    LISTING = "listing"  # asks the origin what there is
-    BUILDING = "building"  # writes the snapshot
 
 
 class ListingRequest(Message, frozen=True):
@@ -49,6 +44,11 @@ class ListingRequest(Message, frozen=True):
     directory: str
     options: OriginOptions = OriginOptions()
     settings: OriginSettings = OriginSettings()
+    # Directory in which is kept how far the listing is; empty: it cannot be gone on with.
+    journal: str = ""
+    # Seconds after which that is written again. It takes a few milliseconds, and what comes in between may have to be
+    # listed twice.
+    save_seconds: float = 2.0
 
 
 class _Built(Message, frozen=True, tag=True):
@@ -73,6 +73,8 @@ class _Progress(Message, frozen=True, tag=True):
     # Objects so far, and their bytes.
     objects: int
     bytes: int
+    # Of these objects, those that an earlier listing has found, with which this one goes on.
+    resumed: int = 0
 
 
 _LINE: Final = msgspec.json.Decoder(_Built | _Failed | _Progress)
@@ -97,8 +99,8 @@ async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgr
         child.stdin.write(msgspec.json.encode(request) + b"\n")
         while line := await asyncio.wait_for(child.stdout.readline(), _SILENCE):
             match _LINE.decode(line):
-                case _Progress(phase=phase, objects=objects, bytes=size):
-                    yield ListingProgress(phase=phase, objects=objects, bytes=size)
+                case _Progress(phase=phase, objects=objects, bytes=size, resumed=resumed):
+                    yield ListingProgress(phase=phase, objects=objects, bytes=size, resumed=resumed)
                 case _Built(path=path):
                     yield Path(path)
                     return
@@ -131,43 +133,102 @@ def main() -> int:
 
 def _build(request: ListingRequest) -> Path:
     """Raises CachefsError."""
-    try:
-        builder = asyncio.run(_list(request))
-    except OSError as error:
-        raise OriginUnavailable(f"the listing of {request.url} failed: {error}") from None
-    if not builder.objects:
-        raise NotFound(f"there is nothing at {request.url}; check the URL (a prefix is a whole directory name)")
-    next_report = 0.0
-
-    def progress(phase: str, objects: int, size: int) -> None:
-        nonlocal next_report
-        if time.monotonic() >= next_report:
-            next_report = time.monotonic() + _INTERVAL
-            _say(_Progress(phase=ListingPhase(phase), objects=objects, bytes=size))
-
-    try:
-        return builder.write(Path(request.directory), progress)
-    except (OSError, lmdb.Error) as error:
-        raise CachefsError(f"cannot write a snapshot into {request.directory}: {error}") from None
-
-
-async def _list(request: ListingRequest) -> SnapshotBuilder:
     origin = open_origin(request.url, request.options, request.settings)
-    builder = SnapshotBuilder(origin.url, request.block_size, origin.identity)
-    reporting = asyncio.create_task(_report_listing(builder))
+    with contextlib.ExitStack() as stack:
+        try:
+            journal = _open_journal(request.journal) if isinstance(origin, ResumableOrigin) else None
+            if journal is not None:
+                stack.callback(journal.close)
+            spill = journal.rows if journal is not None else SpillFile(Path(request.directory))
+        except OSError as error:
+            raise CachefsError(f"cannot write a snapshot into {request.directory}: {error}") from None
+        listing = _Listing(request, origin, spill, journal)
+        if journal is None:
+            stack.callback(spill.close)
+        try:
+            asyncio.run(listing.run())
+        except OSError as error:
+            raise OriginUnavailable(f"the listing of {request.url} failed: {error}") from None
+        if not listing.builder.objects:
+            if journal is not None:
+                journal.forget()
+            raise NotFound(f"there is nothing at {request.url}; check the URL (a prefix is a whole directory name)")
+        try:
+            path = listing.builder.write(Path(request.directory), listing.report_building)
+        except (OSError, lmdb.Error) as error:
+            raise CachefsError(f"cannot write a snapshot into {request.directory}: {error}") from None
+        if journal is not None:
+            journal.forget()
+        return path
+
+
+def _open_journal(directory: str) -> ListingJournal | None:
+    """None where there shall be none, or where another listing of the same has it."""
     try:
-        async for batch in origin.list(builder.report):
-            builder.add(batch)
-    finally:
-        reporting.cancel()
-        await origin.close()
-    return builder
+        return ListingJournal(Path(directory)) if directory else None
+    except BlockingIOError:
+        return None
 
 
-async def _report_listing(builder: SnapshotBuilder) -> None:
-    while True:
-        _say(_Progress(phase=ListingPhase.LISTING, objects=builder.objects, bytes=builder.bytes))
-        await asyncio.sleep(_INTERVAL)
+class _Listing:
+    """One listing in this process."""
+
+    def __init__(
+        self, request: ListingRequest, origin: Origin, spill: SpillFile, journal: ListingJournal | None
+    ) -> None:
+        self._origin = origin
+        self._save_seconds = request.save_seconds
+        self.builder = SnapshotBuilder(origin.url, request.block_size, origin.identity, spill)
+        self._journal = journal
+        self._resumed = 0
+        self._next_report = 0.0
+        self._next_save = 0.0
+
+    async def run(self) -> None:
+        """Have the builder have all objects. Raises CachefsError, OSError."""
+        reporting = asyncio.create_task(self._report_listing())
+        try:
+            if self._journal is not None and isinstance(self._origin, ResumableOrigin):
+                await self._run_with(self._origin, self._journal)
+            else:
+                async for batch in self._origin.list(self.builder.report):
+                    self.builder.add(batch)
+        finally:
+            reporting.cancel()
+            await self._origin.close()
+
+    async def _run_with(self, origin: ResumableOrigin, journal: ListingJournal) -> None:
+        """Go on from where an earlier listing has stopped, and let the next one do so."""
+        left = journal.restore(self.builder)
+        self._resumed = self.builder.objects
+        place = ListingPlace([EVERYTHING] if left is None else left)
+        self._next_save = time.monotonic() + self._save_seconds
+        try:
+            async for batch in origin.list_from(self.builder.report, place):
+                self.builder.add(batch)
+                if time.monotonic() >= self._next_save:
+                    self._save(journal, place)
+        except CachefsError:
+            self._save(journal, place)
+            raise
+        self._save(journal, place)
+
+    def _save(self, journal: ListingJournal, place: ListingPlace) -> None:
+        if place.left is not None and self.builder.objects:
+            journal.save(self.builder, place.left)
+        self._next_save = time.monotonic() + self._save_seconds
+
+    def report_building(self, phase: str, objects: int, size: int) -> None:
+        """As cachefs.snapshot_builder.Progress."""
+        if time.monotonic() >= self._next_report:
+            self._next_report = time.monotonic() + _INTERVAL
+            _say(_Progress(phase=ListingPhase(phase), objects=objects, bytes=size, resumed=self._resumed))
+
+    async def _report_listing(self) -> None:
+        while True:
+            objects, size = self.builder.objects, self.builder.bytes
+            _say(_Progress(phase=ListingPhase.LISTING, objects=objects, bytes=size, resumed=self._resumed))
+            await asyncio.sleep(_INTERVAL)
 
 
 def _say(message: _Progress | _Built | _Failed) -> None:

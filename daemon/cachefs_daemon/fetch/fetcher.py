@@ -22,7 +22,7 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.lookups import LookUps
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
-from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.slots import FetchSlots, Slot
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
@@ -60,7 +60,7 @@ Outcome = Answer | None
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
+class Flight:
     """A fetch in flight."""
 
     source: BlockSource
@@ -70,12 +70,19 @@ class _Flight:
     patience: Patience
     # Loop time at which somebody will want what is fetched ahead; inf: nobody knows.
     needed: float
-    task: "asyncio.Task[Outcome]" = field(init=False)
+    task: "asyncio.Task[None]" = field(init=False)
+    # When it got its slot last, in loop time.
+    began: float = 0.0
     # Its bytes, once they have come, and when that was, in loop time.
     data: Data = b""
     came: float = math.inf
     # May it be a transient block although nobody waits for it?
     transient: bool = False
+    has_landed: bool = False
+    # What came of it, once it has landed.
+    outcome: Outcome = None
+    # Who is told when it has landed.
+    _told: "list[Callable[[Flight], None]]" = field(default_factory=list)
 
     def is_stuck(self, now: float) -> bool:
         """Do its bytes wait for a disk?"""
@@ -84,7 +91,21 @@ class _Flight:
     @property
     def is_being_stored(self) -> bool:
         """Have its bytes come, which are in no tier yet?"""
-        return self.came < math.inf and not self.task.done()
+        return self.came < math.inf and not self.has_landed
+
+    def on_landing(self, tell: "Callable[[Flight], None]") -> None:
+        """Call *tell* when it lands: at once, since a turn of the event loop for each would take longer than what is
+        done then. It has not landed yet."""
+        self._told.append(tell)
+
+    def land(self, outcome: Outcome) -> None:
+        """It ends with that."""
+        self.outcome, self.has_landed = outcome, True
+        # Nothing may keep its bytes until Python's collector finds it: the connection uses their memory again.
+        self.data, self.patience.rest = b"", asyncio.sleep
+        told, self._told = self._told, []
+        for tell in told:
+            tell(self)
 
 
 class _Waiting:
@@ -92,14 +113,14 @@ class _Waiting:
 
     __slots__ = ("_flight", "_pass_on", "_timer", "_told", "_until")
 
-    def __init__(self, flight: _Flight, until: float, pass_on: Callable[[_Flight], None]) -> None:
+    def __init__(self, flight: Flight, until: float, pass_on: Callable[[Flight], None]) -> None:
         """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time)."""
         self._flight = flight
         self._until = until
         self._pass_on = pass_on
         self._told = False
         self._set_timer(flight.task.get_loop())
-        flight.task.add_done_callback(self._tell)
+        flight.on_landing(self._tell)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_at(min(self._until, loop.time() + PUT_PATIENCE), self._look)
@@ -150,7 +171,7 @@ class Fetcher:
         self._slots = slots
         self._errors = errors
         self._read_deadline = read_deadline
-        self._flights: dict[bytes, _Flight] = {}  # by block key
+        self._flights: dict[bytes, Flight] = {}  # by block key
         self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
         self.passing = Passing(slots.capacity // PASSING_PART)
         self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
@@ -192,7 +213,7 @@ class Fetcher:
             answer([one or _gone_again()])
 
     def _pass_on(
-        self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None], flight: _Flight
+        self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None], flight: Flight
     ) -> None:
         """The flight has landed, or is stuck, or its time is over."""
         outcome = None if flight.is_being_stored else self._result(flight)
@@ -203,7 +224,15 @@ class Fetcher:
 
     def _ask_in_task(self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None]) -> None:
         async def ask() -> None:
-            answer(await self.demand(refs, until - asyncio.get_running_loop().time()))
+            answers: list[Answer]
+            try:
+                answers = await self.demand(refs, until - asyncio.get_running_loop().time())
+            except Exception as error:
+                # Whoever asks counts what is not answered, and would wait until its deadline.
+                text = f"internal error ({error!r}); see the daemon's log"
+                self._errors.add("blocks that readers wait for", text, bug=error)
+                answers = [CachefsError(text)] * len(refs)
+            answer(answers)
 
         task = asyncio.create_task(ask())
         self._asking.add(task)
@@ -231,21 +260,20 @@ class Fetcher:
 
     async def start(
         self, refs: Sequence[BlockRef], needed: Sequence[float], *, transient: bool = False
-    ) -> list["asyncio.Task[Outcome] | Outcome"]:
+    ) -> list[Flight | Outcome]:
         """Begin to bring blocks that will be wanted at *needed* (loop times), soonest first. transient: also those that
         no policy admits, as transient blocks.
 
-        Returns for each block a task, or the outcome where it is known already. The tasks must not be cancelled, since
-        others may wait for them.
+        Returns for each block its flight, or the outcome where it is known already.
         """
         looked = asyncio.get_running_loop().time()
-        begun: list[asyncio.Task[Outcome] | Outcome] = []
+        begun: list[Flight | Outcome] = []
         for found, when in zip(await self._threads.background(self._look_ups.look_up, refs), needed, strict=True):
             one = self._known(found, looked) if isinstance(found, BlockSource) else found
             if isinstance(one, BlockSource):
                 flight = self._join(one, ahead=True, needed=when)
                 flight.transient = transient
-                begun.append(flight.task)
+                begun.append(flight)
             else:
                 begun.append(one)
         return begun
@@ -281,7 +309,7 @@ class Fetcher:
             for number, outcome in enumerate(outcomes)
         ]
 
-    async def _wait(self, flights: Collection[_Flight], until: float | None) -> None:
+    async def _wait(self, flights: Collection[Flight], until: float | None) -> None:
         """Until all have ended, or *until* then (loop time); a reader, who has such a deadline, waits for no disk."""
         loop = asyncio.get_running_loop()
         while waiting := {flight.task for flight in flights if until is None or not flight.is_stuck(loop.time())}:
@@ -309,28 +337,30 @@ class Fetcher:
         length, when = self._refused.get(source.snapshot, (0, -math.inf))
         return source.length >= length and asyncio.get_running_loop().time() - when < REFUSAL_MEMORY
 
-    def _join(self, source: BlockSource, *, ahead: bool, needed: float = math.inf) -> _Flight:
+    def _join(self, source: BlockSource, *, ahead: bool, needed: float = math.inf) -> Flight:
         until = asyncio.get_running_loop().time() + self._read_deadline
         flight = self._flights.get(source.key)
         if flight is not None and not ahead and not flight.patience.extend(until):
             flight = None  # it has just been given up
         if flight is None:
-            flight = self._flights[source.key] = _Flight(source, not ahead, Patience(until), needed)
+            flight = self._flights[source.key] = Flight(source, not ahead, Patience(until), needed)
             flight.task = asyncio.create_task(self._fly(flight))
         elif not ahead and not flight.demanded:
             flight.demanded = True
             self._slots.promote(source.key)
         return flight
 
-    def _result(self, flight: _Flight) -> Outcome:
+    def _result(self, flight: Flight) -> Outcome:
+        if flight.has_landed:
+            return flight.outcome
         if flight.task.done():
-            return flight.task.result() if not flight.task.cancelled() else CachefsError("the daemon is stopping")
+            return _stopping()
         why = flight.patience.trouble or "its origin is slow or unreachable"
         return OriginUnavailable(f"{flight.source.subject} did not come within the read deadline; {why}")
 
-    async def _fly(self, flight: _Flight) -> Outcome:
+    async def _fly(self, flight: Flight) -> None:
         key = flight.source.key
-        outcome: Outcome
+        outcome: Outcome = _stopping()
         try:
             outcome = await self._bring(flight)
         except CachefsError as error:
@@ -342,16 +372,18 @@ class Fetcher:
         finally:
             if self._flights.get(key) is flight:
                 del self._flights[key]
-        if isinstance(outcome, PassingBlock):
-            return outcome  # `passing` says how long it is remembered
+            if not isinstance(outcome, PassingBlock):  # `passing` says how long that is remembered
+                self._remember(key, outcome)
+            flight.land(outcome)
+
+    def _remember(self, key: bytes, outcome: Outcome) -> None:
         self._recent[key] = _Landing(asyncio.get_running_loop().time(), outcome)
         self._recent.move_to_end(key)
         if len(self._recent) > RECENT:
             self._recent.popitem(last=False)
-        return outcome
 
-    async def _bring(self, flight: _Flight) -> Location | PassingBlock | None:
-        source, patience = flight.source, flight.patience
+    async def _bring(self, flight: Flight) -> Location | PassingBlock | None:
+        source, patience, clock = flight.source, flight.patience, asyncio.get_running_loop().time
         ahead = not flight.demanded
         place = self._slots.slot(source.key, source.length, ahead=ahead, needed=flight.needed, origin=source.origin.url)
         async with place as slot:
@@ -359,31 +391,22 @@ class Fetcher:
             is_hint = flight.needed == math.inf and not flight.transient
             if not flight.demanded and is_hint and self._is_futile(source):
                 return None
-            began = asyncio.get_running_loop().time()
+            flight.began = clock()
             if not flight.demanded:
                 # It may have waited long for its slot; its time starts now.
-                patience.extend(began + self._read_deadline)
-            if patience.left <= 0:
+                patience.extend(flight.began + self._read_deadline)
+            elif patience.until <= flight.began:
                 raise OriginUnavailable(
                     f"{source.subject} found no free connection within the read deadline; "
                     "its origin is slow, or raise origin.max_connections"
                 )
-
-            async def rest(seconds: float) -> None:
-                """Between two attempts. Fetches from other origins have the slot meanwhile."""
-                nonlocal began
-                slot.give_back()
-                await asyncio.sleep(seconds)
-                await slot.take(ahead=not flight.demanded, needed=flight.needed)
-                began = asyncio.get_running_loop().time()
-
-            patience.rest = rest
-            data = await source.origin.read(source.range, patience)
+            patience.rest = partial(_rest, flight, slot)
+            flight.data = data = await source.origin.read(source.range, patience)
             if len(data) != source.length:
                 raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
-            flight.data, flight.came = data, asyncio.get_running_loop().time()
+            flight.came = clock()
             location = await self._store_or_pass(flight)
-            self.latency.measure(asyncio.get_running_loop().time() - began)
+            self.latency.measure(clock() - flight.began)
         self.fetched_blocks += 1
         self.fetched_bytes += source.length
         if location is None and flight.needed == math.inf:
@@ -395,19 +418,38 @@ class Fetcher:
         self._refused = {key: seen for key, seen in self._refused.items() if now - seen[1] < REFUSAL_MEMORY}
         self._refused[source.snapshot] = source.length, now
 
-    async def _store_or_pass(self, flight: _Flight) -> Location | PassingBlock | None:
+    async def _store_or_pass(self, flight: Flight) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
         puts = self._puts if demanded else self._puts_ahead
         block = Put(source.key, flight.data, transient=demanded or flight.transient, snapshot=source.snapshot)
-        stored = await puts.put(block)
+        try:
+            stored = await puts.put(block)
+        except Exception as error:
+            if not flight.demanded:
+                raise
+            # A bug, which may be of any block of the batch. Readers get the bytes, as they are here.
+            self._errors.add("the store", f"internal error ({error!r}); see the daemon's log", bug=error)
+            stored = StoreFull("the store has failed")
         if isinstance(stored, StoreFull) and not flight.demanded:
             return None
         return await self._pass(flight, str(stored)) if isinstance(stored, StoreFull) else stored
 
-    async def _pass(self, flight: _Flight, reason: str) -> PassingBlock:
+    async def _pass(self, flight: Flight, reason: str) -> PassingBlock:
         block = await self._threads.run(PassingBlock.of, flight.source.key, flight.data)
         self.passing.add(flight.source.key, block, reason)
         return block
+
+
+async def _rest(flight: Flight, slot: Slot, seconds: float) -> None:
+    """Between two attempts. Fetches from other origins have the slot meanwhile."""
+    slot.give_back()
+    await asyncio.sleep(seconds)
+    await slot.take(ahead=not flight.demanded, needed=flight.needed)
+    flight.began = asyncio.get_running_loop().time()
+
+
+def _stopping() -> CachefsError:
+    return CachefsError("the daemon is stopping")
 
 
 def _gone_again() -> CachefsError:

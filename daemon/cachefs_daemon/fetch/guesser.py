@@ -21,7 +21,7 @@ from cachefs.planning.pagecache.orders import FileBlocks
 from cachefs.planning.prefetch.guessing import LOOKED_AT, Found, Guesses, Guessing, Missing, Search
 from cachefs.planning.prefetch.streams import Guess, Way
 from cachefs.snapshot import Snapshot
-from cachefs_daemon.fetch.fetcher import Fetcher, Outcome
+from cachefs_daemon.fetch.fetcher import Fetcher, Flight, Outcome
 from cachefs_daemon.fetch.readers import PageCaches
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
@@ -170,22 +170,25 @@ class Guesser:
                 self._ended(guess, None)
             raise
         for guess, begin in zip(guesses, begun, strict=True):
-            if isinstance(begin, asyncio.Task):
-                begin.add_done_callback(functools.partial(self._on_end, guess))
+            if isinstance(begin, Flight):
+                begin.on_landing(functools.partial(self._on_landing, guess))
             else:
                 self._ended(guess, begin)
 
-    def _on_end(self, guess: Guess, task: "asyncio.Task[Outcome]") -> None:
-        self._ended(guess, task.result() if not task.cancelled() else None)
+    def _on_landing(self, guess: Guess, flight: Flight) -> None:
+        self._ended(guess, flight.outcome)
 
     def _ended(self, guess: Guess, outcome: Outcome) -> None:
         self._in_flight -= 1
-        if isinstance(outcome, Location):
-            for mount in self._guessing.landed(guess):
-                self._landed.setdefault((mount, guess.name[0]), []).append(guess)
-        else:
-            self._guessing.undone(guess)
         self._news.set()
+        try:
+            if isinstance(outcome, Location):
+                for mount in self._guessing.landed(guess):
+                    self._landed.setdefault((mount, guess.name[0]), []).append(guess)
+            else:
+                self._guessing.undone(guess)
+        except Exception:
+            self._begin_anew()
 
     def _push_landed(self, now: float) -> None:
         if not self._landed or now - self._pushed < _PUSH_SECONDS:

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from cachefs.block import Location
 from cachefs.errors import CachefsError
@@ -11,11 +12,15 @@ from cachefs.messages import BlockRef
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.prefetch.fetch_plan import Batch, FetchPlan, within_quotas
 from cachefs.planning.prefetch.lookahead import Upcoming
-from cachefs_daemon.fetch.fetcher import Fetcher, Outcome
+from cachefs_daemon.fetch.fetcher import Fetcher, Flight, Outcome
 from cachefs_daemon.fetch.pace import Pace
 from cachefs_daemon.fetch.readers import Readers
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
+
+# Seconds for which a block that waits for a slot may be overtaken by one that is needed sooner. While estimates of the
+# rate grow, all that comes later seems to be needed sooner.
+OVERTAKEN: Final = 0.1
 
 
 class Prefetcher:
@@ -90,28 +95,24 @@ class Prefetcher:
         if not blocks:
             return
         now = _now()
-        refs = [BlockRef(one.snapshot, *self._plan.place(one)) for one in blocks]
+        refs = [BlockRef(one.snapshot, *place) for one, place in zip(blocks, self._plan.places(blocks), strict=True)]
         self._plan.started(blocks)
         try:
-            begun = await self._fetcher.start(refs, [now + one.seconds for one in blocks])
+            begun = await self._fetcher.start(refs, [now + min(one.seconds, OVERTAKEN) for one in blocks])
         except BaseException:
             for one in blocks:
                 self._plan.dropped(one)
             raise
         for one, begin in zip(blocks, begun, strict=True):
-            if isinstance(begin, asyncio.Task):
-                begin.add_done_callback(functools.partial(self._ended, one))
+            if isinstance(begin, Flight):
+                begin.on_landing(functools.partial(self._ended, one))
             else:
                 self._report(one, begin)
 
-    def _ended(self, one: Upcoming, task: "asyncio.Task[Outcome]") -> None:
-        if task.cancelled():
-            self._plan.dropped(one)
-            return
-        outcome = task.result()
-        if isinstance(outcome, Location):
+    def _ended(self, one: Upcoming, flight: Flight) -> None:
+        if isinstance(flight.outcome, Location):
             self._readers.fetched(one.consumer, one.size)
-        self._report(one, outcome)
+        self._report(one, flight.outcome)
         self._pace.wake()
 
     def _report(self, one: Upcoming, outcome: Outcome) -> None:

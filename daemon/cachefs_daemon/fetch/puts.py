@@ -64,6 +64,8 @@ class Puts:
             batch = [self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))]
             try:
                 stored = await self._run(self._store.put_many, [block for block, _ in batch])
+                if len(stored) != len(batch):
+                    raise AssertionError(f"of {len(batch)} blocks, the store has said what came of {len(stored)}")
             except BaseException as error:
                 for _, future in batch:
                     if not future.done():

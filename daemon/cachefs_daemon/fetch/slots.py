@@ -8,22 +8,7 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A read that waits for a slot, or has one."""
-
-    key: bytes
-    # Bytes of the read.
-    size: int
-    # Name of the origin that is read.
-    origin: str
-    # Done once the read is admitted. Its result: whether it counts as a read ahead.
-    admitted: asyncio.Future[bool]
+from types import TracebackType
 
 
 class FetchSlots:
@@ -43,9 +28,9 @@ class FetchSlots:
         self._slots = slots
         self.ahead_slots = max(1, slots - max(1, slots // 4))  # slots that reads ahead may take
         self.capacity = capacity
-        self._demand: OrderedDict[bytes, _Request] = OrderedDict()  # waiting, first come, first served
-        self._demand_of: dict[str, OrderedDict[bytes, _Request]] = {}  # the same, by origin
-        self._ahead: dict[bytes, _Request] = {}  # waiting, in the order of `_order`
+        self._demand: OrderedDict[bytes, Slot] = OrderedDict()  # waiting, first come, first served
+        self._demand_of: dict[str, OrderedDict[bytes, Slot]] = {}  # the same, by origin
+        self._ahead: dict[bytes, Slot] = {}  # waiting, in the order of `_order`
         # (needed, sequence number, key) of reads ahead. Some of them no longer wait, or have become demand.
         self._order: list[tuple[float, int, bytes]] = []
         self._numbers = itertools.count()
@@ -55,39 +40,43 @@ class FetchSlots:
         self.bytes_in_use = 0  # bytes of the reads that have them
 
     @property
+    def most_planned(self) -> int:
+        """Reads ahead of which it is known when they are needed, and that are to be here at once: those that have slots
+        and half as many that wait, so that no slot is free until somebody looks again for what comes next."""
+        return self.ahead_slots + self.ahead_slots // 2
+
+    @property
     def ahead_queued(self) -> int:
         """Reads ahead that wait for a slot."""
         return len(self._ahead)
 
-    @asynccontextmanager
-    async def slot(
-        self, key: bytes, size: int, *, ahead: bool, needed: float = math.inf, origin: str = ""
-    ) -> AsyncIterator["Slot"]:
-        """Wait for a slot, and hold it.
+    def slot(self, key: bytes, size: int, *, ahead: bool, needed: float = math.inf, origin: str = "") -> "Slot":
+        """As a context manager it waits for a slot, and holds it.
 
         key: names the read to `promote`, and must be unique among those that wait; size: bytes of the read; ahead:
         nobody waits for it yet; needed: loop time at which somebody will; origin: names what is read from.
         """
-        slot = Slot(self, key, size, origin)
-        await slot.take(ahead=ahead, needed=needed)
-        try:
-            yield slot
-        finally:
-            slot.give_back()
+        return Slot(self, key, size, origin, ahead, needed)
 
     def promote(self, key: bytes) -> None:
         """Somebody waits now for what the read ahead *key* brings."""
         request = self._ahead.pop(key, None)
         if request is not None:
+            request.ahead = False
             self._want(request)
             self._admit()
 
-    async def acquire(self, request: _Request, ahead: bool, needed: float) -> bool:
-        """For `Slot`. Returns whether it was admitted as a read ahead: it may have been promoted while it waited."""
-        if ahead:
+    async def acquire(self, request: "Slot") -> None:
+        """For `Slot`."""
+        if self._is_next(request):
+            self._count(request, 1)
+            request.held = True
+            return
+        request.admitted = asyncio.get_running_loop().create_future()
+        if request.ahead:
             if not self._ahead:
                 self._order.clear()
-            heapq.heappush(self._order, (needed, next(self._numbers), request.key))
+            heapq.heappush(self._order, (request.needed, next(self._numbers), request.key))
             self._ahead[request.key] = request
         else:
             self._want(request)
@@ -99,31 +88,36 @@ class FetchSlots:
                 self._drop_demand(request)
             if self._ahead.get(request.key) is request:
                 del self._ahead[request.key]
-            if request.admitted.done() and not request.admitted.cancelled():
-                self.release(request, request.admitted.result())
+            request.give_back()
             raise
-        return request.admitted.result()
 
-    def release(self, request: _Request, ahead: bool) -> None:
+    def release(self, request: "Slot") -> None:
         """For `Slot`."""
-        self._count(request, -1, ahead)
-        self._admit()
+        self._count(request, -1)
+        if self._demand or self._ahead:
+            self._admit()
 
-    def _want(self, request: _Request) -> None:
+    def _is_next(self, request: "Slot") -> bool:
+        """Nobody goes before it, and it fits."""
+        if self._demand or (request.ahead and (self._ahead or self._ahead_in_use >= self.ahead_slots)):
+            return False
+        return self._fits(request.size)
+
+    def _want(self, request: "Slot") -> None:
         self._demand[request.key] = request
         self._demand_of.setdefault(request.origin, OrderedDict())[request.key] = request
 
-    def _drop_demand(self, request: _Request) -> None:
+    def _drop_demand(self, request: "Slot") -> None:
         del self._demand[request.key]
         same_origin = self._demand_of[request.origin]
         del same_origin[request.key]
         if not same_origin:
             del self._demand_of[request.origin]
 
-    def _count(self, request: _Request, one: int, ahead: bool) -> None:
+    def _count(self, request: "Slot", one: int) -> None:
         self.in_use += one
         self.bytes_in_use += one * request.size
-        self._ahead_in_use += one * ahead
+        self._ahead_in_use += one * request.ahead
         slots, size = self._used.get(request.origin, (0, 0))
         self._used[request.origin] = slots + one, size + one * request.size
         if not slots + one:
@@ -134,14 +128,14 @@ class FetchSlots:
         while queue := self._demand or (self._ahead if self._ahead_in_use < self.ahead_slots else None):
             ahead = queue is self._ahead
             request = queue[self._first_ahead() if ahead else next(iter(queue))]
-            if not request.admitted.done() and not self._fits(request.size):
+            if not request.is_gone and not self._fits(request.size):
                 self._admit_reserved()
                 return
             if ahead:
                 del self._ahead[request.key]
             else:
                 self._drop_demand(request)
-            self._let_in(request, ahead)
+            self._let_in(request)
 
     def _admit_reserved(self) -> None:
         """Admit reads on demand of the origins that have not got what is kept for each."""
@@ -153,12 +147,12 @@ class FetchSlots:
                 if slots and not kept:
                     break
                 self._drop_demand(request)
-                self._let_in(request, ahead=False)
+                self._let_in(request)
 
-    def _let_in(self, request: _Request, ahead: bool) -> None:
-        if not request.admitted.done():  # else it was cancelled, and its task has not run since
-            self._count(request, 1, ahead)
-            request.admitted.set_result(ahead)
+    def _let_in(self, request: "Slot") -> None:
+        if not request.is_gone:
+            self._count(request, 1)
+            request.let_in()
 
     def _first_ahead(self) -> bytes:
         while (key := self._order[0][2]) not in self._ahead:
@@ -170,21 +164,48 @@ class FetchSlots:
 
 
 class Slot:
-    """The slot of one read, which may be given back for a while."""
+    """The slot of one read: waited for, held, or given back for a while."""
 
-    def __init__(self, slots: FetchSlots, key: bytes, size: int, origin: str) -> None:
+    __slots__ = ("_slots", "admitted", "ahead", "held", "key", "needed", "origin", "size")
+
+    def __init__(self, slots: FetchSlots, key: bytes, size: int, origin: str, ahead: bool, needed: float) -> None:
         """See FetchSlots.slot."""
+        self.key = key
+        self.size = size
+        self.origin = origin
+        self.ahead = ahead  # it waits, or was admitted, as a read ahead
+        self.needed = needed
+        self.held = False
+        self.admitted: asyncio.Future[None] | None = None  # done once a read that has to wait is admitted
         self._slots = slots
-        self._read = key, size, origin
-        self._held: tuple[_Request, bool] | None = None  # with whether it counts as a read ahead
+
+    @property
+    def is_gone(self) -> bool:
+        """It was cancelled while it waited, and its task has not run since."""
+        return self.admitted is not None and self.admitted.done()
 
     async def take(self, *, ahead: bool, needed: float = math.inf) -> None:
         """Wait for it. See FetchSlots.slot."""
-        request = _Request(*self._read, asyncio.get_running_loop().create_future())
-        self._held = request, await self._slots.acquire(request, ahead, needed)
+        self.ahead, self.needed = ahead, needed
+        await self._slots.acquire(self)
+
+    def let_in(self) -> None:
+        """For FetchSlots: it is admitted."""
+        assert self.admitted is not None
+        self.held = True
+        self.admitted.set_result(None)
 
     def give_back(self) -> None:
         """Let others have it. Does nothing where it is not held."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            self._slots.release(*held)
+        if self.held:
+            self.held = False
+            self._slots.release(self)
+
+    async def __aenter__(self) -> "Slot":
+        await self._slots.acquire(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.give_back()

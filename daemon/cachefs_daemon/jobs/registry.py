@@ -145,7 +145,7 @@ class JobRegistry:
         known = running.consumers.get(request.consumer) if running is not None else None
         if known is None:
             self._check_room(running, owner_of(request.job))
-        with self._loader.room.holding(*_given(request.map)):
+        with self._loader.room.holding(request.job, *_given(request.map)):
             job = running or self._create(request)
             if known is None:
                 consumer = self._begin(job, request, snapshot)
@@ -194,7 +194,7 @@ class JobRegistry:
     def _begin(self, job: Job, request: JobPublish, snapshot: Snapshot) -> Consumer:
         job.datasets[snapshot.id] = request.dataset
         if request.map is not None:
-            self._loader.room.hold(request.map)  # by the consumer
+            self._loader.room.hold(request.map, job.name)  # by the consumer
             self._set_map(job, snapshot.id, request.map)
         sample_map = job.maps.get(snapshot.id, TREE)
         consumer = Consumer(request, snapshot, sample_map, self._plan, self._loader, time.monotonic())
@@ -207,7 +207,7 @@ class JobRegistry:
         """The map is the one that *job* has published last for that snapshot; None: it has none any more."""
         before = job.maps.pop(snapshot, None)
         if sample_map is not None:
-            self._loader.room.hold(sample_map)
+            self._loader.room.hold(sample_map, job.name)
             job.maps[snapshot] = sample_map
         if before is not None:
             self._loader.room.release(before)
@@ -270,7 +270,7 @@ class JobRegistry:
             living.append((request, snapshot, orders, known))
         if not living:
             raise NotFound("; ".join(dict.fromkeys(lost)))
-        with self._loader.room.holding(*record.maps):
+        with self._loader.room.holding(job.name, *record.maps):
             for snapshot_id, sample_map in maps.items():
                 self._set_map(job, snapshot_id, sample_map)
             for request, snapshot, orders, known in living:

@@ -13,8 +13,10 @@ from cachefs.planning.pagecache.push_plan import NOBODY, Audience, PushPlan
 from cachefs.planning.pagecache.states import PageStates
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 
-# The plan is asked at least so often for what to do next.
+# The plan is asked at least, and at most, so often for what to do next. To ask it takes 0.3 ms beside readers at full
+# speed, and a pusher has orders for longer than the shorter time.
 STEP_SECONDS: Final = 0.05
+SHORTEST_STEP: Final = 0.01
 # A pusher that has got no order for so long is shown that the daemon is there.
 ALIVE_SECONDS: Final = 10.0
 
@@ -79,8 +81,9 @@ class PushStream:
             if now() - said > ALIVE_SECONDS:
                 said = now()
                 yield PushOrder(serial=0, snapshot="", entries=b"", numbers=b"")
+            await asyncio.sleep(SHORTEST_STEP)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STEP_SECONDS):
+                async with asyncio.timeout(STEP_SECONDS - SHORTEST_STEP):
                     await self._news.wait()
 
     def _next_orders(self, now: float) -> Iterator[Order]:

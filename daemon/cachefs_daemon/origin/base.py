@@ -7,11 +7,12 @@ cachefs.messages.OriginOptions and options of `cachectl dataset add`.
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.key_ranges import ListingPlace
 from cachefs_daemon.origin.patience import Patience
 
 # Bytes of an object. Nobody changes them any more.
@@ -87,6 +88,14 @@ class Origin(Protocol):
 
     async def close(self) -> None:
         """Close connections and end threads."""
+
+
+@runtime_checkable
+class ResumableOrigin(Protocol):
+    """An origin that can go on with a listing that was interrupted."""
+
+    def list_from(self, report: Report, place: ListingPlace) -> AsyncIterator[list[ListedObject]]:
+        """As Origin.list, beginning at *place*, which always tells what is left after the last batch."""
 
 
 def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:

@@ -40,6 +40,8 @@ class Answer(NamedTuple):
     head: Head
     # None where it was not received: it has no length, or comes in chunks, or has more bytes than there was room for.
     body: memoryview | None
+    # Its connection, where that had answered other requests before; None where it was new.
+    used: "HttpConnection | None" = None
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -71,6 +73,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head: Head | None = None
         self._begin = 0  # where in the buffer the head, or the body once the head is there, begins
         self._end = 0  # where the body ends
+
+    @property
+    def was_used(self) -> bool:
+        """Has it answered a request?"""
+        return self._proven is None
 
     def send(self, request: bytes, room: int) -> "asyncio.Future[Answer]":
         """Send the *request*. Whoever does not wait for the answer to the end must call `abort`.
@@ -162,14 +169,14 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _finish(self, head: Head, waiter: "asyncio.Future[Answer]") -> None:
         if head.length is None or not self._end:
             self._waiter = None
-            waiter.set_result(Answer(head, None))
+            waiter.set_result(Answer(head, None, self if self.was_used else None))
             self.abort()
             return
         if self._filled > self._end:
             self._fail(CutOff(f"more than the {head.length} bytes promised came"))
             return
         self._waiter = None
-        waiter.set_result(Answer(head, self._view[self._begin : self._end]))
+        waiter.set_result(Answer(head, self._view[self._begin : self._end], self if self.was_used else None))
         # Whoever has the answer has the memory from now on.
         self._view, self._filled = _UNASKED, 0
         if self._proven is not None and self._transport is not None:

@@ -20,6 +20,8 @@ _SINGLE: Final = frozenset(
 )
 # More digits are no length of anything.
 _LONGEST_NUMBER: Final = 18
+# No body follows these, whatever length their heads give.
+_BODILESS: Final = frozenset((204, 304))
 # Control characters besides the tab.
 _CONTROLS: Final = bytes({*range(32), 127} - {9})
 
@@ -34,7 +36,7 @@ class Head(NamedTuple):
     status: int
     # By name in lower case; several values are joined with commas.
     headers: dict[bytes, bytes]
-    # Bytes of the body; None where the server does not say so, or sends it in chunks.
+    # Bytes of the body; None where the server does not say so, sends it in chunks, or sends none.
     length: int | None
 
     @property
@@ -57,7 +59,7 @@ def parse_head(text: bytes) -> Head:
     headers = dict(map(_parse_line, lines))
     if len(headers) != count:
         headers = _joined(lines)
-    return Head(status, headers, _length(headers))
+    return Head(status, headers, _length(headers) if status not in _BODILESS else None)
 
 
 def _joined(lines: list[bytes]) -> dict[bytes, bytes]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 from collections import deque
@@ -19,6 +20,8 @@ from cachefs_daemon.origin.http_tls import Tls, noticed
 _ADDRESSES_KEPT: Final = 10.0
 # Seconds after which the next address is tried too, while one has not answered.
 _NEXT_ADDRESS: Final = 0.25
+# What this machine lacks; it says nothing of the server.
+_SHORT_HERE: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL))
 
 _Addresses = list[tuple[Any, ...]]  # as socket.getaddrinfo returns them
 
@@ -56,19 +59,18 @@ class HttpPool:
     async def ask(self, request: bytes, room: int) -> Answer:
         """Send the *request* and return its answer, for whose body there is room for *room* bytes at least.
 
-        Raises what HttpConnection.send gives, and what aiobotocore raises where there is no connection.
+        Raises what HttpConnection.send gives, what aiobotocore raises where there is no connection, and OSError where
+        this machine cannot make one.
         """
-        reused = bool(self._free)
-        connection = self._free.pop() if reused else await self._obtain()
+        connection = self._free.pop() if self._free else await self._obtain()
         while True:
             try:
                 answer: Answer = await connection.send(request, room)
                 break
             except ClosedUnanswered:
-                if not reused:
+                if not connection.was_used:
                     raise
                 # The server closed it just now, and has not seen the request.
-                reused = False
             except BaseException:
                 connection.abort()
                 raise
@@ -132,6 +134,8 @@ class HttpPool:
         except ssl.SSLError as error:
             raise SSLError(endpoint_url=url, error=error) from None
         except OSError as error:
+            if error.errno in _SHORT_HERE:
+                raise
             raise EndpointConnectionError(endpoint_url=url, error=error) from None
         finally:
             self._coming -= 1

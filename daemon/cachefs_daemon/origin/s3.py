@@ -14,13 +14,15 @@ from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.key_ranges import ListingPlace
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
 from cachefs_daemon.origin.s3_answer import bytes_before
-from cachefs_daemon.origin.s3_connection import OpenClient, connection
+from cachefs_daemon.origin.s3_connection import RAW_PAGE, OpenClient, connection
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, are_credentials_refused, judge
 from cachefs_daemon.origin.s3_get import Unusual
-from cachefs_daemon.origin.s3_listing import Page, list_bucket, parse_page
+from cachefs_daemon.origin.s3_listing import list_bucket
+from cachefs_daemon.origin.s3_page import Page, parse_page
 
 # All attempts for one page of the listing together, in seconds.
 _PAGE_DEADLINE: Final = 120.0
@@ -63,9 +65,10 @@ class S3Origin:
     def identity(self, key: bytes) -> bytes:
         return self._identity + key
 
-    async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+    async def list_from(self, report: Report, place: ListingPlace) -> AsyncIterator[list[ListedObject]]:
+        """See cachefs_daemon.origin.base.ResumableOrigin."""
         try:
-            async for objects in list_bucket(self._page, self._prefix):
+            async for objects in list_bucket(self._page, self._prefix, place):
                 readable = []
                 for listed in objects:
                     if reason := _unreadable(listed):
@@ -75,6 +78,9 @@ class S3Origin:
                 yield readable
         except BrokenAnswer as error:
             raise judge(error, self._place("")).error from None
+
+    def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
+        return self.list_from(report, ListingPlace())
 
     async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
         place = self._place(self._prefix + wanted.key.decode())
@@ -125,7 +131,7 @@ class S3Origin:
         async def request(client: OpenClient) -> Page:
             # We decode the keys ourselves: botocore would silently replace what is not UTF-8.
             answer = await client.full.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query)
-            return parse_page(answer, self._prefix)
+            return parse_page(answer[RAW_PAGE], self._prefix)
 
         give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
         page = await self._retrying(request, self._place(""), Patience.of(_PAGE_DEADLINE), give_up)

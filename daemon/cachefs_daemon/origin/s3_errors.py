@@ -12,7 +12,10 @@ from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, O
 from cachefs_daemon.origin.retry import Failure
 
 _THROTTLED: Final = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"}
+# Too many requests. And 408, which proxies say of a connection that they close: they have seen no request.
+_BUSY: Final = {408, 429}
 _EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
+_SKEWED: Final = "RequestTimeTooSkewed"
 # Said of wrong credentials, but also of those that were replaced by others a moment ago.
 _UNKNOWN: Final = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"}
 _CREDENTIALS: Final = (
@@ -105,7 +108,7 @@ def judge(error: Exception, place: Place) -> Failure:
 def _refusal(error: boto.ClientError, place: Place) -> Failure:
     code = _code(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if code in _THROTTLED or status == 429 or status >= 500:
+    if code in _THROTTLED or status in _BUSY or status >= 500:
         return Failure(
             OriginUnavailable(f"{place}: the server answers {status} {code}; it is overloaded or down"), True
         )
@@ -113,6 +116,14 @@ def _refusal(error: boto.ClientError, place: Place) -> Failure:
         # Whoever renews them may be late by a moment. They are read again before each attempt.
         return Failure(
             OriginAccessDenied(f"{place}: the credentials have expired ({code}); renew them for the daemon"), True
+        )
+    if code == _SKEWED:
+        # A clock that was off is set within seconds, for instance after a virtual machine has slept.
+        return Failure(
+            OriginAccessDenied(
+                f"{place}: the server's clock and this node's differ too much; set this node's clock (chronyc makestep)"
+            ),
+            True,
         )
     return Failure(_permanent(code, status, place), False)
 
@@ -134,8 +145,6 @@ def _permanent(code: str, status: int, place: Place) -> CachefsError:
         return ObjectChanged(f"{place} has changed since it was listed; refresh the dataset")
     if status == 416:
         return ObjectChanged(f"{place} is shorter than it was when listed; refresh the dataset")
-    if code == "RequestTimeTooSkewed":
-        return OriginAccessDenied(f"{place}: the server's clock and this node's differ too much; set this node's clock")
     if status in (401, 403) or "AccessDenied" in code or code in _UNKNOWN:
         return OriginAccessDenied(
             f"{place} is refused ({status} {code}); check the daemon's AWS credentials and the bucket's policy"

@@ -5,26 +5,26 @@ errors become the same exceptions as there.
 """
 
 import asyncio
-import time
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from botocore.exceptions import ReadTimeoutError
 
+from cachefs.errors import ObjectChanged
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
-from cachefs_daemon.origin.http_connection import ClosedUnanswered, CutOff, Silent
-from cachefs_daemon.origin.http_head import Head, Malformed
+from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutOff, Silent
+from cachefs_daemon.origin.http_head import Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_tls import Tls
 from cachefs_daemon.origin.s3_answer import bytes_before
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
+from cachefs_daemon.origin.s3_credentials import Credentials, CurrentCredentials
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, is_redirect, refusal
 from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route
 
-# Seconds that credentials and the time in signatures are used, at most. Servers take times that are 15 minutes off.
-_FRESH: Final = 1.0
-
 _NOT_IMPLEMENTED: Final = 501
+# Gone, another version, shorter: what nobody asks again for.
+_FINAL: Final = frozenset((404, 412, 416))
 
 
 class Unusual(Exception):
@@ -34,12 +34,6 @@ class Unusual(Exception):
         """asked: whether a request was sent."""
         super().__init__(reason)
         self.asked = asked
-
-
-class Credentials(Protocol):
-    """A source of credentials, as aiobotocore's session finds it. It renews them itself."""
-
-    async def get_frozen_credentials(self) -> Any: ...
 
 
 class _Way(NamedTuple):
@@ -59,16 +53,16 @@ class S3Get:
         """client: of aiobotocore, after s3_route.prepare. credentials: None for requests that are not signed. verify:
         as in Tls."""
         self._client = client
-        self._source = credentials
+        self._credentials = CurrentCredentials(credentials)
         self._settings = settings
         self._tls = Tls(verify)
         self._pools: dict[Server, HttpPool] = {}
         self._routes: dict[str, Route | NoRoute] = {}  # by bucket
         self._finding = asyncio.Lock()
         self._checksums = True  # the server may be asked for them
-        self._credentials: Any = None  # as they were at the last look
-        self._looked = float("-inf")  # monotonic seconds of that look
-        self._ways: dict[str, _Way] = {}  # by bucket, made since that look
+        # By bucket, made since the last look at the credentials, a second ago: so old is the time in signatures too.
+        # Servers take times that are 15 minutes off.
+        self._ways: dict[str, _Way] = {}
 
     async def read(self, place: Place, wanted: ObjectRange) -> memoryview:
         """The *wanted* bytes of the object at the *place*. Raises Unusual, and what a client of aiobotocore raises."""
@@ -76,11 +70,12 @@ class S3Get:
         # Blanks in a row would have to be signed as one. No server has such ETags.
         if not place.key or not etag.isascii() or not etag.isprintable() or " " in etag:
             raise Unusual("a key or an ETag is odd", asked=False)
-        if time.monotonic() - self._looked >= _FRESH:
-            await self._look_at_credentials()
+        if self._credentials.is_look_due:
+            await self._credentials.look()
+            self._ways.clear()
         way = self._ways.get(place.bucket) or await self._find_way(place.bucket)
         try:
-            head, body = await way.pool.ask(way.maker.get(place.key, etag, wanted), wanted.length)
+            answer = await way.pool.ask(way.maker.get(place.key, etag, wanted), wanted.length)
         except Malformed as error:
             raise Unusual(f"the head of an answer is not understood: {error}") from None
         except ClosedUnanswered:
@@ -89,13 +84,18 @@ class S3Get:
             raise BrokenAnswer(str(error)) from None
         except Silent as error:
             raise ReadTimeoutError(endpoint_url=way.server.url, error=error) from None
+        head, body, _ = answer
         if head.status not in (200, 206):
-            self._refuse(head, body, place.bucket)
+            self._refuse(answer, place.bucket)
         if head.length is None:
             raise Unusual("an answer has no length")
         headers = head.headers
         said, span = headers.get(b"etag", b"").decode("latin-1"), headers.get(b"content-range", b"").decode("latin-1")
-        before = bytes_before(wanted, place, said, head.length, span)
+        try:
+            before = bytes_before(wanted, place, said, head.length, span)
+        except ObjectChanged:
+            _doubt(answer)
+            raise
         if before or body is None or head.length != wanted.length:
             raise Unusual("a whole object came in place of a range")
         if wanted.length == wanted.size and has_checksum(headers):
@@ -109,6 +109,7 @@ class S3Get:
 
     def close(self) -> None:
         """Close all connections."""
+        self._credentials.close()
         for pool in self._pools.values():
             pool.close()
 
@@ -123,25 +124,18 @@ class S3Get:
                 self._routes[bucket] = route
         if isinstance(route, NoRoute):
             raise Unusual(str(route), asked=False)
-        if route.region and self._credentials is None:
+        frozen = self._credentials.frozen
+        if route.region and frozen is None:
             raise Unusual("requests are signed, but there are no credentials", asked=False)
         pool = self._pools.get(route.server)
         if pool is None:
             pool = self._pools[route.server] = HttpPool(route.server, self._settings, self._tls)
-        way = self._ways[bucket] = _Way(
-            route.server, pool, RequestMaker(route, self._credentials, checksums=self._checksums)
-        )
+        way = self._ways[bucket] = _Way(route.server, pool, RequestMaker(route, frozen, checksums=self._checksums))
         return way
 
-    async def _look_at_credentials(self) -> None:
-        """They are asked for once a second, and their source renews them when it is time."""
-        found = await self._source.get_frozen_credentials() if self._source is not None else None
-        self._credentials = found
-        self._ways.clear()
-        self._looked = time.monotonic()
-
-    def _refuse(self, head: Head, body: memoryview | None, bucket: str) -> None:
+    def _refuse(self, answer: Answer, bucket: str) -> None:
         """Raises what a client of aiobotocore raises for such an answer, or Unusual."""
+        head, body, _ = answer
         if head.status == _NOT_IMPLEMENTED and self._checksums:
             # Cloudflare R2 gave this answer to a question for checksums.
             self._checksums = False
@@ -153,4 +147,14 @@ class S3Get:
         error = refusal(head.status, head.headers, bytes(body or b""))
         if is_redirect(error):
             raise Unusual(f"bucket {bucket} may be in another region")
+        if head.status in _FINAL:
+            _doubt(answer)
         raise error
+
+
+def _doubt(answer: Answer) -> None:
+    """The *answer* would end a read for good. Raises Unusual where it may be that to another request: a server or proxy
+    that is out of step goes on with the wrong answers for as long as the connection is used."""
+    if answer.used is not None:
+        answer.used.abort()
+        raise Unusual("a connection that had been used before gave an answer that does not fit the request")

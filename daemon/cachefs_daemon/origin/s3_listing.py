@@ -1,9 +1,9 @@
 """Listing a bucket in parallel.
 
 S3 lists keys in order, a thousand per request, and each page needs the one before. Listed page by page, a million keys
-take a minute. But a listing may start after any key. So a few requests with a delimiter find directory names, these
-names cut the space of keys into ranges, and the ranges are listed at once. One flat directory has no names to cut at
-and is listed page by page.
+take minutes. But a listing may start after any text. So while fewer requests are under way than may be, ranges of keys
+that are long are cut (`key_ranges.py`), and their parts are listed at once. That needs no directories and no request
+that lists nothing but names: a part is cut off by asking for its first key, since it may have none.
 
 Some servers (gateways over file systems) do not list keys in order. With them, keys at the cuts would be lost. This is
 noticed, and then everything is listed anew in one piece. The builder drops what it has got twice.
@@ -11,54 +11,27 @@ noticed, and then everything is listed anew in one piece. The builder drops what
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import UTC, datetime
-from itertools import count
-from typing import Any, Final, NamedTuple
-from urllib.parse import unquote_to_bytes
+from dataclasses import dataclass
+from typing import Any, Final
 
-from botocore.utils import parse_timestamp
-
+from cachefs.errors import OriginUnavailable
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.key_ranges import Characters, KeyRange, ListingPlace, common_length, cuts
 from cachefs_daemon.origin.s3_errors import BrokenAnswer
+from cachefs_daemon.origin.s3_page import Page
 
-# Cut once there are this many names to cut at, or after this many levels of a narrow tree.
-_ENOUGH_NAMES: Final = 32
-_MAX_LEVELS: Final = 8
-# Names of one directory are read from at most this many pages, so that a million directories are not listed twice.
-_PROBE_PAGES: Final = 4
-# Pages that are read before the rest is cut. Each range reads half a page too much on average, so a small bucket is not
-# cut at all.
+# Pages that are read before the keys are cut. Each range reads half a page too much on average, so a small bucket is
+# not cut at all.
 _FIRST_PAGES: Final = 8
-_MAX_RANGES: Final = 64
 # Requests at once.
 _PARALLEL: Final = 32
+# Parts may turn out to be empty: so many, and one for each of so many pages. (Stores charge for requests.)
+_EMPTY_PARTS: Final = 64
+_PAGES_PER_EMPTY_PART: Final = 2
+# Keys of a page whose characters are looked at: all of them would take longer than the rest.
+_LOOKED_AT: Final = 4
 # Pages in a row with nothing on them. A server that has deleted much may send some; one that sends more will never end.
 _MOST_EMPTY: Final = 1000
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class Page(NamedTuple):
-    """One answer."""
-
-    # Objects, with keys relative to the dataset's prefix.
-    objects: list[ListedObject]
-    # Names of directories, relative to the dataset's prefix.
-    directories: list[bytes]
-    # Asks for the next page; None: this is the last one.
-    token: str | None
-
-
-class _Range(NamedTuple):
-    """A part of the keys that is listed by itself."""
-
-    # The keys after this one,
-    after: bytes
-    # up to and including this one; None: to the end.
-    until: bytes | None
-    # Asks for the next page; None before the first one.
-    token: str | None = None
-    # How many pages before it had nothing on them.
-    empty: int = 0
 
 
 class _OutOfOrder(Exception):
@@ -68,71 +41,176 @@ class _OutOfOrder(Exception):
 FetchPage = Callable[..., Awaitable[Page]]
 
 
-async def list_bucket(fetch: FetchPage, prefix: str) -> AsyncIterator[list[ListedObject]]:
-    """All objects below *prefix*, in batches. fetch: returns one page, given the parameters of the query.
+async def list_bucket(
+    fetch: FetchPage, prefix: str, place: ListingPlace | None = None
+) -> AsyncIterator[list[ListedObject]]:
+    """All objects below *prefix*, in batches. fetch: returns one page, given the parameters of the query. place: where
+    to begin; it is brought up to date before each batch.
 
     Raises BrokenAnswer where the listing would never end.
     """
-    keys = _Range(b"", None)
+    place = place or ListingPlace()
     try:
-        for _ in range(_FIRST_PAGES):
-            objects, rest = await _list_page(fetch, prefix, keys)
-            yield objects
-            if rest is None:
-                return
-            keys = rest
-        names = await _directory_names(fetch, prefix)
-        async for objects in _list_ranges(fetch, prefix, _cut(keys, names)):
+        async for objects in _Ranges(fetch, prefix, place).all():
             yield objects
     except _OutOfOrder:
+        place.follow(None)
         async for page in _pages(fetch, {"Prefix": prefix}):
             yield page.objects
 
 
-def parse_page(answer: Any, prefix: str) -> Page:
-    """The page in an answer to ListObjectsV2 with EncodingType=url. Raises BrokenAnswer."""
-    encoded = answer.get("EncodingType") == "url"
-    start = len(prefix.encode())
+@dataclass(slots=True, eq=False)
+class _Range:
+    """A part of the keys that is listed by itself."""
 
-    def relative(name: str) -> bytes:
-        # AWS writes a space as `+` and a plus as `%2B`; Ceph a space as `%20`.
-        return (unquote_to_bytes(name.replace("+", " ")) if encoded else name.encode())[start:]
+    # The last key that has come. It begins with those after this one,
+    last: bytes
+    # and ends with this one; None: with the last key.
+    until: bytes | None
+    # Asks for the next page; None before the first one.
+    token: str | None = None
+    # Pages before the next one had nothing on them, in a row.
+    empty: int = 0
+    # Pages of it that have come since it was cut.
+    pages: int = 0
+    # Of how many characters the first and the last key of its last page begin alike.
+    page_width: int = 0
+    # It was cut off another one, and nobody knows yet whether there are keys in it.
+    is_new_part: bool = False
 
-    objects = [
-        ListedObject(
-            relative(found["Key"]), found["Size"], _ns(found["LastModified"]), found.get("ETag", "").strip('"').encode()
-        )
-        for found in answer.get("Contents", ())
-    ]
-    directories = [relative(found["Prefix"]) for found in answer.get("CommonPrefixes", ())]
-    token = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
-    if answer.get("IsTruncated") and not token:
-        # A server that only knows the first version of ListObjects answers so. To end here would lose files.
-        raise BrokenAnswer("the listing is cut short without a token to go on with; does it know ListObjectsV2?")
-    return Page(objects, directories, token)
+    def take(self, page: Page) -> list[ListedObject]:
+        """The objects on its next page that are in it. Raises _OutOfOrder, BrokenAnswer."""
+        before = self.last
+        for listed in page.objects:
+            if listed.key < self.last:
+                raise _OutOfOrder
+            self.last = listed.key
+        if page.token is not None and page.token == self.token:
+            raise BrokenAnswer("the listing repeats itself: a token to go on with came twice")
+        self.empty = _empty_pages(self.empty, page)
+        self.token = page.token
+        # Some servers also list the key after which they are to start.
+        objects = page.objects
+        if objects and (objects[0].key <= before != b"" or (self.until is not None and self.last > self.until)):
+            until = self.until
+            objects = [
+                one for one in objects if (one.key > before or not before) and (until is None or one.key <= until)
+            ]
+        if objects:
+            self.pages += 1
+            self.page_width = common_length(_text(objects[0].key), _text(objects[-1].key))
+        return objects
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether nothing is left of it, after a page has come."""
+        return self.token is None or (self.until is not None and self.last >= self.until)
 
 
-def parse_time(text: str) -> datetime:
-    """The time that botocore finds too, but faster for what listings contain: a page of 1,000 keys takes 14 ms of
-    processor time instead of 50."""
-    try:
-        return datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        parsed: datetime = parse_timestamp(text)
-        return parsed
+class _Ranges:
+    """What is left of a bucket, in parts that are listed at once."""
+
+    def __init__(self, fetch: FetchPage, prefix: str, place: ListingPlace) -> None:
+        self._fetch = fetch
+        self._prefix = prefix
+        self._place = place
+        self._left = {_Range(one.after, one.until): None for one in place.first}
+        self._requests: dict[asyncio.Task[Page], _Range] = {}
+        self._characters = Characters()
+        self._pages = 0
+        self._empty_parts = 0
+
+    async def all(self) -> AsyncIterator[list[ListedObject]]:
+        """Raises _OutOfOrder, BrokenAnswer."""
+        self._place.follow(lambda: [KeyRange(one.last, one.until) for one in self._left])
+        try:
+            self._ask()
+            while self._requests:
+                done, _ = await asyncio.wait(self._requests, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    asked = self._requests.pop(task)
+                    objects = self._took(asked, task.result())
+                    if asked.is_listed:
+                        del self._left[asked]
+                    yield objects
+                self._ask()
+        finally:
+            for task in self._requests:
+                task.cancel()
+            await asyncio.gather(*self._requests, return_exceptions=True)
+
+    def _took(self, asked: _Range, page: Page) -> list[ListedObject]:
+        objects = asked.take(page)
+        if asked.is_new_part:
+            # One key says nothing about how far a page gets.
+            asked.is_new_part, asked.pages = False, 0
+            self._empty_parts += not objects
+        else:
+            self._pages += bool(objects)
+        for listed in objects[:: max(1, len(objects) // _LOOKED_AT)]:
+            self._characters.see(_text(listed.key))
+        return objects
+
+    def _ask(self) -> None:
+        """Have as many requests under way as may be."""
+        asked = set(self._requests.values())
+        for one in [one for one in self._left if one not in asked][: _PARALLEL - len(asked)]:
+            self._ask_for(one)
+        if self._pages < _FIRST_PAGES:
+            return
+        # The longer a range has been listed without an end, the more of it is left, as far as anybody can guess.
+        long = sorted((one for one in self._left if one.pages), key=lambda one: one.pages, reverse=True)
+        for number, one in enumerate(long):
+            free = min(_PARALLEL - len(self._requests), self._empty_parts_left())
+            if free <= 0:
+                break
+            for part in self._cut(one, -(-free // (len(long) - number))):
+                self._ask_for(part)
+
+    def _empty_parts_left(self) -> int:
+        """How many more parts may be empty, with those that are asked for and may be."""
+        new = sum(one.is_new_part for one in self._requests.values())
+        return _EMPTY_PARTS + self._pages // _PAGES_PER_EMPTY_PART - self._empty_parts - new
+
+    def _cut(self, whole: _Range, most: int) -> list[_Range]:
+        """Cut at most so many parts off the end of a range."""
+        until = None if whole.until is None else _text(whole.until)
+        found = cuts(_text(whole.last), until, whole.page_width, self._characters, most)
+        # Keys that are no text are cut nowhere.
+        at = [cut for cut in map(str.encode, found) if whole.last < cut and (whole.until is None or cut < whole.until)]
+        if not at:
+            return []
+        parts = [
+            _Range(after, before, is_new_part=True) for after, before in zip(at, [*at[1:], whole.until], strict=True)
+        ]
+        whole.until, whole.pages = at[0], 0
+        self._left.update(dict.fromkeys(parts))
+        return parts
+
+    def _ask_for(self, one: _Range) -> None:
+        query: dict[str, Any] = {"Prefix": self._prefix}
+        if one.token is not None:
+            query["ContinuationToken"] = one.token
+        elif one.last:
+            query["StartAfter"] = self._prefix + one.last.decode()
+        if one.is_new_part:
+            query["MaxKeys"] = 1
+        self._requests[asyncio.create_task(self._page(query, one.last))] = one
+
+    async def _page(self, query: dict[str, Any], last: bytes) -> Page:
+        try:
+            return await self._fetch(**query)
+        except OriginUnavailable as error:
+            place = f"keys after {_text(last)!r}" if last else "the first keys"
+            raise OriginUnavailable(f"{error} ({place})") from None
 
 
-def _ns(time: datetime) -> int:
-    since = time - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
-
-
-async def _pages(fetch: FetchPage, query: dict[str, str], most: int | None = None) -> AsyncIterator[Page]:
-    """The pages of one listing, at most *most* of them. Raises BrokenAnswer where they would never end."""
+async def _pages(fetch: FetchPage, query: dict[str, str]) -> AsyncIterator[Page]:
+    """The pages of one listing. Raises BrokenAnswer where they would never end."""
     token: str | None = None
     seen: set[str] = set()
     empty = 0
-    for _ in count() if most is None else range(most):
+    while True:
         page = await fetch(**query, **_after(token))
         yield page
         token = page.token
@@ -146,7 +224,7 @@ async def _pages(fetch: FetchPage, query: dict[str, str], most: int | None = Non
 
 def _empty_pages(before: int, page: Page) -> int:
     """How many pages in a row had nothing on them, *page* included. Raises BrokenAnswer where there are too many."""
-    empty = 0 if page.objects or page.directories else before + 1
+    empty = 0 if page.objects else before + 1
     if empty > _MOST_EMPTY:
         raise BrokenAnswer(f"the listing does not go on: {empty} pages in a row had nothing on them")
     return empty
@@ -156,74 +234,5 @@ def _after(token: str | None) -> dict[str, str]:
     return {"ContinuationToken": token} if token else {}
 
 
-async def _directory_names(fetch: FetchPage, prefix: str) -> list[bytes]:
-    """Enough names of directories, relative to *prefix* and each with a slash at its end, to cut the key space at."""
-    names: list[bytes] = []
-    level = [b""]
-    for _ in range(_MAX_LEVELS):
-        found = await asyncio.gather(*(_names_in(fetch, prefix + name.decode()) for name in level))
-        level = [name for names_in_one in found for name in names_in_one if _is_text(name)]
-        names += level
-        if len(names) >= _ENOUGH_NAMES or not level:
-            break
-    return names
-
-
-async def _names_in(fetch: FetchPage, directory: str) -> list[bytes]:
-    return [
-        name
-        async for page in _pages(fetch, {"Prefix": directory, "Delimiter": "/"}, _PROBE_PAGES)
-        for name in page.directories
-    ]
-
-
-async def _list_ranges(fetch: FetchPage, prefix: str, ranges: list[_Range]) -> AsyncIterator[list[ListedObject]]:
-    waiting = ranges[::-1]
-    pending: set[asyncio.Task[tuple[list[ListedObject], _Range | None]]] = set()
-    try:
-        while waiting or pending:
-            while waiting and len(pending) < _PARALLEL:
-                pending.add(asyncio.create_task(_list_page(fetch, prefix, waiting.pop())))
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for objects, rest in [task.result() for task in done]:
-                if rest is not None:
-                    waiting.append(rest)
-                yield objects
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-
-
-async def _list_page(fetch: FetchPage, prefix: str, keys: _Range) -> tuple[list[ListedObject], _Range | None]:
-    """The next page of a range, and what of the range is left after it."""
-    start = {"StartAfter": prefix + keys.after.decode()} if keys.after and not keys.token else {}
-    page = await fetch(Prefix=prefix, **start, **_after(keys.token))
-    last = keys.after
-    for listed in page.objects:
-        if listed.key < last:
-            raise _OutOfOrder
-        last = listed.key
-    if keys.until is not None and last > keys.until:
-        return [listed for listed in page.objects if listed.key <= keys.until], None
-    if not page.token:
-        return page.objects, None
-    if page.token == keys.token:
-        raise BrokenAnswer("the listing repeats itself: a token to go on with came twice")
-    return page.objects, _Range(last, keys.until, page.token, _empty_pages(keys.empty, page))
-
-
-def _cut(keys: _Range, names: list[bytes]) -> list[_Range]:
-    """*keys* in at most _MAX_RANGES parts with about equally many of *names* in each."""
-    inside = sorted(name for name in names if name > keys.after)
-    step = -(-(len(inside) + 1) // _MAX_RANGES)
-    cuts = inside[step - 1 :: step]
-    return [_Range(after, until) for after, until in zip([keys.after, *cuts], [*cuts, keys.until], strict=True)]
-
-
-def _is_text(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _text(key: bytes) -> str:
+    return key.decode(errors="replace")

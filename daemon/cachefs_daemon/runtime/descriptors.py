@@ -4,9 +4,13 @@ Each snapshot takes a descriptor, each segment and connection one more. The usua
 programs that use select(2); the hard one is far higher.
 """
 
+import asyncio
+import errno
 import logging
 import resource
-from typing import Final
+from typing import Any, Final
+
+from cachefs_daemon.runtime.errorlog import ErrorLog
 
 log = logging.getLogger(__name__)
 
@@ -30,3 +34,20 @@ def limit() -> int:
     """Files that may be open now."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ENOUGH if soft == resource.RLIM_INFINITY else soft
+
+
+def tell_of_shortage(loop: asyncio.AbstractEventLoop, errors: ErrorLog) -> None:
+    """Have *errors* told where connections cannot be taken, of which asyncio logs tracebacks."""
+
+    def handle(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            errors.add(
+                "open files",
+                f"new connections of mounts and commands wait: {error.strerror}, with a limit of {limit()}; raise the "
+                "hard limit (LimitNOFILE, ulimit -n)",
+            )
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)

@@ -66,7 +66,7 @@ class BlockStore:
     def put_many(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
         """Store blocks, those that are needed soonest first, and say where each is; where it was, if it was there
         already; StoreFull where there is no room even for a transient one."""
-        outcomes: list[Location | StoreFull | None] = [self.get(block.key) for block in blocks]
+        outcomes: list[Location | StoreFull | None] = [*self._index.get_many([block.key for block in blocks])]
         new = [number for number, outcome in enumerate(outcomes) if outcome is None]
         now = time.monotonic()
         with self._tiering as tiering:

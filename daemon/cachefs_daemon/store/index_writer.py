@@ -8,7 +8,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum, auto
 from itertools import islice
 from pathlib import Path
@@ -89,28 +90,30 @@ class IndexWriter:
 
     def get(self, key: bytes) -> Location | None:
         """Waits for nothing: no lock is taken, as a thread that had it would often wait for the interpreter lock."""
-        # While changes are committed they are in `_committing`, and before and after, where that fails, in `_pending`.
-        found = self._pending.get(key, _UNCHANGED)
-        if found is _UNCHANGED:
-            found = self._committing.get(key, _UNCHANGED)
-        if found is _UNCHANGED:
-            found = self._pending.get(key, _UNCHANGED)
-        if not isinstance(found, _Unchanged):
-            return found
-        try:
-            with self._env.begin(db=self._blocks) as txn:
-                record = txn.get(key)
-            return Location.unpack(record) if record is not None else None
-        except (lmdb.Error, ValueError):
-            return None
+        found = self._changed_to(key)
+        return self._read([key])[0] if isinstance(found, _Unchanged) else found
+
+    def get_many(self, keys: Sequence[bytes]) -> list[Location | None]:
+        """`get` of each, with one transaction for those that were not changed of late."""
+        changed = [self._changed_to(key) for key in keys]
+        unchanged = [key for key, one in zip(keys, changed, strict=True) if isinstance(one, _Unchanged)]
+        committed = iter(self._read(unchanged) if unchanged else ())
+        return [next(committed) if isinstance(one, _Unchanged) else one for one in changed]
 
     def put(self, key: bytes, location: Location) -> None:
-        self._change(key, location)
+        self.change({key: location})
 
     def delete(self, key: bytes) -> None:
-        if self._failing and self._forget(key):
-            return
-        self._change(key, None)
+        self.change({key: None})
+
+    def change(self, changes: Mapping[bytes, Location | None]) -> None:
+        """Put what has a location, delete what has none."""
+        if self._failing:
+            changes = {key: one for key, one in changes.items() if one is not None or not self._forget(key)}
+        with self._lock:
+            self._pending.update(changes)
+        if not self._changed.is_set():
+            self._changed.set()
 
     def commit(self) -> bool:
         """Make every change so far visible to other processes. False where LMDB cannot; the changes are kept."""
@@ -220,10 +223,26 @@ class IndexWriter:
             self._pending.pop(key, None)
             return True
 
-    def _change(self, key: bytes, location: Location | None) -> None:
-        with self._lock:
-            self._pending[key] = location
-        self._changed.set()
+    def _read(self, keys: Sequence[bytes]) -> list[Location | None]:
+        """What the file says."""
+        found: list[Location | None] = [None] * len(keys)
+        with suppress(lmdb.Error), self._env.begin(db=self._blocks) as txn:
+            for number, key in enumerate(keys):
+                record = txn.get(key)
+                if record is not None:
+                    with suppress(ValueError):
+                        found[number] = Location.unpack(record)
+        return found
+
+    def _changed_to(self, key: bytes) -> Location | _Unchanged | None:
+        """What a change says that may not be committed yet."""
+        # While changes are committed they are in `_committing`, and before and after, where that fails, in `_pending`.
+        found = self._pending.get(key, _UNCHANGED)
+        if found is _UNCHANGED:
+            found = self._committing.get(key, _UNCHANGED)
+        if found is _UNCHANGED:
+            found = self._pending.get(key, _UNCHANGED)
+        return found
 
     def _overlay(self) -> dict[bytes, Location | None]:
         with self._lock:
@@ -232,7 +251,8 @@ class IndexWriter:
     def _commit_changes(self) -> None:
         while not self._closing.is_set():
             self._changed.wait()
+            time.sleep(_GATHER_SECONDS)
+            # Not before: what comes meanwhile is committed, too, and nobody has to be woken for it.
             self._changed.clear()
-            self._closing.wait(_GATHER_SECONDS)
             if not self.commit():
                 self._closing.wait(_RETRY_SECONDS)

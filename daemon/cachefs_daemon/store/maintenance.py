@@ -20,7 +20,7 @@ from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import span
 from cachefs_daemon.store.tier import NewBlock, Tier
-from cachefs_daemon.store.transfers import COPY_BATCH, LET_OTHERS_SECONDS, Transfers, batches
+from cachefs_daemon.store.transfers import COPY_BATCH, DEMOTED_TOGETHER, LET_OTHERS_SECONDS, Transfers, batches
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +29,8 @@ COMPACTION_SECONDS: Final = 1.0
 # For as long what a squeezed memory tier evicts moves to the SSD tier; what is left then is dropped. Whoever takes the
 # machine's memory may be faster than the disk.
 DEMOTION_SECONDS: Final = 2.0
-# So many move at once, 64 MiB of blocks of 4 MiB. A disk that takes longer than this for them is treated like one that
+# A disk that takes longer than this for as many as move together, 64 MiB of blocks of 4 MiB, is treated like one that
 # hangs.
-_DEMOTED_TOGETHER: Final = 16
 _DEMOTION_PATIENCE: Final = 2.0
 
 
@@ -139,7 +138,7 @@ class Maintenance:
         if tier.number != MEMORY or len(self._tiers) <= SSD:
             self._transfers.evict(tier, keys)
             return
-        left = batches(keys, _DEMOTED_TOGETHER)
+        left = batches(keys, DEMOTED_TOGETHER)
         while time.monotonic() < until and not self._tiers[SSD].problem and (batch := next(left, None)):
             if not self._demotions.run(functools.partial(self._transfers.evict, tier, batch), _DEMOTION_PATIENCE):
                 reason = f"blocks take longer than {_DEMOTION_PATIENCE:.0f} s to be written"

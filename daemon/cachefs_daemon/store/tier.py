@@ -8,6 +8,7 @@ says of the directory never exceeds the budget.
 import contextlib
 import errno
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from cachefs.block import MEMORY, TIER_NAMES, Location
 from cachefs.errors import CachefsError, ConfigError
 from cachefs_daemon.store import capacity, segment_writer
 from cachefs_daemon.store.owned_directory import Place
-from cachefs_daemon.store.segment_writer import PAGE, Data, Record, RecordWriter, SegmentFile, page_ceil, span
+from cachefs_daemon.store.segment_writer import PAGE, Data, LatestSegment, Record, SegmentFile, page_ceil, span
 from cachefs_daemon.store.tier_directory import TierDirectory
 
 _log = logging.getLogger(__name__)
@@ -169,6 +170,11 @@ class Tier:
             self.used += size
             return True
 
+    def give_back(self, size: int) -> None:
+        """*size* bytes that were reserved are not needed."""
+        with self._lock:
+            self.used -= size
+
     def refresh_limit(self) -> None:
         """Ask the machine anew how much the tier may take. Does I/O."""
         try:
@@ -216,14 +222,14 @@ class Tier:
         """Where the first blocks are that could be written, and why the next one could not be."""
         written: list[Location] = []
         if not self._writes.acquire(timeout=_WRITE_PATIENCE):
-            self._give_back(sum(block.span for block in blocks))
+            self.give_back(sum(block.span for block in blocks))
             return written, TimeoutError(errno.ETIMEDOUT, f"writes take longer than {_WRITE_PATIENCE} s")
-        writer = RecordWriter()
+        writer = LatestSegment(os.O_WRONLY)
         try:
             for block in blocks:
                 written.append(self._write_one(writer, block))
         except OSError as error:
-            self._give_back(sum(block.span for block in blocks[len(written) + 1 :]))
+            self.give_back(sum(block.span for block in blocks[len(written) + 1 :]))
             return written, error
         finally:
             writer.close()
@@ -231,16 +237,18 @@ class Tier:
         self._worked()
         return written, None
 
-    def _write_one(self, writer: RecordWriter, block: NewBlock) -> Location:
+    def _write_one(self, writer: LatestSegment, block: NewBlock) -> Location:
         """Raises OSError, the block's room given back."""
         try:
             number, start = self._allocate(block.span)
         except OSError:
-            self._give_back(block.span)
+            self.give_back(block.span)
             raise
         record = Record(block.key, start, len(block.data), block.checksums)
         try:
-            writer.write(self._file(number), record, block.data, allocate=self._place.extent_per_record)
+            file = self._file(number)
+            fd, each = writer.open(file), self._place.extent_per_record
+            segment_writer.write_record(file, fd, record, block.data, allocate=each)
         except OSError as error:
             self._free_spans(number, [(start, block.span)])
             if error.errno not in _FULL:
@@ -253,6 +261,27 @@ class Tier:
 
     def read(self, key: bytes, location: Location) -> bytes | None:
         return segment_writer.read_block(self._file(location.segment), key, location)
+
+    def read_many(self, blocks: Sequence[tuple[bytes, Location]], buffer: memoryview) -> list[memoryview | None]:
+        """The verified bytes of blocks (key, place), one after the other in *buffer*, which holds as many bytes as they
+        have; None for each that is not there or not right."""
+        found: list[memoryview | None] = []
+        reader = LatestSegment(os.O_RDONLY)
+        at = 0
+        try:
+            for key, location in blocks:
+                data = buffer[at : at + location.length]
+                at += location.length
+                found.append(data if self._read_one(reader, key, location, data) else None)
+        finally:
+            reader.close()
+        return found
+
+    def _read_one(self, reader: LatestSegment, key: bytes, location: Location, data: memoryview) -> bool:
+        try:
+            return segment_writer.read_into(reader.open(self._file(location.segment)), key, location, data)
+        except OSError:
+            return False
 
     def read_ahead(self, location: Location) -> None:
         """Let the kernel begin to read a block into its page cache."""
@@ -357,15 +386,16 @@ class Tier:
 
     def retry(self) -> None:
         """Try again what failed before, up to the first hole that cannot be punched again: 20,000 on a disk that is
-        read-only took 0.3 s of each retry."""
+        read-only took 0.3 s of each retry. One that always fails counts, and closes the tier to no other block: whether
+        the disk works, the probe finds out, which punches one too."""
         while self._unpunched:
             with self._lock:
                 # The other end is where it goes if it fails, so one that always fails is in nobody's way.
                 number, start, size = self._unpunched.popleft()
-            if not self._free_spans(number, [(start, size)]):
+            if not self._free_spans(number, [(start, size)], again=True):
                 break
         # Not while all writes hang: the probe would, too.
-        if self.problem and not self._condemned and not self._unpunched and self._writes.acquire(blocking=False):
+        if self.problem and not self._condemned and self._writes.acquire(blocking=False):
             try:
                 self._place.probe()
                 self._worked()
@@ -444,9 +474,9 @@ class Tier:
         state.live += size
         self.used += PAGE * ((state.live > 0) - had)
 
-    def _free_spans(self, number: int, spans: Sequence[tuple[int, int]]) -> bool:
+    def _free_spans(self, number: int, spans: Sequence[tuple[int, int]], *, again: bool = False) -> bool:
         """Punch holes (start, size) into a segment. False, with all of them remembered for `retry`, where that
-        fails."""
+        fails. again: it has failed before."""
         try:
             if not self._holes.acquire(timeout=0.0 if self.problem else _WRITE_PATIENCE):
                 raise TimeoutError(errno.ETIMEDOUT, f"freeing takes longer than {_WRITE_PATIENCE} s")
@@ -456,7 +486,8 @@ class Tier:
                 self._holes.release()
         except OSError as error:
             # The bytes are still there, so they still count.
-            self._failed(error)
+            if not again:
+                self._failed(error)
             with self._lock:
                 self._unpunched.extend((number, start, size) for start, size in spans)
             return False
@@ -466,10 +497,6 @@ class Tier:
                 self._count(state, -size)
                 self.used -= size
         return True
-
-    def _give_back(self, size: int) -> None:
-        with self._lock:
-            self.used -= size
 
     def _failed(self, error: OSError | CachefsError) -> None:
         if isinstance(error, FileNotFoundError):

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
+from cachefs_tools.bench.listing_server import ListingServer
 
 from cachefs.errors import CachefsError, NotFound, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import ListingProgress, OriginOptions
@@ -148,3 +149,55 @@ def test_the_child_dies_with_its_parent(tree: Path) -> None:
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+class Held(ListingServer):
+    """After so many requests, it answers none any more."""
+
+    def __init__(self, keys: list[str], most: int) -> None:
+        super().__init__(keys, 0)
+        self.most = most
+
+    def answer(self, target: str) -> bytes | None:
+        return super().answer(target) if self.requests <= self.most else None
+
+
+def test_a_listing_goes_on_after_its_child_was_killed(
+    tmp_path: Path, radosgw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in radosgw.environment.items():
+        monkeypatch.setenv(name, value)
+    keys = [f"{number:05}.jpg" for number in range(30_000)]
+    journal = tmp_path / "journal"
+
+    async def run() -> tuple[Path, ListingProgress]:
+        server = Held(keys, 20)
+        async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            request = ListingRequest(
+                url="s3://b",
+                block_size=BLOCK_SIZE,
+                directory=str(tmp_path),
+                options=OriginOptions(endpoint_url=f"http://127.0.0.1:{port}"),
+                journal=str(journal),
+                save_seconds=0,
+            )
+            async with aclosing(build_snapshot(request)) as steps:
+                async for step in steps:
+                    assert isinstance(step, ListingProgress)
+                    if step.objects >= 8_000:
+                        break
+            server.most = 1 << 30
+            last = step
+            async for step in build_snapshot(request):
+                if isinstance(step, Path):
+                    return step, last
+                last = step
+        raise AssertionError("the listing ended without a snapshot")
+
+    path, last = asyncio.run(run())
+    snapshot = Snapshot(path)
+    assert [snapshot.path(entry.number).decode() for entry in snapshot.walk(snapshot.entry(0))] == keys
+    assert snapshot.problem_count == 0
+    assert last.resumed >= 8_000
+    assert not journal.exists()

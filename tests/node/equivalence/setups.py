@@ -305,6 +305,24 @@ def killed(root: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def trained(root: str) -> None:
+    """A training on the GPU, where there is one: weights, and random numbers that are drawn there."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    pinned = device.type == "cuda"
+    made: Any = DataLoader(d.Listed(root), BATCH, shuffle=True, num_workers=1, pin_memory=pinned)
+    for _ in range(2):
+        for batch in made:
+            sent = batch.to(device, non_blocking=True).float().reshape(-1, 1)
+            loss = (model(sent / d.FILES) + torch.rand(1, device=device)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            say(float(loss))
+    say([plain(weights) for weights in model.state_dict().values()], torch.rand(2, device=device).tolist())
+
+
 def collected(root: str) -> None:
     """A job that looks at its garbage itself."""
     gc.disable()
@@ -375,6 +393,7 @@ SETUPS: dict[str, SetUp] = {
     "exits": exits,
     "killed": killed,
     "compiled": compiled,
+    "trained": trained,
 }
 if importlib.util.find_spec("torchdata") is not None:
     SETUPS |= {"stateful": stateful(0), "stateful-workers": stateful(2)}

@@ -1,5 +1,6 @@
 """A snapshot's tree equals what a simple reference builds from the same keys, and damage is never a wrong answer."""
 
+import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.block import content_id
-from cachefs.errors import NotFound, SnapshotDamaged
+from cachefs.errors import CachefsError, NotFound, SnapshotDamaged
 from cachefs.snapshot import ROOT, Entry, Snapshot, verify
-from cachefs.snapshot_builder import ListedObject, build
+from cachefs.snapshot_builder import ListedObject, SnapshotBuilder, build
 from cachefs.snapshot_diff import compare
+from cachefs.spill_file import SpillFile
 
 BLOCK_SIZE = 4 << 20
 
@@ -108,6 +110,43 @@ def test_order_of_the_listing_does_not_matter(tmp_path: Path) -> None:
     assert build(objects, "s3://b", 1 << 20, identity, tmp_path) == build(
         shuffled, "s3://b", 1 << 20, identity, tmp_path
     )
+
+
+@settings(max_examples=60, deadline=None)
+@given(objects=objects_of_any_keys, at=st.integers(0, 40), data=st.data())
+def test_neither_runs_nor_another_builder_change_the_snapshot(
+    objects: list[ListedObject], at: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Rows go to the file in runs of any size, and a second builder goes on where a first one was."""
+    directory = tmp_path_factory.mktemp("snapshot")
+    whole = build(objects, "s3://b", 1 << 20, identity, directory)
+    with contextlib.closing(SpillFile(directory, directory / "rows")) as spill:
+        first = SnapshotBuilder("s3://b", 1 << 20, identity, spill)
+        for listed_object in objects[:at]:
+            first.add([listed_object])
+            if data.draw(st.booleans()):
+                first.state()
+        state = first.state()
+        first.add(objects[at : at + 2])  # what comes after the state does not count
+    with contextlib.closing(SpillFile(directory, directory / "rows")) as spill:
+        second = SnapshotBuilder("s3://b", 1 << 20, identity, spill)
+        second.restore(state)
+        second.add(objects[at:])
+        assert second.objects == len(objects)
+        assert second.write(directory) == whole
+
+
+def test_a_damaged_file_of_rows_is_not_taken_up(tmp_path: Path) -> None:
+    spill = SpillFile(tmp_path, tmp_path / "rows")
+    builder = SnapshotBuilder("s3://b", 1 << 20, identity, spill)
+    builder.add([listed(b"a"), listed(b"b")])
+    state = builder.state()
+    content = (tmp_path / "rows").read_bytes()
+    for damaged in (content[:-1], content[:-1] + b"x", b"x" + content[1:], b""):
+        (tmp_path / "rows").write_bytes(damaged)
+        with pytest.raises(CachefsError):
+            builder.restore(state)
+    spill.close()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The mount's end of the fetch channel, with a daemon that says what the test says."""
 
 import errno
+import resource
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -137,7 +138,7 @@ async def asks_in_vain(channel: FetchChannel, seconds: float, match: str) -> Non
 
 def test_a_daemon_that_goes_while_somebody_waits_is_away(tmp_path: Path) -> None:
     async def scene(channel: FetchChannel, daemon: FakeDaemon) -> None:
-        for cut in (0, 1, 4, 5, 12):  # bytes of the answer that still come
+        for cut in range(len(frame(Answered(number=1, blocks=[PLACE])))):  # bytes of the answer that still come
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(asks_in_vain, channel, 20, "has gone away")
                 peer = await daemon.accept()
@@ -191,6 +192,24 @@ def test_a_refusal_is_the_readers_at_once_and_nobodys_later(
     play(tmp_path, scene)
 
 
+def test_the_refusal_of_a_daemon_that_has_hung_up_already_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a busy machine: the daemon was done with the connection before the mount had said its Hello."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(fetch_socket(tmp_path / "s")))
+        listening.listen()
+
+        def refused_meanwhile(hello: Hello) -> bytes:
+            with listening.accept()[0] as connection:
+                connection.send(frame(Hello(version=VERSION, kind="AccessDenied", refusal="you may not")))
+            return frame(hello)
+
+        monkeypatch.setattr(fetch_channel, "frame", refused_meanwhile)
+        with pytest.raises(AccessDenied, match="you may not"):
+            trio.run(fetch_channel.check, tmp_path / "s")
+
+
 def test_one_refused_question_keeps_the_daemons_reason(tmp_path: Path) -> None:
     async def scene(channel: FetchChannel, daemon: FakeDaemon) -> None:
         async with trio.open_nursery() as nursery:
@@ -221,6 +240,26 @@ def test_an_answer_that_makes_no_sense_is_an_error_at_once(tmp_path: Path, garba
             peer = await daemon.accept()
             await peer.asked()
             await peer.connection.send(garbage)
+
+    play(tmp_path, scene)
+
+
+def test_without_a_descriptor_a_mount_waits_for_one(tmp_path: Path) -> None:
+    async def scene(channel: FetchChannel, daemon: FakeDaemon) -> None:
+        peer = await daemon.accept()
+        await until(lambda: not channel.is_away)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            peer.connection.close()
+            await until(lambda: channel.is_away)
+            await asks_in_vain(channel, 0.3, "Too many open files")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gets_its_answer, channel)
+            peer = await daemon.accept()
+            await peer.answer(await peer.asked())
 
     play(tmp_path, scene)
 

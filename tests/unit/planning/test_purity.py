@@ -84,7 +84,7 @@ for upcoming in Lookahead(plan, ABSENT).take(presence.states, 60.0, 50, 1 << 20)
         if policy.admits(key, upcoming.size, 5000):
             policy.added(key, upcoming.size)
 for policy in policies:
-    for victim in policy.victims(2000, (), space.key(0)):
+    for victim in policy.victims(2000, (), [space.key(0)]):
         policy.removed(victim)
 print("decided")
 """

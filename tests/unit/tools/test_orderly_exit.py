@@ -14,7 +14,7 @@ from cachefs.errors import CachefsError
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """The handlers of this process, restored afterwards."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
     hook = sys.unraisablehook
     yield
     sys.unraisablehook = hook

@@ -20,6 +20,8 @@ from cachefs.extras import needs_extra
 with needs_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench import metadata, origin_get, planning, reads
     from cachefs_tools.bench.block_command import block_command
+    from cachefs_tools.bench.listing_command import listing_command
+    from cachefs_tools.bench.miss_command import miss_command
     from cachefs_tools.bench.push_command import push_command
     from cachefs_tools.bench.train_command import train_command
 
@@ -101,6 +103,8 @@ def origin_command(directory: Path | None, **load: Any) -> None:
 main.add_command(train_command)
 main.add_command(push_command)
 main.add_command(block_command)
+main.add_command(listing_command)
+main.add_command(miss_command)
 
 
 def _print(measure: Callable[[Path], dict[str, object]], directory: Path | None) -> None:

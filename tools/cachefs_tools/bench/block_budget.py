@@ -5,30 +5,25 @@ stop it (`--nonblocking`), so what is measured needs no code in the daemon.
 """
 
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobPublish, SampleMap
 from cachefs.messages import Empty, OriginOptions, Status
-from cachefs.planning.sequences.sampler_spec import SamplerSpec
-from cachefs.rpc import JOB_PUBLISH, STATUS
-from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs.rpc import STATUS, DaemonClient
 from cachefs_tools.bench.block_stages import Stage, by_stage
 from cachefs_tools.bench.directory_node import DATASET, list_dataset
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer
-from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.bench.scenario import Loader, Publishing, Scenario, Shape, TrainingJob
+from cachefs_tools.bench.started_job import started_job
 from cachefs_tools.bench.training_node import SEGMENT_SIZE, budget_for
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import WITH_PARENT, ScratchNode, daemon, memory_directory, mounted, running, wait
+from cachefs_tools.scratch_node import daemon, memory_directory, mounted, running, wait
 
 # Looks at the daemon's stacks per second.
 SAMPLING_RATE: Final = 200
@@ -55,6 +50,15 @@ class Case:
     blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What is measured."""
+
+    client: DaemonClient
+    socket: Path
+    mountpoint: Path
+
+
 def cases(shape: Shape) -> list[Case]:
     """Into memory, with room for all; and onto the SSD, where another block is evicted for each."""
     record = shape.size + (8 << 10)
@@ -70,7 +74,7 @@ def cases(shape: Shape) -> list[Case]:
 
 def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds: float) -> dict[str, Any]:
     """The figures of one case, measured for so many seconds at most; *work* is an empty directory."""
-    with _node(work, server, case) as node, _job(work, node, shape):
+    with _node(work, server, case) as node, started_job(_busy(shape), TrainingJob(), node, work / "job"):
         _wait_for(node, case.before)
         pid = _status(node).pid
         cpu, before, began = _thread_seconds(pid), _status(node).fetched_blocks, time.monotonic()
@@ -92,48 +96,21 @@ def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds:
 
 
 @contextmanager
-def _node(work: Path, server: OriginServer, case: Case) -> Iterator[ScratchNode]:
+def _node(work: Path, server: OriginServer, case: Case) -> Iterator[_Node]:
+    mountpoint = work / "mnt"
     with (
         memory_directory("cachefs-bench-") as memory,
         daemon(work, memory, case.settings, server.account) as node,
     ):
         options = OriginOptions(endpoint_url=server.endpoint, region="us-east-1", addressing_style="path")
         list_dataset(node.client, f"s3://{BUCKET}", options)
-        with mounted(DATASET, work / "mnt", node.socket, work / "mount.log"):
-            yield node
+        with mounted(DATASET, mountpoint, node.socket, work / "mount.log"):
+            yield _Node(node.client, node.socket, mountpoint)
 
 
-@contextmanager
-def _job(work: Path, node: ScratchNode, shape: Shape) -> Iterator[None]:
+def _busy(shape: Shape) -> Scenario:
     """A job that reads without a pause, and has published what."""
-    command = [
-        *WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.plain_job", str(work / "mnt"),
-        "--report", str(work / "job.jsonl"), "--epochs", str(_EPOCHS), "--batch-size", str(shape.batch_size),
-        "--workers", str(shape.workers), "--prefetch", str(shape.prefetch), "--seed", "0",
-        "--demand", str(shape.demand), "--batches", "0", "--keep-pages",
-    ]  # fmt: skip
-    with (work / "job.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, SOCKET_VARIABLE: str(node.socket)},
-        )
-    try:
-        spec = SamplerSpec(kind="numpy", size=shape.files, seed=0, epochs=_EPOCHS)
-        publication = JobPublish(
-            job="bench", dataset=DATASET, spec=spec, map=SampleMap(kind="tree"), workers=shape.workers,
-            batch_size=shape.batch_size, prefetch=shape.prefetch, pid=process.pid, source="cachefs-bench",
-        )  # fmt: skip
-        node.client.call(JOB_PUBLISH, publication)
-        assert process.stdin is not None
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
-        yield
-    finally:
-        process.terminate()
-        wait(process)
+    return Scenario("block", Loader.PLAIN, Publishing.SPEC, shape=replace(shape, epochs=_EPOCHS), keep_pages=True)
 
 
 @contextmanager
@@ -152,7 +129,7 @@ def _sampled(pid: int, stacks: Path) -> Iterator[Path]:
         raise CachefsError(f"py-spy cannot look at the daemon (it takes root, or CAP_SYS_PTRACE): {said}")
 
 
-def _wait_for(node: ScratchNode, blocks: int) -> None:
+def _wait_for(node: _Node, blocks: int) -> None:
     """Wait until so many blocks were fetched, or no more are for a while."""
     seen, deadline = -1, time.monotonic() + _START_SECONDS
     while (now := _status(node).fetched_blocks) < blocks:
@@ -163,7 +140,7 @@ def _wait_for(node: ScratchNode, blocks: int) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _status(node: ScratchNode) -> Status:
+def _status(node: _Node) -> Status:
     return node.client.call(STATUS, Empty())
 
 

@@ -1,31 +1,23 @@
 """One run of `cachefs-bench train`: training jobs read through the mount of a new, empty node whose origin is slow."""
 
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.job_messages import JobName, JobPublish, JobView, SampleMap
+from cachefs.job_messages import JobName, JobView
 from cachefs.messages import Empty
-from cachefs.rpc import JOB_LIST, JOB_PUBLISH, STALL_LIST
-from cachefs.socket_path import SOCKET_VARIABLE
-from cachefs_tools.bench.directory_node import DATASET
+from cachefs.rpc import JOB_LIST, STALL_LIST
 from cachefs_tools.bench.origin_server import OriginServer
-from cachefs_tools.bench.scenario import Lie, Loader, Publishing, Scenario, TrainingJob
+from cachefs_tools.bench.scenario import Scenario
+from cachefs_tools.bench.started_job import started_job
 from cachefs_tools.bench.timeline import recorded
 from cachefs_tools.bench.training_figures import JobResult, run_document, view_document
 from cachefs_tools.bench.training_loop import read_report
 from cachefs_tools.bench.training_node import TrainingNode, training_node
-from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 # Jobs that have not ended after this time hang. It is more than a job takes even if the origin delivers one file at a
 # time.
@@ -59,7 +51,7 @@ def _run_jobs(scenario: Scenario, node: TrainingNode, work: Path) -> tuple[list[
         running = []
         for number, job in enumerate(scenario.jobs):
             time.sleep(max(0.0, begin + job.start - time.monotonic()))
-            running.append(stack.enter_context(_started(scenario, job, node, work / f"job{number}")))
+            running.append(stack.enter_context(started_job(scenario, job, node, work / f"job{number}")))
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while any(process.poll() is None for process in running):
             views.update((view.job, view) for view in node.client.call(JOB_LIST, Empty()).jobs)
@@ -72,57 +64,3 @@ def _run_jobs(scenario: Scenario, node: TrainingNode, work: Path) -> tuple[list[
                 raise CachefsError(f"{scenario.title}: job {number} failed: {said}")
     results = [JobResult(job, read_report(work / f"job{number}.jsonl")) for number, job in enumerate(scenario.jobs)]
     return results, list(views.values())
-
-
-@contextmanager
-def _started(scenario: Scenario, job: TrainingJob, node: TrainingNode, name: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The job's process, running; it has published where it should. It and its workers are stopped in the end.
-
-    The files of the job are *name* with a suffix.
-    """
-    with name.with_suffix(".log").open("wb") as log:
-        process = subprocess.Popen(
-            _command(scenario, job, node, name), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-            env={**os.environ, SOCKET_VARIABLE: str(node.socket)},
-        )  # fmt: skip
-    try:
-        if scenario.publishing == Publishing.SPEC:
-            node.client.call(JOB_PUBLISH, _publication(scenario, job, name.name, process.pid))
-        assert process.stdin is not None
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-        wait(process)
-
-
-def _command(scenario: Scenario, job: TrainingJob, node: TrainingNode, name: Path) -> list[str]:
-    shape = scenario.shape
-    script = "torch_job" if scenario.loader == Loader.TORCH else "plain_job"
-    hooked = scenario.publishing == Publishing.RUN
-    front = [str(Path(sys.executable).with_name("cachefs")), "run", "--"] if hooked else []
-    return [
-        *WITH_PARENT, *front, sys.executable, "-m", f"cachefs_tools.bench.{script}", str(node.mountpoint),
-        "--report", str(name.with_suffix(".jsonl")), "--epochs", str(shape.epochs),
-        "--batch-size", str(shape.batch_size), "--workers", str(shape.workers), "--prefetch", str(shape.prefetch),
-        "--seed", str(job.seed), "--demand", str(shape.demand),
-        "--batches", str(job.batches), *(["--keep-pages"] if scenario.keep_pages else []),
-    ]  # fmt: skip
-
-
-def _publication(scenario: Scenario, job: TrainingJob, name: str, pid: int) -> JobPublish:
-    """What the job says about itself, with the lie that it is to tell."""
-    shape = scenario.shape
-    spec = scenario.sampler_spec(job)
-    if job.lie == Lie.SEED:
-        spec = replace(spec, seed=job.seed + 1000)
-    elif job.lie == Lie.HALF:
-        spec = replace(spec, size=shape.files // 2)
-    elif job.lie == Lie.RANGE:
-        spec = replace(spec, size=2 * shape.files)
-    return JobPublish(
-        job=name, dataset=DATASET, spec=spec, map=SampleMap(kind="tree"), workers=shape.workers,
-        batch_size=shape.batch_size, prefetch=shape.prefetch, pid=pid, source="cachefs-bench",
-    )  # fmt: skip

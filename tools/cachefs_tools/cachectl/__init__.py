@@ -4,15 +4,18 @@ It asks the daemon and never touches a mount to answer, so it works while a moun
 are `command_session.ExitStatus`.
 """
 
-import click
+from cachefs_tools.quiet_loading import quiet_loading
 
-import cachefs
-from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
-from cachefs_tools.cachectl.dataset import dataset
-from cachefs_tools.cachectl.job import job, stalls
-from cachefs_tools.cachectl.mount_points import mount, umount
-from cachefs_tools.cachectl.stats import stats
-from cachefs_tools.cachectl.status import errors, mounts, status
+with quiet_loading():
+    import click
+
+    import cachefs
+    from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
+    from cachefs_tools.cachectl.dataset import dataset
+    from cachefs_tools.cachectl.job import job, stalls
+    from cachefs_tools.cachectl.mount_points import mount, umount
+    from cachefs_tools.cachectl.stats import stats
+    from cachefs_tools.cachectl.status import errors, mounts, status
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -3,13 +3,15 @@
 import contextlib
 import functools
 import io
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 import msgspec
@@ -18,6 +20,9 @@ from rich.console import Console, RenderableType
 from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
 from cachefs.rpc import DaemonClient, Method, Reply, Request
 from cachefs.socket_path import socket_path
+from cachefs_tools.cachectl.display import table
+
+Item = TypeVar("Item")
 
 # Columns of a table where the output is not a terminal: as many as it takes, so that grep and awk find whole lines.
 _ANY_WIDTH: Final = 1 << 16
@@ -63,6 +68,28 @@ class CommandSession:
             click.echo(json.dumps(plain(document), indent=2))
         elif text:
             show(text)
+
+    def answer_in_pages(
+        self, name: str, pages: Iterator[Sequence[Item]], columns: str, row: Callable[[Item], Iterable[object]]
+    ) -> None:
+        """Print a list that may be too long for memory, page by page.
+
+        name: of the list in the JSON document. columns: as `display.table` takes them. row: what it has of an item.
+        """
+        # Where there is an error instead of a first page, nothing is printed before it.
+        full = (page for page in pages if page)
+        first = next(full, ())
+        if not self.as_json:
+            show([table(columns, map(row, first))])
+            for page in full:
+                show([table(columns, map(row, page), heading=False)])
+            return
+        items = (item for page in itertools.chain([first], full) for item in page)
+        click.echo(f"{{\n  {json.dumps(name)}: [", nl=False)
+        for number, item in enumerate(items):
+            text = textwrap.indent(json.dumps(plain(item), indent=2), "    ")
+            click.echo(f"{',' if number else ''}\n{text}", nl=False)
+        click.echo("\n  ]\n}" if first else "]\n}")
 
     def confirm(self, consequence: str, yes: bool) -> None:
         """Ask the user whether to go on, unless the answer *yes* was given in advance.

@@ -8,11 +8,21 @@ from typing import BinaryIO
 import click
 
 from cachefs.block import TIER_NAMES
-from cachefs.messages import CachedFile, DatasetName, Directory, Empty, Pinned, Selection, Warmup, WarmupProgress
+from cachefs.messages import (
+    CachedFile,
+    DatasetName,
+    Directory,
+    DirectoryEntry,
+    Empty,
+    Pinned,
+    Selection,
+    Warmup,
+    WarmupProgress,
+)  # fmt: skip
 from cachefs.rpc import CACHED, DATASET_SHOW, DIRECTORY_LIST, EVICT, PIN, UNPIN, VERIFY, WARMUP, Method
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import name as shown
-from cachefs_tools.cachectl.display import size, table
+from cachefs_tools.cachectl.display import size
 from cachefs_tools.cachectl.progress import follow_verify, follow_warmup
 
 
@@ -142,15 +152,16 @@ def ls(session: CommandSession, dataset: str, path: str, cached: bool) -> None:
     """
     if cached:
         pages = session.stream(CACHED, Selection(dataset=dataset, paths=selection([path])))
-        files = [file for page in pages for file in page.files if any(file.cached) or file.pinned]
-        session.answer({"files": files}, table("PATH >SIZE >MEMORY >SSD =PINNED", map(cached_row, files)))
+        here = ([file for file in page.files if any(file.cached) or file.pinned] for page in pages)
+        session.answer_in_pages("files", here, "PATH >SIZE >MEMORY >SSD =PINNED", cached_row)
         return
     listed = session.stream(DIRECTORY_LIST, Directory(dataset=dataset, path=dataset_path(path)))
-    entries = [entry for page in listed for entry in page.entries]
-    rows = (
-        (shown(entry.name) + "/", "") if entry.directory else (shown(entry.name), size(entry.size)) for entry in entries
-    )
-    session.answer({"entries": entries}, table("NAME >SIZE", rows))
+    session.answer_in_pages("entries", (page.entries for page in listed), "NAME >SIZE", entry_row)
+
+
+def entry_row(entry: DirectoryEntry) -> tuple[str, ...]:
+    """A row of `ls`."""
+    return (shown(entry.name) + "/", "") if entry.directory else (shown(entry.name), size(entry.size))
 
 
 def cached_row(file: CachedFile) -> tuple[str, ...]:

@@ -165,6 +165,11 @@ def report_listing(session: CommandSession, last: ListingProgress) -> None:
         lines.append(
             f"{diff.added:,} added, {diff.changed:,} changed, {diff.removed:,} removed, {diff.unchanged:,} unchanged"
         )
+    if last.resumed:
+        lines.append(
+            f"{last.resumed:,} objects were listed before an interruption; "
+            f"cachectl dataset refresh {view.name} lists all of them anew"
+        )
     if view.problems:
         lines.append(f"{view.problems:,} keys cannot be files and were skipped: cachectl dataset show {view.name}")
     session.answer(last, *lines)

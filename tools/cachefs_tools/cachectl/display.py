@@ -43,20 +43,20 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def table(columns: str, rows: Iterable[Iterable[object]]) -> Table:
+def table(columns: str, rows: Iterable[Iterable[object]], *, heading: bool = True) -> Table:
     """A table without lines.
 
     *columns* holds the headings, separated by blanks. A heading that starts with `>` is of a column of numbers, which
     is aligned to the right and never cut. One that starts with `=` is of words that are never cut either. On a narrow
-    terminal all others go on in a further line.
+    terminal all others go on in a further line. heading: whether the headings are shown.
     """
-    result = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in columns.split():
-        number = heading.startswith(">")
+    result = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_header=heading)
+    for column in columns.split():
+        number = column.startswith(">")
         result.add_column(
-            heading.lstrip(">="),
+            column.lstrip(">="),
             justify="right" if number else "left",
-            no_wrap=heading.startswith((">", "=")),
+            no_wrap=column.startswith((">", "=")),
             overflow="fold",
         )
     for row in rows:

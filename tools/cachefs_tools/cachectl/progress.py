@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from cachefs.errors import DaemonUnavailable
-from cachefs.messages import ListingProgress, VerifyProgress, WarmupProgress
+from cachefs.messages import ListingPhase, ListingProgress, VerifyProgress, WarmupProgress
 from cachefs_tools.cachectl.command_session import CommandSession
 from cachefs_tools.cachectl.display import size
 
@@ -43,16 +43,27 @@ class _Rate(ProgressColumn):
 def follow_listing(session: CommandSession, updates: Iterable[ListingProgress]) -> ListingProgress:
     """Show a listing. Returns the last update, which has the dataset.
 
-    The number of all objects is not known before the end.
+    The number of all objects is not known before the end of the listing, but it is mostly near that of the last one.
     """
     bar = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), _Rate("objects"), TimeElapsedColumn(),
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), _Rate("objects"), TimeElapsedColumn(),
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
     )  # fmt: skip
+    listed, phase = 0, ""
 
     def show(task: TaskID, update: ListingProgress) -> None:
+        nonlocal listed, phase
+        if phase != update.phase:
+            # What an interrupted listing has found was not found at this rate, and building has a rate of its own.
+            bar.reset(task, completed=update.resumed if update.phase == ListingPhase.LISTING else 0)
+            phase = update.phase
+        if update.phase == ListingPhase.LISTING:
+            listed = update.objects
+            total = update.expected if update.expected > listed else None
+        else:
+            total = listed or None
         text = f"{update.phase}: {update.objects:,} objects, {size(update.bytes)}"
-        bar.update(task, completed=update.objects, description=text)
+        bar.update(task, completed=update.objects, total=total, description=text)
 
     return _follow(bar, "listing", updates, show)
 

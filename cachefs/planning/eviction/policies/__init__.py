@@ -58,9 +58,15 @@ class Policy(Protocol):
         """The block left the tier. Unknown keys are ignored."""
         ...
 
-    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
+    def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
+        """Which of these blocks (by their places in *keys*) may be worth more to it than some that it has, those it
+        wants most first. None of the others would it evict anything for."""
+        ...
+
+    def victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
         """Blocks to evict so that at least *size* bytes come free: enough of them, or none where that is impossible, or
-        where the policy would rather keep them than have *incoming*. There may be more after `catch_up` was True."""
+        where the policy would rather keep one of them than have each of *incoming*. There may be more after `catch_up`
+        was True."""
         ...
 
     def catch_up(self) -> bool:

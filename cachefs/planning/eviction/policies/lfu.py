@@ -34,7 +34,10 @@ class Lfu:
             self.bytes -= self._sizes.pop(key)
             self._uncount(key)
 
-    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
+    def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
+        return list(range(len(keys)))
+
+    def victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
         if size > self.bytes:
             return ()
         found = []

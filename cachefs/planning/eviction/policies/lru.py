@@ -64,10 +64,13 @@ class Lru:
         if block is not None and self._shares_uses:
             self._uses.between.setdefault(key, block.used)
 
-    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
+    def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
+        return list(range(len(keys)))
+
+    def victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
         if not 0 < size <= self.bytes:
             return ()
-        latest = self._uses.between.get(incoming, math.inf)
+        latest = min((self._uses.between.get(key, math.inf) for key in incoming), default=math.inf)
         found: dict[bytes, _Block] = {}
         passed: dict[bytes, _Block] = {}
         total = 0

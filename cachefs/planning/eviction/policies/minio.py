@@ -26,7 +26,10 @@ class Minio:
     def removed(self, key: bytes) -> None:
         pass
 
-    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
+    def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
+        return []
+
+    def victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
         return ()
 
     def replaceable(self, incoming: bytes) -> int:

@@ -14,6 +14,7 @@ of 256 victims 1.5 ms; all in all 37 us per victim. `added` takes 7 us. Per tier
 snapshot, and some 100 per block of no planned one.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -53,7 +54,7 @@ class Ranked:
     evicted first, the oldest first. A block is taken where there is room, or where others score higher. While nobody
     has published anything, what came first stays, as with `minio`.
 
-    It has more than 12 attributes: six for which blocks there are, six for when to look at all of them again.
+    It has more than 12 attributes: six for which blocks there are, seven for when to look at all of them again.
     """
 
     def __init__(self, plan: Plan, cached: Coverage | None = None) -> None:
@@ -70,6 +71,9 @@ class Ranked:
         self._mark = 0  # up to where the plan's consumed reads were followed
         self._taken = 0  # victims since that look
         self._enough = 0  # victims after which all blocks are looked at again
+        # Of the candidates that were chosen among all blocks the one with the lowest score (its snapshot, and its
+        # number as an array of one); None where all blocks were chosen.
+        self._edge: tuple[str, Ids] | None = None
 
     @property
     def evicts(self) -> bool:
@@ -85,11 +89,22 @@ class Ranked:
 
     def score(self, key: bytes) -> float:
         """The block's score now; inf for an unplanned one."""
+        return float(self._scores_of([key])[0])
+
+    def _scores_of(self, keys: Sequence[bytes]) -> Seconds:
+        """The score of each of these blocks: shape (keys,), float64."""
+        scores = np.full(len(keys), np.inf)
+        left = list(range(len(keys)))
         for snapshot, space in self._plan.spaces.items():
-            number = space.find(key)
-            if number != NO_BLOCK:
-                return float(self._ranks(snapshot, np.array([number], np.int32))[0])
-        return float("inf")
+            numbers = [space.find(keys[index]) for index in left]
+            here = [index for index, number in zip(left, numbers, strict=True) if number != NO_BLOCK]
+            if here:
+                ids = np.array([number for number in numbers if number != NO_BLOCK], np.int32)
+                scores[here] = self._ranks(snapshot, ids)
+            left = [index for index, number in zip(left, numbers, strict=True) if number == NO_BLOCK]
+            if not left:
+                break
+        return scores
 
     def admits(self, key: bytes, size: int, free: int) -> bool:
         return size <= free or (self.evicts and self.score(key) < float("inf"))
@@ -120,11 +135,19 @@ class Ranked:
             members.count -= bool(members.sizes[number])
             members.sizes[number] = 0
 
-    def victims(self, size: int, pinned: Collection[bytes], incoming: bytes = b"") -> Sequence[bytes]:
+    def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
+        if not self.evicts:
+            return []
+        self._settle()
+        scores = self._scores_of(keys)
+        order = np.argsort(scores, kind="stable")
+        return [int(place) for place in order[: int(np.count_nonzero(scores < self._highest_score(pinned)))]]
+
+    def victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
         if size > self.bytes or (incoming and not self.evicts):
             return ()
         self._settle()
-        bound = self.score(incoming) if incoming else float("-inf")
+        bound = float(self._scores_of(incoming).max()) if incoming else float("-inf")
         if bound == float("inf"):
             return ()
         found: list[bytes] = []
@@ -251,6 +274,14 @@ class Ranked:
                 if key not in pinned:
                     yield key, size
 
+    def _highest_score(self, pinned: Collection[bytes]) -> float:
+        """Of all blocks; inf where some are not known yet, or all candidates are gone."""
+        if self._unplanned or self._unsettled:
+            return math.inf
+        self._look(pinned)
+        scores = [self._ranks(snapshot, one.candidates) for snapshot, one in self._members.items()]
+        return max((float(some.max()) for some in scores if len(some)), default=math.inf)
+
     def _highest(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
         """Candidates that score more than *bound*, highest first."""
         self._look(pinned)
@@ -258,7 +289,9 @@ class Ranked:
 
     def _rest(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
         """All others, should candidates not do. Every call for more room than candidates have costs a look at all
-        blocks."""
+        blocks; but not where even the last candidate of the latest look at all scores too low."""
+        if self._edge is None or float(self._ranks(self._edge[0], self._edge[1])[0]) <= bound:
+            return
         others = []
         for snapshot, members in self._members.items():
             there = (members.sizes > 0) & ~members.spared
@@ -328,9 +361,11 @@ class Ranked:
         whose = np.repeat(np.arange(len(blocks)), [len(ids) for _, ids in blocks])
         scores = np.concatenate([np.zeros(0), *(self._ranks(snapshot, ids) for snapshot, ids in blocks)])
         ids = np.concatenate([np.zeros(0, np.int32), *(ids for _, ids in blocks)])
+        self._edge = None
         if len(scores) > (wanted := self._wanted()):
             kept = np.argpartition(scores, len(scores) - wanted)[-wanted:]
             whose, ids = whose[kept], ids[kept]
+            self._edge = blocks[int(whose[0])][0], ids[:1]
         for number, (snapshot, _) in enumerate(blocks):
             self._members[snapshot].candidates = ids[whose == number]
 

@@ -24,6 +24,7 @@ from cachefs.messages import BlockRef, Fetch, FetchedBlock, Message
 
 PLACE = Location(MEMORY, 1, 2, 3, bytes(8))
 REF = BlockRef("snapshot", 1, 0)
+OTHER = BlockRef("snapshot", 2, 0)
 KEY = b"k" * 16 + bytes(4)
 
 
@@ -278,6 +279,63 @@ def test_whatever_a_client_sends_is_answered_or_ends_its_connection(said: list[b
     asyncio.run(run())
 
 
+def test_a_client_that_ends_within_a_question_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def scene(scene: Scene) -> None:
+        for cut in range(1, len(frame(QUESTION))):
+            client = await scene.greeted()
+            client.writer.write(frame(QUESTION)[:cut])
+            client.writer.close()
+        await until(lambda: not scene.channel._connections)
+        assert (scene.channel._users, scene.fetcher.asked, scene.errors.views()) == ({}, [], [])
+        assert await scene.works()
+
+    play(tmp_path, scene)
+
+
+def test_of_ten_thousand_questions_each_is_answered_and_others_wait_for_few_of_them(tmp_path: Path) -> None:
+    many = 10_000
+
+    async def scene(scene: Scene) -> None:
+        flood, other = [await scene.greeted() for _ in range(2)]
+        flood.ask(*range(many))
+        await until(lambda: bool(scene.fetcher.asked))
+        other.send(Asked(number=1, fetch=Fetch(blocks=[OTHER])))
+        await until(lambda: any(refs == [OTHER] for refs, _, _ in scene.fetcher.asked))
+        before = [refs for refs, _, _ in scene.fetcher.asked].index([OTHER])
+        assert before < 1500, "a turn of the loop takes a few hundred questions of one client"
+        await until(lambda: len(scene.fetcher.asked) == fetch_channel.MOST_BLOCKS_HERE + 1)
+        refused = [await flood.answer() for _ in range(many - fetch_channel.MOST_BLOCKS_HERE)]
+        assert {answer.kind for answer in refused} == {"Busy"}
+        for _, _, answer in scene.fetcher.asked:
+            answer([PLACE])
+        answered = [await flood.answer() for _ in range(fetch_channel.MOST_BLOCKS_HERE)]
+        assert sorted(answer.number for answer in (*refused, *answered)) == list(range(many))
+        assert (await other.answer()).number == 1
+
+    play(tmp_path, scene)
+
+
+def test_answers_may_have_many_bytes(tmp_path: Path) -> None:
+    size = 16 << 20
+    data = bytes(range(256)) * (size >> 8)
+
+    async def scene(scene: Scene) -> None:
+        clients = [await scene.greeted() for _ in range(3)]
+        for client in clients:
+            client.send(Asked(number=1, fetch=Fetch(blocks=[BlockRef("s", 1, 0, start=0, size=size)])))
+        await until(lambda: len(scene.fetcher.asked) == len(clients))
+        passing = PassingBlock.of(KEY, data)
+        for _, _, answer in scene.fetcher.asked:
+            answer([passing])
+        # Whoever reads is not kept waiting by those that do not yet.
+        for client in reversed(clients):
+            [block] = (await client.answer()).blocks
+            assert block.data == data
+        assert await scene.works()
+
+    play(tmp_path, scene)
+
+
 def test_another_version_is_told_what_to_do(tmp_path: Path) -> None:
     async def scene(scene: Scene) -> None:
         client = await scene.connect()
@@ -382,6 +440,28 @@ def test_who_does_not_read_its_answers_is_not_waited_for(tmp_path: Path, monkeyp
             await until(lambda: not scene.channel._connections)
         [view] = scene.errors.views()
         assert (view.count, view.message) == (2, "a client does not read its answers: 4 MiB of them wait")
+        assert await scene.works()
+
+    play(tmp_path, scene)
+
+
+def test_what_all_clients_of_a_user_leave_unread_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_channel, "MOST_UNREAD_OF_USER", 4 << 20)
+    wanted = BlockRef("s", 1, 0, start=0, size=1 << 20)
+
+    async def scene(scene: Scene) -> None:
+        passing = PassingBlock.of(KEY, bytes(1 << 20))
+        for client in [await scene.greeted() for _ in range(8)]:
+            client.send(*(Asked(number=n, fetch=Fetch(blocks=[wanted])) for n in range(2)))
+            cast(asyncio.Transport, client.writer.transport).pause_reading()
+        await until(lambda: len(scene.fetcher.asked) == 16)
+        for _, _, answer in scene.fetcher.asked:
+            answer([passing])
+            held = sum(connection.unread for connection in scene.channel._connections)
+            assert held <= (4 << 20) + (8 << 20), "one answer each more than that"
+        await until(lambda: len(scene.channel._connections) < 8)
+        [view] = scene.errors.views()
+        assert "4 MiB of them wait" in view.message
         assert await scene.works()
 
     play(tmp_path, scene)

@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -143,6 +145,30 @@ def on_bench(store: OpenStore, scene: Callable[[Bench], Awaitable[None]], **sett
 async def until(true: Callable[[], bool]) -> None:
     while not true():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
+
+
+def test_the_bytes_of_a_block_are_let_go_as_soon_as_it_is_stored(store: OpenStore) -> None:
+    class Body(bytearray):
+        """Bytes that one can watch."""
+
+    async def scene(bench: Bench) -> None:
+        bodies = []
+        read = bench.origin.read
+
+        async def watched(wanted: ObjectRange, patience: Patience) -> Body:
+            body = Body(await read(wanted, patience))
+            bodies.append(weakref.ref(body))
+            return body
+
+        bench.origin.read = watched  # type: ignore[method-assign, assignment]
+        gc.disable()
+        try:
+            await bench.demand([ref(1)], 20)
+            await until(lambda: bodies[0]() is None)
+        finally:
+            gc.enable()
+
+    on_bench(store, scene)
 
 
 def test_one_flight_for_all_who_ask(store: OpenStore) -> None:
@@ -303,6 +329,22 @@ def test_failures_keep_their_kind_and_do_not_spoil_others(store: OpenStore) -> N
     on_bench(store, scene)
 
 
+def test_a_bug_is_an_answer_to_each_who_waits(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        def resolve(ref: BlockRef) -> BlockSource:
+            raise ZeroDivisionError("a bug")
+
+        bench.fetcher._look_ups._resolve = resolve
+        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        bench.fetcher.ask([BlockRef("s", 1, 0), BlockRef("s", 2, 0)], 20, answered.set_result)
+        assert [str(one).partition(";")[0] for one in await answered] == [
+            "internal error (ZeroDivisionError('a bug'))"
+        ] * 2
+        assert bench.errors.views()
+
+    on_bench(store, scene)
+
+
 def test_a_body_of_another_length_is_never_stored(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.extra = b"too much"
@@ -396,6 +438,26 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
             released.set()
         await until(lambda: bench.store.get(key_of(1)) is not None)
         assert bench.origin.requests == 1
+
+    on_bench(store, scene)
+
+
+def test_a_store_with_a_bug_costs_no_reader_its_bytes(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(blocks: Sequence[Put]) -> list[Stored]:
+        raise ZeroDivisionError("a bug")
+
+    async def scene(bench: Bench) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(store.blocks, "put_many", fail)
+            passed = await bench.demand([ref(number) for number in range(1, 4)], 20)
+            assert [bytes(one.data)[:8] for one in passed if isinstance(one, PassingBlock)] == [
+                b"object-1", b"object-2", b"object-3",
+            ]  # fmt: skip
+            [ahead] = await bench.fetcher.ahead([ref(9)])
+            assert "internal error" in str(ahead)
+        assert "ZeroDivisionError" in bench.errors.views()[-1].message
+        assert bench.fetcher.in_flight == (0, 0)
+        assert bench.bytes_at(4, (await bench.demand([ref(4)], 20))[0]) is not None
 
     on_bench(store, scene)
 

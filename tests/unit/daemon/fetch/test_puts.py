@@ -93,6 +93,17 @@ def test_an_error_reaches_all_of_its_batch_and_nobody_else() -> None:
     asyncio.run(scenario())
 
 
+def test_a_store_that_does_not_say_what_came_of_each_block_leaves_nobody_waiting() -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        store.put_many = lambda blocks: []
+        store.go.set()
+        with pytest.raises(AssertionError, match="of 1 blocks"):
+            await Puts(store, store.run).put(Put(b"7", b"x"))
+
+    asyncio.run(scenario())
+
+
 def test_one_that_nobody_waits_for_any_more_is_stored_all_the_same() -> None:
     async def scenario() -> None:
         store: Any = Store()

@@ -385,16 +385,41 @@ def test_room_that_is_given_back_can_be_taken() -> None:
     room.take("d", Part.PLAN, 1550)
 
 
+def test_one_user_leaves_room_for_others_but_for_the_one_that_the_daemon_runs_as() -> None:
+    room, sample_map = PlanRoom(1000), SampleMap(kind="records", entries=bytes(200))
+    room.hold(sample_map, "a~7")
+    room.take("a~7/0#1", Part.PLAN, 200)
+    room.take("b~7/x/y#2", Part.ORDERS, 100)
+    with pytest.raises(StoreFull, match=r"jobs of user 7 have published .* take 500 B of 500 B"):
+        room.take("c~7/0#3", Part.PLAN, 1)
+    with pytest.raises(StoreFull, match="jobs of user 7"):
+        room.take("a~7/0#1", Part.PLAN, 201)
+    with pytest.raises(StoreFull, match="jobs of user 7"):
+        room.hold(SampleMap(kind="records", entries=bytes(1)), "c~7")
+    room.take("c~8/0#4", Part.PLAN, 100)
+    room.release(sample_map)
+    room.take("c~7/0#3", Part.PLAN, 200)
+    room.give_back("c~7/0#3")
+    room.give_back("a~7/0#1")
+    room.give_back("b~7/x/y#2")
+    room.take("own/0#5", Part.PLAN, 900)
+    with pytest.raises(StoreFull, match="what jobs have published"):
+        room.take("c~7/0#6", Part.PLAN, 1)
+    room.give_back("own/0#5")
+    room.give_back("c~8/0#4")
+    assert (room.taken, room._by_owner) == (0, {})
+
+
 def test_a_map_takes_room_once_and_as_long_as_somebody_holds_it() -> None:
     room, one = PlanRoom(1000), SampleMap(kind="records", entries=bytes(300), offsets=bytes(600))
-    room.hold(one)
-    room.hold(one)
+    room.hold(one, "job")
+    room.hold(one, "job")
     room.release(one)
     paths = SampleMap(kind="files", paths=[b"x" * 50] * 2)
     with pytest.raises(StoreFull):
-        room.hold(paths)
+        room.hold(paths, "job")
     room.release(one)
-    room.hold(paths)
+    room.hold(paths, "job")
     assert room.taken == 2 * (50 + PER_PATH)
 
 

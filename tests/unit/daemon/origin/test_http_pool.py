@@ -2,6 +2,9 @@
 
 import asyncio
 import itertools
+import os
+import resource
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,7 +22,7 @@ from hypothesis import strategies as st
 
 from tests.servers import faulty
 from tests.servers.process import free_port
-from tests.servers.scripted import Script, ScriptedServer, scripted, until
+from tests.servers.scripted import HALF_CLOSE, RESET, Script, ScriptedServer, scripted, until
 
 CERTIFICATE = Path(faulty.__file__).parent / "localhost.pem"
 BODY = bytes(range(200))
@@ -161,6 +164,7 @@ def test_after_a_surprise_the_connection_is_not_used_again(answer: bytes, error:
         b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n",
         b"HTTP/1.1 101 Switching\r\n\r\n",
         b"HTTP/1.1 204 Nothing\r\n\r\n",
+        b"HTTP/1.1 304 Not Modified\r\nContent-Length: 200\r\n\r\n",
     ],
 )
 def test_a_body_that_was_not_asked_for_is_not_received(answer: bytes) -> None:
@@ -172,6 +176,69 @@ def test_a_body_that_was_not_asked_for_is_not_received(answer: bytes) -> None:
         assert server.connections == 2
 
     play(lambda request: next(answers), scene)
+
+
+@pytest.mark.parametrize("verify", [None, str(CERTIFICATE)], ids=["plain", "TLS"])
+def test_reset_at_any_byte_an_answer_is_an_error_and_with_its_last_byte_it_is_whole(verify: str | None) -> None:
+    sent = [*range(0, len(ANSWER), 40), len(ANSWER) - 1, len(ANSWER)]
+    cuts = iter(sent)
+
+    async def scene(server: ScriptedServer, pool: HttpPool) -> None:
+        for _ in sent[:-1]:
+            with pytest.raises((CutOff, ClosedUnanswered)):
+                await ask(pool)
+        assert (await ask(pool)).body == BODY
+        assert server.connections == len(sent)
+
+    play(lambda request: [*filter(None, [ANSWER[: next(cuts)]]), RESET], scene, verify=verify)
+
+
+def test_a_server_that_sends_no_more_is_not_asked_again_on_that_connection() -> None:
+    async def scene(server: ScriptedServer, pool: HttpPool) -> None:
+        for _ in range(3):
+            assert (await ask(pool)).body == BODY
+        assert server.connections == 3
+
+    play(always(ANSWER, HALF_CLOSE), scene)
+
+
+def test_an_answer_that_comes_byte_by_byte_is_waited_for_and_given_up_without_a_trace() -> None:
+    async def scene(server: ScriptedServer, pool: HttpPool) -> None:
+        assert (await ask(pool)).body == BODY
+        server.pause = 10.0
+        asking = asyncio.create_task(ask(pool))
+        await until(lambda: len(server.requests) == 2)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asking, 0.05)
+        assert not pool._free
+        server.drop_all()
+        server.pause = 0.0
+        assert (await ask(pool)).body == BODY
+
+    play(always(*(bytes([byte]) for byte in ANSWER)), scene)
+
+
+def test_one_who_has_waited_for_a_connection_that_is_just_closed_gets_another() -> None:
+    answers = iter([[ANSWER], [b""], [ANSWER]])
+
+    async def scene(server: ScriptedServer, pool: HttpPool) -> None:
+        both = await asyncio.gather(ask(pool), ask(pool))
+        assert [found.body for found in both] == [BODY, BODY]
+        assert (server.connections, len(server.requests)) == (2, 3)
+
+    play(lambda request: next(answers), scene, limits=OriginSettings(max_connections=1))
+
+
+def test_a_connection_that_was_used_is_named() -> None:
+    async def scene(server: ScriptedServer, pool: HttpPool) -> None:
+        assert (await ask(pool)).used is None
+        again = await ask(pool)
+        assert again.used is not None
+        again.used.abort()
+        assert (await ask(pool)).used is None
+        assert server.connections == 2
+
+    play(always(ANSWER), scene)
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_replaced_once() -> None:
@@ -265,6 +332,70 @@ def test_nobody_there() -> None:
         unnamed = HttpPool(Server("no-such-name.invalid", 80, False), OriginSettings(), Tls(True))
         with pytest.raises((EndpointConnectionError, ConnectTimeoutError)):
             await ask(unnamed)
+
+    play(always(ANSWER), scene)
+
+
+@pytest.mark.parametrize("dead", ["refuses", "is silent"])
+def test_of_several_addresses_one_may_be_dead(dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(server: ScriptedServer, pool: HttpPool) -> None:
+        full = socket.create_server(("127.0.0.1", 0), backlog=0)
+        silent = full.getsockname()[1]
+        crowd = [socket.socket() for _ in range(3)]
+        for one in crowd:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", silent))
+        ports = [free_port() if dead == "refuses" else silent, server.port]
+        known = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
+
+        async def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
+            return known  # type: ignore[return-value]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        assert (await ask(pool)).body == BODY
+        for one in (*crowd, full):
+            one.close()
+
+    play(always(ANSWER), scene)
+
+
+def test_a_server_with_an_address_of_ipv6() -> None:
+    async def run() -> None:
+        async with scripted(always(ANSWER), host="::1") as server:
+            where = Server("::1", server.port, False)
+            assert where.url == f"http://[::1]:{server.port}"
+            pool = HttpPool(where, OriginSettings(), Tls(True))
+            assert (await ask(pool)).body == BODY
+            pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_does_not_answer_a_tls_handshake_is_given_up() -> None:
+    async def run() -> None:
+        async with scripted(always(ANSWER)) as server:
+            limits = OriginSettings(connect_timeout=0.05)
+            pool = HttpPool(Server("127.0.0.1", server.port, True), limits, Tls(True))
+            with pytest.raises(ConnectTimeoutError):
+                await ask(pool)
+            await until(lambda: not server.open)
+            assert (pool._all, pool._coming) == (set(), 0)
+
+    asyncio.run(run())
+
+
+def test_without_a_descriptor_the_machine_is_blamed_and_not_the_server() -> None:
+    async def scene(server: ScriptedServer, pool: HttpPool) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                await ask(pool)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (await ask(pool)).body == BODY
 
     play(always(ANSWER), scene)
 

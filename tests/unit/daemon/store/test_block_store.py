@@ -318,15 +318,15 @@ def test_a_block_that_is_moved_while_it_is_given_up_goes_all_the_same(
         assert first is not None
         neighbours = [key_of(n) for n in range(1, 30) if (at := store.get(key_of(n))) and at.segment == first.segment]
         store.evict(neighbours)
-        read, moved = segment_module.read_block, threading.Event()
+        read, moved = segment_module.read_into, threading.Event()
 
-        def compact_first(file: SegmentFile, key: bytes, location: Location) -> bytes | None:
+        def compact_first(fd: int, key: bytes, location: Location, buffer: memoryview) -> bool:
             if key == key_of(0) and not moved.is_set():
                 moved.set()
                 store.maintain()
-            return read(file, key, location)
+            return read(fd, key, location, buffer)
 
-        monkeypatch.setattr(segment_module, "read_block", compact_first)
+        monkeypatch.setattr(segment_module, "read_into", compact_first)
         number = 100
         while not moved.is_set():
             fill(store, range(number, number + 1))

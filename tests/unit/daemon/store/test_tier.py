@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,7 +200,8 @@ def test_a_retry_ends_at_the_first_hole_that_fails_again(root: Path, monkeypatch
     bad = -1
 
     def refuse(fd: int, start: int, length: int) -> None:
-        tried.append(start)
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".seg"):  # else it is the probe
+            tried.append(start)
         if bad in (-1, start):
             raise OSError(errno.EROFS, "Read-only file system")
         free_range(fd, start, length)
@@ -224,3 +226,33 @@ def test_a_retry_ends_at_the_first_hole_that_fails_again(root: Path, monkeypatch
         bad = -2
         store.retry()
         assert (store.usage()[MEMORY].used, store.usage()[MEMORY].problem) == (0, "")
+
+
+def test_a_hole_that_always_fails_closes_its_tier_for_a_moment_only(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(store_config(root, memory=1 << 20)) as store:
+        fill(store, ALL)
+        bad = location_of(store, 30)
+        assert bad.tier == SSD
+        punch = segment_writer.punch
+
+        def fail(file: SegmentFile, ranges: Sequence[tuple[int, int]]) -> None:
+            if any(start == segment_writer.record_start(bad) for start, _ in ranges):
+                raise OSError(errno.EIO, "Input/output error")
+            punch(file, ranges)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(segment_writer, "punch", fail)
+            store.evict([key_of(30)])
+            assert "Input/output error" in store.usage()[SSD].problem
+            used = store.usage()[SSD].used
+            for _ in range(3):
+                store.maintain()
+                assert store.usage()[SSD].problem == ""
+            assert store.usage()[SSD].used == used, "its bytes are still there"
+            fill(store, range(100, 110))
+            assert location_of(store, 109).tier == SSD
+        used = store.usage()[SSD].used
+        store.maintain()
+        assert store.usage()[SSD].used < used

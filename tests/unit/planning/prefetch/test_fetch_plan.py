@@ -241,11 +241,11 @@ def test_of_a_snapshot_that_is_gone_nothing_is_asked_for() -> None:
     scene.plan.remove_space("job")
     assert scene.fetches.for_window(10.0) is None
     with pytest.raises(KeyError):
-        scene.fetches.place(one)
+        scene.fetches.places([one])
 
 
 def test_blocks_are_named_as_the_origin_knows_them() -> None:
     scene = Scene(job=[5])
     [one] = scene.fill(1)
-    assert scene.fetches.place(one) == (5, 0)
+    assert scene.fetches.places([one]) == [(5, 0)]
     assert scene.fetches.key(one) == scene.plan.spaces["job"].key(5)

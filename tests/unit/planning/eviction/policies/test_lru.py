@@ -89,8 +89,8 @@ def test_what_came_from_another_tier_goes_by_its_use_there() -> None:
     memory.accessed(b"b")
     for key in (b"a", b"b"):
         memory.removed(key)
-    assert ssd.victims(10, (), b"a") == ()
-    assert ssd.victims(10, (), b"b") == [b"c"]
+    assert ssd.victims(10, (), [b"a"]) == ()
+    assert ssd.victims(10, (), [b"b"]) == [b"c"]
     for key in (b"b", b"a"):
         ssd.added(key, 10)
     assert ssd.victims(30, ()) == [b"a", b"c", b"b"]

@@ -46,7 +46,7 @@ def test_with_an_empty_plan_it_is_minio(name: str) -> None:
         size = draw.randrange(1, 3 * SIZE)
         assert policy.evicts == minio.evicts
         assert policy.admits(key, size, free) == minio.admits(key, size, free)
-        assert policy.victims(size, (), key) == minio.victims(size, (), key) == ()
+        assert policy.victims(size, (), [key]) == minio.victims(size, (), [key]) == ()
         assert policy.replaceable(key) == 0
         if policy.admits(key, size, free):
             policy.added(key, size)
@@ -55,18 +55,18 @@ def test_with_an_empty_plan_it_is_minio(name: str) -> None:
 
 def test_what_is_read_last_goes_first_and_only_for_what_is_read_sooner() -> None:
     policy = filled(plan_of(list(range(BLOCKS))), KEYS[100:200])
-    assert policy.victims(3 * SIZE, (), KEYS[50]) == [KEYS[199], KEYS[198], KEYS[197]]
-    assert policy.victims(3 * SIZE, (), KEYS[196]) == [KEYS[199], KEYS[198], KEYS[197]]
-    assert policy.victims(3 * SIZE, (), KEYS[197]) == ()
+    assert policy.victims(3 * SIZE, (), [KEYS[50]]) == [KEYS[199], KEYS[198], KEYS[197]]
+    assert policy.victims(3 * SIZE, (), [KEYS[196]]) == [KEYS[199], KEYS[198], KEYS[197]]
+    assert policy.victims(3 * SIZE, (), [KEYS[197]]) == ()
     assert policy.replaceable(KEYS[190]) == 9 * SIZE
-    assert policy.victims(100 * SIZE, (), KEYS[50]) == KEYS[199:99:-1]
-    assert policy.victims(101 * SIZE, (), KEYS[50]) == ()
+    assert policy.victims(100 * SIZE, (), [KEYS[50]]) == KEYS[199:99:-1]
+    assert policy.victims(101 * SIZE, (), [KEYS[50]]) == ()
 
 
 def test_no_pinned_block_goes_however_many_there_are() -> None:
     plan = plan_of(list(range(BLOCKS)))
     policy, pinned = filled(plan, KEYS), set(KEYS[200:])
-    assert policy.victims(2 * SIZE, pinned, KEYS[0]) == [KEYS[199], KEYS[198]]
+    assert policy.victims(2 * SIZE, pinned, [KEYS[0]]) == [KEYS[199], KEYS[198]]
     assert policy.victims(201 * SIZE, pinned) == ()
     plan.set_epoch("job", "space", 1, np.arange(BLOCKS), last=True)
     assert policy.victims(SIZE, pinned - {KEYS[1500]}) == [KEYS[1500]]
@@ -74,9 +74,9 @@ def test_no_pinned_block_goes_however_many_there_are() -> None:
 
 def test_blocks_of_no_planned_snapshot_go_first_in_the_order_they_came() -> None:
     policy = filled(plan_of(list(range(BLOCKS))), [KEYS[7], *FOREIGN, KEYS[1900]])
-    assert policy.victims(2 * SIZE, {FOREIGN[0]}, KEYS[50]) == FOREIGN[1:3]
-    assert policy.victims(41 * SIZE, (), KEYS[50]) == [*FOREIGN, KEYS[1900]]
-    assert policy.victims(SIZE, (), FOREIGN[3]) == ()
+    assert policy.victims(2 * SIZE, {FOREIGN[0]}, [KEYS[50]]) == FOREIGN[1:3]
+    assert policy.victims(41 * SIZE, (), [KEYS[50]]) == [*FOREIGN, KEYS[1900]]
+    assert policy.victims(SIZE, (), [FOREIGN[3]]) == ()
     assert not policy.admits(FOREIGN[3], SIZE, 0)
     assert policy.admits(FOREIGN[3], SIZE, SIZE)
 
@@ -86,10 +86,10 @@ def test_blocks_that_came_before_anything_was_planned_are_known() -> None:
     policy = filled(plan, [*FOREIGN, *KEYS])
     plan.add_space(SPACE)
     plan.set_epoch("job", "space", 0, np.arange(BLOCKS), last=True)
-    assert policy.victims(41 * SIZE, (), KEYS[50]) == [*FOREIGN, KEYS[-1]]
+    assert policy.victims(41 * SIZE, (), [KEYS[50]]) == [*FOREIGN, KEYS[-1]]
     for key in KEYS[1000:]:
         policy.removed(key)
-    assert policy.victims(41 * SIZE, (), KEYS[50]) == [*FOREIGN, KEYS[999]]
+    assert policy.victims(41 * SIZE, (), [KEYS[50]]) == [*FOREIGN, KEYS[999]]
     assert policy.bytes == (1000 + len(FOREIGN)) * SIZE
 
 
@@ -100,7 +100,7 @@ def test_blocks_stay_known_when_a_refreshed_snapshot_takes_over() -> None:
     plan.add_space(refreshed)
     plan.remove_space("space")
     plan.set_epoch("next", "refreshed", 0, np.arange(BLOCKS)[::-1], last=True)
-    assert policy.victims(2 * SIZE, (), refreshed.key(BLOCKS - 1)) == KEYS[:2]
+    assert policy.victims(2 * SIZE, (), [refreshed.key(BLOCKS - 1)]) == KEYS[:2]
     policy.removed(KEYS[0])
     assert policy.bytes == 99 * SIZE
 
@@ -108,10 +108,10 @@ def test_blocks_stay_known_when_a_refreshed_snapshot_takes_over() -> None:
 def test_a_consumed_block_is_given_up_next_even_between_looks_at_all() -> None:
     plan = plan_of(list(range(BLOCKS)), list(range(BLOCKS))[::-1])
     policy = filled(plan, KEYS[:500])
-    assert policy.victims(SIZE, (), KEYS[600]) == ()
+    assert policy.victims(SIZE, (), [KEYS[600]]) == ()
     for position in range(1, 200):
         plan.set_progress("job", 0, position, 100.0)
-        (victim,) = policy.victims(SIZE, (), KEYS[position])
+        (victim,) = policy.victims(SIZE, (), [KEYS[position]])
         assert victim == KEYS[0]
 
 
@@ -168,7 +168,7 @@ def test_refcount_counts_those_who_still_come_this_epoch() -> None:
     assert order_scores(policy, SPACE, [0, 1, 2, 3]) == [0, -1, -2, 0]
     for number in range(4):
         policy.added(KEYS[number], SIZE)
-    assert set(policy.victims(2 * SIZE, (), KEYS[2])) == {KEYS[0], KEYS[3]}
+    assert set(policy.victims(2 * SIZE, (), [KEYS[2]])) == {KEYS[0], KEYS[3]}
 
 
 def test_after_a_publish_victims_are_found_among_all_that_nobody_plans() -> None:

@@ -1,0 +1,193 @@
+"""Reads of files that are nowhere on the node and that nobody has published: what a newcomer sees first.
+
+Each way to read gets the same files of the same server, in turns. Every file is read once by each, so it is cold.
+"""
+
+import asyncio
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+
+from cachefs.errors import CachefsError
+from cachefs.messages import OriginOptions
+from cachefs_tools.bench.directory_node import DATASET, list_dataset
+from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
+from cachefs_tools.bench.other_mounts import installed, other_mount
+from cachefs_tools.bench.raw_client import RawClient
+from cachefs_tools.bench.sample_data import PER_CLASS, is_sample, sample_name
+from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.bench.training_node import budget_for
+from cachefs_tools.scratch_config import NodeSettings, TierSettings
+from cachefs_tools.scratch_node import daemon, memory_directory, mounted
+
+_SPARE: Final = 64 << 20
+READERS: Final = {"shuffled, 1 reader": 1, "shuffled, 4 readers": 4}
+COPY: Final = "cp -r"
+PATTERNS: Final = (*READERS, COPY)
+RAW: Final = "raw client"
+OURS: Final = "cachefs"
+
+
+@dataclass(frozen=True, slots=True)
+class MissLoad:
+    """What is read."""
+
+    # Of each pattern in each turn; a multiple of PER_CLASS.
+    files: int
+    # Bytes of each.
+    size: int
+    turns: int
+
+    def numbers(self, pattern: str, turn: int) -> range:
+        """The files of a pattern in one turn."""
+        first = (turn * len(PATTERNS) + PATTERNS.index(pattern)) * self.files
+        return range(first, first + self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What came of reading some files."""
+
+    seconds: float
+    # Of each read; empty where they were not measured one by one.
+    waits: list[float]
+
+
+def measure(work: Path, load: MissLoad, endpoint: str | None) -> dict[str, Any]:
+    """The figures of all ways to read. *endpoint*: a running server, or None for one of rclone."""
+    shape = Shape(files=load.files * len(PATTERNS) * load.turns, size=load.size)
+    with ExitStack() as stack:
+        server = stack.enter_context(filled_server(work, shape, endpoint))
+        mounts = {OURS: stack.enter_context(_our_mount(work / "node", server, shape))}
+        for name, program in installed().items():
+            mounts[name] = stack.enter_context(other_mount(name, program, server, work / name))
+        for mount in mounts.values():
+            _walk(mount)
+        passes: dict[str, dict[str, list[Pass]]] = {pattern: {} for pattern in PATTERNS}
+        for turn in range(load.turns):
+            for pattern in PATTERNS:
+                numbers = load.numbers(pattern, turn)
+                for name, mount in mounts.items():
+                    passes[pattern].setdefault(name, []).append(_pass(pattern, mount, numbers, work))
+                if pattern in READERS:
+                    raw = asyncio.run(_raw(server, numbers, load.size, READERS[pattern]))
+                    passes[pattern].setdefault(RAW, []).append(raw)
+    return {
+        "server": endpoint or "rclone",
+        "files": load.files,
+        "size": load.size,
+        "turns": load.turns,
+        "patterns": {
+            pattern: {name: _figures(found, load.files) for name, found in ways.items()}
+            for pattern, ways in passes.items()
+        },
+        "ratios": {pattern: _ratio(ways) for pattern, ways in passes.items()},
+    }
+
+
+@contextmanager
+def _our_mount(work: Path, server: OriginServer, shape: Shape) -> Iterator[Path]:
+    work.mkdir()
+    tier = TierSettings(budget_for(2 * shape.files * (shape.size + (8 << 10))) + _SPARE)
+    with (
+        memory_directory("cachefs-bench-") as memory,
+        daemon(work, memory, NodeSettings(tier, TierSettings(0)), server.account) as node,
+    ):
+        options = OriginOptions(endpoint_url=server.endpoint, region="us-east-1", addressing_style="path")
+        list_dataset(node.client, f"s3://{BUCKET}", options)
+        with mounted(DATASET, work / "mnt", node.socket, work / "mount.log"):
+            yield work / "mnt"
+
+
+def _walk(mount: Path) -> None:
+    """Names and sizes are known before anything is read, as to a job that has listed its files."""
+    for path in mount.rglob("*"):
+        path.stat()
+
+
+def _pass(pattern: str, mount: Path, numbers: range, work: Path) -> Pass:
+    if pattern == COPY:
+        return _copy(mount, numbers, work)
+    shuffled = random.Random(numbers.start).sample(numbers, len(numbers))
+    began = time.perf_counter()
+    with ThreadPoolExecutor(READERS[pattern]) as pool:
+        waits = list(pool.map(lambda number: _read(mount / sample_name(number), number), shuffled))
+    return Pass(time.perf_counter() - began, waits)
+
+
+def _read(path: Path, number: int) -> float:
+    began = time.perf_counter()
+    data = path.read_bytes()
+    took = time.perf_counter() - began
+    if not is_sample(data, number):
+        raise CachefsError(f"{path} has not the bytes that were put there")
+    return took
+
+
+def _copy(mount: Path, numbers: range, work: Path) -> Pass:
+    classes = sorted({sample_name(number).partition("/")[0] for number in numbers})
+    copies = work / "copies"
+    copies.mkdir()
+    began = time.perf_counter()
+    subprocess.run(["cp", "-r", *(str(mount / name) for name in classes), str(copies)], check=True)
+    seconds = time.perf_counter() - began
+    if sum(path.is_file() for path in copies.rglob("*")) != len(numbers):
+        raise CachefsError(f"cp did not find {len(numbers)} files in {mount}")
+    subprocess.run(["rm", "-r", str(copies)], check=True)
+    return Pass(seconds, [])
+
+
+async def _raw(server: OriginServer, numbers: Sequence[int], size: int, readers: int) -> Pass:
+    """A client that neither signs nor checks gets the same files: the limit."""
+    config = AioConfig(signature_version="s3v4", s3={"addressing_style": "path"})
+    account = server.account
+    async with get_session().create_client(
+        "s3", endpoint_url=server.endpoint, region_name="us-east-1", aws_access_key_id=account.access_key,
+        aws_secret_access_key=account.secret_key, config=config,
+    ) as signer:  # fmt: skip
+        keys = [{"Bucket": BUCKET, "Key": sample_name(number)} for number in numbers]
+        urls = [await signer.generate_presigned_url("get_object", Params=key) for key in keys]
+    client, waits, rest = RawClient(), [], iter(urls)
+
+    async def reader() -> None:
+        for url in rest:
+            began = time.perf_counter()
+            await client.get(url, size)
+            waits.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(reader() for _ in range(readers)))
+    return Pass(time.perf_counter() - began, waits)
+
+
+def _figures(passes: list[Pass], files: int) -> dict[str, float]:
+    found = {"files_per_second": round(statistics.median(files / one.seconds for one in passes), 1)}
+    waits = sorted(wait for one in passes for wait in one.waits)
+    if waits:
+        found["p50_ms"] = round(1e3 * waits[len(waits) // 2], 2)
+        found["p99_ms"] = round(1e3 * waits[len(waits) * 99 // 100], 2)
+    return found
+
+
+def _ratio(ways: dict[str, list[Pass]]) -> dict[str, float]:
+    """Files per second of ours to the others', each in the same turn."""
+    ours = ways[OURS]
+    ratio: Callable[[Pass, Pass], float] = lambda mine, theirs: theirs.seconds / mine.seconds  # noqa: E731
+    return {
+        name: round(statistics.median(map(ratio, ours, theirs)), 2) for name, theirs in ways.items() if name != OURS
+    }
+
+
+def round_up(files: int) -> int:
+    """To whole directories."""
+    return -(-files // PER_CLASS) * PER_CLASS

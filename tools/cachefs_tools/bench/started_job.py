@@ -1,0 +1,88 @@
+"""One job of `cachefs-bench`: a process that reads through a mount, and has published what, where it should."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.rpc import JOB_PUBLISH, DaemonClient
+from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs_tools.bench.directory_node import DATASET
+from cachefs_tools.bench.scenario import Lie, Loader, Publishing, Scenario, TrainingJob
+from cachefs_tools.scratch_node import WITH_PARENT, wait
+
+
+class JobNode(Protocol):
+    """What a job must know of its node."""
+
+    @property
+    def client(self) -> DaemonClient:
+        """The daemon."""
+
+    @property
+    def socket(self) -> Path:
+        """The daemon's socket."""
+
+    @property
+    def mountpoint(self) -> Path:
+        """Where the dataset is mounted."""
+
+
+@contextmanager
+def started_job(scenario: Scenario, job: TrainingJob, node: JobNode, name: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """The job's process, running; it has published where it should. It and its workers are stopped in the end.
+
+    The files of the job are *name* with a suffix.
+    """
+    with name.with_suffix(".log").open("wb") as log:
+        process = subprocess.Popen(
+            _command(scenario, job, node, name), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, SOCKET_VARIABLE: str(node.socket)},
+        )  # fmt: skip
+    try:
+        if scenario.publishing == Publishing.SPEC:
+            node.client.call(JOB_PUBLISH, _publication(scenario, job, name.name, process.pid))
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+        wait(process)
+
+
+def _command(scenario: Scenario, job: TrainingJob, node: JobNode, name: Path) -> list[str]:
+    shape = scenario.shape
+    script = "torch_job" if scenario.loader == Loader.TORCH else "plain_job"
+    hooked = scenario.publishing == Publishing.RUN
+    front = [str(Path(sys.executable).with_name("cachefs")), "run", "--"] if hooked else []
+    return [
+        *WITH_PARENT, *front, sys.executable, "-m", f"cachefs_tools.bench.{script}", str(node.mountpoint),
+        "--report", str(name.with_suffix(".jsonl")), "--epochs", str(shape.epochs),
+        "--batch-size", str(shape.batch_size), "--workers", str(shape.workers), "--prefetch", str(shape.prefetch),
+        "--seed", str(job.seed), "--demand", str(shape.demand),
+        "--batches", str(job.batches), *(["--keep-pages"] if scenario.keep_pages else []),
+    ]  # fmt: skip
+
+
+def _publication(scenario: Scenario, job: TrainingJob, name: str, pid: int) -> JobPublish:
+    """What the job says about itself, with the lie that it is to tell."""
+    shape = scenario.shape
+    spec = scenario.sampler_spec(job)
+    if job.lie == Lie.SEED:
+        spec = replace(spec, seed=job.seed + 1000)
+    elif job.lie == Lie.HALF:
+        spec = replace(spec, size=shape.files // 2)
+    elif job.lie == Lie.RANGE:
+        spec = replace(spec, size=2 * shape.files)
+    return JobPublish(
+        job=name, dataset=DATASET, spec=spec, map=SampleMap(kind="tree"), workers=shape.workers,
+        batch_size=shape.batch_size, prefetch=shape.prefetch, pid=pid, source="cachefs-bench",
+    )  # fmt: skip
