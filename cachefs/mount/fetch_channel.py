@@ -92,6 +92,8 @@ class FetchChannel:
             answer = await (self._connection or await self._connected()).ask(fetch)
             if answer.kind:
                 raise _refusal(answer.kind, answer.message)
+            if len(answer.blocks) != len(fetch.blocks):
+                raise CachefsError(f"the daemon has answered {len(answer.blocks)} blocks for {len(fetch.blocks)}")
             return answer.blocks
         trouble = f": {self._trouble}" if self._connection is None and self._trouble else ""
         raise DaemonUnavailable(

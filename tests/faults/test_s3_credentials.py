@@ -216,7 +216,7 @@ def test_tokens_that_rotate_are_taken_up_before_the_old_ones_end(program: Progra
     scene(play)
 
 
-@pytest.mark.parametrize("trouble", ["hangs", "says nonsense", "does not run"])
+@pytest.mark.parametrize("trouble", ["hangs", "says nonsense", "says nothing"])
 def test_while_credentials_are_good_nobody_waits_for_others(
     program: Program, trouble: str, caplog: pytest.LogCaptureFixture
 ) -> None:

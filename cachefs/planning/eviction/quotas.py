@@ -108,6 +108,10 @@ class Quotas:
         one.read[key] = now
         return True
 
+    def limits(self, snapshot: str) -> bool:
+        """Has a dataset with *snapshot* a quota?"""
+        return snapshot in self._of_snapshot
+
     def coming(self, tier: int, key: bytes, size: int) -> None:
         """*tier* has room for the block, which counts from now on."""
         one = self._owners.get(key)

@@ -85,6 +85,8 @@ class PushPlan:
     def states(self) -> PageStates:
         """The states of `pages`, without those of snapshots that are read through other mounts only."""
         elsewhere = self._elsewhere
+        if not elsewhere:  # policies ask for each block
+            return self.pages.states
         return {snapshot: states for snapshot, states in self.pages.states.items() if snapshot not in elsewhere}
 
     @property

@@ -70,7 +70,9 @@ class Flight:
     patience: Patience
     # Loop time at which somebody will want what is fetched ahead; inf: nobody knows.
     needed: float
-    task: "asyncio.Task[None]" = field(init=False)
+    slot: Slot
+    # Runs once it has its slot.
+    task: "asyncio.Task[None] | None" = None
     # When it got its slot last, in loop time.
     began: float = 0.0
     # Its bytes, once they have come, and when that was, in loop time.
@@ -98,6 +100,17 @@ class Flight:
         done then. It has not landed yet."""
         self._told.append(tell)
 
+    def landing(self) -> "asyncio.Future[None]":
+        """Is done when it has landed."""
+        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def tell(_: Flight) -> None:
+            if not landed.done():  # else nobody waits any more
+                landed.set_result(None)
+
+        self.on_landing(tell)
+        return landed
+
     def land(self, outcome: Outcome) -> None:
         """It ends with that."""
         self.outcome, self.has_landed = outcome, True
@@ -119,14 +132,14 @@ class _Waiting:
         self._until = until
         self._pass_on = pass_on
         self._told = False
-        self._set_timer(flight.task.get_loop())
+        self._set_timer(asyncio.get_running_loop())
         flight.on_landing(self._tell)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_at(min(self._until, loop.time() + PUT_PATIENCE), self._look)
 
     def _look(self) -> None:
-        loop = self._flight.task.get_loop()
+        loop = asyncio.get_running_loop()
         if loop.time() >= self._until or self._flight.is_stuck(loop.time()):
             self._tell()
         elif not self._told:
@@ -286,10 +299,17 @@ class Fetcher:
 
     async def close(self) -> None:
         """Cancel what is in flight."""
-        tasks = [*self._asking, *(flight.task for flight in self._flights.values())]
+        flights = list(self._flights.values())
+        for flight in flights:
+            if flight.task is None:
+                flight.slot.leave()
+        tasks = [*self._asking, *(flight.task for flight in flights if flight.task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for flight in flights:
+            if not flight.has_landed:
+                self._end(flight, _stopping())
         self.passing.close()
 
     async def _outcomes(self, refs: Sequence[BlockRef], *, ahead: bool, until: float | None) -> list[Outcome]:
@@ -312,7 +332,12 @@ class Fetcher:
     async def _wait(self, flights: Collection[Flight], until: float | None) -> None:
         """Until all have ended, or *until* then (loop time); a reader, who has such a deadline, waits for no disk."""
         loop = asyncio.get_running_loop()
-        while waiting := {flight.task for flight in flights if until is None or not flight.is_stuck(loop.time())}:
+        landings = {flight: flight.landing() for flight in flights if not flight.has_landed}
+        while waiting := [
+            landing
+            for flight, landing in landings.items()
+            if not landing.done() and (until is None or not flight.is_stuck(loop.time()))
+        ]:
             timeout = min(max(0.0, until - loop.time()), PUT_PATIENCE) if until is not None else None
             _, left = await asyncio.wait(waiting, timeout=timeout)
             if not left or (until is not None and loop.time() >= until):
@@ -343,8 +368,10 @@ class Fetcher:
         if flight is not None and not ahead and not flight.patience.extend(until):
             flight = None  # it has just been given up
         if flight is None:
-            flight = self._flights[source.key] = Flight(source, not ahead, Patience(until), needed)
-            flight.task = asyncio.create_task(self._fly(flight))
+            slot = self._slots.slot(source.key, source.length, ahead=ahead, needed=needed, origin=source.origin.url)
+            flight = self._flights[source.key] = Flight(source, not ahead, Patience(until), needed, slot)
+            if slot.ask(partial(self._begin, flight)):
+                self._begin(flight)
         elif not ahead and not flight.demanded:
             flight.demanded = True
             self._slots.promote(source.key)
@@ -353,13 +380,14 @@ class Fetcher:
     def _result(self, flight: Flight) -> Outcome:
         if flight.has_landed:
             return flight.outcome
-        if flight.task.done():
-            return _stopping()
         why = flight.patience.trouble or "its origin is slow or unreachable"
         return OriginUnavailable(f"{flight.source.subject} did not come within the read deadline; {why}")
 
+    def _begin(self, flight: Flight) -> None:
+        """It has its slot."""
+        flight.task = asyncio.create_task(self._fly(flight))
+
     async def _fly(self, flight: Flight) -> None:
-        key = flight.source.key
         outcome: Outcome = _stopping()
         try:
             outcome = await self._bring(flight)
@@ -370,11 +398,16 @@ class Fetcher:
             outcome = CachefsError(f"{flight.source.subject}: internal error ({error!r}); see the daemon's log")
             self._errors.add(flight.source.subject, str(outcome), bug=error)
         finally:
-            if self._flights.get(key) is flight:
-                del self._flights[key]
-            if not isinstance(outcome, PassingBlock):  # `passing` says how long that is remembered
-                self._remember(key, outcome)
-            flight.land(outcome)
+            self._end(flight, outcome)
+
+    def _end(self, flight: Flight, outcome: Outcome) -> None:
+        key = flight.source.key
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+        flight.slot.leave()
+        if not isinstance(outcome, PassingBlock):  # `passing` says how long that is remembered
+            self._remember(key, outcome)
+        flight.land(outcome)
 
     def _remember(self, key: bytes, outcome: Outcome) -> None:
         self._recent[key] = _Landing(asyncio.get_running_loop().time(), outcome)
@@ -384,29 +417,26 @@ class Fetcher:
 
     async def _bring(self, flight: Flight) -> Location | PassingBlock | None:
         source, patience, clock = flight.source, flight.patience, asyncio.get_running_loop().time
-        ahead = not flight.demanded
-        place = self._slots.slot(source.key, source.length, ahead=ahead, needed=flight.needed, origin=source.origin.url)
-        async with place as slot:
-            # A caller who knows when a block is needed has asked for room before.
-            is_hint = flight.needed == math.inf and not flight.transient
-            if not flight.demanded and is_hint and self._is_futile(source):
-                return None
-            flight.began = clock()
-            if not flight.demanded:
-                # It may have waited long for its slot; its time starts now.
-                patience.extend(flight.began + self._read_deadline)
-            elif patience.until <= flight.began:
-                raise OriginUnavailable(
-                    f"{source.subject} found no free connection within the read deadline; "
-                    "its origin is slow, or raise origin.max_connections"
-                )
-            patience.rest = partial(_rest, flight, slot)
-            flight.data = data = await source.origin.read(source.range, patience)
-            if len(data) != source.length:
-                raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
-            flight.came = clock()
-            location = await self._store_or_pass(flight)
-            self.latency.measure(clock() - flight.began)
+        # A caller who knows when a block is needed has asked for room before.
+        is_hint = flight.needed == math.inf and not flight.transient
+        if not flight.demanded and is_hint and self._is_futile(source):
+            return None
+        flight.began = clock()
+        if not flight.demanded:
+            # It may have waited long for its slot; its time starts now.
+            patience.extend(flight.began + self._read_deadline)
+        elif patience.until <= flight.began:
+            raise OriginUnavailable(
+                f"{source.subject} found no free connection within the read deadline; "
+                "its origin is slow, or raise origin.max_connections"
+            )
+        patience.rest = partial(_rest, flight)
+        flight.data = data = await source.origin.read(source.range, patience)
+        if len(data) != source.length:
+            raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
+        flight.came = clock()
+        location = await self._store_or_pass(flight)
+        self.latency.measure(clock() - flight.began)
         self.fetched_blocks += 1
         self.fetched_bytes += source.length
         if location is None and flight.needed == math.inf:
@@ -440,11 +470,11 @@ class Fetcher:
         return block
 
 
-async def _rest(flight: Flight, slot: Slot, seconds: float) -> None:
+async def _rest(flight: Flight, seconds: float) -> None:
     """Between two attempts. Fetches from other origins have the slot meanwhile."""
-    slot.give_back()
+    flight.slot.give_back()
     await asyncio.sleep(seconds)
-    await slot.take(ahead=not flight.demanded, needed=flight.needed)
+    await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
     flight.began = asyncio.get_running_loop().time()
 
 

@@ -8,6 +8,7 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from types import TracebackType
 
 
@@ -66,13 +67,12 @@ class FetchSlots:
             self._want(request)
             self._admit()
 
-    async def acquire(self, request: "Slot") -> None:
-        """For `Slot`."""
+    def ask(self, request: "Slot", admitted: Callable[[], None]) -> bool:
+        """For `Slot`. True where it has it at once; else *admitted* is called when it has."""
         if self._is_next(request):
-            self._count(request, 1)
-            request.held = True
-            return
-        request.admitted = asyncio.get_running_loop().create_future()
+            self._let_in(request)
+            return True
+        request.admitted = admitted
         if request.ahead:
             if not self._ahead:
                 self._order.clear()
@@ -81,15 +81,14 @@ class FetchSlots:
         else:
             self._want(request)
         self._admit()
-        try:
-            await request.admitted
-        except asyncio.CancelledError:
-            if self._demand.get(request.key) is request:
-                self._drop_demand(request)
-            if self._ahead.get(request.key) is request:
-                del self._ahead[request.key]
-            request.give_back()
-            raise
+        return False
+
+    def leave(self, request: "Slot") -> None:
+        """For `Slot`: it waits no longer."""
+        if self._demand.get(request.key) is request:
+            self._drop_demand(request)
+        if self._ahead.get(request.key) is request:
+            del self._ahead[request.key]
 
     def release(self, request: "Slot") -> None:
         """For `Slot`."""
@@ -128,7 +127,7 @@ class FetchSlots:
         while queue := self._demand or (self._ahead if self._ahead_in_use < self.ahead_slots else None):
             ahead = queue is self._ahead
             request = queue[self._first_ahead() if ahead else next(iter(queue))]
-            if not request.is_gone and not self._fits(request.size):
+            if not self._fits(request.size):
                 self._admit_reserved()
                 return
             if ahead:
@@ -150,9 +149,11 @@ class FetchSlots:
                 self._let_in(request)
 
     def _let_in(self, request: "Slot") -> None:
-        if not request.is_gone:
-            self._count(request, 1)
-            request.let_in()
+        self._count(request, 1)
+        request.held = True
+        admitted, request.admitted = request.admitted, None
+        if admitted is not None:
+            admitted()
 
     def _first_ahead(self) -> bytes:
         while (key := self._order[0][2]) not in self._ahead:
@@ -176,24 +177,37 @@ class Slot:
         self.ahead = ahead  # it waits, or was admitted, as a read ahead
         self.needed = needed
         self.held = False
-        self.admitted: asyncio.Future[None] | None = None  # done once a read that has to wait is admitted
+        self.admitted: Callable[[], None] | None = None  # while it waits: is called once it is admitted
         self._slots = slots
 
-    @property
-    def is_gone(self) -> bool:
-        """It was cancelled while it waited, and its task has not run since."""
-        return self.admitted is not None and self.admitted.done()
+    def ask(self, admitted: Callable[[], None]) -> bool:
+        """True where it is held from now on; else *admitted* is called when it is."""
+        return self._slots.ask(self, admitted)
 
     async def take(self, *, ahead: bool, needed: float = math.inf) -> None:
         """Wait for it. See FetchSlots.slot."""
         self.ahead, self.needed = ahead, needed
-        await self._slots.acquire(self)
+        await self._wait()
 
-    def let_in(self) -> None:
-        """For FetchSlots: it is admitted."""
-        assert self.admitted is not None
-        self.held = True
-        self.admitted.set_result(None)
+    async def _wait(self) -> None:
+        come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def admitted() -> None:
+            if not come.done():  # else it is about to leave
+                come.set_result(None)
+
+        if self.ask(admitted):
+            return
+        try:
+            await come
+        except asyncio.CancelledError:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Hold it no longer, nor wait for it."""
+        self._slots.leave(self)
+        self.give_back()
 
     def give_back(self) -> None:
         """Let others have it. Does nothing where it is not held."""
@@ -202,7 +216,7 @@ class Slot:
             self._slots.release(self)
 
     async def __aenter__(self) -> "Slot":
-        await self._slots.acquire(self)
+        await self._wait()
         return self
 
     async def __aexit__(

@@ -5,7 +5,7 @@ not expected, and whoever stops waiting, aborts the connection, so no answer is 
 """
 
 import asyncio
-import sys
+import weakref
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -20,6 +20,10 @@ _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
 # Where a byte goes that comes while nobody waits. It is never looked at.
 _UNASKED: Final = memoryview(bytearray(1))
+
+
+def _nothing() -> None:
+    """Nobody holds anything."""
 
 
 class ClosedUnanswered(Exception):
@@ -67,7 +71,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._last = 0.0  # loop time of the last byte sent or received
         self._waiter: asyncio.Future[Answer] | None = None  # None while nobody waits for an answer
-        self._memory: npt.NDArray[np.uint8] | None = None  # of the last answer, which may still be in use
+        self._memory: npt.NDArray[np.uint8] | None = None  # of the last answer
+        self._handed: Callable[[], object] = _nothing  # its body, as long as anybody holds that
         self._view = _UNASKED  # where the answer goes
         self._filled = 0  # bytes of the answer received so far
         self._head: Head | None = None
@@ -145,8 +150,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         The kernel would have to clear new memory page by page, which takes half of the time of a GET of 4 MiB.
         """
         memory = self._memory
-        # The attribute, the variable and the argument hold it; each view of an answer would hold it too.
-        if memory is None or not size <= len(memory) <= 2 * size or sys.getrefcount(memory) > 3:
+        if memory is None or not size <= len(memory) <= 2 * size or self._handed() is not None:
             memory = self._memory = np.empty(size, np.uint8)
         return memory.data[:size]
 
@@ -176,7 +180,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._fail(CutOff(f"more than the {head.length} bytes promised came"))
             return
         self._waiter = None
-        waiter.set_result(Answer(head, self._view[self._begin : self._end], self if self.was_used else None))
+        assert self._memory is not None
+        # What is made of it holds this array, and so says whether the memory is in use. Counts of references differ
+        # between versions of Python.
+        body = self._memory[self._begin : self._end]
+        self._handed = weakref.ref(body)
+        waiter.set_result(Answer(head, body.data, self if self.was_used else None))
         # Whoever has the answer has the memory from now on.
         self._view, self._filled = _UNASKED, 0
         if self._proven is not None and self._transport is not None:

@@ -24,7 +24,7 @@ class Tls:
         self._sessions: dict[str, ssl.SSLSession] = {}  # by the server's name
 
     async def context(self) -> ssl.SSLContext:
-        """Raises OSError (of which ssl.SSLError is one kind) where the certificates cannot be read."""
+        """Raises ssl.SSLError where the certificates cannot be read."""
         if self._context is None or (self._context.done() and self._context.exception()):
             # Reading the certificates takes 10 to 20 ms.
             self._context = asyncio.ensure_future(asyncio.to_thread(self._load))
@@ -43,10 +43,13 @@ class Tls:
         # Sessions of TLS 1.2 are resumed by tickets with most servers.
         context.options &= ~ssl.OP_NO_TICKET
         where = get_cert_path(self._verify)
-        if os.path.isdir(where):
-            context.load_verify_locations(capath=where)
-        else:
-            context.load_verify_locations(cafile=where)
+        try:
+            if os.path.isdir(where):
+                context.load_verify_locations(capath=where)
+            else:
+                context.load_verify_locations(cafile=where)
+        except OSError as error:  # its text does not name the file
+            raise ssl.SSLError(error.errno, f"the certificates in {where} cannot be read: {error}") from None
         sessions = self._sessions
 
         class Resuming(ssl.SSLObject):

@@ -5,7 +5,7 @@ from typing import Final
 
 from cachefs.errors import ObjectChanged
 from cachefs_daemon.origin.base import ObjectRange
-from cachefs_daemon.origin.s3_errors import Place
+from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -14,10 +14,12 @@ def bytes_before(wanted: ObjectRange, place: Place, etag: str, promised: int | N
     """How many bytes of the answer's body precede the *wanted* ones.
 
     etag, promised, content_range: what the answer says of itself; promised is the length of its body, and content_range
-    is empty where it has none. Raises ObjectChanged.
+    is empty where it has none. Raises ObjectChanged, BrokenAnswer.
     """
     if promised == wanted.length == wanted.size and not content_range and etag == f'"{wanted.version.decode()}"':
         return 0
+    if not etag:
+        raise BrokenAnswer("the answer has no ETag, so it may be that of a proxy or a login page")
     if etag.strip('"').encode() != wanted.version:
         raise ObjectChanged(f"{place} has changed since it was listed; refresh the dataset")
     before = _bytes_before(wanted, promised, content_range)

@@ -6,7 +6,8 @@ that are long are cut (`key_ranges.py`), and their parts are listed at once. Tha
 that lists nothing but names: a part is cut off by asking for its first key, since it may have none.
 
 Some servers (gateways over file systems) do not list keys in order. With them, keys at the cuts would be lost. This is
-noticed, and then everything is listed anew in one piece. The builder drops what it has got twice.
+noticed, by keys out of order and where two parts meet (`_Seam`), and then everything is listed anew in one piece. The
+builder drops what it has got twice.
 """
 
 import asyncio
@@ -30,6 +31,8 @@ _EMPTY_PARTS: Final = 64
 _PAGES_PER_EMPTY_PART: Final = 2
 # Keys of a page whose characters are looked at: all of them would take longer than the rest.
 _LOOKED_AT: Final = 4
+# How often two requests may see different keys where two parts meet, before the server is taken to be odd.
+_LOOKS: Final = 3
 # Pages in a row with nothing on them. A server that has deleted much may send some; one that sends more will never end.
 _MOST_EMPTY: Final = 1000
 
@@ -77,6 +80,8 @@ class _Range:
     page_width: int = 0
     # It was cut off another one, and nobody knows yet whether there are keys in it.
     is_new_part: bool = False
+    # The first key on its last page that is behind its end.
+    beyond: bytes | None = None
 
     def take(self, page: Page) -> list[ListedObject]:
         """The objects on its next page that are in it. Raises _OutOfOrder, BrokenAnswer."""
@@ -93,6 +98,7 @@ class _Range:
         objects = page.objects
         if objects and (objects[0].key <= before != b"" or (self.until is not None and self.last > self.until)):
             until = self.until
+            self.beyond = next((one.key for one in objects if until is not None and one.key > until), None)
             objects = [
                 one for one in objects if (one.key > before or not before) and (until is None or one.key <= until)
             ]
@@ -107,6 +113,23 @@ class _Range:
         return self.token is None or (self.until is not None and self.last >= self.until)
 
 
+@dataclass(slots=True)
+class _Seam:
+    """Where keys were cut. Both parts see the same key behind it, if the server lists keys in order and nobody changes
+    them meanwhile."""
+
+    # The last key of the part before it, once that has been listed.
+    last: bytes | None = None
+    # What each of the parts has seen behind it; None: no key. Both are known once *last* and *is_begun* are set.
+    seen_before: bytes | None = None
+    seen_after: bytes | None = None
+    is_begun: bool = False
+
+    @property
+    def is_odd(self) -> bool:
+        return self.last is not None and self.is_begun and self.seen_before != self.seen_after
+
+
 class _Ranges:
     """What is left of a bucket, in parts that are listed at once."""
 
@@ -116,6 +139,7 @@ class _Ranges:
         self._place = place
         self._left = {_Range(one.after, one.until): None for one in place.first}
         self._requests: dict[asyncio.Task[Page], _Range] = {}
+        self._seams: dict[bytes, _Seam] = {}  # by what the keys were cut at
         self._characters = Characters()
         self._pages = 0
         self._empty_parts = 0
@@ -133,6 +157,8 @@ class _Ranges:
                     if asked.is_listed:
                         del self._left[asked]
                     yield objects
+                    for cut in [cut for cut, seam in self._seams.items() if seam.is_odd]:
+                        await self._look_again(cut, self._seams.pop(cut))
                 self._ask()
         finally:
             for task in self._requests:
@@ -140,7 +166,16 @@ class _Ranges:
             await asyncio.gather(*self._requests, return_exceptions=True)
 
     def _took(self, asked: _Range, page: Page) -> list[ListedObject]:
+        start = asked.last
         objects = asked.take(page)
+        if asked.is_listed and asked.until in self._seams:
+            seam = self._seams[asked.until]
+            seam.last = max((one.key for one in objects), default=start)
+            seam.seen_before = asked.beyond
+        if asked.is_new_part and start in self._seams and (page.objects or not page.token):
+            seam = self._seams[start]
+            seam.seen_after = page.objects[0].key if page.objects else None
+            seam.is_begun = True
         if asked.is_new_part:
             # One key says nothing about how far a page gets.
             asked.is_new_part, asked.pages = False, 0
@@ -167,6 +202,24 @@ class _Ranges:
             for part in self._cut(one, -(-free // (len(long) - number))):
                 self._ask_for(part)
 
+    async def _look_again(self, cut: bytes, seam: _Seam) -> None:
+        """Two parts have seen different keys behind the cut between them. Keys may have come or gone meanwhile, but not
+        each time that somebody looks. Raises _OutOfOrder."""
+        assert seam.last is not None
+        for _ in range(_LOOKS):
+            before, after = [await self._first_key(start) for start in (seam.last, cut)]
+            if before == after or (before is not None and before <= cut):
+                return
+        raise _OutOfOrder
+
+    async def _first_key(self, start: bytes) -> bytes | None:
+        """The first key after *start*, of the two that are listed next."""
+        query: dict[str, Any] = {"Prefix": self._prefix, "MaxKeys": 2}
+        if start:
+            query["StartAfter"] = self._prefix + start.decode()
+        page = await self._page(query, start)
+        return next((one.key for one in page.objects if one.key > start), None)
+
     def _empty_parts_left(self) -> int:
         """How many more parts may be empty, with those that are asked for and may be."""
         new = sum(one.is_new_part for one in self._requests.values())
@@ -183,6 +236,7 @@ class _Ranges:
         parts = [
             _Range(after, before, is_new_part=True) for after, before in zip(at, [*at[1:], whole.until], strict=True)
         ]
+        self._seams.update((cut, _Seam()) for cut in at)
         whole.until, whole.pages = at[0], 0
         self._left.update(dict.fromkeys(parts))
         return parts

@@ -1,6 +1,8 @@
 """A value that threads share, which nobody can use without its lock by accident."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -20,3 +22,13 @@ class Locked(Generic[Value]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._lock.release()
+
+    @contextmanager
+    def if_free(self) -> Iterator[Value | None]:
+        """For who must not wait: None, without the lock, where somebody else has it."""
+        ours = self._lock.acquire(blocking=False)
+        try:
+            yield self.unlocked if ours else None
+        finally:
+            if ours:
+                self._lock.release()

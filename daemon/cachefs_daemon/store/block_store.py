@@ -63,6 +63,22 @@ class BlockStore:
         """Where the block is now. Waits for no other thread."""
         return self._index.get(key)
 
+    def write_at_once(self, block: Put) -> Location | None:
+        """Write a block into the memory tier, where a caller that must not wait can do that: there is room, and nobody
+        else holds what it takes. None where not. No reader finds it before `enter`."""
+        if self.get(block.key) is not None:
+            return None
+        return self._transfers.write_at_once(block.key, block.data, block.snapshot)
+
+    def enter_at_once(self, key: bytes, location: Location) -> Location | None:
+        """Let readers find a block that `write_at_once` has written; where it is, if somebody else has brought one
+        meanwhile. None, with nothing done, where that would have to wait."""
+        return self._transfers.enter_at_once(key, location)
+
+    def enter(self, key: bytes, location: Location) -> Location:
+        """The same, and wait for it."""
+        return self._transfers.enter([(key, location)])[0]
+
     def put_many(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
         """Store blocks, those that are needed soonest first, and say where each is; where it was, if it was there
         already; StoreFull where there is no room even for a transient one."""

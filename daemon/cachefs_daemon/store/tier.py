@@ -124,6 +124,7 @@ class Tier:
         self.config = config
         self.name = TIER_NAMES[number]
         self.directory = config.directory
+        self.on_disk = False  # whether its directory is not in memory
         self.used = 0  # bytes that it takes, reserved ones and a page per segment included
         self.problem = ""  # why it takes no new blocks; empty while it does
         # Bytes of blocks that its budget is good for.
@@ -210,19 +211,23 @@ class Tier:
             self._failed(error)
         return written[0] if written else None
 
-    def write_many(self, blocks: Sequence[NewBlock]) -> list[Location]:
+    def write_many(self, blocks: Sequence[NewBlock], patience: float = _WRITE_PATIENCE) -> list[Location]:
         """Write blocks into room reserved for their spans, up to the first one that cannot be written; the room of that
-        one and of all others is given back."""
-        written, error = self._write(blocks)
+        one and of all others is given back. patience: seconds to wait for other writes."""
+        written, error = self._write(blocks, patience)
         if error is not None and error.errno not in _FULL:
             self._failed(error)
         return written
 
-    def _write(self, blocks: Sequence[NewBlock]) -> tuple[list[Location], OSError | None]:
+    def _write(
+        self, blocks: Sequence[NewBlock], patience: float = _WRITE_PATIENCE
+    ) -> tuple[list[Location], OSError | None]:
         """Where the first blocks are that could be written, and why the next one could not be."""
         written: list[Location] = []
-        if not self._writes.acquire(timeout=_WRITE_PATIENCE):
+        if not self._writes.acquire(timeout=patience):
             self.give_back(sum(block.span for block in blocks))
+            if not patience:
+                return written, None
             return written, TimeoutError(errno.ETIMEDOUT, f"writes take longer than {_WRITE_PATIENCE} s")
         writer = LatestSegment(os.O_WRONLY)
         try:
@@ -521,7 +526,8 @@ class Tier:
         directory = TierDirectory(place)
         try:
             check_size(self.number, self.config, capacity.disk_size(directory.descriptor))
-            if self.number == MEMORY and on_disk(directory.descriptor):
+            self.on_disk = on_disk(directory.descriptor)
+            if self.number == MEMORY and self.on_disk:
                 _log.warning("[memory] dir %s is on a disk: use a directory on tmpfs, as /dev/shm is", self.directory)
             taken = directory.probe()
             if taken > PAGE:

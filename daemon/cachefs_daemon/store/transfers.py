@@ -10,12 +10,12 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, TypeVar
 
-from cachefs.block import MEMORY, SSD, Location
+from cachefs.block import MEMORY, SSD, Location, piece_checksums
 from cachefs.errors import StoreFull
 from cachefs.planning.eviction.tiering import Incoming, Place, Tiering
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.index_writer import IndexWriter
-from cachefs_daemon.store.segment_writer import span
+from cachefs_daemon.store.segment_writer import Data, span
 from cachefs_daemon.store.tier import FileSystemFull, NewBlock, Tier
 
 # Room made by one thread may be taken by another before it is reserved.
@@ -96,6 +96,22 @@ class Transfers:
             found += [self.write(tier, block) for block in left]
         return found
 
+    def write_at_once(self, key: bytes, data: Data, snapshot: str) -> Location | None:
+        """Write a block into the memory tier if there is room, and if that takes no longer than to copy its bytes;
+        None where not. No reader finds it before `enter`."""
+        tier, size = self._memory, span(len(data))
+        if tier.on_disk or tier.problem:
+            return None
+        with self._tiering.if_free() as tiering:
+            if tiering is None or tiering.quotas.limits(snapshot):
+                return None
+            if not self._reserve(tiering, tier, Incoming(key, size), False):
+                return None
+        written = tier.write_many([NewBlock(key, piece_checksums(key, data), data)], patience=0.0)
+        if not written:
+            self._gone([key])
+        return written[0] if written else None
+
     def write_transient(self, block: NewBlock) -> Location:
         """Write a block that no policy admits into the memory tier. For a moment all room there may be reserved for
         blocks that are being written, none of which can be evicted yet. Raises StoreFull."""
@@ -113,18 +129,33 @@ class Transfers:
         if not written:
             return []
         with self._tiering as tiering:
-            there = self._index.get_many([key for key, _ in written])
-            new = {key: place for (key, place), known in zip(written, there, strict=True) if known is None}
-            self._index.change(new)
-            for key, _ in written:
-                tiering.quotas.arrived(key)
-            for key, location in new.items():
-                tiering.entered(key, Place(location.tier, span(location.length)), transient=transient)
-        found = [new[key] if known is None else known for (key, _), known in zip(written, there, strict=True)]
+            found = self._enter(tiering, written, transient)
+        self._free_superfluous(written, found)
+        return found
+
+    def enter_at_once(self, key: bytes, location: Location) -> Location | None:
+        """`enter` of one block; None, with nothing done, where somebody else has the store's lock."""
+        with self._tiering.if_free() as tiering:
+            if tiering is None:
+                return None
+            found = self._enter(tiering, [(key, location)], False)
+        self._free_superfluous([(key, location)], found)
+        return found[0]
+
+    def _enter(self, tiering: Tiering, written: Sequence[tuple[bytes, Location]], transient: bool) -> list[Location]:
+        there = self._index.get_many([key for key, _ in written])
+        new = {key: place for (key, place), known in zip(written, there, strict=True) if known is None}
+        self._index.change(new)
+        for key, _ in written:
+            tiering.quotas.arrived(key)
+        for key, location in new.items():
+            tiering.entered(key, Place(location.tier, span(location.length)), transient=transient)
+        return [new[key] if known is None else known for (key, _), known in zip(written, there, strict=True)]
+
+    def _free_superfluous(self, written: Sequence[tuple[bytes, Location]], found: Sequence[Location]) -> None:
         for (_, location), place in zip(written, found, strict=True):
             if place is not location:
                 self._tiers[location.tier].free_blocks([location])
-        return found
 
     def _gone(self, keys: Sequence[bytes]) -> None:
         """Blocks for which there was room could not be written."""

@@ -210,6 +210,21 @@ def test_the_refusal_of_a_daemon_that_has_hung_up_already_is_read(
             trio.run(fetch_channel.check, tmp_path / "s")
 
 
+def test_an_answer_with_too_few_or_too_many_blocks_is_an_error(tmp_path: Path) -> None:
+    async def scene(channel: FetchChannel, daemon: FakeDaemon) -> None:
+        async def ask() -> None:
+            with pytest.raises(CachefsError, match=r"has answered [02] blocks for 1"):
+                await channel.call(FETCH, 20)
+
+        peer = await daemon.accept()
+        for blocks in ([], [PLACE, PLACE]):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await peer.connection.send(frame(Answered(number=await peer.asked(), blocks=blocks)))
+
+    play(tmp_path, scene)
+
+
 def test_one_refused_question_keeps_the_daemons_reason(tmp_path: Path) -> None:
     async def scene(channel: FetchChannel, daemon: FakeDaemon) -> None:
         async with trio.open_nursery() as nursery:

@@ -387,6 +387,7 @@ def test_while_what_is_ahead_hangs_on_a_disk_all_else_goes_on(
         return put(blocks)
 
     monkeypatch.setattr(store.blocks, "put_many", hang)
+    monkeypatch.setattr(store.blocks, "write_at_once", lambda block: None)
 
     async def scene(bench: Bench) -> None:
         stuck = asyncio.create_task(bench.fetcher.ahead([ref(number) for number in range(1, 7)]))
@@ -422,6 +423,7 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
         return put(blocks)
 
     monkeypatch.setattr(store.blocks, "put_many", hang)
+    monkeypatch.setattr(store.blocks, "write_at_once", lambda block: None)
 
     async def scene(bench: Bench) -> None:
         try:
@@ -476,6 +478,7 @@ def test_what_no_policy_wants_is_brought_only_on_demand(store: OpenStore) -> Non
 
 def test_what_was_refused_as_somebody_came_is_brought_again(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     put, refusals = store.blocks.put_many, [None]
+    monkeypatch.setattr(store.blocks, "write_at_once", lambda block: None)
     monkeypatch.setattr(store.blocks, "put_many", lambda blocks: [refusals.pop()] if refusals else put(blocks))
 
     async def scene(bench: Bench) -> None:

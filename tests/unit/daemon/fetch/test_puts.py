@@ -20,22 +20,37 @@ class Store:
         self.go = asyncio.Event()
         self.third = asyncio.Event()
         self.error: Exception | None = None
+        self.broken: set[bytes] = set()  # keys of blocks that cannot be stored
+        self.has_room = False
+        self.is_free = True
+
+    def write_at_once(self, block: Put) -> Location | None:
+        return Location(MEMORY, int(block.key), 0, 1, bytes(8)) if self.has_room else None
+
+    def enter_at_once(self, key: bytes, location: Location) -> Location | None:
+        return location if self.is_free else None
+
+    def enter(self, key: bytes, location: Location) -> Location:
+        return location
 
     def put_many(self, blocks: Sequence[Put]) -> list[Stored]:
         if self.error is not None:
             raise self.error
+        if any(block.key in self.broken for block in blocks):
+            raise ValueError("one of them is broken")
         return [Location(MEMORY, int(block.key), 0, 1, bytes(8)) for block in blocks]
 
-    async def run(self, work: Callable[[Sequence[Put]], list[Stored]], blocks: Sequence[Put]) -> list[Stored]:
-        self.batches.append([block.key for block in blocks])
+    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+        if work == self.put_many:
+            self.batches.append([block.key for block in args[0]])
         if len(self.batches) == 3:
             self.third.set()
         await self.go.wait()
-        return work(blocks)
+        return work(*args)
 
 
-async def begun(puts: Puts, count: int) -> list[asyncio.Task[Stored]]:
-    tasks = [asyncio.create_task(puts.put(Put(b"%d" % number, b"x"))) for number in range(count)]
+async def begun(puts: Puts, count: int, size: int = 1) -> list[asyncio.Task[Stored]]:
+    tasks = [asyncio.create_task(puts.put(Put(b"%d" % number, bytes(size)))) for number in range(count)]
     for _ in range(5):
         await asyncio.sleep(0)
     return tasks
@@ -74,6 +89,67 @@ def test_blocks_do_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatc
             await asyncio.gather(*tasks)
 
     monkeypatch.setattr(puts_module, "_LONG_SECONDS", 0.01)
+    asyncio.run(scenario())
+
+
+def test_nobody_waits_for_many_bytes_of_others() -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        puts = Puts(store, store.run)
+        tasks = await begun(puts, 12, 1 << 20)
+        store.go.set()
+        await asyncio.gather(*tasks)
+        assert list(map(len, store.batches)) == [4, 4, 4]
+        tasks = await begun(puts, 5, 5 << 20)
+        await asyncio.gather(*tasks)
+        assert list(map(len, store.batches[3:])) == [1] * 5, "each is more than a batch"
+
+    asyncio.run(scenario())
+
+
+def test_a_block_that_fails_fails_alone() -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        store.broken = {b"5"}
+        puts = Puts(store, store.run)
+        tasks = await begun(puts, 9)
+        store.go.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(results[5], ValueError)
+        assert segments([one for one in results if one is not results[5]]) == [0, 1, 2, 3, 4, 6, 7, 8]
+
+    asyncio.run(scenario())
+
+
+def test_a_small_block_that_there_is_room_for_waits_for_no_thread() -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        store.has_room = True
+        puts = Puts(store, store.run)
+        assert segments([await puts.put(Put(b"1", b"x"))]) == [1]
+        large = asyncio.create_task(puts.put(Put(b"2", bytes(1 << 20))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        behind = await begun(puts, 1)
+        assert not behind[0].done(), "it waits its turn"
+        store.go.set()
+        assert segments(await asyncio.gather(large, *behind)) == [2, 0]
+        assert len(store.batches) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_block_that_was_written_is_entered_whoever_holds_the_store() -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        store.has_room, store.is_free = True, False
+        puts = Puts(store, store.run)
+        [abandoned, waited_for] = await begun(puts, 2)
+        abandoned.cancel()
+        store.go.set()
+        assert segments([await waited_for]) == [1]
+        assert store.batches == []
+
     asyncio.run(scenario())
 
 
