@@ -208,6 +208,16 @@ class EndpointStatus(Message, frozen=True):
     request_size: int
 
 
+class GuessCounts(Message, frozen=True):
+    """What was fetched since readers seemed to come to it, although nobody had published that."""
+
+    # Blocks since the daemon started: all of them, those that were read since, those that were not, and bytes of all.
+    blocks: int = 0
+    right: int = 0
+    wrong: int = 0
+    bytes: int = 0
+
+
 class Status(Message, frozen=True):
     """The state of a node."""
 
@@ -239,6 +249,7 @@ class Status(Message, frozen=True):
     origin_detours: int = 0
     # Of all servers that have datasets.
     endpoints: list[EndpointStatus] = []
+    guessed: GuessCounts = GuessCounts()
 
 
 class OriginOptions(Message, frozen=True):

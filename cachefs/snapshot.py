@@ -250,6 +250,11 @@ class Snapshot:
                     count += entry.child_count
             first, end = below, below + count
 
+    def entries_after(self, number: int, most: int) -> Iterator[Entry]:
+        """Up to *most* entries with the next numbers, in their order."""
+        end = 1 + self.directories + self.files
+        return self._scan(number + 1, min(number + 1 + most, end))
+
     def contents(self) -> Iterator[tuple[int, int, bytes]]:
         """(number, size, content id) of every file, in the order of numbers. It is faster than `walk`: 0.8 us each."""
         end = 1 + self.directories + self.files

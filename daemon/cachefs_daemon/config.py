@@ -111,6 +111,7 @@ class PrefetchSection(_Section):
     safety: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 2.0
     stall_worth: Size = 1 << 30
     memory_ahead: Size = 256 << 20
+    guess: bool = True
 
 
 class SecuritySection(_Section):

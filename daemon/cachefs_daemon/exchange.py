@@ -74,6 +74,7 @@ class Listeners:
     pace: Pace  # is woken, as there may be something to fetch ahead
     # Is told how long reads of planned blocks have waited, of how many such reads, and the time.
     late: Callable[[Sequence[float], int, float], None]
+    guessed: Callable[[str, Sequence[bytes]], None]  # is told which mount has read which blocks, as some were guessed
 
 
 @dataclass(slots=True)
@@ -123,6 +124,7 @@ class Exchange:
         to.late(observed.late, sum(observed.own_reads.values()), now)
         to.audiences.note(mount, observed.own_reads)
         to.pushers.on_reads(mount, heard.accessed, observed.tripped)
+        to.guessed(mount, heard.accessed)
         to.pace.wake()
 
     def on_job_progress(self, progress: JobProgress) -> JobProgressReply:

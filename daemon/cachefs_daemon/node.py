@@ -19,10 +19,11 @@ from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
 from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.guesser import Guesser
 from cachefs_daemon.fetch.pace import Pace
 from cachefs_daemon.fetch.prefetcher import Prefetcher
 from cachefs_daemon.fetch.promoter import Promoter
-from cachefs_daemon.fetch.readers import Readers
+from cachefs_daemon.fetch.readers import PageCaches, Readers
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
@@ -83,13 +84,20 @@ class Node:
         )
         fetches = FetchPlan(plan, presence, limits, time.monotonic())
         attribution = Attribution(plan, self.jobs)
-        listeners = Listeners(self.jobs, attribution, audiences, self.pushers, pace, fetches.late)
+        pages = PageCaches(self.pushers.takes, self.pushers.guess)
+        self.guesser = Guesser(self.fetcher, storage, threads, snapshots.get, pages)
+        listeners = Listeners(
+            self.jobs, attribution, audiences, self.pushers, pace, fetches.late, self.guesser.on_reads
+        )
         self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._endless: list[Endless] = [self._job_persistence.run, self._mount_persistence.run]
         if config.prefetch.enabled:
             self._endless += self._fetching_ahead(pace, fetches)
+        if config.prefetch.enabled and config.prefetch.guess:
+            self.fetcher.on_ask = self.guesser.asked
+            self._endless.append(self.guesser.run)
         self._background: list[asyncio.Task[None]] = []
 
     def _fetching_ahead(self, pace: Pace, fetches: FetchPlan) -> list[Endless]:

@@ -206,6 +206,12 @@ class Tiering:
         return tuple(self.free(tier) for tier in self._tiers)
 
     @property
+    def transient_ahead(self) -> int:
+        """Bytes that transient blocks may take for which no reader waits yet: none where a policy evicts, as others
+        would be evicted for them."""
+        return 0 if self._policies[MEMORY].evicts or self._memory.problem else self._transient_share // 2
+
+    @property
     def step(self) -> int:
         """Bytes that `evicted_for` frees beyond what a block needs, over all tiers, at most."""
         return sum(self._ahead(tier) for tier in self._tiers)

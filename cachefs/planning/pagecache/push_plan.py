@@ -8,6 +8,7 @@ budget; a little is kept free so that orders need not wait for that.
 import functools
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -72,6 +73,8 @@ class PushPlan:
         self._leftovers = Leftovers()
         self._orders: dict[int, Order] = {}  # those of which nobody has said what came of them, by serial number
         self._serials = itertools.count(first_serial)
+        # What is stored since somebody seems to come to it: the blocks, and bytes.
+        self._guessed: deque[tuple[FileBlocks, int]] = deque()
         self._elsewhere: frozenset[str] = frozenset()  # snapshots that are read through other mounts only
         # When it was last done, in seconds:
         self._retried = -math.inf  # trying again what could not be stored
@@ -126,6 +129,13 @@ class PushPlan:
             self.latency += _LEARN * (now - order.given - self.latency)
             self.pages.came(blocks, now, failed=order.ids[failed])
 
+    def guess(self, files: FileBlocks, size: int) -> None:
+        """Somebody who has published nothing seems to come to these blocks, of *size* bytes. Their pages are like those
+        that readers bring: the budget must have room for them, and the kernel drops them when it likes."""
+        self._guessed.append((files, size))
+        while len(self._guessed) > MAX_ORDERS:
+            self._guessed.popleft()  # its reader is there by now
+
     # --- what to do next ----------------------------------------------------------------------------------------------
 
     def next_orders(self, audience: Audience, now: float) -> Iterator[Order]:
@@ -154,8 +164,14 @@ class PushPlan:
             free = self.pages.free - (self.pages.budget >> (_FREE_SHIFT + 1))
             due = self._due(readers, min(free, MAX_BYTES - self._bytes_ordered()))
             if due is None:
-                return
+                break
             yield self._order(Action.STORE, Blocks(due.snapshot, due.ids), now)
+
+        while self._guessed and not self.is_busy:
+            files, size = self._guessed.popleft()
+            on_the_way = sum(order.size for order in self._orders.values() if order.ids is None)
+            if size <= self.pages.free - (self.pages.budget >> _FREE_SHIFT) - on_the_way:
+                yield self._open(Order(next(self._serials), Action.STORE, files, None, size, now))
 
     def _follow(self, now: float) -> None:
         """Take note of what has changed in the plan, and on the node."""

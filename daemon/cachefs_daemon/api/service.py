@@ -10,6 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from typing import TypeVar
 
 import msgspec
@@ -38,6 +39,7 @@ from cachefs.messages import (
     DirectoryEntries,
     Empty,
     Freed,
+    GuessCounts,
     ListingProgress,
     MountReport,
     NodeView,
@@ -166,6 +168,7 @@ class Service:
             errors=self._node.errors.views(),
             passed_blocks=self._node.fetcher.passing.count,
             endpoints=self._node.catalog.endpoints(),
+            guessed=GuessCounts(**asdict(self._node.guesser.counts)),
         )
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:

@@ -82,6 +82,8 @@ class Flight:
     # Its bytes, once they have come, and when that was, in loop time.
     data: Data = b""
     came: float = math.inf
+    # May it be a transient block although nobody waits for it?
+    transient: bool = False
     has_landed: bool = False
     # What came of it, once it has landed.
     outcome: Outcome = None
@@ -197,6 +199,8 @@ class Fetcher:
         self._puts_ahead = Puts(store, threads.ahead)
         self._asking: set[asyncio.Task[None]] = set()  # in which `ask` goes on
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
+        # Is told of a block that a reader waits for, and of its bytes; 0 where it is on the node by now.
+        self.on_ask: Callable[[BlockRef, int], None] = _ignore
         self.fetched_blocks = 0  # since the daemon started
         self.fetched_bytes = 0  # since the daemon started
         self.latency = Latency(FIRST_LATENCY)  # of a fetch, from its slot until its block is in a tier
@@ -205,6 +209,11 @@ class Fetcher:
     def in_flight(self) -> tuple[int, int]:
         """Blocks asked of an origin right now, and their bytes."""
         return self._slots.in_use, self._slots.bytes_in_use
+
+    @property
+    def ahead_slots(self) -> int:
+        """Slots that reads ahead may take."""
+        return self._slots.ahead_slots
 
     def ask(self, refs: Sequence[BlockRef], patience: float, answer: Callable[[list[Answer]], None]) -> None:
         """As `demand`, and *answer* is called with the outcomes: at once where they are known.
@@ -216,6 +225,8 @@ class Fetcher:
         if found is None:
             self._ask_in_task(refs, now + patience, answer)
             return
+        if not isinstance(found, CachefsError):
+            self.on_ask(refs[0], found.length if isinstance(found, BlockSource) else 0)
         one = self._known(found, now) if isinstance(found, BlockSource) else found
         if isinstance(one, BlockSource):
             _Waiting(self._join(one, ahead=False), now + patience, partial(self._pass_on, refs, now + patience, answer))
@@ -268,8 +279,11 @@ class Fetcher:
         found = await self._outcomes(refs, ahead=True, until=None)
         return [None if isinstance(one, PassingBlock) else one for one in found]
 
-    async def start(self, refs: Sequence[BlockRef], needed: Sequence[float]) -> list[Flight | Outcome]:
-        """Begin to bring blocks that will be wanted at *needed* (loop times), soonest first.
+    async def start(
+        self, refs: Sequence[BlockRef], needed: Sequence[float], *, transient: bool = False
+    ) -> list[Flight | Outcome]:
+        """Begin to bring blocks that will be wanted at *needed* (loop times), soonest first. transient: also those that
+        no policy admits, as transient blocks.
 
         Returns for each block its flight, or the outcome where it is known already.
         """
@@ -277,7 +291,12 @@ class Fetcher:
         begun: list[Flight | Outcome] = []
         for found, when in zip(await self._threads.background(self._look_ups.look_up, refs), needed, strict=True):
             one = self._known(found, looked) if isinstance(found, BlockSource) else found
-            begun.append(self._join(one, ahead=True, needed=when) if isinstance(one, BlockSource) else one)
+            if isinstance(one, BlockSource):
+                flight = self._join(one, ahead=True, needed=when)
+                flight.transient = transient
+                begun.append(flight)
+            else:
+                begun.append(one)
         return begun
 
     async def hint(self, refs: Sequence[BlockRef]) -> None:
@@ -412,7 +431,8 @@ class Fetcher:
     async def _bring(self, flight: Flight) -> Location | PassingBlock | None:
         source, patience, clock = flight.source, flight.patience, asyncio.get_running_loop().time
         # A caller who knows when a block is needed has asked for room before.
-        if not flight.demanded and flight.needed == math.inf and self._is_futile(source):
+        is_hint = flight.needed == math.inf and not flight.transient
+        if not flight.demanded and is_hint and self._is_futile(source):
             return None
         flight.began = clock()
         if not flight.demanded:
@@ -462,7 +482,7 @@ class Fetcher:
     async def _store_or_pass(self, flight: Flight) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
         puts = self._puts if demanded else self._puts_ahead
-        block = Put(source.key, flight.data, transient=demanded, snapshot=source.snapshot)
+        block = Put(source.key, flight.data, transient=demanded or flight.transient, snapshot=source.snapshot)
         try:
             stored = await puts.put(block)
         except Exception as error:
@@ -471,6 +491,8 @@ class Fetcher:
             # A bug, which may be of any block of the batch. Readers get the bytes, as they are here.
             self._errors.add("the store", f"internal error ({error!r}); see the daemon's log", bug=error)
             stored = StoreFull("the store has failed")
+        if isinstance(stored, StoreFull) and not flight.demanded:
+            return None
         return await self._pass(flight, str(stored)) if isinstance(stored, StoreFull) else stored
 
     async def _pass(self, flight: Flight, reason: str) -> PassingBlock:
@@ -493,3 +515,7 @@ def _stopping() -> CachefsError:
 
 def _gone_again() -> CachefsError:
     return OriginUnavailable("the block came and went; read again")
+
+
+def _ignore(_: BlockRef, __: int) -> None:
+    pass

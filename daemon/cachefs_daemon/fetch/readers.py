@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cachefs.planning.pagecache.orders import FileBlocks
+
 
 @dataclass(frozen=True, slots=True)
 class Readers:
@@ -14,3 +16,13 @@ class Readers:
     fetched: Callable[[str, int], None]
     # True while pages are pushed to mounts straight from the SSD tier, so that a copy in memory would be one too many.
     pushing: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class PageCaches:
+    """Functions of the part that knows the pushers of mounts, so that guessing need not know that part."""
+
+    # Are pages pushed to the mount with this id?
+    takes: Callable[[str], bool]
+    # Has blocks of so many bytes stored in that mount's page cache.
+    push: Callable[[str, FileBlocks, int], None]

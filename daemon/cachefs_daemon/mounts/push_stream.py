@@ -29,6 +29,7 @@ class PushStream:
         seconds."""
         self.pages = plan.pages  # the model of the mount's page cache
         self.listening = False  # somebody takes orders
+        self.guessed = 0  # blocks that were to be pushed on a guess
         self._plan = plan
         self._audience = audience
         self._subscription = 0  # number of the latest one; the others have ended
@@ -36,6 +37,11 @@ class PushStream:
         self._counters: Counter[str] = Counter()  # as this pusher last reported them
         self._past: Counter[str] = Counter()  # those of pushers that have ended
         self._news = asyncio.Event()
+
+    @property
+    def takes(self) -> bool:
+        """Is there a pusher that may push?"""
+        return self.listening and self.pages.budget > 0
 
     @property
     def states(self) -> PageStates:
@@ -93,6 +99,13 @@ class PushStream:
     def wake(self) -> None:
         """Somebody has read on."""
         self._news.set()
+
+    def guess(self, files: FileBlocks, size: int) -> None:
+        """Somebody seems to come to these blocks, of *size* bytes, although nobody has published it."""
+        if self.takes:
+            self.guessed += len(files)
+            self._plan.guess(files, size)
+            self._news.set()
 
     def report(self, report: PushDone) -> None:
         """What came of orders. The plan does not know those of an earlier subscription any more."""

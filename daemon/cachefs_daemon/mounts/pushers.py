@@ -15,6 +15,7 @@ from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.blocks.space import NO_BLOCK, Ids
 from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.pagecache.lookahead import Reader, all_tripwires
+from cachefs.planning.pagecache.orders import FileBlocks
 from cachefs.planning.pagecache.push_plan import Audience, PushPlan
 from cachefs.planning.pagecache.states import HELD, NOTHING, Blocks, PageStates, bytes_of
 from cachefs.planning.sequences.plan import Plan
@@ -51,7 +52,7 @@ class Pushers:
 
     def is_active(self) -> bool:
         """Is there a pusher that may push?"""
-        return any(stream.listening and stream.pages.budget > 0 for stream in self._streams.values())
+        return any(stream.takes for stream in self._streams.values())
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
         """What the pusher of a mount is to do, for as long as it listens."""
@@ -118,6 +119,17 @@ class Pushers:
                 stream.pages.read(Blocks(snapshot, ids), tripped.get(snapshot, ids[:0]))
         stream.wake()
 
+    def takes(self, mount: str) -> bool:
+        """Are pages pushed to *mount*?"""
+        stream = self._streams.get(mount)
+        return stream is not None and stream.takes
+
+    def guess(self, mount: str, files: FileBlocks, size: int) -> None:
+        """Somebody seems to come to these blocks, of *size* bytes, although nobody has published it."""
+        stream = self._streams.get(mount)
+        if stream is not None:
+            stream.guess(files, size)
+
     def ahead(self, snapshot: str, blocks: Ids) -> int:
         """How many bytes of these blocks of *snapshot* are in the page cache of the mount that has most of them.
         blocks: numbers, shape (n,), int32; a block that is there several times counts once."""
@@ -137,6 +149,7 @@ class Pushers:
         pages = stream.pages
         counters = {f"push_{name}": value for name, value in stream.counters.items()}
         counters |= {
+            "push_guessed_blocks": stream.guessed,
             "push_late": pages.late,
             "push_wasted": pages.wasted,
             "push_held_bytes": pages.used,

@@ -60,6 +60,7 @@ class Everybody:
         self.reports: list[MountReport] = []
         self.reads: list[tuple[Sequence[bytes], int]] = []  # keys, and how many stalls
         self.used: list[Sequence[bytes]] = []
+        self.guessed: list[tuple[str, Sequence[bytes]]] = []
         self.woken = 0
 
     def listeners(self) -> Listeners:
@@ -70,7 +71,8 @@ class Everybody:
             audiences=SimpleNamespace(note=lambda mount, own: None),  # type: ignore[arg-type]
             pushers=pushers,  # type: ignore[arg-type]
             pace=SimpleNamespace(wake=self._wake),  # type: ignore[arg-type]
-            late=lambda seconds, now: None,
+            late=lambda seconds, reads, now: None,
+            guessed=lambda mount, keys: self.guessed.append((mount, list(keys))),
         )
 
     def _on_reads(self, keys: Sequence[bytes], stalls: Sequence[Stall], now: float, pages: Any) -> Any:
@@ -102,6 +104,7 @@ def test_reports_of_several_workers_are_followed_at_once_before_they_are_answere
         await exchange.on_mount_report(report(2))
         await exchange.on_mount_report(report(1, b"d"))
         assert (heard.reads[1:], len(heard.reports)) == ([([b"d"], 1)], 4)
+        assert heard.guessed == [("m", [b"a", b"b", b"c"]), ("m", [b"d"])]
         threads.close()
 
     asyncio.run(play())

@@ -84,6 +84,11 @@ def describe(now: Status) -> Iterator[str | Table]:
     yield f"misses     {now.misses:,} reads waited for a fetch ({share(now.misses, reads)})"
     in_flight = f"{now.in_flight_blocks:,} blocks, {size(now.in_flight_bytes)}"
     yield f"fetched    {now.fetched_blocks:,} blocks, {size(now.fetched_bytes)}; in flight {in_flight}"
+    guessed = now.guessed
+    if guessed.blocks:
+        judged = guessed.right + guessed.wrong
+        right = share(guessed.right, judged)
+        yield f"guessed    {guessed.blocks:,} of these blocks, {size(guessed.bytes)}, of which {right} were read"
     if now.passed_blocks:
         yield f"passed     {now.passed_blocks:,} blocks straight to their readers, as no tier could hold them"
     detours = f", {now.origin_detours:,} reads took a detour (see the daemon's log)" if now.origin_detours else ""

@@ -214,7 +214,8 @@ def test_a_slot_that_is_given_back_is_for_others_until_it_is_taken_again() -> No
 def test_who_asks_has_a_slot_at_once_or_is_told_later() -> None:
     told: list[str] = []
     slots = FetchSlots(1, 100)
-    first, second, third = (slots.slot(name, 1, ahead=False) for name in (b"1", b"2", b"3"))
+    server = Server()
+    first, second, third = (slots.slot(name, 1, server, ahead=False) for name in (b"1", b"2", b"3"))
     assert first.ask(lambda: told.append("first"))
     assert not second.ask(lambda: told.append("second"))
     assert not third.ask(lambda: told.append("third"))

@@ -232,3 +232,26 @@ def test_for_nobody_nothing_is_pushed(mount: Mount) -> None:
     mount.begin(64 * SIZE)
     assert list(mount.pushes.next_orders(NOBODY, 0.0)) == []
     mount.pushes.done(FIRST_SERIAL, NONE_FAILED, 0.0)  # of an earlier subscription
+
+
+def test_what_is_guessed_is_stored_after_what_is_published_where_there_is_room(mount: Mount) -> None:
+    mount.begin(60 * SIZE)
+    mount.pushes.guess(held("other", 7, 8), 2 * SIZE)
+    published, guessed = mount.orders(0.0)
+    assert ids_of(published) == list(range(COUNT))
+    assert (guessed.action, guessed.ids, guessed.size) == (Action.STORE, None, 2 * SIZE)
+    assert guessed.files.entries.tolist() == [7, 8]
+    used = mount.pushes.pages.used
+    mount.pushes.done(published.serial, NONE_FAILED, 0.1)
+    mount.pushes.done(guessed.serial, NONE_FAILED, 0.1)
+    assert mount.pushes.pages.used == used, "they are like pages that readers bring"
+    mount.pushes.guess(held("other", 9), 30 * SIZE)
+    assert mount.orders(0.2) == []
+
+
+def test_guesses_that_are_not_taken_do_not_pile_up(mount: Mount) -> None:
+    for entry in range(1000):
+        mount.pushes.guess(held("other", entry), SIZE)
+    mount.begin(1 << 40)
+    _, *guessed = mount.orders(0.0)
+    assert [order.files.entries.tolist() for order in guessed] == [[entry] for entry in range(1000 - MAX_ORDERS, 999)]

@@ -1,0 +1,258 @@
+"""Fetching what nobody has published, but readers seem to come to (cachefs.planning.prefetch.guessing).
+
+What somebody waits for comes first, then what jobs have published; and a guess evicts nothing that a policy would keep.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from cachefs.block import Location, block_count, block_key, block_length
+from cachefs.errors import CachefsError
+from cachefs.messages import BlockRef
+from cachefs.planning.pagecache.orders import FileBlocks
+from cachefs.planning.prefetch.guessing import LOOKED_AT, Found, Guesses, Guessing, Missing, Search
+from cachefs.planning.prefetch.streams import Guess, Way
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.fetch.fetcher import Fetcher, Flight, Outcome
+from cachefs_daemon.fetch.readers import PageCaches
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.storage import Storage
+
+log = logging.getLogger(__name__)
+
+# Seconds between two looks, at least; and between looks for streams that have ended.
+_FASTEST: Final = 0.005
+_FORGET_SECONDS: Final = 1.0
+# Between two orders to a pusher, each of which costs 1 ms.
+_PUSH_SECONDS: Final = 0.02
+# Of a large file that a reader has not come to, so many blocks are brought.
+_FIRST_BLOCKS: Final = 4
+# Guesses may take this part of the room that is free or can be made, and of the connections while a job has published
+# what it reads.
+_PART_OF_ROOM: Final = 2
+_PART_OF_SLOTS: Final = 4
+# Else so many blocks may be asked for at once for each connection.
+_QUEUED: Final = 4
+# Where there is no room for so many bytes, they are transient blocks.
+_LEAST_ROOM: Final = 16 << 20
+
+
+class Guesser:
+    """Used on the event loop."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        storage: Storage,
+        threads: Threads,
+        held: Callable[[str], Snapshot | None],
+        pages: PageCaches,
+    ) -> None:
+        """held: a snapshot that is held, by its id."""
+        self._fetcher = fetcher
+        self._blocks = storage.blocks
+        self._tiering = storage.tiering
+        self._plan = storage.foresight.plan
+        self._threads = threads
+        self._held = held
+        self._pages = pages
+        self._guessing = Guessing()
+        self._in_flight = 0
+        self._news = asyncio.Event()
+        self._landed: dict[tuple[str, str], list[Guess]] = {}  # by mount and snapshot: what is to be pushed there
+        # When something was pushed last, and when idle streams were looked for, in monotonic seconds.
+        self._pushed = self._forgot = -math.inf
+
+    @property
+    def counts(self) -> Guesses:
+        return self._guessing.counts
+
+    def asked(self, ref: BlockRef, size: int) -> None:
+        """A reader waits for a block of *size* bytes; 0 where it is on the node by now."""
+        try:
+            snapshot = self._held(ref.snapshot)
+            files = snapshot.files if snapshot is not None else 0
+            if self._guessing.missed((ref.snapshot, ref.entry, ref.number), size, files, time.monotonic()):
+                self._news.set()
+        except Exception:
+            self._begin_anew()
+
+    def on_reads(self, mount: str, accessed: Sequence[bytes]) -> None:
+        """Blocks with these keys were read through *mount*."""
+        try:
+            if self._guessing.seen(accessed, mount if self._pages.takes(mount) else "", time.monotonic()):
+                self._news.set()
+        except Exception:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """After a bug, which must not cost anybody a read."""
+        log.exception("guessing begins anew")
+        counts = self._guessing.counts
+        self._guessing = Guessing()
+        self._guessing.counts = counts
+
+    async def run(self) -> None:
+        """Runs as long as the daemon."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience):
+                    await self._news.wait()
+            self._news.clear()
+            try:
+                now = time.monotonic()
+                self._forget_idle(now)
+                self._push_landed(now)
+                await self._step()
+            except Exception:
+                self._begin_anew()
+                await asyncio.sleep(_FORGET_SECONDS)
+            await asyncio.sleep(_FASTEST)
+
+    def _forget_idle(self, now: float) -> None:
+        if now - self._forgot > _FORGET_SECONDS:
+            self._forgot = now
+            self._guessing.forget_idle(now)
+
+    @property
+    def _patience(self) -> float | None:
+        """Seconds until something is to be done without news."""
+        if self._landed:
+            return _PUSH_SECONDS
+        return _FORGET_SECONDS if self._guessing.streams else None
+
+    async def _step(self) -> None:
+        slots = self._fetcher.ahead_slots
+        most = (_QUEUED * slots if self._plan.is_empty else max(1, slots // _PART_OF_SLOTS)) - self._in_flight
+        if most <= 0:
+            return
+        room, transient = await self._room()
+        searches = self._guessing.search(room, most, time.monotonic())
+        if not searches:
+            return
+        for search, found in zip(searches, await self._threads.background(self._find_all, searches), strict=True):
+            await self._fetch(self._guessing.choose(search, found), transient=transient)
+
+    async def _room(self) -> tuple[int, bool]:
+        """Bytes that guesses may take, and whether as transient blocks."""
+        tiering = self._tiering.unlocked
+        room = sum(tiering.free_by_tier)
+        if room < _LEAST_ROOM:
+            room = max(room, await self._threads.background(self._room_to_be_made))
+        if room < _LEAST_ROOM and (transient := tiering.transient_ahead) > room:
+            return transient, True
+        return room // _PART_OF_ROOM, False
+
+    def _room_to_be_made(self) -> int:
+        """In a thread, as the lock may be held by one that writes. Of a block that nobody has planned to read."""
+        with self._tiering as tiering:
+            return tiering.room_for(b"")
+
+    # --- fetches ------------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, guesses: Sequence[Guess], *, transient: bool) -> None:
+        if not guesses:
+            return
+        refs = [BlockRef(*guess.name) for guess in guesses]
+        self._in_flight += len(guesses)
+        try:
+            begun = await self._fetcher.start(refs, [math.inf] * len(refs), transient=transient)
+        except BaseException:
+            for guess in guesses:
+                self._ended(guess, None)
+            raise
+        for guess, begin in zip(guesses, begun, strict=True):
+            if isinstance(begin, Flight):
+                begin.on_landing(functools.partial(self._on_landing, guess))
+            else:
+                self._ended(guess, begin)
+
+    def _on_landing(self, guess: Guess, flight: Flight) -> None:
+        self._ended(guess, flight.outcome)
+
+    def _ended(self, guess: Guess, outcome: Outcome) -> None:
+        self._in_flight -= 1
+        self._news.set()
+        try:
+            if isinstance(outcome, Location):
+                for mount in self._guessing.landed(guess):
+                    self._landed.setdefault((mount, guess.name[0]), []).append(guess)
+            else:
+                self._guessing.undone(guess)
+        except Exception:
+            self._begin_anew()
+
+    def _push_landed(self, now: float) -> None:
+        if not self._landed or now - self._pushed < _PUSH_SECONDS:
+            return
+        self._pushed = now
+        landed, self._landed = self._landed, {}
+        for (mount, snapshot), guesses in landed.items():
+            entries = np.array([guess.name[1] for guess in guesses], np.int64)
+            numbers = np.array([guess.name[2] for guess in guesses], np.int64)
+            self._pages.push(mount, FileBlocks(snapshot, entries, numbers), sum(guess.size for guess in guesses))
+
+    # --- what comes next: in a thread ---------------------------------------------------------------------------------
+
+    def _find_all(self, searches: Sequence[Search]) -> list[Found]:
+        return [self._find(search) for search in searches]
+
+    def _find(self, search: Search) -> Found:
+        snapshot = self._held(search.stream.snapshot)
+        if snapshot is None:
+            return Found((), 0, ended=True)
+        find = self._find_files if search.stream.way is Way.LISTING else self._look
+        try:
+            return find(snapshot, search)
+        except CachefsError as error:
+            log.debug("nothing is guessed of snapshot %s: %s", snapshot.id, error)
+            return Found((), 0, ended=True)
+
+    def _find_files(self, snapshot: Snapshot, search: Search) -> Found:
+        missing: list[Missing] = []
+        reached, size = search.after, 0
+        parent = snapshot.entry(reached).parent
+        for entry in snapshot.entries_after(reached, LOOKED_AT):
+            if entry.parent != parent and not search.crosses:
+                return Found(missing, reached, ended=True)
+            reached = entry.number
+            blocks = range(0 if entry.is_dir else min(_FIRST_BLOCKS, block_count(entry.size, snapshot.block_size)))
+            for one in self._missing(snapshot, (entry.number, entry.size, entry.content), blocks, reached):
+                missing.append(one)
+                size += one.size
+            if len(missing) >= search.count or size >= search.size:
+                break
+        return Found(missing, reached, ended=reached == snapshot.files + snapshot.directories)
+
+    def _look(self, snapshot: Snapshot, search: Search) -> Found:
+        missing: list[Missing] = []
+        looked = size = 0
+        for entry, number in search.blocks:
+            length, content = snapshot.file(entry)
+            if number >= block_count(length, snapshot.block_size):
+                return Found(missing, looked, ended=True)
+            looked += 1
+            for one in self._missing(snapshot, (entry, length, content), (number,), looked):
+                missing.append(one)
+                size += one.size
+            if len(missing) >= search.count or size >= search.size:
+                break
+        return Found(missing, looked, ended=not search.blocks)
+
+    def _missing(
+        self, snapshot: Snapshot, file: tuple[int, int, bytes], numbers: Sequence[int], reached: int
+    ) -> Iterator[Missing]:
+        """file: its entry, size and content id."""
+        entry, size, content = file
+        for number in numbers:
+            key = block_key(content, number)
+            if self._blocks.get(key) is None:
+                yield Missing(entry, number, key, block_length(size, snapshot.block_size, number), reached)

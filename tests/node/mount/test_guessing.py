@@ -1,0 +1,139 @@
+"""Programs that have published nothing and read in an order, on real mounts."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cachefs_tools.bench.resident_pages import resident_bytes
+
+from cachefs.messages import GuessCounts
+from tests.daemon import Daemon, Sections, block_ref
+from tests.helper_process import wait_until
+from tests.mounting import counters, mounted
+
+DIRECTORIES, FILES = 3, 100
+SIZE = 40_000
+LARGE = 24  # blocks of the large file
+BLOCK = 128 << 10
+# Blocks that are read before a stream is seen, and until the first report of what it reads.
+FIRST = 50
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("origin")
+    for directory in range(DIRECTORIES):
+        (top / f"d{directory}").mkdir()
+        for number in range(FILES):
+            content = np.random.default_rng(directory * FILES + number).bytes(SIZE)
+            (top / f"d{directory}" / f"{number:04d}").write_bytes(content)
+    (top / "large").write_bytes(np.random.default_rng(1).bytes(LARGE * BLOCK))
+    return top
+
+
+@contextmanager
+def node(home: Path, tree: Path, *options: str, **sections: dict[str, object]) -> Iterator[tuple[Daemon, Path]]:
+    """A daemon with nothing cached, and a mount."""
+    settings: Sections = {**sections, "daemon": {"block_size": BLOCK, **sections.get("daemon", {})}}
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(home / "node", settings))
+        daemon.add_dataset("data", f"file://{tree}")
+        yield daemon, stack.enter_context(mounted(daemon.socket, "data", home / "mnt", *options))
+
+
+def guessed(daemon: Daemon, mount: Path) -> GuessCounts:
+    """Once the mount has reported all."""
+    counters(daemon.client, mount)
+    return daemon.status().guessed
+
+
+def copy(mount: Path, to: Path, directories: Sequence[int]) -> None:
+    to.mkdir()
+    copies = [subprocess.Popen(["cp", "-r", mount / f"d{number}", to]) for number in directories]
+    assert [one.wait(60) for one in copies] == [0] * len(copies)
+
+
+def assert_equal(tree: Path, to: Path, directories: Sequence[int]) -> None:
+    copied = {str(path.relative_to(to)): path.read_bytes() for path in to.rglob("*") if path.is_file()}
+    assert copied == {
+        f"d{d}/{name.name}": name.read_bytes() for d in directories for name in (tree / f"d{d}").iterdir()
+    }
+
+
+def test_a_copy_finds_what_it_comes_to_and_a_scan_fetches_nothing(tmp_path: Path, tree: Path) -> None:
+    with node(tmp_path, tree) as (daemon, mount):
+        subprocess.run(["du", "-a", mount], check=True, capture_output=True)
+        assert daemon.status().fetched_blocks == 0
+        copy(mount, tmp_path / "copy", range(1))
+        seen = counters(daemon.client, mount)  # once the mount has reported all
+        found = daemon.status().guessed
+        assert seen["misses"] < FIRST
+        assert found.right > FILES - FIRST
+        assert found.wrong == 0
+        assert daemon.status().fetched_blocks <= FILES, "nobody has gone from one directory to the next"
+        copy(mount, tmp_path / "copies", range(1, DIRECTORIES))  # at the same time
+        assert counters(daemon.client, mount)["misses"] < DIRECTORIES * FIRST
+        assert_equal(tree, tmp_path / "copy", range(1))
+        assert_equal(tree, tmp_path / "copies", range(1, DIRECTORIES))
+        done = subprocess.run(
+            [Path(sys.executable).with_name("cachectl"), "status", "--socket", daemon.socket, "--json"],
+            check=True,
+            capture_output=True,
+        )
+        assert json.loads(done.stdout)["guessed"]["right"] > found.right
+
+
+def test_a_large_file_and_a_second_pass_over_more_than_the_tiers_hold(tmp_path: Path, tree: Path) -> None:
+    budget = {"budget": "6MiB", "segment_size": "1MiB"}
+    with node(tmp_path, tree, "no_push", memory=budget, ssd={"budget": 0}) as (daemon, mount):
+        generator = np.random.default_rng(5)
+        order = [mount / f"d{d}" / f"{n:04d}" for d in range(DIRECTORIES) for n in range(FILES)]
+        paths = [order[n] for n in generator.permutation(len(order)).tolist()]
+        for _ in range(2):
+            for path in paths:
+                with path.open("rb", buffering=0) as file:
+                    assert file.read(SIZE) == (tree / path.relative_to(mount)).read_bytes()
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        found = guessed(daemon, mount)
+        # How many they are depends on how quick the reader is: a sixteenth of the tier may be ahead of it.
+        assert found.right >= 15
+        with (mount / "large").open("rb", buffering=0) as file, (tree / "large").open("rb") as source:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for number in range(1, LARGE, 2):
+                assert os.pread(file.fileno(), 10, number * BLOCK) == os.pread(source.fileno(), 10, number * BLOCK)
+        assert guessed(daemon, mount).right > found.right
+
+
+def test_what_is_guessed_is_pushed_into_the_page_cache(tmp_path: Path, tree: Path) -> None:
+    with node(tmp_path, tree) as (daemon, mount):
+        paths = sorted((mount / "d0").iterdir())
+
+        def is_seen(right: int, ahead: Sequence[Path]) -> bool:
+            return daemon.status().guessed.right > right or resident_bytes(ahead) > 0
+
+        for number, path in enumerate(paths[:100]):
+            assert path.read_bytes() == (tree / "d0" / path.name).read_bytes()
+            ahead = paths[number + 1 :]
+            if resident_bytes(ahead):
+                break
+            if number >= 4:
+                wait_until(partial(is_seen, number - 4, ahead))
+        assert resident_bytes(ahead), "pages of files that nobody has read"
+        assert counters(daemon.client, mount)["push_guessed_blocks"] > 0
+
+
+def test_nothing_is_guessed_where_the_configuration_says_so(tmp_path: Path, tree: Path) -> None:
+    for guess in (True, False):
+        home = tmp_path / str(guess)
+        with Daemon(home, {"prefetch": {"guess": guess}}) as daemon:
+            view = daemon.add_dataset("data", f"file://{tree}")
+            for number in range(10):
+                daemon.fetch(block_ref(view, f"d0/{number:04d}"))
+            assert (daemon.status().guessed.blocks > 0) is guess

@@ -1,0 +1,220 @@
+"""Guesses carried out: over a real snapshot and a real store, with an origin that obeys the test."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.guesser import Guesser
+from cachefs_daemon.fetch.readers import PageCaches
+from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.origin.base import ObjectRange
+from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.threads import Threads
+
+from cachefs.block import block_key, block_length
+from cachefs.messages import BlockRef
+from cachefs.planning.pagecache.orders import FileBlocks
+from cachefs.snapshot import Snapshot
+from cachefs.snapshot_builder import ListedObject, build
+from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
+from tests.simulated import space_of
+
+SIZE = 50_000
+PER_DIRECTORY = 60
+
+
+class Origin:
+    """Each object is as many bytes as it should be."""
+
+    url = "test://origin"
+
+    def __init__(self) -> None:
+        self.endpoint = Endpoint("test", 64)
+        self.read_keys: list[bytes] = []
+        self.failure: Exception | None = None  # what reads raise
+        self.open = asyncio.Event()  # reads wait while it is not set
+        self.open.set()
+
+    async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
+        self.read_keys.append(wanted.key)
+        await self.open.wait()
+        if self.failure is not None:
+            raise self.failure
+        return bytes(wanted.length)
+
+
+class Scene:
+    """A guesser at work, and a reader."""
+
+    def __init__(self, store: OpenStore, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._store = store
+        self.origin = Origin()
+        self.pushed: list[tuple[str, FileBlocks, int]] = []
+        self._threads = Threads()
+        self._fetcher = Fetcher(
+            store.blocks, self._resolve, self._threads, FetchSlots(8, 1 << 30), ErrorLog(), read_deadline=20
+        )
+        pages = PageCaches(lambda mount: mount == "pushing", lambda *pushed: self.pushed.append(pushed))
+        self.guesser = Guesser(self._fetcher, store.storage, self._threads, self._held, pages)
+        self._fetcher.on_ask = self.guesser.asked
+
+    def _resolve(self, ref: BlockRef) -> BlockSource:
+        entry = self.snapshot.entry(ref.entry)
+        length = block_length(entry.size, BLOCK_SIZE, ref.number)
+        wanted = ObjectRange(self.snapshot.path(ref.entry), b"v1", entry.size, ref.number * BLOCK_SIZE, length)
+        return BlockSource(block_key(entry.content, ref.number), self.origin, wanted, ref.snapshot)  # type: ignore[arg-type]
+
+    def _held(self, snapshot: str) -> Snapshot | None:
+        return self.snapshot if snapshot == self.snapshot.id else None
+
+    async def read(self, path: bytes, mount: str = "") -> None:
+        """As through a mount that reports at once."""
+        entry = self.snapshot.find(path)
+        assert entry is not None
+        key = block_key(entry.content, 0)
+        if self._store.get(key) is None:
+            answered: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            self._fetcher.ask([BlockRef(self.snapshot.id, entry.number, 0)], 20, answered.set_result)
+            await answered
+        self.guesser.on_reads(mount, [key])
+
+    @property
+    def fetches(self) -> int:
+        """Blocks that are being fetched."""
+        return self._fetcher.in_flight[0]
+
+    def publish(self) -> None:
+        """A job says that it will read something else."""
+        self._store.plan.add_space(space_of([SIZE], "another"))
+        self._store.plan.set_epoch("job", "another", 0, np.arange(1), last=True)
+
+    async def settled(self) -> None:
+        """Nothing is under way any more, but for what waits until the origin is open."""
+        deadline = time.monotonic() + 60
+        seen = -1
+        while (now := len(self.origin.read_keys)) != seen or bool(self.fetches) is self.origin.open.is_set():
+            assert time.monotonic() < deadline
+            seen = now
+            await asyncio.sleep(0.02)
+
+    async def fetching(self, blocks: int) -> None:
+        """So many are being fetched."""
+        deadline = time.monotonic() + 60
+        while (now := self.fetches) < blocks:
+            assert time.monotonic() < deadline, now
+            await asyncio.sleep(0.005)
+
+    async def play(self, act: Callable[["Scene"], Awaitable[None]]) -> None:
+        running = asyncio.create_task(self.guesser.run())
+        try:
+            await act(self)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await self._fetcher.close()
+            self._threads.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    objects = [ListedObject(b"%d/%03d" % divmod(n, PER_DIRECTORY), SIZE, 7, b"v1") for n in range(3 * PER_DIRECTORY)]
+    objects.append(ListedObject(b"0/sub/file", SIZE, 7, b"v1"))
+    objects += [ListedObject(b"shards/%02d" % n, 20 * BLOCK_SIZE, 7, b"v1") for n in range(8)]
+    path = build(objects, "test://origin", BLOCK_SIZE, lambda key: key, tmp_path)
+    with opened(store_config(tmp_path, memory=64 << 20, ssd=0)) as store:
+        yield Scene(store, Snapshot(path))
+
+
+def directories_of(keys: list[bytes]) -> set[bytes]:
+    return {key.partition(b"/")[0] for key in keys}
+
+
+def test_a_directory_is_read_ahead_to_its_end_and_then_the_next_ones(scene: Scene) -> None:
+    async def act(scene: Scene) -> None:
+        for number in range(PER_DIRECTORY):
+            await scene.read(b"0/%03d" % number)
+            if number % 8 == 7:
+                await scene.settled()
+        await scene.settled()
+        assert set(scene.origin.read_keys) == {b"0/%03d" % number for number in range(PER_DIRECTORY)}
+        await scene.read(b"1/000")
+        await scene.settled()
+        await scene.read(b"1/001")
+        await scene.settled()
+        assert b"1/020" in scene.origin.read_keys
+        for number in range(2, PER_DIRECTORY):
+            await scene.read(b"1/%03d" % number)
+            if number % 8 == 7:
+                await scene.settled()
+        await scene.settled()
+        assert directories_of(scene.origin.read_keys) >= {b"0", b"1", b"2"}
+        small = [key for key in scene.origin.read_keys if not key.startswith(b"shards")]
+        assert len(small) == len(set(small))
+
+    asyncio.run(scene.play(act))
+
+
+def test_of_large_files_only_the_beginning_is_brought(scene: Scene) -> None:
+    async def act(scene: Scene) -> None:
+        for number in range(5):
+            await scene.read(b"shards/%02d" % number)
+            await scene.settled()
+        assert scene.guesser.counts.right == 1
+        assert scene.origin.read_keys.count(b"shards/05") <= 4
+
+    asyncio.run(scene.play(act))
+
+
+def test_what_was_guessed_is_pushed_to_the_mount_that_reads_it(scene: Scene) -> None:
+    async def act(scene: Scene) -> None:
+        for number in range(20):
+            await scene.read(b"0/%03d" % number, "pushing")
+            await scene.settled()
+        assert scene.pushed
+        assert {mount for mount, _, _ in scene.pushed} == {"pushing"}
+        assert sum(size for _, _, size in scene.pushed) == SIZE * sum(len(files) for _, files, _ in scene.pushed)
+
+    asyncio.run(scene.play(act))
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_while_a_job_has_published_guesses_take_few_connections(scene: Scene, published: bool) -> None:
+    if published:
+        scene.publish()
+
+    async def act(scene: Scene) -> None:
+        for number in range(3):
+            await scene.read(b"0/%03d" % number)
+        scene.origin.open.clear()
+        reader = asyncio.create_task(scene.read(b"0/003"))
+        await scene.fetching(2)
+        if published:
+            await scene.settled()
+            assert scene.fetches == 2, "what the reader waits for, and one guess"
+        else:
+            await scene.fetching(5)
+        scene.origin.open.set()
+        await reader
+
+    asyncio.run(scene.play(act))
+
+
+def test_an_origin_that_fails_is_not_asked_for_more(scene: Scene) -> None:
+    async def act(scene: Scene) -> None:
+        for number in range(3):
+            await scene.read(b"0/%03d" % number)
+        scene.origin.failure = OSError("no")
+        await scene.read(b"0/003")
+        await scene.settled()
+        assert len(scene.origin.read_keys) <= 8
+        assert scene.guesser.counts.blocks == 0
+
+    asyncio.run(scene.play(act))
