@@ -44,6 +44,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "daemon": {"read_deadline": 20, "log_level": "debug"},
     "memory": {"budget": "128MiB", "segment_size": "16MiB", "min_free": 0},
     "ssd": {"budget": "512MiB", "segment_size": "16MiB", "min_free": 0},
+    # Tests count blocks.
+    "prefetch": {"guess": False},
 }
 
 

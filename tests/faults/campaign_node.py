@@ -100,6 +100,7 @@ class CampaignNode:
             "memory": {"dir": str(tiers.memory), "budget": "32MiB", "segment_size": "4MiB"},
             "ssd": {"dir": str(tiers.ssd), "budget": "96MiB", "segment_size": "8MiB"},
             "origin": {"read_timeout": 5, "connect_timeout": 2},
+            "prefetch": {"guess": True},
         }
         self.daemon = Daemon(home / "node", sections, server.environment)
 

@@ -41,7 +41,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def node(home: Path, tree: Path, *options: str, **sections: dict[str, object]) -> Iterator[tuple[Daemon, Path]]:
     """A daemon with nothing cached, and a mount."""
-    settings: Sections = {**sections, "daemon": {"block_size": BLOCK, **sections.get("daemon", {})}}
+    settings: Sections = {
+        "prefetch": {"guess": True},
+        **sections,
+        "daemon": {"block_size": BLOCK, **sections.get("daemon", {})},
+    }
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(home / "node", settings))
         daemon.add_dataset("data", f"file://{tree}")

@@ -20,9 +20,9 @@ import cachefs_tools.cachectl
 
 @pytest.mark.parametrize("module", ["click", "grpc", "cachefs_tools.cachectl.status"])
 def test_cachectl_ends_without_a_word(module: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, timeout=60, check=False
-    )
+    # Where the tests run in the background of a shell, SIGINT is ignored.
+    command = ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTED, module]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 

@@ -30,10 +30,11 @@ _TIMEOUT: Final = 30
 @click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help=f"[default: {NAME} in DIRECTORY]")
 @with_session
 def index(session: CommandSession, directory: Path, url: str | None, output: Path | None) -> None:
-    """Write the index of the files in DIRECTORY, which a web server serves.
+    """Write the index of a directory for a web server.
 
-    All files are read, for their SHA-256. Files that are larger than a block (4 MiB) need --url, since a part of a file
-    can only be checked by its ETag. Make the index again after each change, then refresh the dataset.
+    The server serves the files in DIRECTORY. All of them are read, for their SHA-256. Files that are larger than a
+    block (4 MiB) need --url, since a part of a file can only be checked by its ETag. Make the index again after each
+    change, then refresh the dataset.
     """
     if not directory.is_dir():
         raise NotFound(f"there is no directory {directory}")
