@@ -61,7 +61,7 @@ def add(session: CommandSession, name: str, url: str, **origin: Any) -> None:
     s3://bucket/prefix                    S3, also of other makers
     gs://bucket/prefix                    Google Cloud Storage
     az://container/prefix                 Azure Blob Storage
-    https://host/path/                    files of a web server, see `cachectl index`
+    https://host/path/                    files of a web server, with an index
     hf://datasets/owner/name[@revision]   Hugging Face hub
     file:///dir                           files, such as a network file system
 
