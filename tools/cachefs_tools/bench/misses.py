@@ -48,10 +48,15 @@ class MissLoad:
     size: int
     turns: int
 
-    def numbers(self, pattern: str, turn: int) -> range:
-        """The files of a pattern in one turn."""
-        first = (turn * len(PATTERNS) + PATTERNS.index(pattern)) * self.files
-        return range(first, first + self.files)
+    def numbers(self, pattern: str, turn: int) -> Sequence[int]:
+        """The files of a pattern in one turn: whole directories to copy, and others from anywhere behind these, in the
+        order in which they are read. Files that lie together would not be shuffled: reading ahead would bring them."""
+        copied = self.files * self.turns
+        if pattern == COPY:
+            return range(turn * self.files, (turn + 1) * self.files)
+        others = range(copied, copied * len(PATTERNS))
+        part = turn * len(READERS) + list(READERS).index(pattern)
+        return random.Random(0).sample(others, len(others))[part * self.files : (part + 1) * self.files]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +121,12 @@ def _walk(mount: Path) -> None:
         path.stat()
 
 
-def _pass(pattern: str, mount: Path, numbers: range, work: Path) -> Pass:
+def _pass(pattern: str, mount: Path, numbers: Sequence[int], work: Path) -> Pass:
     if pattern == COPY:
         return _copy(mount, numbers, work)
-    shuffled = random.Random(numbers.start).sample(numbers, len(numbers))
     began = time.perf_counter()
     with ThreadPoolExecutor(READERS[pattern]) as pool:
-        waits = list(pool.map(lambda number: _read(mount / sample_name(number), number), shuffled))
+        waits = list(pool.map(lambda number: _read(mount / sample_name(number), number), numbers))
     return Pass(time.perf_counter() - began, waits)
 
 
@@ -135,7 +139,7 @@ def _read(path: Path, number: int) -> float:
     return took
 
 
-def _copy(mount: Path, numbers: range, work: Path) -> Pass:
+def _copy(mount: Path, numbers: Sequence[int], work: Path) -> Pass:
     classes = sorted({sample_name(number).partition("/")[0] for number in numbers})
     copies = work / "copies"
     copies.mkdir()
