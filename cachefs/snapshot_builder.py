@@ -48,6 +48,10 @@ from cachefs.snapshot_levels import SnapshotLevels, TreeRow, directory_row, file
 from cachefs.spill_file import Segment, SpillFile
 
 MAX_NAME: Final = 255
+# Bytes of a file, and nanoseconds before and after 1970: of what a listing says beyond that, the kernel would show
+# nothing, nor the directory it is in.
+MAX_SIZE: Final = 1 << 60
+MAX_TIME: Final = 1 << 62
 
 Progress = Callable[[str, int, int], None]
 
@@ -131,18 +135,22 @@ class SnapshotBuilder:
     def add(self, objects: Iterable[ListedObject]) -> None:
         """Raises OSError."""
         for listed in objects:
+            if not 0 <= listed.size <= MAX_SIZE:
+                self.report(listed.key, f"has {listed.size} bytes, it says")
+                continue
             self.objects += 1
             self.bytes += listed.size
+            mtime_ns = min(max(listed.mtime_ns, -MAX_TIME), MAX_TIME)
             key = listed.key.removesuffix(b"/") if listed.key != b"/" else listed.key
             if not key:
-                self._root_mtime_ns = listed.mtime_ns
+                self._root_mtime_ns = mtime_ns
             elif reason := _unusable(key):
                 self.report(listed.key, reason)
             elif key is not listed.key:
-                self._add_marker(key.replace(b"/", b"\0"), listed)
+                self._add_marker(key.replace(b"/", b"\0"), listed, mtime_ns)
             else:
                 path = key.replace(b"/", b"\0")
-                self._keep(path.count(b"\0"), file_row(path, listed.mtime_ns, listed.size, listed.version))
+                self._keep(path.count(b"\0"), file_row(path, mtime_ns, listed.size, listed.version))
                 self._add_directory(path.rpartition(b"\0")[0])
         if self._held > _ROOM:
             self._spill_rows()
@@ -202,10 +210,10 @@ class SnapshotBuilder:
         _sync_directory(directory)
         return path
 
-    def _add_marker(self, path: bytes, listed: ListedObject) -> None:
+    def _add_marker(self, path: bytes, listed: ListedObject, mtime_ns: int) -> None:
         if listed.size:
             self.report(listed.key, f"names a directory, so its {listed.size} bytes cannot be read as a file")
-        self._keep(path.count(b"\0"), directory_row(path, listed.mtime_ns))
+        self._keep(path.count(b"\0"), directory_row(path, mtime_ns))
         self._add_directory(path.rpartition(b"\0")[0])
 
     def _add_directory(self, path: bytes) -> None:

@@ -6,6 +6,7 @@ they push: for the jobs' consumers that read what their mount shows.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
+
+log = logging.getLogger(__name__)
 
 # Seconds for which reports are gathered: to follow the reads of several takes as long as those of one, 0.4 ms. Workers
 # that report at about the same time are answered at the same time, so they do from then on.
@@ -114,7 +117,10 @@ class Exchange:
         await asyncio.sleep(GATHERED)
         heard, self._heard, self._passing_on = self._heard, {}, None
         for mount, one in heard.items():
-            self._on_reads(mount, one)
+            try:
+                self._on_reads(mount, one)
+            except Exception:  # the other mounts' reads are followed all the same
+                log.exception("what mount %s has read is not followed", mount)
         if accessed := [key for one in heard.values() for key in one.accessed]:
             await self._threads.run(self._count_uses, accessed)
 

@@ -211,6 +211,8 @@ class _Listing:
                 if time.monotonic() >= self._next_save:
                     self._save(journal, place)
         except CachefsError:
+            if place.left is None:
+                journal.give_up()
             self._save(journal, place)
             raise
         self._save(journal, place)

@@ -472,6 +472,8 @@ class Fetcher:
             raise OriginUnavailable(f"{flight.source.subject} did not come in time") from None
         if data is None:
             await flight.patience.rest(0)  # it had the slot of another one
+            if not flight.demanded:
+                flight.patience.extend(flight.began + self._read_deadline)
         return data
 
     def _note_refusal(self, source: BlockSource) -> None:

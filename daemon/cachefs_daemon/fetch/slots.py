@@ -10,7 +10,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import Final, Protocol
+
+# Reads ahead that no longer wait, and are remembered all the same.
+_FEW: Final = 256
 
 
 class Server(Protocol):
@@ -49,6 +52,11 @@ class _Lane:
         """Would it take one more, without the room that is kept for demand?"""
         width = self.server.width
         return self.in_use < width and self.in_use_ahead < _part_ahead(width)
+
+    def forget_others(self) -> None:
+        """Of those in `order` that no longer wait, the ones behind others that do would stay for ever."""
+        self.order = [(one.needed, one.number, key) for key, one in self.ahead.items()]
+        heapq.heapify(self.order)
 
     def first_ahead(self) -> tuple[float, int, bytes]:
         """Of those that wait; there is one."""
@@ -174,12 +182,15 @@ class FetchSlots:
         if request.ahead:
             if not lane.ahead:
                 lane.order.clear()
+            elif len(lane.order) > 2 * len(lane.ahead) + _FEW:
+                lane.forget_others()
+            # One of the same key may be left that has just been given up: it waits for its end, and for no slot.
+            self.ahead_queued += request.key not in lane.ahead
             heapq.heappush(lane.order, (request.needed, request.number, request.key))
             lane.ahead[request.key] = request
-            self.ahead_queued += 1
         else:
+            self._demand_queued += request.key not in lane.demand
             lane.demand[request.key] = request
-            self._demand_queued += 1
 
     def _drop(self, request: "Slot", lane: _Lane) -> None:
         """It does not wait any more."""

@@ -131,9 +131,11 @@ class IndexedStore:
             return "has a weak ETag, which may stand for other bytes too; give its sha256 instead"
         if not line.etag.isascii() or not line.etag.isprintable():
             return "has an ETag that cannot be sent"
-        if not line.etag and not line.sha256:
+        if '"' in _bare(line.etag):
+            return "has an ETag with a quotation mark in it"
+        if not _bare(line.etag) and not line.sha256:
             return "has neither sha256 nor etag in the index, so a change of it could not be noticed"
-        if not line.etag and line.size > self._block_size:
+        if not _bare(line.etag) and line.size > self._block_size:
             return _TOO_LARGE
         return None
 
@@ -149,9 +151,14 @@ async def _request(url: str) -> Request:
 
 
 def _listed(line: IndexLine) -> ListedObject:
-    etag = line.etag.strip('"')
+    etag = _bare(line.etag)
     version = f"sha256:{line.sha256.lower()}\0{etag}" if line.sha256 else f"etag:{etag}"
     return ListedObject(line.path.encode(), line.size, int(line.mtime * 1e9), version.encode())
+
+
+def _bare(etag: str) -> str:
+    """Without its quotation marks."""
+    return etag.removeprefix('"').removesuffix('"')
 
 
 def _etag(version: bytes) -> str:

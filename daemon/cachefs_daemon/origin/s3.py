@@ -109,7 +109,7 @@ class S3Origin:
 
         try:
             await self._attempt(request)
-        except Unusual as unusual:
+        except (Unusual, Doubtful) as unusual:
             self.errors += 1
             raise OriginUnavailable(f"{place}: {unusual}") from None
         except Exception as error:

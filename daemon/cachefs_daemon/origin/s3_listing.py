@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cachefs.errors import OriginUnavailable
+from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.key_ranges import Characters, KeyRange, ListingPlace, common_length, cuts
 from cachefs_daemon.origin.s3_errors import BrokenAnswer
@@ -85,14 +85,15 @@ class _Range:
 
     def take(self, page: Page) -> list[ListedObject]:
         """The objects on its next page that are in it. Raises _OutOfOrder, BrokenAnswer."""
+        # A listing that fails may be gone on with behind `last`, so that moves when the page is known to be good.
+        if page.token is not None and page.token == self.token:
+            raise BrokenAnswer("the listing repeats itself: a token to go on with came twice")
+        self.empty = _empty_pages(self.empty, page)
         before = self.last
         for listed in page.objects:
             if listed.key < self.last:
                 raise _OutOfOrder
             self.last = listed.key
-        if page.token is not None and page.token == self.token:
-            raise BrokenAnswer("the listing repeats itself: a token to go on with came twice")
-        self.empty = _empty_pages(self.empty, page)
         self.token = page.token
         # Some servers also list the key after which they are to start.
         objects = page.objects
@@ -157,9 +158,14 @@ class _Ranges:
                     objects = self._took(asked, task.result())
                     if asked.is_listed:
                         del self._left[asked]
-                    for cut in [start, asked.until]:
-                        if cut is not None and cut in self._seams and self._seams[cut].is_known:
-                            await self._check(cut, self._seams.pop(cut))
+                    try:
+                        for cut in [start, asked.until]:
+                            if cut is not None and cut in self._seams and self._seams[cut].is_known:
+                                await self._check(cut, self._seams.pop(cut))
+                    except CachefsError:
+                        # It does not count: whoever goes on with this listing begins with this page.
+                        asked.last, self._left[asked] = start, None
+                        raise
                     yield objects
                 self._ask()
         finally:

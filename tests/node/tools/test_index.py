@@ -72,3 +72,11 @@ def test_what_cannot_be_listed_is_said(web: Path, tmp_path: Path) -> None:
     assert done.exit_code == 4
     assert "skipped 'fifo'" in done.output
     assert index(tmp_path / "none").exit_code == 1
+
+
+def test_what_is_no_file_is_not_replaced(web: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = index(web, "--output", tmp_path / "pipe")
+    assert done.exit_code != 0
+    assert "is no regular file" in done.output
+    assert (tmp_path / "pipe").is_fifo()

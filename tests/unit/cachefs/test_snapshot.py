@@ -190,6 +190,25 @@ def test_problem_keys_are_reported_and_left_out(tmp_path: Path, key: bytes, reas
     assert [snapshot.path(entry.number) for entry in snapshot.walk(snapshot.entry(ROOT))] == [b"d/f"]
 
 
+@pytest.mark.parametrize("size", [-1, 1 << 61, 1 << 63, 1 << 70])
+def test_what_has_a_size_that_no_file_can_have_is_reported(tmp_path: Path, size: int) -> None:
+    snapshot = built(tmp_path, [listed(b"d/f"), listed(b"d/odd", size=size)])
+    assert [(key, str(size) in why) for key, why in snapshot.problems()] == [(b"d/odd", True)]
+    assert (snapshot.files, snapshot.bytes) == (1, listed(b"d/f").size)
+
+
+@pytest.mark.parametrize(
+    ("key", "mtime_ns", "shown"),
+    [(b"f", 10**300, 1 << 62), (b"f", -(10**300), -(1 << 62)), (b"d/", 10**300, 1 << 62)],
+)
+def test_a_time_that_no_file_can_have_is_the_nearest_that_one_can(
+    tmp_path: Path, key: bytes, mtime_ns: int, shown: int
+) -> None:
+    found = built(tmp_path, [listed(key, size=0, mtime_ns=mtime_ns)]).find(key.rstrip(b"/"))
+    assert found is not None
+    assert found.mtime_ns == shown
+
+
 def test_of_a_key_listed_twice_the_newest_is_used(tmp_path: Path) -> None:
     snapshot = built(tmp_path, [listed(b"a", mtime_ns=2, version=b"new"), listed(b"a", mtime_ns=1, version=b"old")])
     found = snapshot.find(b"a")

@@ -108,3 +108,30 @@ def test_reports_of_several_workers_are_followed_at_once_before_they_are_answere
         threads.close()
 
     asyncio.run(play())
+
+
+def test_what_one_mount_reports_does_not_hold_up_others() -> None:
+    def report(mount: str) -> MountReport:
+        return MountReport(
+            id=mount, mountpoint="/m", spec="all", pid=1, worker=0, worker_pid=2, counters={},
+            accessed=[mount.encode()], stalls=[],
+        )  # fmt: skip
+
+    async def play() -> None:
+        heard, threads = Everybody(), Threads()
+        listeners = heard.listeners()
+        noted = listeners.pushers.on_reads
+
+        def failing(mount: str, keys: Sequence[bytes], tripped: Any) -> None:
+            noted(mount, keys, tripped)
+            if mount == "b":
+                raise KeyError("a bug")
+
+        listeners.pushers.on_reads = failing  # type: ignore[method-assign]
+        mounts = SimpleNamespace(report=heard.reports.append)
+        exchange = Exchange(mounts, listeners, Locked(heard), threads)  # type: ignore[arg-type]
+        await asyncio.gather(*(exchange.on_mount_report(report(one)) for one in "abc"))
+        assert heard.guessed == [("a", [b"a"]), ("c", [b"c"])]
+        threads.close()
+
+    asyncio.run(play())

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from cachefs.errors import CachefsError, NotFound, OriginUnavailable
+from cachefs.errors import CachefsError, ConfigError, NotFound, OriginUnavailable
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 
 NAME: Final = "index.jsonl"
@@ -38,9 +38,11 @@ def index(session: CommandSession, directory: Path, url: str | None, output: Pat
     """
     if not directory.is_dir():
         raise NotFound(f"there is no directory {directory}")
+    target = output or directory / NAME
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"{target} is no regular file, and would be replaced by one")
     skipped: list[str] = []
     paths = list(_files(directory, skipped))
-    target = output or directory / NAME
     size = 0
     with (
         ThreadPoolExecutor(_PARALLEL) as pool,

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+import pytest
 from cachefs_daemon.fetch.slots import FetchSlots, Slot
 
 
@@ -209,6 +210,31 @@ def test_a_slot_that_is_given_back_is_for_others_until_it_is_taken_again() -> No
         assert again.done()
 
     with_slots(1, 100, scene)
+
+
+def test_reads_ahead_that_no_longer_wait_are_forgotten_behind_one_that_does() -> None:
+    slots, server = FetchSlots(1, 100), Server()
+    slots.slot(b"running", 1, server, ahead=True).ask(lambda: None)
+    slots.slot(b"first", 1, server, ahead=True, needed=1).ask(lambda: None)
+    for number in range(2000):
+        one = slots.slot(b"%d" % number, 1, server, ahead=True)
+        one.ask(lambda: None)
+        one.leave()
+    (lane,) = slots._lanes.values()
+    assert (len(lane.order) < 300, slots.ahead_queued) == (True, 1)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_second_read_of_a_key_leaves_nothing_behind(ahead: bool) -> None:
+    slots, server = FetchSlots(1, 100), Server()
+    running = slots.slot(b"running", 1, server, ahead=False)
+    former, later = (slots.slot(b"key", 1, server, ahead=ahead) for _ in range(2))
+    assert running.ask(lambda: None)
+    for one in (former, later):
+        assert not one.ask(lambda: None)
+    for one in (former, later, running):
+        one.leave()
+    assert (slots.in_use, slots.ahead_queued, slots._demand_queued, slots._lanes) == (0, 0, 0, {})
 
 
 def test_who_asks_has_a_slot_at_once_or_is_told_later() -> None:

@@ -56,13 +56,16 @@ def test_an_entry_that_could_not_be_checked_is_named(servers: dict[str, StoreSer
         {"path": "split", "size": 5, "etag": "a\nb"},
         {"path": "large", "size": 5 << 20, "sha256": digest},
         {"path": "minus", "size": -1, "sha256": digest},
+        {"path": "quotes", "size": 5, "etag": '""'},
+        {"path": "quote", "size": 5, "etag": '"'},
+        {"path": "inner", "size": 5, "etag": '"a"b"'},
         {"path": "good", "size": 5 << 20, "etag": "x"},
         {"path": "small", "size": 5, "sha256": digest, "mtime": 1.5, "unknown": 1},
     ]
     found, problems = problems_of(kind, "\n\n".join(json.dumps(line) for line in lines).encode())
     assert set(found) == {"good", "small"}
     assert found["small"].mtime_ns == 1_500_000_000
-    assert set(problems) == {"nothing", "weak", "odd", "split", "large", "minus"}
+    assert set(problems) == {"nothing", "weak", "odd", "split", "large", "minus", "quotes", "quote", "inner"}
     assert "cachectl index --url" in problems["large"]
 
 

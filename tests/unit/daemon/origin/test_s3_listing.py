@@ -209,6 +209,50 @@ def test_an_error_names_the_keys_that_could_not_be_listed() -> None:
         listing(bucket)
 
 
+def test_after_a_page_that_was_refused_the_listing_goes_on_with_it() -> None:
+    """A proxy repeats a token once."""
+    bucket = Bucket({f"p/{number:04}" for number in range(200)}, 10)
+    fetch, place, found = bucket.fetch, ListingPlace(), list[str]()
+
+    async def repeating(**query: Any) -> Page:
+        page = await fetch(**query)
+        return Page(page.objects, query.get("ContinuationToken")) if len(bucket.requests) == 3 else page
+
+    async def collect() -> None:
+        async for batch in list_bucket(repeating, "p/", place):
+            found.extend("p/" + one.key.decode() for one in batch)
+
+    with pytest.raises(BrokenAnswer, match="came twice"):
+        asyncio.run(collect())
+    assert place.left is not None
+    found += interrupted_listing(bucket, ListingPlace(place.left), 1 << 30)
+    assert sorted(found) == sorted(bucket.keys)
+
+
+def test_a_page_at_a_seam_that_could_not_be_looked_at_does_not_count() -> None:
+    """Each key that shows that a part is not empty is deleted then, so both parts see different keys at the cut."""
+    bucket = Bucket({f"p/{number:05}" for number in range(20_000)}, 200)
+    fetch, place, found = bucket.fetch, ListingPlace(), list[str]()
+
+    async def changing(**query: Any) -> Page:
+        if query.get("MaxKeys") == 2:
+            raise OriginUnavailable("no answer")
+        page = await fetch(**query)
+        if query.get("MaxKeys") == 1 and page.objects:
+            bucket.keys.remove("p/" + page.objects[0].key.decode())
+        return page
+
+    async def collect() -> None:
+        async for batch in list_bucket(changing, "p/", place):
+            found.extend("p/" + one.key.decode() for one in batch)
+
+    with pytest.raises(OriginUnavailable, match="no answer"):
+        asyncio.run(collect())
+    assert place.left is not None
+    found += interrupted_listing(bucket, ListingPlace(place.left), 1 << 30)
+    assert set(found) >= set(bucket.keys)
+
+
 @pytest.mark.parametrize("name", ["p/{:02}/{:03}", "p/{:02}{:03}", "p/one/deep/directory/{:02}{:03}.jpg"])
 def test_pages_are_fetched_at_the_same_time(name: str) -> None:
     bucket = Bucket({name.format(directory, number) for directory in range(40) for number in range(100)}, 10)
