@@ -16,6 +16,8 @@ from cachefs.planning.requests.hedging import HedgeBudget
 from cachefs.planning.requests.recent_times import RecentTimes, TimesBySize
 from cachefs.planning.requests.request_rate import RequestRates
 from cachefs.planning.requests.throughput_fit import Throughput, fit
+from cachefs_daemon.origin.outage import Outage
+from cachefs_daemon.origin.retry import Failure
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +76,13 @@ class Endpoint:
         """Must requests wait for their `turn`?"""
         return self._rates.is_limited
 
-    async def turn(self, prefix: str) -> None:
-        """Wait until a request for a key with the *prefix* may be sent."""
+    async def turn(self, prefix: str) -> float:
+        """Wait until a request for a key with the *prefix* may be sent. Returns when that is, in monotonic seconds."""
         now = time.monotonic()
-        seconds = self._rates.when(prefix, now) - now
-        if seconds > 0:
+        if self.is_limited and (seconds := self._rates.when(prefix, now) - now) > 0:
             await asyncio.sleep(seconds)
+            return time.monotonic()
+        return now
 
     def sent(self, size: int) -> RecentTimes:
         """A first request for *size* bytes is sent. Returns the times of comparable ones."""
@@ -112,6 +115,13 @@ class Endpoint:
                 self.name, self._untold, self.width, reason,
             )  # fmt: skip
             self._told, self._untold = now, 0
+
+    def failed(self, prefix: str, failure: Failure, outage: Outage) -> None:
+        """An attempt has failed. It is told to the *outage* of its origin where that is no refusal."""
+        if failure.throttled:
+            self.refused(prefix, str(failure.error))
+        elif failure.transient:
+            outage.failed(str(failure.error))
 
     def may_hedge(self) -> bool:
         """Whether a request may be sent a second time now; if so, it is counted."""

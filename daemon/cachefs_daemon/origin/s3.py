@@ -7,7 +7,6 @@ listed: ETag, length, range and total size. botocore's own retries are off, sinc
 import asyncio
 import functools
 import math
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
@@ -99,9 +98,7 @@ class S3Origin:
         place = self._place(self._prefix + wanted.key.decode())
 
         async def request(client: OpenClient) -> None:
-            if self.endpoint.is_limited:
-                await self.endpoint.turn(self.url)
-            began = time.monotonic()
+            began = await self.endpoint.turn(self.url)
             parts = Parts(place, wanted, lengths, arrived)
             body = await client.lean.read(place, wanted, parts)
             parts.finish(body)
@@ -128,10 +125,7 @@ class S3Origin:
         """What the exception of an attempt means."""
         self.errors += 1
         failure = judge(error, place)
-        if failure.throttled:
-            self.endpoint.refused(self.url, str(failure.error))
-        elif failure.transient:
-            self._outage.failed(str(failure.error))
+        self.endpoint.failed(self.url, failure, self._outage)
         return failure
 
     async def _attempt(self, request: _Request[Result]) -> Result:
@@ -172,9 +166,7 @@ class S3Origin:
         return page
 
     async def _read(self, place: Place, wanted: ObjectRange, client: OpenClient) -> Data:
-        if self.endpoint.is_limited:
-            await self.endpoint.turn(self.url)
-        began = time.monotonic()
+        began = await self.endpoint.turn(self.url)
         detour = self._connection.detour
         if not detour.is_taken:
             try:

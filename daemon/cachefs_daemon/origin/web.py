@@ -9,7 +9,6 @@ import asyncio
 import functools
 import hashlib
 import math
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import BinaryIO, Final, Protocol, TypeVar
@@ -149,10 +148,7 @@ class WebOrigin:
         def judge_attempt(error: Exception) -> Failure:
             self.errors += 1
             failure = self._judge(key, error)
-            if failure.throttled:
-                self.endpoint.refused(self.url, str(failure.error))
-            elif failure.transient:
-                self._outage.failed(str(failure.error))
+            self.endpoint.failed(self.url, failure, self._outage)
             return failure
 
         async def attempt() -> Result:
@@ -175,9 +171,7 @@ class WebOrigin:
         return await work()
 
     async def _get(self, key: str, wanted: ObjectRange, last: _Digests) -> Data:
-        if self.endpoint.is_limited:
-            await self.endpoint.turn(self.url)
-        began = time.monotonic()
+        began = await self.endpoint.turn(self.url)
         request = await self._store.request(wanted)
         async with self._client.answer(request) as (answer, content):
             is_version = self._store.is_version(wanted, answer)
