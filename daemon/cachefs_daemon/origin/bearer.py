@@ -1,13 +1,18 @@
 """Tokens that prove to a store who asks: found in a thread, kept while they are good, and found anew when refused."""
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-# Seconds before its end from which a token is not used any more.
+from cachefs.errors import CachefsError
+
+# Seconds before its end from which another token is looked for.
 _MARGIN: Final = 60.0
+# Seconds that a request waits for it while the one that is there is still good.
+PATIENCE_SECONDS: Final = 1.0
 # Seconds between two looks for another token than a refused one.
 RENEW_SECONDS: Final = 1.0
 
@@ -33,14 +38,21 @@ class Bearer:
 
     async def headers(self) -> dict[str, str]:
         """What a request is sent with. Raises CachefsError."""
-        token = self._token
-        if token is None or time.time() >= token.expires - _MARGIN:
-            # One search for all who wait, and it goes on when they do not wait any more: it may hang.
-            if self._finding is None:
-                self._finding = asyncio.create_task(asyncio.to_thread(self._find))
-                self._finding.add_done_callback(self._found)
-            token = await asyncio.shield(self._finding)
+        token, now = self._token, time.time()
+        if token is None or now >= token.expires:
+            token = await self._search()
+        elif now >= token.expires - _MARGIN:
+            with contextlib.suppress(CachefsError, TimeoutError):
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    token = await self._search()
         return _header(token)
+
+    def _search(self) -> "asyncio.Future[Token]":
+        """One search for all who wait, and it goes on when they do not wait any more: it may hang."""
+        if self._finding is None:
+            self._finding = asyncio.create_task(asyncio.to_thread(self._find))
+            self._finding.add_done_callback(self._found)
+        return asyncio.shield(self._finding)
 
     def refused(self, headers: Mapping[str, str]) -> bool:
         """A server has refused what a request was sent with. Returns whether there is another token, or another look

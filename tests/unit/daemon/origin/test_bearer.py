@@ -1,10 +1,13 @@
 """Tokens."""
 
 import asyncio
+import threading
 import time
 
 import pytest
 from cachefs_daemon.origin import bearer
+
+from cachefs.errors import OriginAccessDenied
 
 
 def test_a_token_is_found_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,5 +42,48 @@ def test_a_token_is_not_used_at_its_end() -> None:
         for _ in range(3):
             await tokens.headers()
         assert list(ends) == []
+
+    asyncio.run(work())
+
+
+def test_a_token_that_is_still_good_is_used_while_no_other_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = threading.Event()
+
+    def refuse() -> bearer.Token:
+        raise OriginAccessDenied("the metadata server is being updated")
+
+    def hang() -> bearer.Token:
+        hanging.wait(30)
+        return bearer.Token("late")
+
+    finds = iter([lambda: bearer.Token("t", time.time() + 30), refuse, hang])
+
+    async def work() -> None:
+        monkeypatch.setattr(bearer, "PATIENCE_SECONDS", 0.01)
+        tokens = bearer.Bearer(lambda: next(finds)())
+        try:
+            for _ in range(4):  # found, refused, and two that do not wait for a third search, which hangs
+                assert await tokens.headers() == {"Authorization": "Bearer t"}
+        finally:
+            hanging.set()
+        monkeypatch.setattr(bearer, "PATIENCE_SECONDS", 30)
+        assert await tokens.headers() == {"Authorization": "Bearer late"}
+
+    asyncio.run(work())
+
+
+def test_a_token_that_has_ended_is_not_used_where_no_other_is_found() -> None:
+    finds = iter([lambda: bearer.Token("t", time.time() - 1)])
+
+    def find() -> bearer.Token:
+        for one in finds:
+            return one()
+        raise OriginAccessDenied("no")
+
+    async def work() -> None:
+        tokens = bearer.Bearer(find)
+        await tokens.headers()
+        with pytest.raises(OriginAccessDenied):
+            await tokens.headers()
 
     asyncio.run(work())
