@@ -35,6 +35,18 @@ def test_two_jobs_share_what_is_fetched_and_do_not_wait() -> None:
     assert bytes_over_belady(node, capacity) < 1.12
 
 
+def test_reads_of_two_jobs_are_told_apart_while_one_rests_between_epochs() -> None:
+    slow = SimulatedLoader(DEMAND / 2, epochs=2)
+    loaders = [slow, replace(slow, demand=DEMAND, epochs=3, start=8.0)]
+    node = SimulatedNode(FILES, FILES // 2, SimulatedOrigin(1.5 * DEMAND * SIZE), loaders).run()
+    for job in node.jobs:
+        for epoch in job.figures[1:]:
+            assert epoch.stalled < 0.01 * FILES / DEMAND
+            assert epoch.late <= 0.02 * FILES
+    # The loaders read 256 samples at once, 43 % of what the tier holds.
+    assert bytes_over_belady(node, FILES // 2) < 1.3
+
+
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_fast_reader_has_what_it_wants(share: float) -> None:
     loader = SimulatedLoader(1500, epochs=2)
