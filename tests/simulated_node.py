@@ -210,7 +210,7 @@ class SimulatedJobRun:
         draw = np.random.default_rng(seed)
         self.orders = [draw.permutation(files) for _ in range(loader.epochs)]
         self.figures = [EpochFigures() for _ in range(loader.epochs)]
-        self.delivered: list[tuple[float, np.ndarray]] = []
+        self.reads: list[tuple[float, int]] = []  # when it began, and of which block
         self.position: Position | None = None
         self.done = False
         self._waited = 0.0
@@ -280,6 +280,7 @@ class SimulatedJobRun:
             self._work(worker)
             return
         node, began = self.node, self.node.clock.now
+        self.reads.append((began, block))
 
         def got() -> None:
             waited = node.clock.now - began
@@ -303,7 +304,6 @@ class SimulatedJobRun:
         figures.stalled += now - self._asked
         self._asked = None
         blocks = self._batches[self._taken]
-        self.delivered.append((now, blocks))
         figures.samples += len(blocks)
         self._ready.discard(self._taken)
         self._taken += 1
@@ -338,6 +338,11 @@ class SimulatedJobRun:
 
 
 def bytes_over_belady(node: SimulatedNode, capacity: int) -> float:
-    """What was fetched, beside what Belady's MIN would have fetched for the batches in the order in which they came."""
-    delivered = sorted(itertools.chain.from_iterable(job.delivered for job in node.jobs), key=lambda one: one[0])
-    return node.fetched / belady_reads(np.concatenate([blocks for _, blocks in delivered]), capacity)
+    """What was fetched, beside what Belady's MIN would have fetched for the reads in the order in which they came, had
+    it known of no job before it began."""
+    whose = np.repeat(np.arange(len(node.jobs)), [len(job.reads) for job in node.jobs])
+    reads = list(itertools.chain.from_iterable(job.reads for job in node.jobs))
+    when, blocks = np.array([one[0] for one in reads]), np.array([one[1] for one in reads])
+    order = np.argsort(when, kind="stable")
+    _, first = np.unique(whose[order], return_index=True)
+    return node.fetched / belady_reads(blocks[order], capacity, first[whose[order]])
