@@ -23,6 +23,15 @@ def test_an_origin_slower_than_its_reader_is_asked_in_time() -> None:
     assert bytes_over_belady(node, capacity) < 1.02
 
 
+def test_a_job_that_rests_between_epochs_is_fetched_for_in_time() -> None:
+    loader = SimulatedLoader(DEMAND, epochs=2, rest=10.0)
+    node = SimulatedNode(2 * FILES, FILES, SimulatedOrigin(0.75 * DEMAND * SIZE), [loader]).run()
+    (job,) = node.jobs
+    assert job.figures[1].stalled < 0.01 * 2 * FILES / DEMAND
+    assert job.figures[1].late <= 0.005 * 2 * FILES
+    assert bytes_over_belady(node, FILES) < 1.02
+
+
 def test_two_jobs_share_what_is_fetched_and_do_not_wait() -> None:
     capacity = FILES // 2
     first = SimulatedLoader(DEMAND / 2, epochs=2, batch=8)
