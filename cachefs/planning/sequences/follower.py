@@ -22,7 +22,7 @@ from cachefs.planning.blocks.space import Ids
 from cachefs.planning.sequences.epoch import UNKNOWN, Epoch
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.rate import ReadRate
-from cachefs.planning.sequences.search import NOWHERE, Cluster, Evidence, densest
+from cachefs.planning.sequences.search import FEWEST, NOWHERE, Cluster, Evidence, densest
 from cachefs.planning.sequences.tripwires import MISSING, FarOnes, are_tripwires, next_ones
 from cachefs.planning.sequences.visibility import Visibility
 
@@ -387,6 +387,8 @@ class Follower:
 
     def _judge(self) -> None:
         evidence = self.evidence
+        if not self.begun and not evidence.is_enough and evidence.mismatched >= FEWEST:
+            self._resynchronise()  # soon: till then its epoch's beginning is fetched, though it may resume further on
         if not evidence.is_enough or (self.following and evidence.share >= self._by_chance()):
             return
         if self.following:

@@ -56,6 +56,19 @@ def test_reads_of_two_jobs_are_told_apart_while_one_rests_between_epochs() -> No
     assert bytes_over_belady(node, FILES // 2) < 1.3
 
 
+def test_a_job_that_was_killed_goes_on_in_the_midst_of_its_epoch() -> None:
+    loader = SimulatedLoader(DEMAND, epochs=2)
+    killed, other = replace(loader, batches=110), replace(loader, epochs=3)
+    resumed = replace(loader, seed=0, start=27.0, resumes=(1, 1120))
+    node = SimulatedNode(2 * FILES, FILES, SimulatedOrigin(1.5 * DEMAND * SIZE), [killed, resumed, other]).run()
+    _, again, beside = node.jobs
+    # Blocks of the epoch's beginning, for which the origin was asked, are in the way of its first reads.
+    assert again.figures[1].stalled < 1.5
+    assert again.figures[1].late < 0.1 * 2 * FILES
+    assert beside.figures[2].late <= 0.005 * 2 * FILES
+    assert bytes_over_belady(node, FILES) < 1.15
+
+
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_fast_reader_has_what_it_wants(share: float) -> None:
     loader = SimulatedLoader(1500, epochs=2)

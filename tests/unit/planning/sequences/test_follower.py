@@ -126,6 +126,21 @@ def test_a_wrong_sequence_is_not_found_by_chance(reorder_window: int) -> None:
     assert followed_for < 10 * COUNT / 50
 
 
+def test_a_job_that_resumes_in_the_midst_of_an_epoch_is_found_by_its_first_reads() -> None:
+    order = shuffled(1)
+    follower = followed(order, shuffled(2), reorder_window=256, batch=32)
+    read(np.concatenate([order[start : start + 3] for start in (1408, 1440, 1472, 1504)]), follower)
+    assert follower.place == (0, 1507 - 256)
+    assert follower.ahead(order[1507:1508].astype(np.int32)) == 0
+
+
+def test_a_few_reads_of_somebody_else_do_not_move_a_job_that_has_not_begun() -> None:
+    follower = followed(shuffled(1), shuffled(2), reorder_window=256, batch=32)
+    read(shuffled(9)[:32], follower)
+    assert follower.following
+    assert follower.place == (0, 0)
+
+
 def test_it_is_found_again_after_a_jump() -> None:
     epochs = [shuffled(1), shuffled(2)]
     follower = followed(*epochs)
