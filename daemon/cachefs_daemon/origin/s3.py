@@ -17,9 +17,9 @@ from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
 from cachefs_daemon.origin.key_ranges import ListingPlace
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
-from cachefs_daemon.origin.s3_answer import bytes_before
+from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before
 from cachefs_daemon.origin.s3_connection import RAW_PAGE, OpenClient, connection
-from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, are_credentials_refused, judge
+from cachefs_daemon.origin.s3_errors import are_credentials_refused, judge
 from cachefs_daemon.origin.s3_get import Doubtful, Unusual
 from cachefs_daemon.origin.s3_listing import list_bucket
 from cachefs_daemon.origin.s3_page import Page, parse_page

@@ -17,10 +17,10 @@ from cachefs_daemon.origin.http_head import Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_race import Races
 from cachefs_daemon.origin.http_tls import Tls
-from cachefs_daemon.origin.s3_answer import bytes_before
+from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
 from cachefs_daemon.origin.s3_credentials import Credentials, CurrentCredentials
-from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, is_redirect, refusal
+from cachefs_daemon.origin.s3_errors import is_redirect, refusal
 from cachefs_daemon.origin.s3_parts import Parts
 from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route
