@@ -28,6 +28,9 @@ MIN_BLOCK_SIZE: Final = PIECE_SIZE
 MAX_BLOCK_SIZE: Final = 64 << 20
 # Room for a record's header in front of its data, in a segment and in a budget.
 RECORD_OVERHEAD: Final = 64 << 10
+# One fetch process for so many processors, and at most so many of them: see docs/decisions/0040-fetch-processes.md.
+PROCESSORS_EACH: Final = 4
+MOST_PROCESSES: Final = 4
 # Characters of a wrong value that are shown.
 MOST_SHOWN: Final = 100
 
@@ -112,6 +115,8 @@ class PrefetchSection(_Section):
     stall_worth: Size = 1 << 30
     memory_ahead: Size = 256 << 20
     guess: bool = True
+    # None: as many as the machine's processors are good for.
+    processes: Annotated[int, Field(ge=0, le=64)] | None = None
 
 
 class SecuritySection(_Section):
@@ -143,6 +148,14 @@ class Config(_Section):
             connect if "connect_timeout" in given else min(connect, half),
             read if "read_timeout" in given else min(read, half),
         )
+
+    @property
+    def fetch_processes(self) -> int:
+        """Fetch processes."""
+        if self.prefetch.processes is not None:
+            return self.prefetch.processes
+        processors = len(os.sched_getaffinity(0))
+        return min(MOST_PROCESSES, processors // PROCESSORS_EACH)
 
     @property
     def memory_budget(self) -> int:

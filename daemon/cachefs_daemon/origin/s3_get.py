@@ -17,6 +17,7 @@ from cachefs_daemon.origin.http_head import Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_race import Races
 from cachefs_daemon.origin.http_tls import Tls
+from cachefs_daemon.origin.order import Keys, Order, Way
 from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
 from cachefs_daemon.origin.s3_credentials import Credentials, CurrentCredentials
@@ -52,6 +53,8 @@ class _Way(NamedTuple):
     server: Server
     pool: HttpPool
     maker: RequestMaker
+    # The same for another process.
+    ordered: Way
 
 
 class S3Get:
@@ -70,6 +73,7 @@ class S3Get:
         self._client = client
         self._credentials = CurrentCredentials(credentials)
         self._settings = settings
+        self._verify = verify
         self._tls = Tls(verify)
         self._races = Races(endpoint)
         self._pools: dict[Server, HttpPool] = {}
@@ -87,8 +91,7 @@ class S3Get:
         parts: is told of the bytes as they arrive. Such a request is never sent twice, as it is large.
         """
         etag = wanted.version.decode()
-        # Blanks in a row would have to be signed as one. No server has such ETags.
-        if not place.key or not etag.isascii() or not etag.isprintable() or " " in etag:
+        if _is_odd(place.key, etag):
             raise Unusual("a key or an ETag is odd", asked=False)
         if self._credentials.is_look_due:
             await self._credentials.look()
@@ -126,6 +129,13 @@ class S3Get:
             await check_whole(body, headers)
         return body
 
+    def order(self, place: Place, wanted: ObjectRange) -> Order | None:
+        """How another process asks for the whole object at the *place*; None where `read` has to look for credentials
+        or a route first, as it has to each second."""
+        way = self._ways.get(place.bucket) if not self._credentials.is_look_due else None
+        etag = wanted.version.decode()
+        return Order(way.ordered, place.key, etag) if way is not None and not _is_odd(place.key, etag) else None
+
     def forget_route(self, bucket: str) -> None:
         """Ask aiobotocore again how GETs of this bucket are sent, which may have learned it from a redirect."""
         self._routes.pop(bucket, None)
@@ -154,7 +164,10 @@ class S3Get:
         pool = self._pools.get(route.server)
         if pool is None:
             pool = self._pools[route.server] = HttpPool(route.server, self._settings, self._tls)
-        way = self._ways[bucket] = _Way(route.server, pool, RequestMaker(route, frozen, checksums=self._checksums))
+        maker = RequestMaker(route, frozen, checksums=self._checksums)
+        keys = Keys(frozen.access_key, frozen.secret_key, frozen.token) if frozen is not None else None
+        ordered = Way(route, keys, self._checksums, self._verify, self._settings)
+        way = self._ways[bucket] = _Way(route.server, pool, maker, ordered)
         return way
 
     def _refuse(self, answer: Answer, bucket: str) -> None:
@@ -175,6 +188,11 @@ class S3Get:
         if head.status in _FINAL:
             _doubt(answer)
         raise error
+
+
+def _is_odd(key: str, etag: str) -> bool:
+    # Blanks in a row would have to be signed as one. No server has such ETags.
+    return not key or not etag.isascii() or not etag.isprintable() or " " in etag
 
 
 def _doubt(answer: Answer) -> None:
