@@ -37,6 +37,9 @@ from cachefs_daemon.store.segment_writer import Record, SegmentFile, write_recor
 _WAYS: Final = 64
 # Seconds for which requests have the same time in their signatures. Servers take times that are 15 minutes off.
 _MOMENT: Final = 1.0
+# Blocks of which a report does not wait for more, and seconds for which it does.
+_ENOUGH: Final = 12
+_GATHER_SECONDS: Final = 0.003
 _OVERLOADED: Final = (429, 503)
 
 
@@ -131,7 +134,8 @@ class Carrier:
         self._under_way: dict[asyncio.Task[None], float] = {}  # and until when, in loop time
         self._done: list[Done] = []
         self._failed: list[Failed] = []
-        self._is_sending = False
+        self._sending: asyncio.TimerHandle | None = None
+        self._is_full = False  # the channel
 
     def start(self) -> None:
         """Begin to serve."""
@@ -143,7 +147,7 @@ class Carrier:
         now = self._loop.time()
         for task in [task for task, until in self._under_way.items() if until <= now]:
             task.cancel()
-        if self._under_way and not self._is_sending:
+        if self._under_way and not self._is_full:
             self._send()
         self._loop.call_later(BEAT_SECONDS, self._beat)
 
@@ -188,19 +192,29 @@ class Carrier:
             self._done.append(Done(wanted.number, checksums, seconds, *way.hedges()))
         finally:
             files.release()
-            if not self._is_sending:
-                self._is_sending = True
-                self._loop.call_soon(self._send)
+            self._send_soon()
+
+    def _send_soon(self) -> None:
+        """A report costs the daemon as much as a block of it, so it waits for others that are about to end."""
+        alone = len(self._under_way) <= 1
+        if not self._is_full and (alone or len(self._done) + len(self._failed) >= _ENOUGH):
+            self._send()
+        elif self._sending is None and not self._is_full:
+            self._sending = self._loop.call_later(_GATHER_SECONDS, self._send)
 
     def _send(self) -> None:
         """Tell what is known by now."""
-        self._loop.remove_writer(self._channel.fileno())
-        self._is_sending = False
+        if self._is_full:
+            self._loop.remove_writer(self._channel.fileno())
+            self._is_full = False
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
         try:
             while True:
                 done, failed = self._done[:MOST_ANSWERS], self._failed[:MOST_ANSWERS]
                 if not self._channel.send(Report(done, failed)):
-                    self._is_sending = True
+                    self._is_full = True
                     self._loop.add_writer(self._channel.fileno(), self._send)
                     return
                 del self._done[: len(done)], self._failed[: len(failed)]
