@@ -79,10 +79,11 @@ class Carrying:
         order = origin.order(source.range)
         if order is None:
             return False
-        if not self._is_complete:
+        if self._pick() is None:
             self._start_more()
-            if self._pick() is None:
-                return False
+            return False
+        if len(self._processes) < self._count:
+            self._start_more()
         self._waiting.append(Load(source, origin, order, tell, _now()))
         if not self._is_flushing:
             self._is_flushing = True
@@ -239,10 +240,6 @@ class Carrying:
         self._errors.add("fetch processes", f"internal error ({error!r}); see the daemon's log", bug=error)
 
     # --- processes ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _is_complete(self) -> bool:
-        return len(self._processes) >= self._count and all(one.ready and not one.closed for one in self._processes)
 
     def _start_more(self) -> None:
         missing = self._count - len(self._processes)

@@ -2,10 +2,12 @@
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
 import socket
+from pathlib import Path
 from typing import Final
 
 from cachefs_daemon.fetch_process.carrier import Carrier
@@ -26,6 +28,9 @@ def main() -> None:
     # Those are for the daemon, which ends this process when it does not need it any more.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # Where memory is short, the kernel is to end this process, which loses nothing, before the daemon.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("300")
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, b"cachefs-fetch")
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
