@@ -54,7 +54,7 @@ def _absolute(path: Path) -> Path:
 
 
 def _processes(value: object) -> int:
-    if value in ("auto", AUTO):
+    if value == "auto":
         return AUTO
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PROCESSES:
         raise ValueError(f'expected "auto" or a number from 0 to {MAX_PROCESSES}')

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import zlib
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,7 +19,7 @@ from cachefs_daemon.fetch import carrying, fetcher
 from cachefs_daemon.fetch.carrying import Carrying
 from cachefs_daemon.fetch.fetcher import Fetcher, Outcome
 from cachefs_daemon.fetch.slots import FetchSlots
-from cachefs_daemon.origin import s3_credentials
+from cachefs_daemon.origin import s3_get
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
 from cachefs_daemon.origin.s3 import S3Origin
 from cachefs_daemon.runtime.errorlog import ErrorLog
@@ -27,9 +28,11 @@ from cachefs_daemon.store.segment_writer import PAGE, span
 
 from cachefs.block import MEMORY, SSD, Location
 from cachefs.errors import ObjectChanged
-from cachefs.messages import BlockRef, OriginOptions
+from cachefs.messages import BlockRef, DatasetView, OriginOptions, Warmup
 from cachefs.planning.eviction.quotas import Quota
+from cachefs.rpc import WARMUP
 from tests.blockstore import OpenStore, data_of, disk_usage, key_of, opened, store_config
+from tests.daemon import Daemon
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.s3 import S3Server
@@ -57,9 +60,7 @@ def proxy(rclone: S3Server) -> Iterator[FaultyProxy]:
 def _account(rclone: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in rclone.environment.items():
         monkeypatch.setenv(name, value)
-    # Else a look for credentials, which is the daemon's own, is due each second.
-    monkeypatch.setattr(s3_credentials, "FRESH", 1e6)
-    monkeypatch.setattr(s3_credentials, "_KNOWN", 1e6)
+    monkeypatch.setattr(s3_get, "_ORDERED", 1e6)
     monkeypatch.setattr(carrying, "_TICK_SECONDS", 0.02)
     monkeypatch.setattr(carrying, "_PAUSE", 0.0)
 
@@ -147,7 +148,7 @@ def play(root: Path, endpoint: str, scene: Scene, count: int = 1, **sizes: Any) 
         try:
             await asyncio.wait_for(scene(bench), 50)
         finally:
-            pids.extend(one.pid for one in bench.carrying.status())
+            pids.extend(one.process.pid for one in bench.carrying._processes)
             await bench.fetcher.close()
             await bench.carrying.close()
             await origin.close()
@@ -256,7 +257,7 @@ def test_a_process_that_is_killed_loses_nothing_and_is_replaced(
             await until(lambda asked=asked: len(proxy.requests) == asked + 10)  # type: ignore[misc]
             os.kill(killed, signal.SIGKILL)
             outcomes = await ahead
-            await until(lambda: not bench.carrying.status())
+            await until(lambda: not bench.carrying._processes)
             await bench.check(numbers, outcomes)
             bench.carrying._start_more()
             await until(lambda: bench.carrying._pick() is not None)
@@ -303,7 +304,7 @@ def test_what_a_process_that_stands_still_was_to_bring_comes_though_nobody_waits
         monkeypatch.setattr(carrying, "_DEAD", 0.5)
         os.kill(bench.pid, signal.SIGSTOP)
         outcomes = await bench.fetcher.ahead(refs(ALL))
-        await until(lambda: not bench.carrying.status())  # it was killed
+        await until(lambda: not bench.carrying._processes)  # it was killed
         await bench.check(ALL, outcomes)
 
     play(root, proxy.endpoint, scene)
@@ -320,7 +321,7 @@ def test_without_processes_everything_works_and_the_log_says_so_once(
         await bench.prepare(ready=False)
         for half in (range(1, 21), range(21, COUNT + 1)):
             outcomes = await bench.fetcher.ahead(refs(half))
-            await until(lambda: not bench.carrying._is_starting and not bench.carrying.status())
+            await until(lambda: not bench.carrying._is_starting and not bench.carrying._processes)
             await bench.check(half, outcomes)
 
     with caplog.at_level(logging.DEBUG):
@@ -336,7 +337,7 @@ def test_a_process_with_nothing_to_do_ends_and_the_log_says_nothing(
     async def scene(bench: Bench) -> None:
         await bench.prepare()
         monkeypatch.setattr(carrying, "_IDLE", 0.0)
-        await until(lambda: not bench.carrying.status())
+        await until(lambda: not bench.carrying._processes)
 
     with caplog.at_level(logging.INFO):
         play(root, proxy.endpoint, scene)
@@ -439,3 +440,78 @@ def test_what_was_written_when_the_daemon_was_killed_is_found_at_the_next_start(
             assert store.read(key_of(number), place) == data_of(number, SIZE)
         assert_nothing_lost(store)
         assert disk_usage(root / "memory") <= store.usage()[MEMORY].used + PAGE
+
+
+# --- with a daemon ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, rclone: S3Server) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "node", {"prefetch": {"guess": False, "processes": 2}}, rclone.environment) as running:
+        yield running
+
+
+def under_way(daemon: Daemon, proxy: FaultyProxy) -> DatasetView:
+    """A warm-up of which half is brought, and the other half is under way in fetch processes."""
+    view = daemon.add_dataset("d", "s3://carried", OriginOptions(endpoint_url=proxy.endpoint, addressing_style="path"))
+    # The first one shows the way, and with the next one processes are started.
+    for number in (FIRST, 1):
+        warm(daemon, number)
+    wait_until(lambda: len(daemon.status().fetch_processes) == 2)
+    warm(daemon, 2)  # credentials are looked at again where that was long ago
+    proxy.add(*(Fault(path=f"/{number:03}", delay=60) for number in ALL if number > COUNT // 2))
+    list(daemon.client.stream(WARMUP, Warmup(dataset="d")))
+    wait_until(lambda: carried_by(daemon) and sum(one.in_flight for one in daemon.status().fetch_processes) >= 5)
+    return view
+
+
+def warm(daemon: Daemon, number: int) -> None:
+    list(daemon.client.stream(WARMUP, Warmup(dataset="d", paths=[b"%03d" % number], wait=True)))
+
+
+def carried_by(daemon: Daemon) -> int:
+    return sum(one.blocks for one in daemon.status().fetch_processes)
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return b") Z" not in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_daemon_that_is_killed_leaves_no_process_and_loses_nothing(
+    daemon: Daemon, proxy: FaultyProxy, bucket: str
+) -> None:
+    view = under_way(daemon, proxy)
+    pids = [one.pid for one in daemon.status().fetch_processes]
+    os.kill(pids[0], signal.SIGSTOP)
+    daemon.kill9()
+    wait_until(lambda: not any(map(is_there, pids)))
+    proxy.clear()
+    daemon.start()
+    for number in ALL:
+        assert daemon.read(view, f"{number:03}") == data_of(number, SIZE)
+    (memory, *_) = daemon.status().tiers
+    assert disk_usage(daemon.memory) <= memory.used + PAGE
+
+
+def test_systemd_stops_all_at_once_and_the_log_has_nothing_to_say(
+    daemon: Daemon, proxy: FaultyProxy, bucket: str
+) -> None:
+    under_way(daemon, proxy)
+    pids = [one.pid for one in daemon.status().fetch_processes]
+    said = len(daemon.log.read_text())
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    assert daemon.stop() == 0
+    assert not any(map(is_there, pids))
+    log = daemon.log.read_text()[said:]
+    assert not [line for line in log.splitlines() if "WARNING" in line or "ERROR" in line or "Traceback" in line]

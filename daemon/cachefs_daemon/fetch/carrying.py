@@ -95,6 +95,7 @@ class Carrying:
         return [
             FetchProcessStatus(pid=one.process.pid, blocks=one.blocks, in_flight=len(one.under_way))
             for one in self._processes
+            if one.ready
         ]
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ errors become the same exceptions as there.
 """
 
 import asyncio
+import time
 from typing import Any, Final, NamedTuple
 
 from botocore.exceptions import ReadTimeoutError
@@ -16,7 +17,7 @@ from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutO
 from cachefs_daemon.origin.http_head import Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_race import Races
-from cachefs_daemon.origin.http_tls import Tls
+from cachefs_daemon.origin.http_tls import Tls, noticed
 from cachefs_daemon.origin.order import Keys, Order, Way
 from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
@@ -32,6 +33,10 @@ _UNREAD: Final = b"<Error><Code>SlowDown</Code></Error>"
 _OVERLOADED: Final = (429, 503)
 # Gone, another version, shorter: what nobody asks again for.
 _FINAL: Final = frozenset((404, 412, 416))
+
+
+# Seconds for which other processes are told of the same way, while a look for credentials takes that long.
+_ORDERED: Final = 5.0
 
 
 class Unusual(Exception):
@@ -55,6 +60,8 @@ class _Way(NamedTuple):
     maker: RequestMaker
     # The same for another process.
     ordered: Way
+    # Monotonic seconds.
+    made: float
 
 
 class S3Get:
@@ -79,6 +86,7 @@ class S3Get:
         self._pools: dict[Server, HttpPool] = {}
         self._routes: dict[str, Route | NoRoute] = {}  # by bucket
         self._finding = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None  # for credentials, beside reads of other processes
         self._checksums = True  # the server may be asked for them
         # By bucket, made since the last look at the credentials, a second ago: so old is the time in signatures too.
         # Servers take times that are 15 minutes off.
@@ -131,10 +139,21 @@ class S3Get:
 
     def order(self, place: Place, wanted: ObjectRange) -> Order | None:
         """How another process asks for the whole object at the *place*; None where `read` has to look for credentials
-        or a route first, as it has to each second."""
-        way = self._ways.get(place.bucket) if not self._credentials.is_look_due else None
+        or a route first."""
+        if self._credentials.is_look_due and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_beside(place.bucket))
+            self._looking.add_done_callback(noticed)
+        way = self._ways.get(place.bucket)
         etag = wanted.version.decode()
-        return Order(way.ordered, place.key, etag) if way is not None and not _is_odd(place.key, etag) else None
+        if way is None or time.monotonic() - way.made >= _ORDERED or _is_odd(place.key, etag):
+            return None
+        return Order(way.ordered, place.key, etag)
+
+    async def _look_beside(self, bucket: str) -> None:
+        """Ask for credentials while others are used."""
+        await self._credentials.look()
+        self._ways.clear()
+        await self._find_way(bucket)
 
     def forget_route(self, bucket: str) -> None:
         """Ask aiobotocore again how GETs of this bucket are sent, which may have learned it from a redirect."""
@@ -144,6 +163,8 @@ class S3Get:
     def close(self) -> None:
         """Close all connections."""
         self._credentials.close()
+        if self._looking is not None:
+            self._looking.cancel()
         for pool in self._pools.values():
             pool.close()
 
@@ -167,7 +188,7 @@ class S3Get:
         maker = RequestMaker(route, frozen, checksums=self._checksums)
         keys = Keys(frozen.access_key, frozen.secret_key, frozen.token) if frozen is not None else None
         ordered = Way(route, keys, self._checksums, self._verify, self._settings)
-        way = self._ways[bucket] = _Way(route.server, pool, maker, ordered)
+        way = self._ways[bucket] = _Way(route.server, pool, maker, ordered, time.monotonic())
         return way
 
     def _refuse(self, answer: Answer, bucket: str) -> None:
