@@ -460,7 +460,7 @@ def under_way(daemon: Daemon, proxy: FaultyProxy) -> DatasetView:
     wait_until(lambda: len(daemon.status().fetch_processes) == 2)
     warm(daemon, 2)  # credentials are looked at again where that was long ago
     proxy.add(*(Fault(path=f"/{number:03}", delay=60) for number in ALL if number > COUNT // 2))
-    list(daemon.client.stream(WARMUP, Warmup(dataset="d")))
+    list(daemon.client.stream(WARMUP, Warmup(dataset="d", wait=False)))
     wait_until(lambda: carried_by(daemon) and sum(one.in_flight for one in daemon.status().fetch_processes) >= 5)
     return view
 
