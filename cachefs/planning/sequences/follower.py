@@ -214,7 +214,9 @@ class Follower:
         # Among them may be some of which an early read of the next epoch was as far ahead as a read may be.
         if here is not None and np.isinf(gaps).any():
             first = here.first[ids]
-            late = np.flatnonzero(np.isinf(gaps) & (first < position) & (first >= position - _behind(step, here)))
+            # A report that was held up on a busy machine, while others moved the position on, may be all late.
+            behind = max(_behind(step, here), self.reorder_window)
+            late = np.flatnonzero(np.isinf(gaps) & (first < position) & (first >= position - behind))
             late = late[~self.evidence.knows(ids[late])] if len(late) else late
             reads[late] = first[late]
             gaps[late] = doubts[late] = position - first[late]

@@ -13,12 +13,12 @@ from cachefs.planning.sequences.visibility import LOWEST_DENSITY, SLACK
 
 # A verdict is made of so many of the latest reads.
 ENOUGH: Final = 48
-# A place is found where at least this share of the latest reads lies close together: within an eighth of the epoch at
+# A place is found where at least this share of the latest reads lies close together: within a third of the epoch at
 # most, and so many standard deviations more than would by chance. Looking 20 times a second, anything less is found.
 AGREEMENT: Final = 0.35
 DEVIATIONS: Final = 8
 FEWEST: Final = 8
-WIDEST: Final = 1 / 8
+WIDEST: Final = 1 / 3
 # At most so many of the latest reads are looked for, as a part of the reads of the epoch.
 LOOKED_FOR: Final = 1 / 16
 # Reads of different blocks that are done per read that shows: each is tried in turn.

@@ -114,7 +114,7 @@ def test_a_wrong_sequence_is_noticed_and_given_up() -> None:
     assert follower.evidence.mismatched > 200
 
 
-@pytest.mark.parametrize("reorder_window", [0, 192, 384])
+@pytest.mark.parametrize("reorder_window", [0, 192, 384, 768])
 def test_a_wrong_sequence_is_not_found_by_chance(reorder_window: int) -> None:
     follower = followed(shuffled(1), shuffled(2), reorder_window=reorder_window)
     followed_for = 0
@@ -132,6 +132,27 @@ def test_a_job_that_resumes_in_the_midst_of_an_epoch_is_found_by_its_first_reads
     read(np.concatenate([order[start : start + 3] for start in (1408, 1440, 1472, 1504)]), follower)
     assert follower.place == (0, 1507 - 256)
     assert follower.ahead(order[1507:1508].astype(np.int32)) == 0
+
+
+def test_a_report_that_was_held_up_is_not_taken_for_somebody_elses() -> None:
+    order = shuffled(1)
+    follower = followed(order, shuffled(2), reorder_window=256, batch=32)
+    held_up = np.arange(0, 320, 3)
+    read(order[np.setdiff1d(np.arange(450), held_up)], follower)
+    read(order[held_up], follower)
+    assert follower.following
+    assert follower.evidence.mismatched == 0
+    read(order[450:460], follower)
+    assert follower.ahead(order[460:461].astype(np.int32)) == 0
+
+
+def test_it_is_found_again_in_an_epoch_of_six_loaders() -> None:
+    order = shuffled(1)
+    follower = followed(order, shuffled(2), reorder_window=384, batch=32)
+    read(order[:64], follower)
+    read(order[2000:2200], follower)
+    assert follower.following
+    assert follower.ahead(order[2200:2201].astype(np.int32)) == 0
 
 
 def test_a_few_reads_of_somebody_else_do_not_move_a_job_that_has_not_begun() -> None:
