@@ -99,7 +99,9 @@ class IndexedStore:
 
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
         kind, _, said = content_version(wanted.version).decode().partition(":")
-        return Checksum("sha256", bytes.fromhex(said)) if kind == "sha256" else None
+        if kind != "sha256":
+            return None
+        return Checksum("sha256", bytes.fromhex(said), is_only_proof=not _etag(wanted.version))
 
     def refused(self, request: Request) -> bool:
         return False

@@ -34,9 +34,11 @@ _FIRST_PAGE_TRIED: Final = 3.0
 _SHORT: Final = 256 << 10
 _UNAUTHORIZED: Final = 401
 _TOO_MANY: Final = 429
+# A file has one of these in its answer. What a program says in its place ("we repair something") seldom does.
+_OF_FILES: Final = ("ETag", "Last-Modified")
 
 Result = TypeVar("Result")
-_Digests = set[bytes]  # of wrong bytes that have come
+_Digests = set[bytes]  # of wrong bytes, and lengths, that have come
 MakeRequest = Callable[[], Awaitable[Request]]  # called for each attempt, since credentials may be new
 
 
@@ -56,6 +58,8 @@ class Checksum:
     expected: bytes
     # What is counted before the object.
     before: bytes = b""
+    # Nothing but this checksum tells whether an answer is the object as it was listed.
+    is_only_proof: bool = False
 
     def fits(self, data: Data) -> bool:
         """data: the whole object."""
@@ -181,29 +185,36 @@ class WebOrigin:
             if not is_version:
                 raise ObjectChanged(f"{self._named(key)} has changed since it was listed; refresh the dataset")
             data = await receive(content, answer, wanted)
-        if data is None:
+        checksum = self._store.checksum(wanted, answer) if wanted.length == wanted.size else None
+        if data is None and (checksum is None or not checksum.is_only_proof):
             raise ObjectChanged(
                 f"{self._named(key)}: the server sent other bytes than {wanted.length} from {wanted.offset} on of "
                 f"{wanted.size}; refresh the dataset"
             )
-        if wanted.length == wanted.size and (checksum := self._store.checksum(wanted, answer)):
-            await self._check(key, checksum, data, last)
+        if checksum is not None:
+            await self._check(key, checksum, answer, data, last)
+        assert data is not None  # one of the two would have raised
         self.endpoint.answered(self.url, wanted.length, began)
         return data
 
-    async def _check(self, key: str, checksum: Checksum, data: Data, last: _Digests) -> None:
-        """Raises BrokenAnswer, and ObjectChanged where the same wrong bytes came twice."""
-        fits = checksum.fits(data) if len(data) <= _SHORT else await asyncio.to_thread(checksum.fits, data)
-        if fits:
+    async def _check(self, key: str, checksum: Checksum, answer: Answer, data: Data | None, last: _Digests) -> None:
+        """data: None where it has another length. Raises BrokenAnswer, and ObjectChanged where the same wrong bytes, or
+        the same wrong length, came twice."""
+        if data is None:
+            wrong = f"length {answer.headers.get('Content-Length', '')}".encode()
+        elif checksum.fits(data) if len(data) <= _SHORT else await asyncio.to_thread(checksum.fits, data):
             return
-        digest = hashlib.sha256(data).digest()
-        if digest in last:
+        else:
+            wrong = hashlib.sha256(data).digest()
+        # Where no version says that it is the object, it may be a page that says why there is none: that passes.
+        is_page = checksum.is_only_proof and not any(answer.headers.get(name) for name in _OF_FILES)
+        if wrong in last and not is_page:
             raise ObjectChanged(
                 f"{self._named(key)} does not have the {checksum.kind} that it was listed or stored with; upload it "
                 "again or refresh the dataset"
             )
-        last.add(digest)
-        raise BrokenAnswer(f"its bytes do not have the {checksum.kind} of the object")
+        last.add(wrong)
+        raise BrokenAnswer(f"what it sends does not have the {checksum.kind} of the object")
 
     def _named(self, key: str) -> str:
         return f"{self.url}/{key}".rstrip("/") + self._at

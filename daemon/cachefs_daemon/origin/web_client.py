@@ -198,8 +198,8 @@ async def receive(content: aiohttp.StreamReader, answer: Answer, wanted: ObjectR
             del data[:dropped]
             skip -= dropped
     if missing:
-        if answer.status == 200 and promised is None:
-            return None  # the object is shorter, and its length was not announced
+        if answer.status == 200 and answer.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            return None  # the object is shorter: the last chunk says that nothing is missing
         raise BrokenAnswer(f"the body ended {missing} bytes early")
     ends_here = answer.status == 206 or wanted.offset + wanted.length == wanted.size
     if ends_here and await content.read(1):

@@ -1,20 +1,21 @@
 """What is special about http(s)://."""
 
+import asyncio
 import gzip
 import hashlib
 import json
 
 import pytest
-from cachefs_daemon.origin.base import Origin, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
 
-from cachefs.errors import (
-    ConfigError,
-    ObjectChanged,
-)
+from cachefs.errors import ConfigError, ObjectChanged, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from tests.servers import faulty
+from tests.servers.faulty import Fault
+from tests.servers.scripted import scripted
 from tests.servers.stores import StoreServer
-from tests.stores import SETTINGS, Kind, listing, part_of, read, whole, with_origin
+from tests.stores import SETTINGS, Kind, listing, part_of, read, read_twice, whole, with_origin
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -98,6 +99,46 @@ def test_a_file_without_an_etag_is_checked_by_its_sha256(servers: dict[str, Stor
             await read(origin, whole(listed))
 
     with_origin(kind.open(), work)
+
+
+def test_a_page_in_place_of_a_file_that_has_only_a_sha256_passes(servers: dict[str, StoreServer]) -> None:
+    """What says no version, and is no file, is as good as no answer; what is another file is said at once."""
+    kind = Kind("http", servers)
+    kind.fill({"file": b"before"})
+    line = {"path": "file", "size": 6, "sha256": hashlib.sha256(b"before").hexdigest()}
+    listed = problems_of(kind, json.dumps(line).encode())[0]["file"]
+
+    async def work(origin: Origin) -> None:
+        proxy.add(Fault(path="file", replace=b"<html>we repair something</html>", headers={"etag": ""}, times=2))
+        proxy.add(Fault(path="file", replace=b"<html>", headers={"etag": ""}, times=1))
+        assert await read(origin, whole(listed)) == b"before"
+        assert origin.errors == 3
+        proxy.add(Fault(path="file", replace=b"<html>", headers={"etag": ""}, times=None))
+        with pytest.raises(OriginUnavailable, match="does not have the sha256"):
+            await read_twice(origin, whole(listed))
+        for other in (b"longer than before", b"after!"):
+            proxy.clear()
+            proxy.add(Fault(path="file", replace=other, times=None))
+            with pytest.raises(ObjectChanged, match="sha256"):
+                await read_twice(origin, whole(listed))
+
+    with faulty.running(kind.server.endpoint) as proxy:
+        with_origin(kind.open(proxy.endpoint), work)
+
+
+@pytest.mark.parametrize("version", [b"etag:x", b"sha256:" + hashlib.sha256(b"0123").hexdigest().encode() + b"\0"])
+def test_a_body_without_a_length_that_is_cut_short_is_asked_for_again(version: bytes) -> None:
+    head = b'HTTP/1.1 200 OK\r\nETag: "x"\r\n\r\n'
+    bodies = iter([b"012", b"012", b"", b"0123"])
+
+    async def scene() -> None:
+        async with scripted(lambda _: [head + next(bodies), b""]) as server:
+            origin = open_origin(f"http://127.0.0.1:{server.port}/set", OriginOptions(), SETTINGS)
+            assert await read(origin, ObjectRange(b"file", version, 4, 0, 4)) == b"0123"
+            assert origin.errors == 3
+            await origin.close()
+
+    asyncio.run(scene())
 
 
 def test_a_url_is_sent_percent_encoded(servers: dict[str, StoreServer]) -> None:
