@@ -5,6 +5,7 @@ JSON object with `path` and `size`, and `sha256` or `etag` or both; `mtime` (uni
 that is larger than a block is read in parts, and no checksum of the whole proves a part, so it needs an ETag.
 """
 
+import codecs
 import functools
 import re
 import tempfile
@@ -20,7 +21,7 @@ from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
 from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, Refused, Request, is_plain, quoted
+from cachefs_daemon.origin.web_client import Answer, Refused, Request, is_plain, quoted, too_long
 
 _INDEX: Final = "index.jsonl"
 _INDEXES: Final = (".jsonl", ".jsonl.gz")
@@ -61,14 +62,14 @@ class IndexedStore:
         self._base = sent.rpartition("/")[0] if named else sent
         self._indexes = [sent] if named else [f"{self._base}/{_INDEX}", f"{self._base}/{_INDEX}.gz"]
         self.identity = f"http:{self._base}/".encode()
-        self._block_size = settings.block_size
+        self._settings = settings
 
     async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
-        with tempfile.TemporaryFile() as index:
+        with tempfile.TemporaryFile(dir=self._settings.scratch or None) as index:
             where = await self._fetch_index(ask, index)
             index.seek(0)
             batch: list[ListedObject] = []
-            for number, text in enumerate(_lines(index, where), 1):
+            for number, text in enumerate(_lines(index, where, self._settings.max_listing), 1):
                 if not text.strip():
                     continue
                 try:
@@ -137,7 +138,7 @@ class IndexedStore:
             return "has an ETag with a quotation mark in it"
         if not _bare(line.etag) and not line.sha256:
             return "has neither sha256 nor etag in the index, so a change of it could not be noticed"
-        if not _bare(line.etag) and line.size > self._block_size:
+        if not _bare(line.etag) and line.size > self._settings.block_size:
             return _TOO_LARGE
         return None
 
@@ -169,10 +170,15 @@ def _etag(version: bytes) -> str:
     return version.partition(b"\0")[2].decode()
 
 
-def _lines(index: BinaryIO, where: str) -> Iterator[bytes]:
-    """The lines of an index, unpacked. Raises ConfigError."""
-    rest = b""
+def _lines(index: BinaryIO, where: str, most: int) -> Iterator[bytes]:
+    """The lines of an index, unpacked, which has so many bytes at most. Raises ConfigError."""
+    rest, size = b"", 0
     for chunk in _unpacked(index, where):
+        if not size:
+            chunk = chunk.removeprefix(codecs.BOM_UTF8)
+        size += len(chunk)
+        if size > most:
+            raise too_long(f"{where}, unpacked", most)
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
         if len(rest) > _LONGEST_LINE:

@@ -102,6 +102,14 @@ class Store(Protocol):
         """What a refusal means, where the store says more than its status. key: empty for a listing."""
 
 
+@dataclass(slots=True)
+class _Extent:
+    """How much of a listing has come."""
+
+    pages: int = 0
+    bytes: int = 0
+
+
 class WebOrigin:
     """A store as an origin (see cachefs_daemon.origin.base.Origin)."""
 
@@ -111,6 +119,7 @@ class WebOrigin:
         self.errors = 0
         self.detours = 0
         self._store = store
+        self._settings = settings
         self._client = WebClient(settings)
         self.endpoint = Endpoint(store.server, settings.max_connections)
         self._at = "" if store.server in store.url else f" at {store.server}"
@@ -122,7 +131,7 @@ class WebOrigin:
 
     async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
         try:
-            async for objects in self._store.list(self._page, report):
+            async for objects in self._store.list(functools.partial(self._page, _Extent()), report):
                 yield objects
         except (Refused, BrokenAnswer, aiohttp.ClientError, OSError) as error:
             raise self._judge("", error).error from None
@@ -136,14 +145,22 @@ class WebOrigin:
     async def close(self) -> None:
         await self._client.close()
 
-    async def _page(self, make: MakeRequest, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
+    async def _page(self, extent: _Extent, make: MakeRequest, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
         async def page() -> tuple[bytes, Answer]:
-            return await self._client.page(await make(), into)
+            return await self._client.page(await make(), self._settings.max_listing - extent.bytes, into)
+
+        extent.pages += 1
+        if extent.pages > self._settings.max_pages:
+            raise ConfigError(
+                f"{self._named('')}: the listing has more than {self._settings.max_pages} pages, or no end; if it is "
+                "right, raise origin.max_pages"
+            )
 
         give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
         patience = Patience.of(_PAGE_DEADLINE if into is None else _INDEX_DEADLINE)
         found = await self._retrying(page, "", patience, give_up)
         self._has_answered = True
+        extent.bytes += len(found[0])
         return found
 
     async def _retrying(
@@ -243,6 +260,9 @@ class WebOrigin:
                 return Failure(OriginUnavailable(f"{where}: nothing has come for too long"), True)
             case aiohttp.ClientPayloadError():
                 return Failure(OriginUnavailable(f"{where} is broken: the answer was cut short"), True)
+            case aiohttp.ClientResponseError():
+                text = f"{where}: the head of the answer is no HTTP, or has a line of more than 8 KiB or too many lines"
+                return Failure(OriginUnavailable(text), True)
             case aiohttp.ClientError() | OSError():
                 return Failure(OriginUnavailable(f"{where} is unreachable or broken ({type(error).__name__})"), True)
         raise error

@@ -4,8 +4,12 @@ import asyncio
 import gzip
 import hashlib
 import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from cachefs_daemon.origin import web
 from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
 
 from cachefs.errors import ConfigError, ObjectChanged, OriginUnavailable
@@ -68,6 +72,58 @@ def test_an_entry_that_could_not_be_checked_is_named(servers: dict[str, StoreSer
     assert found["small"].mtime_ns == 1_500_000_000
     assert set(problems) == {"nothing", "weak", "odd", "split", "large", "minus", "quotes", "quote", "inner"}
     assert "cachectl index --url" in problems["large"]
+
+
+def test_an_index_may_begin_with_a_byte_order_mark(servers: dict[str, StoreServer]) -> None:
+    assert set(problems_of(Kind("http", servers), b'\xef\xbb\xbf{"path": "a", "size": 5, "etag": "x"}')[0]) == {"a"}
+
+
+def test_an_index_without_an_end_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither as it comes nor unpacked. It is kept where the settings say, not in a directory of the system."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    settings = replace(SETTINGS, max_listing=3 << 20, scratch=str(tmp_path))
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    line = b'{"path": "a", "size": 5, "etag": "x"}\n'
+    packed = gzip.compress(line * 100_000)
+    answers = {
+        "index.jsonl": (chunked, *[b"10000\r\n%b\r\n" % (line * 2000)[: 1 << 16]] * 50),
+        "index.jsonl.gz": (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(packed), packed),
+    }
+
+    async def scene() -> None:
+        async with scripted(lambda head: answers[head.split()[1].rpartition("/")[2]]) as server:
+            for name in answers:
+                origin = open_origin(f"http://127.0.0.1:{server.port}/{name}", OriginOptions(), settings)
+                with pytest.raises(ConfigError, match=rf"{name}.* more than 3 MiB, or no end.*origin\.max_listing"):
+                    await listing(origin)
+                await origin.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (
+            b"HTTP/1.1 206 Partial\r\nContent-Length: 37\r\n\r\n" + b'{"path": "a", "size": 5, "etag": "x"}',
+            "sends a part",
+        ),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", "a line of more than 8 KiB"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "is no HTTP"),
+    ],
+    ids=["part", "head", "not HTTP"],
+)
+def test_what_is_no_index(answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_FIRST_PAGE_TRIED", 0)
+
+    async def scene() -> None:
+        async with scripted(lambda _: [answer, b""]) as server:
+            origin = open_origin(f"http://127.0.0.1:{server.port}/set", OriginOptions(), SETTINGS)
+            with pytest.raises(OriginUnavailable, match=reason):
+                await listing(origin)
+            await origin.close()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize(
