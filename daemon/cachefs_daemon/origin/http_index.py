@@ -56,7 +56,8 @@ class IndexedStore:
                 "this node can see it"
             )
         self.url = url.rstrip("/")
-        self.server = urlsplit(url).netloc
+        parts = urlsplit(url)
+        self.server = f"{parts.scheme}://{parts.netloc}"
         sent = quoted(self.url)
         named = sent.endswith(_INDEXES)
         self._base = sent.rpartition("/")[0] if named else sent

@@ -12,6 +12,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import BinaryIO, Final, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import aiohttp
 
@@ -77,7 +78,7 @@ class Store(Protocol):
 
     @property
     def server(self) -> str:
-        """How a person calls the server."""
+        """The server: its scheme, name and port, and the account where one server has several."""
 
     @property
     def identity(self) -> bytes:
@@ -121,7 +122,7 @@ class WebOrigin:
         self._store = store
         self._settings = settings
         self._client = WebClient(settings)
-        self.endpoint = Endpoint(store.server, settings.max_connections)
+        self.endpoint = _endpoint(store.server, settings.max_connections)
         self._at = "" if store.server in store.url else f" at {store.server}"
         self._outage = Outage(f"{store.url}{self._at}")
         self._has_answered = False
@@ -266,6 +267,17 @@ class WebOrigin:
             case aiohttp.ClientError() | OSError():
                 return Failure(OriginUnavailable(f"{where} is unreachable or broken ({type(error).__name__})"), True)
         raise error
+
+
+_endpoints: Final[WeakValueDictionary[tuple[str, int], Endpoint]] = WeakValueDictionary()
+
+
+def _endpoint(server: str, most: int) -> Endpoint:
+    """That of the server, which all origins share that it has, as long as there is any."""
+    found = _endpoints.get((server, most))
+    if found is None:
+        found = _endpoints[server, most] = Endpoint(server, most)
+    return found
 
 
 def refused(status: int, where: str, key: str) -> Failure:
