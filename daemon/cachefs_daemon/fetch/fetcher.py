@@ -386,6 +386,8 @@ class Fetcher:
         elif not ahead and not flight.demanded:
             flight.demanded = True
             self._slots.promote(source.key)
+        elif not ahead and flight.task is None:
+            self._slots.promote(source.key)  # this reader's turn may be sooner than that of the one who asked first
         return flight
 
     def _result(self, flight: Flight) -> Outcome:
