@@ -160,10 +160,10 @@ def test_a_mount_of_another_version_is_not_served(daemon: Daemon, refs: list[Blo
 
 
 def test_nothing_is_mounted_where_the_daemon_is_too_old(daemon: Daemon, view: DatasetView, tmp_path: Path) -> None:
-    """Its other two sockets have a second name, where there is no third one. (One that is taken away it makes again.)"""
+    """Its other sockets have a second name here. (What is taken away, it makes again.)"""
     old, directory = tmp_path / "old.sock", tmp_path / "mnt"
-    old.symlink_to(daemon.socket)
-    identity_socket(old).symlink_to(identity_socket(daemon.socket))
+    old.hardlink_to(daemon.socket)
+    identity_socket(old).hardlink_to(identity_socket(daemon.socket))
     directory.mkdir()
     try:
         done = run_mount(old, "tree", directory, "daemon_wait=0.1")
