@@ -29,6 +29,8 @@ _GZIP: Final = b"\x1f\x8b"
 # Bytes of a line, at most.
 _LONGEST_LINE: Final = 64 << 10
 _CHUNK: Final = 1 << 20
+# A time that is further from 1970 is taken for this one, in 2255, as its nanoseconds have no room in 64 bits.
+_MOST_SECONDS: Final = 9e9
 _BATCH: Final = 5000
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -157,7 +159,8 @@ async def _request(url: str) -> Request:
 def _listed(line: IndexLine) -> ListedObject:
     etag = _bare(line.etag)
     version = f"sha256:{line.sha256.lower()}\0{etag}" if line.sha256 else f"etag:{etag}"
-    return ListedObject(line.path.encode(), line.size, int(line.mtime * 1e9), version.encode())
+    mtime = min(max(line.mtime, -_MOST_SECONDS), _MOST_SECONDS)
+    return ListedObject(line.path.encode(), line.size, int(mtime * 1e9), version.encode())
 
 
 def _bare(etag: str) -> str:

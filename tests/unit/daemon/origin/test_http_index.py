@@ -64,12 +64,12 @@ def test_an_entry_that_could_not_be_checked_is_named(servers: dict[str, StoreSer
         {"path": "quotes", "size": 5, "etag": '""'},
         {"path": "quote", "size": 5, "etag": '"'},
         {"path": "inner", "size": 5, "etag": '"a"b"'},
-        {"path": "good", "size": 5 << 20, "etag": "x"},
+        {"path": "good", "size": 5 << 20, "etag": "x", "mtime": -1e300},
         {"path": "small", "size": 5, "sha256": digest, "mtime": 1.5, "unknown": 1},
     ]
     found, problems = problems_of(kind, "\n\n".join(json.dumps(line) for line in lines).encode())
     assert set(found) == {"good", "small"}
-    assert found["small"].mtime_ns == 1_500_000_000
+    assert (found["small"].mtime_ns, found["good"].mtime_ns) == (1_500_000_000, -9 * 10**18)
     assert set(problems) == {"nothing", "weak", "odd", "split", "large", "minus", "quotes", "quote", "inner"}
     assert "cachectl index --url" in problems["large"]
 
