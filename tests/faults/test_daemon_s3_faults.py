@@ -1,6 +1,8 @@
 """The daemon in front of an S3 server that fails: every read is right, or an error that says what is wrong."""
 
+import base64
 import errno
+import hashlib
 import random
 import threading
 import time
@@ -150,6 +152,27 @@ def test_an_answer_that_is_cut_at_any_byte_is_asked_for_again(daemon: Daemon, ra
         assert daemon.status().errors == []
     assert found == list(contents.values())
     assert asked.index(1) > 300
+
+
+@pytest.mark.parametrize("read_deadline", [2])
+def test_one_wrong_byte_reaches_no_reader_and_no_tier(daemon: Daemon, radosgw: S3Server) -> None:
+    right = random.Random(3).randbytes(1000)
+    wrong = right[:500] + bytes([right[500] ^ 1]) + right[501:]
+    fill(radosgw, "wrong", {"once": right, "always": right})
+    checksum = {"x-amz-checksum-sha256": base64.b64encode(hashlib.sha256(right).digest()).decode()}
+    with faulty.running(radosgw.endpoint) as proxy:
+        view = daemon.add_dataset("d", "s3://wrong/data", options(proxy.endpoint))
+        proxy.add(*(Fault(f"/data/{key}", replace=wrong, headers=checksum, times=times)
+                    for key, times in (("once", 1), ("always", None))))  # fmt: skip
+        assert daemon.read(view, "once") == right
+        assert proxy.count(path="/data/once") == 2
+        number, message = failure(daemon, view, "always")
+        assert (number, "sha256" in message.lower()) == (errno.EIO, True)
+        assert proxy.count(path="/data/always") > 1
+        assert daemon.status().index_blocks == 1
+        proxy.clear()
+        time.sleep(OUTAGE_MEMORY)
+        assert daemon.read(view, "always") == right
 
 
 def test_credentials_that_expire_in_mid_epoch_are_renewed_and_no_read_fails(tmp_path: Path, rclone: S3Server) -> None:
