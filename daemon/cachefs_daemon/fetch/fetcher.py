@@ -401,6 +401,8 @@ class Fetcher:
             if flight.is_carried:
                 late = max(LEAST_LATE, source.origin.endpoint.late_after(source.length))
                 asyncio.get_running_loop().call_later(min(late, MOST_LATE), self._fetch_beside, flight)
+        elif not ahead and flight.task is None:
+            self._slots.promote(source.key)  # this reader's turn may be sooner than that of the one who asked first
         return flight
 
     def _result(self, flight: Flight) -> Outcome:

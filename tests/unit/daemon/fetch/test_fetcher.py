@@ -14,7 +14,7 @@ from cachefs_daemon.fetch import fetcher, passing
 from cachefs_daemon.fetch.fetcher import Answer, Fetcher
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.puts import Stored
-from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.slots import ASKER, FetchSlots
 from cachefs_daemon.origin.base import ObjectRange, Report
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.patience import Patience
@@ -182,6 +182,23 @@ def test_who_waits_for_a_slot_is_told_when_the_daemon_stops(store: OpenStore) ->
         await bench.fetcher.close()
         assert [str(outcome) for answer in asked for outcome in await answer] == ["the daemon is stopping"] * 2
         assert bench.fetcher.in_flight == (0, 0)
+
+    on_bench(store, scene, slots=1)
+
+
+def test_who_asks_for_one_block_does_not_wait_for_all_of_another(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        calls = []
+        for asker, number in [*((1, number) for number in range(1, 8)), (2, 9), (3, 7)]:
+            ASKER.set(asker)
+            calls.append(asyncio.create_task(bench.demand([ref(number)], 20)))
+            await until(lambda wanted=number: key_of(wanted) in bench.fetcher._flights)  # type: ignore[misc]
+        await until(lambda: bench.fetcher._slots._turns.get(3) is not None)
+        bench.origin.open.set()
+        await asyncio.gather(*calls)
+        numbers = [int(key.removeprefix(b"object-")) for key in bench.origin.order]
+        assert numbers == [1, 2, 9, 7, 3, 4, 5, 6]  # 7 was asked for twice
 
     on_bench(store, scene, slots=1)
 
