@@ -44,7 +44,7 @@ class Fetches:
     def __init__(
         self, channel: FetchChannel, failures: ReadMarks, note_stall: Callable[[bytes, float, str], None]
     ) -> None:
-        """failures: where all workers of the mount mark blocks for which a daemon that is away was waited for in vain;
+        """failures: where all workers of the mount mark blocks for which a whole deadline was waited in vain;
         note_stall: is told of each wait: the block's key, when it began, for what it was."""
         self._channel = channel
         self._failures = failures
@@ -96,6 +96,8 @@ class Fetches:
             now = trio.current_time()
             flight.forget_at = now + FAILURE_SECONDS
             flight.timed_out = now > flight.deadline - _NEAR_DEADLINE
+            if flight.timed_out:  # another worker may be given the kernel's second request for the page
+                self._failures.set(key)
         finally:
             flight.landed.set()
             if flight.error is None and self._flights.get(key) is flight:
@@ -110,7 +112,7 @@ class Fetches:
         # (Marks count whole milliseconds.)
         age = self._failures.age(key)
         if age < FAILURE_SECONDS and trio.current_time() - began <= age + 0.002:
-            raise DaemonUnavailable("the daemon did not answer another read of the block a moment ago; is it running?")
+            raise DaemonUnavailable("another read of the block has waited for its whole deadline a moment ago")
         while True:
             left = flight.deadline - trio.current_time()
             flight.daemon_away = flight.daemon_away or self._channel.is_away
@@ -120,7 +122,6 @@ class Fetches:
                 # The daemon may be restarting: it has time until the deadline to come back.
                 flight.daemon_away = True
                 if trio.current_time() + DAEMON_RETRY > flight.deadline:
-                    self._failures.set(key)
                     raise
                 await trio.sleep(DAEMON_RETRY)
                 continue

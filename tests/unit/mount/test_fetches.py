@@ -1,5 +1,6 @@
 """Reads that wait for the daemon: how long, and which share their waiting."""
 
+import errno
 import math
 from typing import Any, cast
 
@@ -43,6 +44,14 @@ class Daemon:
         return [answer]
 
 
+class Late(Daemon):
+    """Says a little before the deadline that the origin does not answer."""
+
+    async def call(self, fetch: Fetch, seconds: float) -> list[FetchedBlock]:
+        await trio.sleep(seconds - 0.5)
+        return [FetchedBlock(b"", errno.EIO, "no answer in time")]
+
+
 class Forgetful:
     """Marks that are gone at once: the others go by the clock of the machine."""
 
@@ -83,11 +92,12 @@ def test_who_comes_later_waits_on_when_the_time_of_the_first_is_over() -> None:
     run(test)
 
 
-def test_what_one_worker_has_waited_for_in_vain_no_other_waits_for_again() -> None:
+@pytest.mark.parametrize("says_so", [False, True])
+def test_what_one_worker_has_waited_for_in_vain_no_other_waits_for_again(says_so: bool) -> None:
     async def test() -> None:
         shared = ReadMarks(read_marks.create())
-        with pytest.raises(DaemonUnavailable):
-            await fetches(Daemon(None), shared).fetch(KEY, REF, trio.current_time() + DEADLINE)
+        with pytest.raises(CachefsError):
+            await fetches(Late() if says_so else Daemon(None), shared).fetch(KEY, REF, trio.current_time() + DEADLINE)
         other = Daemon()
         began = trio.current_time()
         with pytest.raises(DaemonUnavailable):
