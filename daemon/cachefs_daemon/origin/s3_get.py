@@ -17,7 +17,7 @@ from cachefs_daemon.origin.http_head import Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_race import Races
 from cachefs_daemon.origin.http_tls import Tls
-from cachefs_daemon.origin.s3_answer import bytes_before
+from cachefs_daemon.origin.s3_answer import bytes_before, is_whole
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
 from cachefs_daemon.origin.s3_credentials import Credentials, CurrentCredentials
 from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, is_redirect, refusal
@@ -113,17 +113,12 @@ class S3Get:
             self._refuse(answer, place.bucket)
         if head.length is None:
             raise Unusual("an answer has no length")
-        headers = head.headers
-        said, span = headers.get(b"etag", b"").decode("latin-1"), headers.get(b"content-range", b"").decode("latin-1")
-        try:
-            before = bytes_before(wanted, place, said, head.length, span)
-        except ObjectChanged:
-            _doubt(answer)
-            raise
-        if before or body is None or head.length != wanted.length:
+        if not is_whole(wanted, head.length, head.headers):
+            _require_right_bytes(answer, place, wanted)
+        if body is None:
             raise Unusual("a whole object came in place of a range")
-        if wanted.length == wanted.size and has_checksum(headers):
-            await check_whole(body, headers)
+        if wanted.length == wanted.size and has_checksum(head.headers):
+            await check_whole(body, head.headers)
         return body
 
     def forget_route(self, bucket: str) -> None:
@@ -175,6 +170,20 @@ class S3Get:
         if head.status in _FINAL:
             _doubt(answer)
         raise error
+
+
+def _require_right_bytes(answer: Answer, place: Place, wanted: ObjectRange) -> None:
+    """Its body is what was *wanted* of the object at the *place*. Raises ObjectChanged, BrokenAnswer, Doubtful, and
+    Unusual."""
+    head = answer.head
+    said, span = (head.headers.get(name, b"").decode("latin-1") for name in (b"etag", b"content-range"))
+    try:
+        before = bytes_before(wanted, place, said, head.length, span)
+    except ObjectChanged:
+        _doubt(answer)
+        raise
+    if before or head.length != wanted.length:
+        raise Unusual("a whole object came in place of a range")
 
 
 def _doubt(answer: Answer) -> None:
