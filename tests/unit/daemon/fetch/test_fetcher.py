@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import math
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetcher, passing
-from cachefs_daemon.fetch.fetcher import Answer, Fetcher
+from cachefs_daemon.fetch.fetcher import Answer, Fetcher, Flight
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.puts import Stored
 from cachefs_daemon.fetch.slots import ASKER, FetchSlots
@@ -384,6 +385,19 @@ def test_a_body_of_another_length_is_never_stored(store: OpenStore) -> None:
         assert isinstance(outcome, CachefsError)
         assert "100008 bytes for 100000" in str(outcome)
         assert bench.store.get(key_of(1)) is None
+
+    on_bench(store, scene)
+
+
+def test_what_has_come_since_it_was_seen_to_be_missing_is_not_fetched_again(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        looked = asyncio.get_running_loop().time()
+        (there,) = await bench.demand([ref(1)], 20)
+        begun = await bench.fetcher.start([ref(1), ref(2)], [math.inf] * 2, looked)
+        assert begun[0] == there
+        assert isinstance(begun[1], Flight)
+        await begun[1].landing()
+        assert bench.origin.requests == 2
 
     on_bench(store, scene)
 
