@@ -57,7 +57,12 @@ PUT_PATIENCE: Final = 2.0
 # Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
 PASSING_PART: Final = 8
 
-# What somebody gets who waits for a block: where it is, or itself where no tier can hold it, or why it did not come.
+# Bytes of a block that its reader gets before it is stored, at most. To copy a larger one through a socket takes as
+# long as to store it, and its readers take it in parts.
+MOST_CARRIED: Final = 256 << 10
+
+# What somebody gets who waits for a block: where it is, or itself where no tier can hold it or has it yet, or why it did
+# not come.
 Answer = Location | PassingBlock | CachefsError
 # What came of a fetch. None where no tier's policy wants the block (only blocks that nobody waits for are refused).
 Outcome = Answer | None
@@ -87,8 +92,11 @@ class Flight:
     has_landed: bool = False
     # What came of it, once it has landed.
     outcome: Outcome = None
-    # Who is told when it has landed.
+    # Its bytes for those who take them before they are in a tier: only while they are being stored.
+    carried: PassingBlock | None = None
+    # Who is told when it has landed, and who is told as soon as its bytes have come.
     _told: "list[Callable[[Flight], None]]" = field(default_factory=list)
+    _takers: "list[Callable[[Flight], None]]" = field(default_factory=list)
 
     def is_stuck(self, now: float) -> bool:
         """Do its bytes wait for a disk?"""
@@ -103,6 +111,22 @@ class Flight:
         """Call *tell* when it lands: at once, since a turn of the event loop for each would take longer than what is
         done then. It has not landed yet."""
         self._told.append(tell)
+
+    def on_bytes(self, tell: "Callable[[Flight], None]") -> None:
+        """Call *tell* when its bytes have come: at once where they have. Then they are in `carried`."""
+        if not self.is_being_stored:
+            self._takers.append(tell)
+            return
+        self.carried = self.carried or PassingBlock.of(self.source.key, self.data)
+        tell(self)
+
+    def carry(self, data: Data, now: float) -> None:
+        """Its bytes have come, *now* in loop time."""
+        self.data, self.came = data, now
+        takers, self._takers = self._takers, []
+        if takers:
+            self.carried = PassingBlock.of(self.source.key, data)
+            self._tell(takers)
 
     def landing(self) -> "asyncio.Future[None]":
         """Is done when it has landed."""
@@ -119,8 +143,11 @@ class Flight:
         """It ends with that."""
         self.outcome, self.has_landed = outcome, True
         # Nothing may keep its bytes until Python's collector finds it: the connection uses their memory again.
-        self.data, self.patience.rest = b"", asyncio.sleep
+        self.data, self.carried, self.patience.rest = b"", None, asyncio.sleep
         told, self._told = self._told, []
+        self._tell(told)
+
+    def _tell(self, told: "Sequence[Callable[[Flight], None]]") -> None:
         for tell in told:
             try:
                 tell(self)
@@ -133,14 +160,17 @@ class _Waiting:
 
     __slots__ = ("_flight", "_pass_on", "_timer", "_told", "_until")
 
-    def __init__(self, flight: Flight, until: float, pass_on: Callable[[Flight], None]) -> None:
-        """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time)."""
+    def __init__(self, flight: Flight, until: float, pass_on: Callable[[Flight], None], *, carry: bool) -> None:
+        """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time). carry: also when
+        its bytes have come."""
         self._flight = flight
         self._until = until
         self._pass_on = pass_on
         self._told = False
         self._set_timer(asyncio.get_running_loop())
         flight.on_landing(self._tell)
+        if carry:
+            flight.on_bytes(self._tell)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_at(min(self._until, loop.time() + PUT_PATIENCE), self._look)
@@ -215,8 +245,11 @@ class Fetcher:
         """Slots that reads ahead may take."""
         return self._slots.ahead_slots
 
-    def ask(self, refs: Sequence[BlockRef], patience: float, answer: Callable[[list[Answer]], None]) -> None:
-        """As `demand`, and *answer* is called with the outcomes: at once where they are known.
+    def ask(
+        self, refs: Sequence[BlockRef], patience: float, answer: Callable[[list[Answer]], None], *, carry: bool = False
+    ) -> None:
+        """As `demand`, and *answer* is called with the outcomes: at once where they are known. carry: with the bytes of
+        a small block as soon as these have come, where all of them are wanted.
 
         There is a thread, and a task, only where more than one block is asked for, or where a look-up may take long.
         """
@@ -229,15 +262,19 @@ class Fetcher:
             self.on_ask(refs[0], found.length if isinstance(found, BlockSource) else 0)
         one = self._known(found, now) if isinstance(found, BlockSource) else found
         if isinstance(one, BlockSource):
-            _Waiting(self._join(one, ahead=False), now + patience, partial(self._pass_on, refs, now + patience, answer))
+            takes_all = refs[0].start == 0 and refs[0].size >= one.length
+            _Waiting(
+                self._join(one, ahead=False), now + patience, partial(self._pass_on, refs, now + patience, answer),
+                carry=carry and takes_all and one.length <= MOST_CARRIED,
+            )  # fmt: skip
         else:
             answer([one or _gone_again()])
 
     def _pass_on(
         self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None], flight: Flight
     ) -> None:
-        """The flight has landed, or is stuck, or its time is over."""
-        outcome = None if flight.is_being_stored else self._result(flight)
+        """The flight has landed, or is stuck, or its time is over; or its bytes are here for one who takes them."""
+        outcome = flight.carried if flight.is_being_stored else self._result(flight)
         if outcome is None:
             self._ask_in_task(refs, until, answer)  # see `demand`
         else:
@@ -447,10 +484,9 @@ class Fetcher:
         data = None if source.is_whole else await self._come_along(flight)
         if data is None:
             data = await source.origin.read(source.range, patience)
-        flight.data = data
         if len(data) != source.length:
             raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
-        flight.came = clock()
+        flight.carry(data, clock())
         location = await self._store_or_pass(flight)
         self.latency.measure(clock() - flight.began)
         self.fetched_blocks += 1
@@ -484,7 +520,9 @@ class Fetcher:
     async def _store_or_pass(self, flight: Flight) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
         puts = self._puts if demanded else self._puts_ahead
-        block = Put(source.key, flight.data, transient=demanded or flight.transient, snapshot=source.snapshot)
+        checksums = flight.carried.checksums if flight.carried is not None else b""
+        transient = demanded or flight.transient
+        block = Put(source.key, flight.data, transient=transient, snapshot=source.snapshot, checksums=checksums)
         try:
             stored = await puts.put(block)
         except Exception as error:
@@ -498,7 +536,7 @@ class Fetcher:
         return await self._pass(flight, str(stored)) if isinstance(stored, StoreFull) else stored
 
     async def _pass(self, flight: Flight, reason: str) -> PassingBlock:
-        block = await self._threads.run(PassingBlock.of, flight.source.key, flight.data)
+        block = flight.carried or await self._threads.run(PassingBlock.of, flight.source.key, flight.data)
         self.passing.add(flight.source.key, block, reason)
         return block
 
