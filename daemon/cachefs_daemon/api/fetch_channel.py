@@ -33,7 +33,7 @@ from cachefs.fetch_frames import (
 from cachefs.messages import BlockRef, FetchedBlock, Message
 from cachefs_daemon.api.identity import Admission, peer
 from cachefs_daemon.api.socket_place import AT_ONCE, BACKLOG, SocketPlace
-from cachefs_daemon.fetch.fetcher import MOST_CARRIED, Answer, Fetcher
+from cachefs_daemon.fetch.fetcher import MOST_EARLY, Answer, Fetcher
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
@@ -50,11 +50,11 @@ MOST_UNREAD_OF_USER: Final = 512 << 20
 SLOW_SECONDS: Final = 30.0
 # Seconds that one may wait for a block, at most.
 MOST_PATIENCE: Final = 86_400.0
-# Blocks that are waited for here by a connection whose answers may be bytes: 4 MiB of them. One that waits for more reads
-# them in the tiers, as that takes the daemon less time.
-_MOST_CARRIED: Final = 16
-# Bytes of answers that a socket takes, for which Linux counts twice as many: a block in one piece.
-_SEND_ROOM: Final = 2 * MOST_CARRIED
+# Blocks that a connection may wait for whose answers may be bytes: 4 MiB of them. One that waits for more reads them in
+# the tiers.
+_MOST_EARLY: Final = 16
+# Bytes of answers that a socket takes (Linux counts twice as many): a block in one piece.
+_SEND_ROOM: Final = MOST_EARLY
 # Bytes of questions that are read in one turn of the loop: 150 of them, which take 5 ms.
 _AT_ONCE: Final = 16 << 10
 
@@ -292,7 +292,7 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             self._channel.fetcher.ask(
                 fetch.blocks, seconds - min(1.0, seconds / 20), partial(self.answer, asked),
-                carry=self._blocks <= _MOST_CARRIED,
+                early=self._blocks <= _MOST_EARLY,
             )  # fmt: skip
         except Exception as error:
             self.answer(asked, self.bug(error))

@@ -59,10 +59,10 @@ PASSING_PART: Final = 8
 
 # Bytes of a block that its reader gets before it is stored, at most. To copy a larger one through a socket takes as
 # long as to store it, and its readers take it in parts.
-MOST_CARRIED: Final = 256 << 10
+MOST_EARLY: Final = 256 << 10
 
-# What somebody gets who waits for a block: where it is, or itself where no tier can hold it or has it yet, or why it did
-# not come.
+# What somebody gets who waits for a block: where it is; or itself, where no tier can hold it, or has it yet; or why it
+# did not come.
 Answer = Location | PassingBlock | CachefsError
 # What came of a fetch. None where no tier's policy wants the block (only blocks that nobody waits for are refused).
 Outcome = Answer | None
@@ -93,7 +93,7 @@ class Flight:
     # What came of it, once it has landed.
     outcome: Outcome = None
     # Its bytes for those who take them before they are in a tier: only while they are being stored.
-    carried: PassingBlock | None = None
+    early: PassingBlock | None = None
     # Who is told when it has landed, and who is told as soon as its bytes have come.
     _told: "list[Callable[[Flight], None]]" = field(default_factory=list)
     _takers: "list[Callable[[Flight], None]]" = field(default_factory=list)
@@ -113,19 +113,19 @@ class Flight:
         self._told.append(tell)
 
     def on_bytes(self, tell: "Callable[[Flight], None]") -> None:
-        """Call *tell* when its bytes have come: at once where they have. Then they are in `carried`."""
+        """Call *tell* when its bytes have come: at once where they have. Then they are in `early`."""
         if not self.is_being_stored:
             self._takers.append(tell)
             return
-        self.carried = self.carried or PassingBlock.of(self.source.key, self.data)
+        self.early = self.early or PassingBlock.of(self.source.key, self.data)
         tell(self)
 
-    def carry(self, data: Data, now: float) -> None:
+    def arrive(self, data: Data, now: float) -> None:
         """Its bytes have come, *now* in loop time."""
         self.data, self.came = data, now
         takers, self._takers = self._takers, []
         if takers:
-            self.carried = PassingBlock.of(self.source.key, data)
+            self.early = PassingBlock.of(self.source.key, data)
             self._tell(takers)
 
     def landing(self) -> "asyncio.Future[None]":
@@ -143,7 +143,7 @@ class Flight:
         """It ends with that."""
         self.outcome, self.has_landed = outcome, True
         # Nothing may keep its bytes until Python's collector finds it: the connection uses their memory again.
-        self.data, self.carried, self.patience.rest = b"", None, asyncio.sleep
+        self.data, self.early, self.patience.rest = b"", None, asyncio.sleep
         told, self._told = self._told, []
         self._tell(told)
 
@@ -160,8 +160,8 @@ class _Waiting:
 
     __slots__ = ("_flight", "_pass_on", "_timer", "_told", "_until")
 
-    def __init__(self, flight: Flight, until: float, pass_on: Callable[[Flight], None], *, carry: bool) -> None:
-        """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time). carry: also when
+    def __init__(self, flight: Flight, until: float, pass_on: Callable[[Flight], None], *, early: bool) -> None:
+        """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time). early: also when
         its bytes have come."""
         self._flight = flight
         self._until = until
@@ -169,7 +169,7 @@ class _Waiting:
         self._told = False
         self._set_timer(asyncio.get_running_loop())
         flight.on_landing(self._tell)
-        if carry:
+        if early:
             flight.on_bytes(self._tell)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -246,9 +246,9 @@ class Fetcher:
         return self._slots.ahead_slots
 
     def ask(
-        self, refs: Sequence[BlockRef], patience: float, answer: Callable[[list[Answer]], None], *, carry: bool = False
+        self, refs: Sequence[BlockRef], patience: float, answer: Callable[[list[Answer]], None], *, early: bool = False
     ) -> None:
-        """As `demand`, and *answer* is called with the outcomes: at once where they are known. carry: with the bytes of
+        """As `demand`, and *answer* is called with the outcomes: at once where they are known. early: with the bytes of
         a small block as soon as these have come, where all of them are wanted.
 
         There is a thread, and a task, only where more than one block is asked for, or where a look-up may take long.
@@ -258,23 +258,25 @@ class Fetcher:
         if found is None:
             self._ask_in_task(refs, now + patience, answer)
             return
-        if not isinstance(found, CachefsError):
-            self.on_ask(refs[0], found.length if isinstance(found, BlockSource) else 0)
         one = self._known(found, now) if isinstance(found, BlockSource) else found
         if isinstance(one, BlockSource):
             takes_all = refs[0].start == 0 and refs[0].size >= one.length
             _Waiting(
                 self._join(one, ahead=False), now + patience, partial(self._pass_on, refs, now + patience, answer),
-                carry=carry and takes_all and one.length <= MOST_CARRIED,
+                early=early and takes_all and one.length <= MOST_EARLY,
             )  # fmt: skip
         else:
             answer([one or _gone_again()])
+        if not isinstance(found, CachefsError):
+            # After the task that sends the request: to guess takes 20 to 45 us.
+            size = found.length if isinstance(found, BlockSource) else 0
+            asyncio.get_running_loop().call_soon(self.on_ask, refs[0], size)
 
     def _pass_on(
         self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None], flight: Flight
     ) -> None:
         """The flight has landed, or is stuck, or its time is over; or its bytes are here for one who takes them."""
-        outcome = flight.carried if flight.is_being_stored else self._result(flight)
+        outcome = flight.early if flight.is_being_stored else self._result(flight)
         if outcome is None:
             self._ask_in_task(refs, until, answer)  # see `demand`
         else:
@@ -486,7 +488,9 @@ class Fetcher:
             data = await source.origin.read(source.range, patience)
         if len(data) != source.length:
             raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
-        flight.carry(data, clock())
+        flight.arrive(data, clock())
+        if flight.early is not None and self._puts.has_room:
+            flight.slot.leave()  # nobody waits for it any more
         location = await self._store_or_pass(flight)
         self.latency.measure(clock() - flight.began)
         self.fetched_blocks += 1
@@ -520,11 +524,11 @@ class Fetcher:
     async def _store_or_pass(self, flight: Flight) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
         puts = self._puts if demanded else self._puts_ahead
-        checksums = flight.carried.checksums if flight.carried is not None else b""
+        checksums = flight.early.checksums if flight.early is not None else b""
         transient = demanded or flight.transient
         block = Put(source.key, flight.data, transient=transient, snapshot=source.snapshot, checksums=checksums)
         try:
-            stored = await puts.put(block)
+            stored = await puts.put(block, urgent=flight.early is None)
         except Exception as error:
             if not flight.demanded:
                 raise
@@ -536,7 +540,9 @@ class Fetcher:
         return await self._pass(flight, str(stored)) if isinstance(stored, StoreFull) else stored
 
     async def _pass(self, flight: Flight, reason: str) -> PassingBlock:
-        block = flight.carried or await self._threads.run(PassingBlock.of, flight.source.key, flight.data)
+        block = flight.early
+        if block is None:
+            block = await self._threads.run(PassingBlock.of, flight.source.key, flight.data)
         self.passing.add(flight.source.key, block, reason)
         return block
 

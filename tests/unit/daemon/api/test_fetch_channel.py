@@ -34,8 +34,12 @@ class SlowFetcher:
     def __init__(self) -> None:
         self.asked: list[tuple[list[BlockRef], float, Callable[[list[Answer]], None]]] = []
         self.hinted: list[BlockRef] = []
+        self.early = False  # may the last question be answered with bytes before the block is stored?
 
-    def ask(self, refs: list[BlockRef], patience: float, answer: Callable[[list[Answer]], None]) -> None:
+    def ask(
+        self, refs: list[BlockRef], patience: float, answer: Callable[[list[Answer]], None], *, early: bool
+    ) -> None:
+        self.early = early
         if refs[0].snapshot == "bug":
             raise ZeroDivisionError("a bug")
         self.asked.append((refs, patience, answer))
@@ -49,7 +53,7 @@ class Client:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
-        self._frames, self._bodies = Frames(MOST_ANSWERED), list[bytes]()
+        self._frames, self._bodies = Frames(MOST_ANSWERED), list[bytes | memoryview]()
 
     def send(self, *messages: Message) -> None:
         self.writer.write(b"".join(map(frame, messages)))
@@ -70,7 +74,7 @@ class Client:
         except ConnectionResetError:
             return True
 
-    async def _body(self) -> bytes:
+    async def _body(self) -> bytes | memoryview:
         while not self._bodies:
             data = await self.reader.read(1 << 20)
             assert data, "the daemon has hung up"
