@@ -1,4 +1,5 @@
-"""Fetched blocks on their way into the store: all that have come while a thread was busy go there in one batch.
+"""Fetched blocks on their way into the store: all that have come while a thread was busy go there in one batch. Blocks
+whose readers have their bytes already gather for a moment.
 
 To hand one block to a thread and back costs as much as to store it: two wake-ups, and twice a wait for the interpreter
 lock. While nothing else is on its way, a block does not wait for others.

@@ -340,6 +340,25 @@ def test_answers_may_have_many_bytes(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_who_waits_for_few_blocks_may_get_their_bytes_at_once(tmp_path: Path) -> None:
+    most = fetch_channel._MOST_EARLY
+
+    async def scene(scene: Scene) -> None:
+        client = await scene.greeted()
+        for number in range(most + 1):
+            assert scene.fetcher.early == (number > 0)
+            client.ask(number)
+            await until(lambda: len(scene.fetcher.asked) == number + 1)  # noqa: B023
+        assert not scene.fetcher.early, "many answers with bytes would have to wait for the client"
+        scene.fetcher.asked[0][2]([PLACE])
+        scene.fetcher.asked[1][2]([PLACE])
+        client.ask(most + 1)
+        await until(lambda: len(scene.fetcher.asked) == most + 2)
+        assert scene.fetcher.early
+
+    play(tmp_path, scene)
+
+
 def test_another_version_is_told_what_to_do(tmp_path: Path) -> None:
     async def scene(scene: Scene) -> None:
         client = await scene.connect()
