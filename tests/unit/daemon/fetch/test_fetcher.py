@@ -488,6 +488,54 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
     on_bench(store, scene)
 
 
+def test_a_reader_of_a_small_block_gets_it_before_it_is_stored(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    put = store.blocks.put_many
+
+    def wait(blocks: Sequence[Put]) -> list[Stored]:
+        assert released.wait(60)
+        return put(blocks)
+
+    monkeypatch.setattr(store.blocks, "put_many", wait)
+
+    async def scene(bench: Bench) -> None:
+        def ask(size: int, *, early: bool = True) -> "asyncio.Future[list[Answer]]":
+            answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+            bench.fetcher.ask([BlockRef("snapshot", 1, 0, size=size)], 20, answered.set_result, early=early)
+            return answered
+
+        try:
+            part, place = ask(SIZE - 1), ask(SIZE, early=False)
+            for answered in (ask(SIZE), ask(SIZE + 4096)):  # before its bytes have come; then they are here
+                [answer] = await answered
+                assert isinstance(answer, PassingBlock)
+                assert answer.data == b"object-1".ljust(SIZE, b".")
+                assert pieces_match(key_of(1), answer.checksums, 0, answer.pieces(0, SIZE))
+            assert bench.fetcher.in_flight == (0, 0), "others may be fetched"
+            assert not part.done()
+            assert not place.done(), "who takes parts, or no bytes, gets its place"
+        finally:
+            released.set()
+        assert bench.bytes_at(1, (await part)[0]) == bench.bytes_at(1, (await place)[0]) == answer.data
+        assert await ask(SIZE) == await place
+        assert (bench.origin.requests, bench.fetcher.passing.count) == (1, 0)
+
+    on_bench(store, scene)
+
+
+def test_a_large_block_is_read_where_it_was_put(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "MOST_EARLY", SIZE - 1)
+
+    async def scene(bench: Bench) -> None:
+        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        bench.fetcher.ask([BlockRef("snapshot", 1, 0, size=SIZE)], 20, answered.set_result, early=True)
+        assert bench.bytes_at(1, (await answered)[0])
+
+    on_bench(store, scene)
+
+
 def test_a_store_with_a_bug_costs_no_reader_its_bytes(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(blocks: Sequence[Put]) -> list[Stored]:
         raise ZeroDivisionError("a bug")
