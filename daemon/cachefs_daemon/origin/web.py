@@ -22,7 +22,7 @@ from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.patience import Patience
-from cachefs_daemon.origin.retry import Failure, retrying
+from cachefs_daemon.origin.retry import Failure, retry_after, retrying
 from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Refused, Request, WebClient, receive
 
 # All attempts for one page of the listing together, in seconds.
@@ -37,6 +37,7 @@ _UNAUTHORIZED: Final = 401
 _TOO_MANY: Final = 429
 # A file has one of these in its answer. What a program says in its place ("we repair something") seldom does.
 _OF_FILES: Final = ("ETag", "Last-Modified")
+_UNAVAILABLE: Final = 503
 
 Result = TypeVar("Result")
 _Digests = set[bytes]  # of wrong bytes, and lengths, that have come
@@ -245,7 +246,7 @@ class WebOrigin:
                 return Failure(error, isinstance(error, OriginUnavailable))
             case Refused():
                 explained = self._store.explain(error, key)
-                return Failure(explained, False) if explained else refused(error.answer.status, where, key)
+                return Failure(explained, False) if explained else refused(error.answer, where, key)
             case BrokenAnswer():
                 return Failure(OriginUnavailable(f"{where} is broken: {error}"), True)
             case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
@@ -277,11 +278,14 @@ def _endpoint(server: str, most: int) -> Endpoint:
     return found
 
 
-def refused(status: int, where: str, key: str) -> Failure:
-    """What a status means. where: what was asked for, for people. key: empty for a listing."""
+def refused(answer: Answer, where: str, key: str) -> Failure:
+    """What the status of an answer means. where: what was asked for, for people. key: empty for a listing."""
+    status = answer.status
     if status == _TOO_MANY or status >= 500 or status == 408:
         text = f"{where}: the server answers {status}; it is overloaded or down"
-        return Failure(OriginUnavailable(text), True, throttled=status == _TOO_MANY)
+        later = retry_after(answer.headers.get("Retry-After"))
+        throttled = status == _TOO_MANY or (status == _UNAVAILABLE and later is not None)
+        return Failure(OriginUnavailable(text), True, throttled, later or 0.0)
     return Failure(_permanent(status, where, key), False)
 
 

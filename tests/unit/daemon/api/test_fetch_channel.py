@@ -36,8 +36,12 @@ class SlowFetcher:
         self.asked: list[tuple[list[BlockRef], float, Callable[[list[Answer]], None]]] = []
         self.hinted: list[BlockRef] = []
         self.askers: set[int] = set()
+        self.early = False  # may the last question be answered with bytes before the block is stored?
 
-    def ask(self, refs: list[BlockRef], patience: float, answer: Callable[[list[Answer]], None]) -> None:
+    def ask(
+        self, refs: list[BlockRef], patience: float, answer: Callable[[list[Answer]], None], *, early: bool
+    ) -> None:
+        self.early = early
         if refs[0].snapshot == "bug":
             raise ZeroDivisionError("a bug")
         self.asked.append((refs, patience, answer))
@@ -52,7 +56,7 @@ class Client:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
-        self._frames, self._bodies = Frames(MOST_ANSWERED), list[bytes]()
+        self._frames, self._bodies = Frames(MOST_ANSWERED), list[bytes | memoryview]()
 
     def send(self, *messages: Message) -> None:
         self.writer.write(b"".join(map(frame, messages)))
@@ -73,7 +77,7 @@ class Client:
         except ConnectionResetError:
             return True
 
-    async def _body(self) -> bytes:
+    async def _body(self) -> bytes | memoryview:
         while not self._bodies:
             data = await self.reader.read(1 << 20)
             assert data, "the daemon has hung up"
@@ -347,6 +351,25 @@ def test_answers_may_have_many_bytes(tmp_path: Path) -> None:
             [block] = (await client.answer()).blocks
             assert block.data == data
         assert await scene.works()
+
+    play(tmp_path, scene)
+
+
+def test_who_waits_for_few_blocks_may_get_their_bytes_at_once(tmp_path: Path) -> None:
+    most = fetch_channel._MOST_EARLY
+
+    async def scene(scene: Scene) -> None:
+        client = await scene.greeted()
+        for number in range(most + 1):
+            assert scene.fetcher.early == (number > 0)
+            client.ask(number)
+            await until(lambda: len(scene.fetcher.asked) == number + 1)  # noqa: B023
+        assert not scene.fetcher.early, "many answers with bytes would have to wait for the client"
+        scene.fetcher.asked[0][2]([PLACE])
+        scene.fetcher.asked[1][2]([PLACE])
+        client.ask(most + 1)
+        await until(lambda: len(scene.fetcher.asked) == most + 2)
+        assert scene.fetcher.early
 
     play(tmp_path, scene)
 

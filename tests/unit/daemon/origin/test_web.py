@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.origin import web, web_client
 from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from cachefs.errors import (
     CachefsError,
@@ -136,6 +137,22 @@ def test_what_goes_wrong_once_is_tried_again(fault_kind: tuple[Kind, FaultyProxy
         assert origin.errors == (0 if fault.drop else 1)
 
     with_origin(kind.open(proxy.endpoint), work)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "throttled", "seconds"),
+    [
+        (429, None, True, 0.0),
+        (429, "7", True, 7.0),
+        (503, None, False, 0.0),
+        (503, "2", True, 2.0),
+        (500, "2", False, 2.0),
+    ],
+)
+def test_a_server_that_says_when_to_come_back(status: int, said: str | None, throttled: bool, seconds: float) -> None:
+    headers = CIMultiDictProxy(CIMultiDict({"retry-after": said} if said else {}))
+    failure = web.refused(web_client.Answer(status, headers, headers), "gs://bucket/key", "key")
+    assert (failure.transient, failure.throttled, failure.retry_after) == (True, throttled, seconds)
 
 
 def test_wrong_bytes_that_stay_are_never_delivered(fault_kind: tuple[Kind, FaultyProxy]) -> None:
