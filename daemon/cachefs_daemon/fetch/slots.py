@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Protocol
 
-# Reads that no longer wait, and are remembered all the same; and who has waited.
+# Reads that no longer wait, and are remembered all the same; and those who have waited.
 _FEW: Final = 256
 
 # On whose behalf the code runs that asks for slots. Tasks inherit it, so nobody on the way to here need pass it on.
@@ -121,6 +121,7 @@ class FetchSlots:
         self._demand_queued = 0  # reads on demand that wait for a slot
         self._turn = 0.0  # of the last read on demand that has waited and was admitted
         self._turns: dict[int, float] = {}  # of those who wait, and have waited: whose next turn it is when
+        self._most_turns = _FEW  # of so many; then those are forgotten who do not wait any more
         self.ahead_queued = 0  # reads ahead that wait for a slot
         self._ahead_in_use = 0  # slots taken by reads ahead
         self.in_use = 0  # slots taken
@@ -224,8 +225,10 @@ class FetchSlots:
         """When it is the turn of one more read of *asker*."""
         if not self._demand_queued:
             self._turns.clear()
-        elif len(self._turns) > _FEW:
-            self._turns = {one: turn for one, turn in self._turns.items() if turn > self._turn}
+        elif len(self._turns) > self._most_turns:
+            waiting = {one.asker for lane in self._lanes.values() for one in lane.demand.by_key.values()}
+            self._turns = {one: turn for one, turn in self._turns.items() if one in waiting}
+            self._most_turns = 2 * len(self._turns) + _FEW
         turn = max(self._turn, self._turns.get(asker, 0.0))
         self._turns[asker] = turn + 1
         return turn
@@ -263,7 +266,7 @@ class FetchSlots:
                 # Demand that does not fit yet stops reads ahead too: small ones would otherwise starve it.
                 self._admit_reserved()
                 return
-            self._turn = request.rank
+            self._turn = max(self._turn, request.rank)
             self._drop(request, lane)
             self._let_in(request, lane)
         while self.ahead_queued and self._ahead_in_use < self.ahead_slots and (lane := self._next_ahead()):
@@ -373,7 +376,7 @@ class Slot:
     def hand_over(self) -> "Slot":
         """Another one that counts as a slot in place of this one, which keeps its bytes. Both are to be given back."""
         other = Slot(self._slots, self.key, 0, self.server, self.ahead, self.needed)
-        other.held, other.slots, self.slots = self.held, self.slots, 0
+        other.held, other.asker, other.slots, self.slots = self.held, self.asker, self.slots, 0
         return other
 
     def give_back(self) -> None:

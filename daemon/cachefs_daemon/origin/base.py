@@ -41,11 +41,19 @@ class OriginSettings:
     hedge_share: float = 0.02
     # Bytes of one request for several neighbouring blocks, at most; 0: there are none.
     max_request: int = 16 << 20
-    # Bytes of one listing over HTTP, or of an index, packed and unpacked; and pages of one listing.
+    # Bytes of an index, packed and unpacked, and of one listing of gs://, az:// and hf://.
     max_listing: int = 16 << 30
+    # Pages of one listing.
     max_pages: int = 100_000
     # Directory in which an index is kept while it is read; empty: the system's for temporary files.
     scratch: str = ""
+
+
+def too_many_pages(where: str, most: int) -> ConfigError:
+    """What is said of a listing that has more pages than it may have. where: what is listed, for people."""
+    return ConfigError(
+        f"{where}: the listing has more than {most} pages, or no end; if it is right, raise origin.max_pages"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from cachefs.errors import ConfigError, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report, too_many_pages
 from cachefs_daemon.origin.key_ranges import ListingPlace
 from cachefs_daemon.origin.order import Order
 from cachefs_daemon.origin.patience import Patience
@@ -65,14 +65,19 @@ class S3Origin:
         self._identity = f"s3:{self._endpoint or 'aws'}:{bucket}/{self._prefix}".encode()
         self._outage = self._connection.outage
         self._has_answered = False
+        self._max_pages = settings.max_pages
 
     def identity(self, key: bytes) -> bytes:
         return self._identity + key
 
     async def list_from(self, report: Report, place: ListingPlace) -> AsyncIterator[list[ListedObject]]:
         """See cachefs_daemon.origin.base.ResumableOrigin."""
+        pages = 0
         try:
             async for objects in list_bucket(self._page, self._prefix, place):
+                pages += 1
+                if pages > self._max_pages:
+                    raise too_many_pages(f"{self.url} at {self._endpoint or 'AWS'}", self._max_pages)
                 readable = []
                 for listed in objects:
                     if reason := _unreadable(listed):

@@ -18,7 +18,7 @@ import aiohttp
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report, too_many_pages
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.patience import Patience
@@ -153,10 +153,7 @@ class WebOrigin:
 
         extent.pages += 1
         if extent.pages > self._settings.max_pages:
-            raise ConfigError(
-                f"{self._named('')}: the listing has more than {self._settings.max_pages} pages, or no end; if it is "
-                "right, raise origin.max_pages"
-            )
+            raise too_many_pages(self._named(""), self._settings.max_pages)
 
         give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
         patience = Patience.of(_PAGE_DEADLINE if into is None else _INDEX_DEADLINE)

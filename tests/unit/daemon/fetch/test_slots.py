@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import pytest
@@ -98,6 +99,25 @@ def test_those_who_wait_take_turns_and_one_alone_is_served_as_it_came() -> None:
         assert crowd.slots._turns.keys() <= {1, 2, 3}
 
     with_slots(1, 100, scene)
+
+
+def test_of_those_who_have_waited_only_a_few_are_remembered() -> None:
+    slots, server = FetchSlots(1, 100), Server()
+    slots.slot(b"running", 1, server, ahead=False).ask(lambda: None)
+    waiting: list[Slot] = []
+
+    def play() -> None:
+        for number in range(3000):
+            ASKER.set(number)
+            waiting.append(slots.slot(b"%d" % number, 1, server, ahead=False))
+            waiting[-1].ask(lambda: None)
+            if number % 100 == 99:
+                for one in waiting[:-1]:
+                    one.leave()  # and the next one has the slot
+                del waiting[:-1]
+
+    copy_context().run(play)
+    assert len(slots._turns) < 1500
 
 
 def test_what_one_waits_for_comes_at_the_turn_of_another_who_wants_it_sooner() -> None:

@@ -1,6 +1,7 @@
 """Listing in parallel finds every key once, whatever the keys; and also on servers that list out of order."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable
 from contextlib import aclosing
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from cachefs_daemon.origin import s3_listing
+from cachefs_daemon.origin.base import OriginSettings, open_origin
 from cachefs_daemon.origin.key_ranges import EVERYTHING, KeyRange, ListingPlace, Seam
 from cachefs_daemon.origin.s3_answer import BrokenAnswer
 from cachefs_daemon.origin.s3_listing import list_bucket
@@ -16,7 +18,8 @@ from cachefs_daemon.origin.s3_page import Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachefs.errors import OriginUnavailable
+from cachefs.errors import ConfigError, OriginUnavailable
+from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 
 
@@ -282,6 +285,25 @@ def test_pages_are_fetched_at_the_same_time(name: str) -> None:
     bucket.fetch = slow_fetch  # type: ignore[method-assign]
     assert len(listing(bucket)) == 4000
     assert most >= 30
+
+
+def test_a_bucket_whose_keys_never_end_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count()
+    origin = open_origin("s3://bucket", OriginOptions(endpoint_url="http://127.0.0.1:1"), OriginSettings(max_pages=20))
+
+    async def another_page(**_: Any) -> Page:
+        number = next(numbers)
+        return Page([ListedObject(b"%09d" % number, 1, 0, b"v")], str(number))
+
+    async def collect() -> None:
+        async for _ in origin.list(lambda *_: None):
+            pass
+
+    monkeypatch.setattr(s3_listing, "_FIRST_PAGES", 1000)
+    monkeypatch.setattr(origin, "_page", another_page)
+    with pytest.raises(ConfigError, match=r"s3://bucket at .*more than 20 pages, or no end.*origin\.max_pages"):
+        asyncio.run(collect())
+    assert next(numbers) < 30
 
 
 async def _same_page(**query: str) -> Page:
