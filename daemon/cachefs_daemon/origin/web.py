@@ -32,9 +32,9 @@ _INDEX_DEADLINE: Final = 3600.0
 _FIRST_PAGE_TRIED: Final = 3.0
 # Bytes whose checksum is counted on the event loop, at most: MD5, the slowest, takes half a millisecond.
 _SHORT: Final = 256 << 10
+_UNAVAILABLE: Final = 503
 _UNAUTHORIZED: Final = 401
 _TOO_MANY: Final = 429
-_UNAVAILABLE: Final = 503
 
 Result = TypeVar("Result")
 _Digests = set[bytes]  # of wrong bytes that have come

@@ -1,5 +1,6 @@
 """Reads that wait for the daemon: how long, and which share their waiting."""
 
+import contextlib
 import errno
 import math
 from typing import Any, cast
@@ -36,20 +37,14 @@ class Daemon:
         self.asked += 1
         await trio.sleep(0.1)
         answer = self.answers.pop(0)
+        if isinstance(answer, FetchedBlock) and answer.message == "at the deadline":
+            await trio.sleep(seconds - 0.5)
         if answer is None:
             await trio.sleep(seconds - 0.1)
             raise DaemonUnavailable("away")
         if isinstance(answer, Exception):
             raise answer
         return [answer]
-
-
-class Late(Daemon):
-    """Says a little before the deadline that the origin does not answer."""
-
-    async def call(self, fetch: Fetch, seconds: float) -> list[FetchedBlock]:
-        await trio.sleep(seconds - 0.5)
-        return [FetchedBlock(b"", errno.EIO, "no answer in time")]
 
 
 class Forgetful:
@@ -92,17 +87,32 @@ def test_who_comes_later_waits_on_when_the_time_of_the_first_is_over() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("says_so", [False, True])
-def test_what_one_worker_has_waited_for_in_vain_no_other_waits_for_again(says_so: bool) -> None:
+@pytest.mark.parametrize("failure", [None, FetchedBlock(b"", errno.EIO, "at the deadline")], ids=["daemon", "origin"])
+def test_what_one_worker_has_waited_for_in_vain_no_other_waits_for_again(failure: FetchedBlock | None) -> None:
     async def test() -> None:
         shared = ReadMarks(read_marks.create())
+        one = fetches(Daemon(failure), shared)
         with pytest.raises(CachefsError):
-            await fetches(Late() if says_so else Daemon(None), shared).fetch(KEY, REF, trio.current_time() + DEADLINE)
+            await one.fetch(KEY, REF, trio.current_time() + DEADLINE)
         other = Daemon()
         began = trio.current_time()
         with pytest.raises(DaemonUnavailable):
             await fetches(other, shared).fetch(KEY, REF, trio.current_time() + DEADLINE)
         assert (other.asked, trio.current_time()) == (0, began)
+
+    run(test)
+
+
+@pytest.mark.parametrize("answer", [FetchedBlock(b"", errno.EIO, "at once"), FetchedBlock(PLACE.pack())])
+def test_what_has_failed_early_or_came_is_asked_for_by_other_workers(answer: FetchedBlock) -> None:
+    async def test() -> None:
+        shared = ReadMarks(read_marks.create())
+        with contextlib.suppress(CachefsError):
+            await fetches(Daemon(answer), shared).fetch(KEY, REF, trio.current_time() + DEADLINE)
+        found = await fetches(Daemon(FetchedBlock(PLACE.pack())), shared).fetch(
+            KEY, REF, trio.current_time() + DEADLINE
+        )
+        assert found.location == PLACE.pack()
 
     run(test)
 
