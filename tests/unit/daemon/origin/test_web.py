@@ -223,6 +223,21 @@ def test_a_redirect_that_leads_nowhere_ends(servers: dict[str, StoreServer]) -> 
         with_origin(kind.open(proxy.endpoint), work)
 
 
+def test_what_is_learned_of_a_server_serves_all_its_datasets(
+    servers: dict[str, StoreServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gs", "az", "http", "hf"):
+        kind = Kind(name, servers)
+        one, same = kind.open(), kind.open()
+        assert one.endpoint is same.endpoint
+        assert one.endpoint is not kind.open("http://127.0.0.1:1").endpoint
+    one, *others = (
+        open_origin(url, OriginOptions(), SETTINGS)
+        for url in ["http://h/a", "http://h/b/index.jsonl", "https://h/a", "http://h:81/a"]
+    )
+    assert [one.endpoint is other.endpoint for other in others] == [True, False, False]
+
+
 @pytest.mark.parametrize("where", ["http://h/x", "ftp://h/x", "https://u:p@h/x", "file:///etc/passwd"])
 def test_a_redirect_that_is_not_followed(where: str) -> None:
     with pytest.raises(web_client.BrokenAnswer, match="it redirects to"):
