@@ -132,7 +132,7 @@ class IndexWriter:
                             txn.delete(key)
                         else:
                             txn.put(key, sealed(key, location))
-            except (lmdb.Error, OSError) as error:
+            except Exception as error:  # else the thread that commits would end, and these changes be lost
                 with self._lock:
                     self._pending = {**changes, **self._pending}
                     self._committing = {}

@@ -90,9 +90,9 @@ def describe(now: Status) -> Iterator[str | Table]:
         yield f"carried    {carried:,} of these blocks, by fetch processes (pid {pids})"
     guessed = now.guessed
     if guessed.blocks:
-        judged = guessed.right + guessed.wrong
-        right = share(guessed.right, judged)
-        yield f"guessed    {guessed.blocks:,} of these blocks, {size(guessed.bytes)}, of which {right} were read"
+        rest = max(0, guessed.blocks - guessed.right - guessed.wrong)
+        read = f"{guessed.right:,} were read, {guessed.wrong:,} were not, {rest:,} may still be"
+        yield f"guessed    {guessed.blocks:,} blocks, {size(guessed.bytes)}: {read}"
     if now.passed_blocks:
         yield f"passed     {now.passed_blocks:,} blocks straight to their readers, as no tier could hold them"
     detours = f", {now.origin_detours:,} reads took a detour (see the daemon's log)" if now.origin_detours else ""

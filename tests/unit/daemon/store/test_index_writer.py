@@ -8,6 +8,7 @@ from typing import Any
 
 import lmdb
 import pytest
+from cachefs_daemon.store import index_writer
 from cachefs_daemon.store.index_writer import IndexWriter
 
 from cachefs.block import MEMORY, Location
@@ -92,6 +93,20 @@ def test_blocks_that_come_and_go_while_nothing_can_be_committed_do_not_add_up(
     assert index.get(NEW[0]) == PLACE
     assert index.get(OLD[0]) is None
     assert index.count() == len(OLD)
+
+
+def test_no_change_is_lost_whatever_a_commit_fails_of(index: IndexWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: object) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index_writer, "sealed", out_of_memory)
+        index.put(NEW[0], PLACE)
+        assert not index.commit()
+    index._retry_at = 0.0
+    assert index.commit()
+    assert NEW[0] in dict(index.committed())
+    assert index._committer.is_alive()
 
 
 def test_who_looks_up_while_changes_are_committed_misses_none(index: IndexWriter) -> None:
