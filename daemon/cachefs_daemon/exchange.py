@@ -14,6 +14,7 @@ from typing import Final
 
 from cachefs.job_messages import JobProgress, JobProgressReply
 from cachefs.messages import MountReport, Stall
+from cachefs.mount_spec import MountSpec
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.pagecache.push_plan import Audience
@@ -78,6 +79,8 @@ class Listeners:
     # Is told how long reads of planned blocks have waited, of how many such reads, and the time.
     late: Callable[[Sequence[float], int, float], None]
     guessed: Callable[[str, Sequence[bytes]], None]  # is told which mount has read which blocks, as some were guessed
+    # Is told that datasets are mounted: those whose names the function that it gets knows.
+    mounted: Callable[[Callable[[str], bool]], None]
 
 
 @dataclass(slots=True)
@@ -103,7 +106,8 @@ class Exchange:
 
     async def on_mount_report(self, report: MountReport) -> None:
         """A mount says what it has read, and that it is there."""
-        self._mounts.report(report)
+        if self._mounts.report(report):
+            self._to.mounted(MountSpec.parse(report.spec).shows)
         if not report.accessed and not report.stalls:
             return
         heard = self._heard.setdefault(report.id, _Heard())

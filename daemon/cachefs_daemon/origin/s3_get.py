@@ -121,6 +121,11 @@ class S3Get:
             await check_whole(body, head.headers)
         return body
 
+    async def prepare(self, bucket: str) -> None:
+        """Find out how GETs of the *bucket* are sent. Raises Unusual, and what a client of aiobotocore raises."""
+        await self._credentials.look()
+        await self._find_way(bucket)
+
     def forget_route(self, bucket: str) -> None:
         """Ask aiobotocore again how GETs of this bucket are sent, which may have learned it from a redirect."""
         self._routes.pop(bucket, None)
