@@ -51,8 +51,9 @@ class JobAudiences:
     def of(self, mount: str, latency: float) -> Audience:
         """The consumers that read what the mount with that id shows. latency: seconds that an order to the mount's
         pusher takes; blocks that a consumer reads within them come too late."""
-        readers = [one for one in self._jobs.readers(latency) if self.shows(mount, one.snapshot)]
-        return self._affinity.audience(mount, readers)
+        readers = self._jobs.readers(latency)
+        shown = {snapshot for snapshot in {one.snapshot for one in readers} if self.shows(mount, snapshot)}
+        return self._affinity.audience(mount, [one for one in readers if one.snapshot in shown])
 
     def shows(self, mount: str, snapshot: str) -> bool:
         """Are files of *snapshot* among those that the mount with that id shows?"""
