@@ -11,7 +11,7 @@ from cachefs.block import block_count, block_key, block_length
 from cachefs.errors import CachefsError, ConfigError, NotFound, SnapshotDamaged
 from cachefs.messages import BlockRef
 from cachefs.sizes import format_size
-from cachefs.snapshot import Entry, Snapshot
+from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.any_origin import AnyOrigin
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.base import ObjectRange, Origin
@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 # The part of the files that the daemon may open which may be snapshots. Segments and connections need the rest.
 SHARE_OF_DESCRIPTORS: Final = 0.75
-# Directories whose paths are remembered: to look for one takes as long as for a file, in each level of the tree.
-_DIRECTORIES: Final = 4096
 
 
 @dataclass(slots=True)
@@ -54,7 +52,6 @@ class HeldSnapshots:
         self.block_size = block_size  # bytes of the blocks of new snapshots, and of the largest that this node takes
         self._damaged: dict[str, str] = {}  # why a snapshot is not held that was; replaced, as `_held` is
         self._held: dict[str, _Held] = {}  # by snapshot id; replaced, not shrunk, for the threads that look into it
-        self._directories: dict[tuple[str, int], bytes] = {}  # paths, by snapshot id and number of the entry
         try:
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
@@ -136,23 +133,13 @@ class HeldSnapshots:
         if not 0 <= ref.number < block_count(entry.size, snapshot.block_size):
             raise NotFound(f"entry {ref.entry} of snapshot {ref.snapshot} has no block {ref.number}")
         wanted = ObjectRange(
-            key=self._path(snapshot, entry),
+            key=snapshot.path_of(entry),
             version=entry.version,
             size=entry.size,
             offset=ref.number * snapshot.block_size,
             length=block_length(entry.size, snapshot.block_size, ref.number),
         )
         return BlockSource(block_key(entry.content, ref.number), held.any_origin, wanted, ref.snapshot)
-
-    def _path(self, snapshot: Snapshot, entry: Entry) -> bytes:
-        """Raises SnapshotDamaged."""
-        place = snapshot.id, entry.parent
-        directory = self._directories.get(place)
-        if directory is None:
-            if len(self._directories) >= _DIRECTORIES:
-                self._directories = {}
-            directory = self._directories[place] = snapshot.path(entry.parent)
-        return directory + b"/" + entry.name if directory else entry.name
 
     def keep(self, wanted: Mapping[str, list[Origin]]) -> None:
         """Let go of all snapshots but the *wanted* ones. wanted: by id of a snapshot, the origins that have its

@@ -206,6 +206,11 @@ class S3Get:
         raise error
 
 
+def _is_odd(key: str, etag: str) -> bool:
+    # Blanks in a row would have to be signed as one. No server has such ETags.
+    return not key or not etag.isascii() or not etag.isprintable() or " " in etag
+
+
 def _require_right_bytes(answer: Answer, place: Place, wanted: ObjectRange) -> None:
     """Its body is what was *wanted* of the object at the *place*. Raises ObjectChanged, BrokenAnswer, Doubtful, and
     Unusual."""
@@ -218,11 +223,6 @@ def _require_right_bytes(answer: Answer, place: Place, wanted: ObjectRange) -> N
         raise
     if before or head.length != wanted.length:
         raise Unusual("a whole object came in place of a range")
-
-
-def _is_odd(key: str, etag: str) -> bool:
-    # Blanks in a row would have to be signed as one. No server has such ETags.
-    return not key or not etag.isascii() or not etag.isprintable() or " " in etag
 
 
 def _doubt(answer: Answer) -> None:
