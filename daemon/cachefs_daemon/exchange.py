@@ -14,6 +14,7 @@ from typing import Final
 
 from cachefs.job_messages import JobProgress, JobProgressReply
 from cachefs.messages import MountReport, Stall
+from cachefs.mount_spec import MountSpec
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.pagecache.push_plan import Audience
@@ -50,8 +51,9 @@ class JobAudiences:
     def of(self, mount: str, latency: float) -> Audience:
         """The consumers that read what the mount with that id shows. latency: seconds that an order to the mount's
         pusher takes; blocks that a consumer reads within them come too late."""
-        readers = [one for one in self._jobs.readers(latency) if self.shows(mount, one.snapshot)]
-        return self._affinity.audience(mount, readers)
+        readers = self._jobs.readers(latency)
+        shown = {snapshot for snapshot in {one.snapshot for one in readers} if self.shows(mount, snapshot)}
+        return self._affinity.audience(mount, [one for one in readers if one.snapshot in shown])
 
     def shows(self, mount: str, snapshot: str) -> bool:
         """Are files of *snapshot* among those that the mount with that id shows?"""
@@ -78,6 +80,8 @@ class Listeners:
     # Is told how long reads of planned blocks have waited, of how many such reads, and the time.
     late: Callable[[Sequence[float], int, float], None]
     guessed: Callable[[str, Sequence[bytes]], None]  # is told which mount has read which blocks, as some were guessed
+    # Is told that datasets are mounted: those whose names the function that it gets knows.
+    mounted: Callable[[Callable[[str], bool]], None]
 
 
 @dataclass(slots=True)
@@ -103,7 +107,8 @@ class Exchange:
 
     async def on_mount_report(self, report: MountReport) -> None:
         """A mount says what it has read, and that it is there."""
-        self._mounts.report(report)
+        if self._mounts.report(report):
+            self._to.mounted(MountSpec.parse(report.spec).shows)
         if not report.accessed and not report.stalls:
             return
         heard = self._heard.setdefault(report.id, _Heard())

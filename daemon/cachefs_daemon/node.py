@@ -91,7 +91,14 @@ class Node:
         pages = PageCaches(self.pushers.takes, self.pushers.guess)
         self.guesser = Guesser(self.fetcher, storage, threads, snapshots.get, pages)
         listeners = Listeners(
-            self.jobs, attribution, audiences, self.pushers, pace, fetches.late, self.guesser.on_reads
+            self.jobs,
+            attribution,
+            audiences,
+            self.pushers,
+            pace,
+            fetches.late,
+            self.guesser.on_reads,
+            self.catalog.prepare,
         )
         self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)

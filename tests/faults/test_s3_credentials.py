@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from botocore.exceptions import NoCredentialsError
 from cachefs_daemon.origin import s3_connection, s3_credentials
-from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, PreparedOrigin, open_origin
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.s3_connection import connection
 
@@ -60,6 +61,9 @@ class Credentials:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    def withdraw(self) -> None:
+        self._path.unlink()
 
     def set(self, key: str) -> None:
         self._path.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=x\naws_session_token={key}\n")
@@ -157,6 +161,32 @@ def test_a_client_that_nobody_uses_is_closed_and_made_again(
         await origin.read(WANTED, Patience.of(20))
         while shared._current is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+        assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+
+    scene(play)
+
+
+def test_what_is_prepared_has_asked_the_server_nothing(credentials: Credentials) -> None:
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        assert isinstance(origin, PreparedOrigin)
+        await origin.prepare()
+        shared = connection(OriginOptions(endpoint_url=server.endpoint), OriginSettings())
+        prepared = shared._current
+        assert prepared is not None
+        assert not server.seen
+        assert await origin.read(WANTED, Patience.of(20)) == b"hello"
+        assert shared._current is prepared
+
+    scene(play)
+
+
+def test_where_preparing_fails_reads_go_on(credentials: Credentials) -> None:
+    async def play(server: KeyedServer, origin: Origin) -> None:
+        assert isinstance(origin, PreparedOrigin)
+        credentials.withdraw()
+        with pytest.raises(NoCredentialsError):
+            await origin.prepare()
+        credentials.set("new")
         assert await origin.read(WANTED, Patience.of(20)) == b"hello"
 
     scene(play)

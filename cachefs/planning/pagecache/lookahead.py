@@ -1,5 +1,6 @@
 """Which blocks' pages to push next, soonest first, and which to drop since they are tripwires. Arrays only."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,8 @@ _ARMED: Final = 12
 # At most so many are added ahead of a silent consumer: what is read in 3 minutes, in 0.4 ms. All that lie in two epochs
 # of 1.3 million reads took up to 2 s, 20 times a second, for a job that did nothing.
 _MOST_SEARCHED: Final = 1 << 12
+# Numbers that Python sorts more quickly than numpy.
+_FEW: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,17 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Consecutive reads of one epoch. The arrays have one entry per read."""
+class Room:
+    """For some blocks."""
 
-    start: int  # number of the first one, counted over all epochs of the consumer
-    reads: npt.NDArray[np.int64]  # their numbers, counted from the start of the epoch
-    blocks: Ids  # what is read
-    seconds: npt.NDArray[np.float64]  # seconds until it is read
+    count: int  # blocks
+    size: int  # bytes of all of them
+    largest: int  # bytes of a single one, which may be more
+
+
+def _sorted(blocks: Ids) -> Ids:
+    """Each of the *blocks* once, in ascending order. For a few, numpy takes ten times as long as Python."""
+    return np.array(sorted(set(blocks.tolist())), np.int32) if len(blocks) <= _FEW else np.unique(blocks)
 
 
 def all_tripwires(plan: Plan, readers: Sequence[Reader]) -> dict[str, npt.NDArray[np.bool_]]:
@@ -87,21 +94,20 @@ class PushLookahead:
         """Look at all again: blocks have come to the node, or their pages have gone."""
         self._looked.clear()
 
-    def take(
-        self, readers: Sequence[Reader], pages: PageStates, presence: TierStates, count: int, size: int
-    ) -> Due | None:
-        """At most *count* blocks of one snapshot, of at most *size* bytes together, that are on the node and not in the
-        page cache, soonest read first. It takes for granted that the caller has all of them pushed.
+    def take(self, readers: Sequence[Reader], pages: PageStates, presence: TierStates, room: Room) -> Due | None:
+        """Blocks of one snapshot, as many as there is *room* for, that are on the node and not in the page cache,
+        soonest read first. It takes for granted that the caller has all of them pushed.
 
         pages: states of blocks in the page cache; presence: states of blocks on the node.
         """
+        count = room.count
         before = dict(self._looked)
         found = self._find(readers, pages, presence, count)
         due = self._merge(found, count)
         if due is None:
             return None
         ends = np.cumsum(self._plan.spaces[due.snapshot].sizes[due.ids], dtype=np.int64)
-        fitting = int(np.searchsorted(ends, size, side="right"))
+        fitting = int(np.searchsorted(ends, room.size, side="right")) or int(ends[0] <= room.largest)
         if fitting < sum(len(one.ids) for one in found):
             self._looked = before  # some are to be given again
         return Due(due.snapshot, due.ids[:fitting], due.seconds[:fitting]) if fitting else None
@@ -116,10 +122,11 @@ class PushLookahead:
     def soon(self, reader: Reader, seconds: float) -> Ids:
         """Blocks that *reader* reads within so many seconds, without its tripwires, in the order in which it reads
         them: shape (n,), int32."""
-        stretch = next(self._stretches(reader, 0, _LOOK), None)
-        if stretch is None:
+        first, window = next(self._windows(reader, 0, _LOOK), (0, None))
+        if window is None:
             return np.zeros(0, np.int32)
-        return stretch.blocks[(stretch.seconds < seconds) & ~are_tripwires(stretch.reads, reader.every)]
+        count = min(len(window.blocks), max(0, math.ceil((seconds - window.seconds) / window.period)))
+        return window.blocks[:count][~are_tripwires(np.arange(first, first + count), reader.every)]
 
     def tripwires(self, readers: Sequence[Reader]) -> dict[str, Ids]:
         """By snapshot, the blocks of the next few tripwires of its readers: shape (n,), int32, in ascending order.
@@ -127,7 +134,7 @@ class PushLookahead:
         found: dict[str, list[Ids]] = {}
         for reader in readers:
             found.setdefault(reader.snapshot, []).extend(self._tripwires_of(reader))
-        return {snapshot: np.unique(np.concatenate(blocks)) for snapshot, blocks in found.items() if blocks}
+        return {snapshot: _sorted(np.concatenate(blocks)) for snapshot, blocks in found.items() if blocks}
 
     def _tripwires_of(self, reader: Reader) -> Iterator[Ids]:
         every = reader.every
@@ -169,31 +176,27 @@ class PushLookahead:
         ids: list[Ids] = []
         seconds: list[npt.NDArray[np.float64]] = []
         found = seen = 0
-        for stretch in self._stretches(reader, start, _LOOK):
-            wanted = WANTED[states[stretch.blocks]] & (here[stretch.blocks] != ABSENT)
-            wanted &= ~are_tripwires(stretch.reads, reader.every)
-            places = np.flatnonzero(wanted)
-            if barred is not None and len(barred):
+        for first, window in self._windows(reader, start, _LOOK):
+            blocks = window.blocks
+            places = np.flatnonzero(WANTED[states[blocks]] & (here[blocks] != ABSENT))
+            if len(places):
+                places = places[~are_tripwires(first + places, reader.every)]
+            if barred is not None and len(barred) and len(places):
                 # Four times as fast as np.isin, which was an eighth of all that a daemon did.
-                nearest = np.searchsorted(barred[:-1], stretch.blocks[places])
-                places = places[barred[nearest] != stretch.blocks[places]]
+                nearest = np.searchsorted(barred[:-1], blocks[places])
+                places = places[barred[nearest] != blocks[places]]
             ended = found + len(places) >= count
-            places = places[: count - found]
-            ids.append(stretch.blocks[places])
-            seconds.append(stretch.seconds[places])
+            if len(places):
+                places = places[: count - found]
+                ids.append(blocks[places])
+                seconds.append(np.asarray(window.seconds + window.period * places, np.float64))
             found += len(places)
-            seen += len(stretch.blocks)
-            start = stretch.start + (int(places[-1]) + 1 if ended and len(places) else len(stretch.blocks))
+            seen += len(blocks)
+            start = window.start + (int(places[-1]) + 1 if ended and len(places) else len(blocks))
             if ended or seen >= _MOST_LOOKS:
                 break
         self._looked[reader.key] = (generation, start)
         return Due(snapshot, np.concatenate(ids), np.concatenate(seconds)) if found else None
-
-    def _stretches(self, reader: Reader, start: int, look: int) -> Iterator[_Stretch]:
-        for first, window in self._windows(reader, start, look):
-            count = len(window.blocks)
-            seconds = np.asarray(window.seconds + window.period * np.arange(count), np.float64)
-            yield _Stretch(window.start, np.arange(first, first + count), window.blocks, seconds)
 
     def _windows(self, reader: Reader, start: int, look: int) -> Iterator[tuple[int, Window]]:
         """The reader's future from read *start* on, without the reads that it may be at now. Each window comes with the

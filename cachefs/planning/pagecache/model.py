@@ -210,8 +210,8 @@ class PageCacheModel:
         pages = self._pages[blocks.snapshot]
         ids = np.unique(blocks.ids)
         absent = ids[INCOMPLETE[pages.states[ids]]]
-        if self._plan.spaces.get(blocks.snapshot) is not None:
-            self.late += int(np.count_nonzero(~np.isin(absent, tripped)))
+        if len(absent) and self._plan.spaces.get(blocks.snapshot) is not None:
+            self.late += int(np.count_nonzero(~np.isin(absent, tripped))) if len(tripped) else len(absent)
         pages.unread[ids] = False
         pages.asked_for[ids] = True
         self._candidates.consider(Blocks(blocks.snapshot, ids))

@@ -5,7 +5,6 @@ is read sooner. What is dropped makes room only when the pusher says that it is 
 budget; a little is kept free so that orders need not wait for that.
 """
 
-import functools
 import itertools
 import math
 from collections import deque
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.pagecache.leftovers import Leftovers
-from cachefs.planning.pagecache.lookahead import Due, PushLookahead, Reader
+from cachefs.planning.pagecache.lookahead import Due, PushLookahead, Reader, Room
 from cachefs.planning.pagecache.model import PageCacheModel
 from cachefs.planning.pagecache.orders import Action, FileBlocks, Order
 from cachefs.planning.pagecache.states import Blocks, PageStates, bytes_of
@@ -188,8 +187,10 @@ class PushPlan:
 
     def _due(self, readers: Sequence[Reader], room: int) -> Due | None:
         """The blocks of one order to store, of at most *room* bytes: one block at least, if that has room."""
-        take = functools.partial(self._lookahead.take, readers, self.pages.states, self._presence.states)
-        return (take(BLOCKS, min(room, ORDER_BYTES)) or take(1, room)) if room > 0 else None
+        if room <= 0:
+            return None
+        wanted = Room(BLOCKS, min(room, ORDER_BYTES), room)
+        return self._lookahead.take(readers, self.pages.states, self._presence.states, wanted)
 
     def _drop_leftovers(self, now: float) -> Iterator[Order]:
         while not self.is_busy and (files := self._leftovers.take(BLOCKS, now)) is not None:

@@ -112,6 +112,10 @@ class Lookahead:
             # What workers have read ahead of the others is evicted soon, and is not wanted again: it would take the
             # places of what is. In a job with 4 workers all of them: nothing was fetched for a second.
             here = here[self._plan.is_coming(consumer, window.start + here, window.blocks[here])]
+            if count + len(here) > blocks:
+                # More is not given by this call: to sort 1,024 reads in place of 100 takes an eighth of a step.
+                here = here[: blocks - count]
+                near = int(here[-1]) + 1
             reads.append(window.start + here)
             ids.append(window.blocks[here])
             due.append(np.asarray(first + window.period * here, np.float64))

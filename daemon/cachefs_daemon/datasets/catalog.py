@@ -4,12 +4,13 @@ Each dataset keeps its current snapshot, the one before it, and any
 snapshot that a living mount may still read.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,7 @@ from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
 from cachefs_daemon.datasets.listing_journal import journal_path, remove_stale
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
-from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
+from cachefs_daemon.origin.base import Origin, OriginSettings, PreparedOrigin, open_origin
 from cachefs_daemon.origin.unusable import UnusableOrigin
 from cachefs_daemon.runtime import boot_clock
 from cachefs_daemon.runtime.threads import Threads
@@ -39,6 +40,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _RESERVED: Final = frozenset({"all"})
 # Snapshots that each dataset keeps, whoever uses them.
 KEPT_GENERATIONS: Final = 2
+# Datasets of one mount whose origins are prepared, at most: of a mount of thousands most are not read soon.
+_PREPARED: Final = 8
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class Catalog:
         self._settings = settings
         self._threads = threads
         self._datasets: dict[str, Dataset] = {}  # by name
+        self._preparing: set[asyncio.Task[None]] = set()  # in which origins are opened
         self._changing: set[str] = set()  # names of datasets that are being listed or removed
         self._saving = threading.Lock()
         for record in records.load(state_dir):
@@ -257,8 +261,20 @@ class Catalog:
         found = {id(dataset.origin.endpoint): dataset.origin.endpoint for dataset in self}
         return [endpoint.status() for endpoint in found.values()]
 
+    def prepare(self, is_shown: Callable[[str], bool]) -> None:
+        """Somebody is about to read datasets, whose names *is_shown* knows: have their origins open what first reads
+        would wait for."""
+        shown = (dataset.origin for dataset in self if is_shown(dataset.record.name))
+        origins = [origin for origin in shown if isinstance(origin, PreparedOrigin)]
+        task = asyncio.create_task(_prepare(origins[:_PREPARED]))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
     async def close(self) -> None:
         """Close all origins."""
+        for task in self._preparing:
+            task.cancel()
+        await asyncio.gather(*self._preparing, return_exceptions=True)
         for dataset in self:
             await dataset.origin.close()
 
@@ -367,6 +383,15 @@ class Catalog:
         finally:
             self._changing.discard(name)
             self._tidy()
+
+
+async def _prepare(origins: Sequence[PreparedOrigin]) -> None:
+    """One after the other. What is wrong is said when somebody reads."""
+    for origin in origins:
+        try:
+            await origin.prepare()
+        except Exception as error:
+            log.info("an origin cannot be opened before it is read: %s", error)
 
 
 def _taken(record: DatasetRecord, url: str) -> str:

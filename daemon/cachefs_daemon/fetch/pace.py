@@ -40,9 +40,10 @@ class Pace:
                 if not self._plan.is_empty:
                     await step()
                 await asyncio.sleep(FASTEST)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(SLOWEST):
-                        await news.wait()
+                if not news.is_set():  # a timeout takes longer than to look
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(SLOWEST):
+                            await news.wait()
             except CachefsError as error:
                 log.warning("prefetching pauses: %s", error)
                 await asyncio.sleep(PAUSE)

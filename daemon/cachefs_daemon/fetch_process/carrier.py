@@ -28,7 +28,7 @@ from cachefs_daemon.origin.http_pool import HttpPool
 from cachefs_daemon.origin.http_race import Races
 from cachefs_daemon.origin.http_tls import Tls
 from cachefs_daemon.origin.order import Way
-from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before
+from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before, is_whole
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
 from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.store.segment_writer import Record, SegmentFile, write_record
@@ -231,8 +231,10 @@ async def _get(way: _OpenWay, wanted: Wanted) -> memoryview:
     if head.status != 200:
         raise _Refused(head.status)
     headers = head.headers
-    said, span = headers.get(b"etag", b"").decode("latin-1"), headers.get(b"content-range", b"").decode("latin-1")
-    before = bytes_before(whole, Place(way.bucket, wanted.key, ""), said, head.length, span)
+    before = 0
+    if not is_whole(whole, head.length, headers):
+        said, span = (headers.get(name, b"").decode("latin-1") for name in (b"etag", b"content-range"))
+        before = bytes_before(whole, Place(way.bucket, wanted.key, ""), said, head.length, span)
     if before or body is None or len(body) != wanted.size:
         raise BrokenAnswer("the answer does not have the object's length")
     if has_checksum(headers):

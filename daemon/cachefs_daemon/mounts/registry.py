@@ -91,8 +91,9 @@ class MountRegistry:
             else:
                 self.unsaved = True
 
-    def report(self, report: MountReport) -> None:
-        """A mount says that it is there, what it has read, or that it closes."""
+    def report(self, report: MountReport) -> bool:
+        """A mount says that it is there, what it has read, or that it closes. Returns whether this daemon hears of it
+        for the first time."""
         for other in [other for other in self._mounts.values() if other.report.mountpoint == report.mountpoint]:
             if other.report.id != report.id and not _lives(other):
                 self._forget(other)
@@ -100,9 +101,11 @@ class MountRegistry:
         if mount is None:
             mount = self._mounts[report.id] = _Mount(report, time.monotonic(), birth_of(report.pid))
             self.unsaved = True
+        is_new = not mount.workers
         mount.take(report)
         if not mount.workers:
             self._forget(mount)
+        return is_new
 
     def views(self) -> list[MountView]:
         """All mounts, as users see them. One whose process is gone is shown while its mount point is still there: an

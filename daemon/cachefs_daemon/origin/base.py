@@ -140,6 +140,14 @@ class RangeOrigin(Protocol):
         """
 
 
+@runtime_checkable
+class PreparedOrigin(Protocol):
+    """An origin whose first read takes longer than others."""
+
+    async def prepare(self) -> None:
+        """Open what the first read would wait for. Raises what a read raises, and what it would try again after."""
+
+
 def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
     from cachefs_daemon.origin.file import FileOrigin
 

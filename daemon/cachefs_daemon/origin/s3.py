@@ -119,6 +119,11 @@ class S3Origin:
         except Exception as error:
             raise self._judged(error, place).error from None
 
+    async def prepare(self) -> None:
+        """See cachefs_daemon.origin.base.PreparedOrigin. Nothing is asked of the server."""
+        async with self._connection.client() as client:
+            await client.lean.prepare(self._bucket)
+
     def order(self, wanted: ObjectRange) -> Order | None:
         """See cachefs_daemon.origin.order.OrderingOrigin."""
         client = self._connection.current

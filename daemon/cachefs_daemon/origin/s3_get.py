@@ -136,7 +136,7 @@ class S3Get:
         """How another process asks for the whole object at the *place*; None where `read` has to look for credentials
         or a route first."""
         if self._credentials.is_look_due and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._look_beside(place.bucket))
+            self._looking = asyncio.create_task(self.prepare(place.bucket))
             self._looking.add_done_callback(noticed)
         way = self._ways.get(place.bucket)
         etag = wanted.version.decode()
@@ -144,8 +144,8 @@ class S3Get:
             return None
         return Order(way.ordered, place.key, etag)
 
-    async def _look_beside(self, bucket: str) -> None:
-        """Ask for credentials while others are used."""
+    async def prepare(self, bucket: str) -> None:
+        """Find out how GETs of the *bucket* are sent now. Raises Unusual, and what a client of aiobotocore raises."""
         await self._credentials.look()
         self._ways.clear()
         await self._find_way(bucket)

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 from cachefs_daemon.datasets import records as registry
-from cachefs_daemon.datasets.catalog import KEPT_GENERATIONS, Catalog
+from cachefs_daemon.datasets.catalog import _PREPARED, KEPT_GENERATIONS, Catalog, Dataset
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.patience import Patience
@@ -24,7 +24,7 @@ from cachefs_daemon.runtime.threads import Threads
 
 from cachefs import snapshot as snapshots
 from cachefs.errors import CachefsError, ConfigError, OriginAccessDenied
-from cachefs.messages import BlockRef, DatasetAdd, Empty, ListingProgress, Warmup
+from cachefs.messages import BlockRef, DatasetAdd, Empty, ListingProgress, OriginOptions, Warmup
 from cachefs.rpc import DATASET_ADD, DATASET_LIST, WARMUP
 from tests.daemon import Daemon, block_ref
 
@@ -265,3 +265,31 @@ def test_a_warmup_ends_with_its_caller(tmp_path: Path) -> None:
         assert "warmup 1 of d cancelled" in daemon.log.read_text()
         assert daemon.status().index_blocks < 3000
         assert "Traceback" not in daemon.log.read_text()
+
+
+def test_of_what_is_mounted_origins_are_prepared_but_few_and_whatever_they_say(tmp_path: Path) -> None:
+    class Reluctant:
+        """The origin of a dataset, which cannot be opened."""
+
+        prepared = 0
+
+        async def prepare(self) -> None:
+            self.prepared += 1
+            raise OSError("no route to host")
+
+        async def close(self) -> None:
+            pass
+
+    async def scene(datasets: Catalog) -> None:
+        origin: Any = Reluctant()
+        for number in range(20):
+            record = registry.DatasetRecord(f"d{number}", "s3://bucket", OriginOptions(), [])
+            datasets._datasets[f"d{number}"] = Dataset(record, origin, None)
+        datasets.prepare(lambda name: name in ("d1", "d2", "other"))
+        await asyncio.gather(*datasets._preparing)
+        assert origin.prepared == 2
+        datasets.prepare(lambda name: True)
+        await asyncio.gather(*datasets._preparing)
+        assert origin.prepared == 2 + _PREPARED
+
+    with_datasets(tmp_path, scene)

@@ -1,11 +1,13 @@
 """For whom pages are pushed into a mount, as mounts and jobs together tell; and what is done about reports."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
+from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
 
@@ -61,6 +63,7 @@ class Everybody:
         self.reads: list[tuple[Sequence[bytes], int]] = []  # keys, and how many stalls
         self.used: list[Sequence[bytes]] = []
         self.guessed: list[tuple[str, Sequence[bytes]]] = []
+        self.mounted: list[Callable[[str], bool]] = []
         self.woken = 0
 
     def listeners(self) -> Listeners:
@@ -73,6 +76,7 @@ class Everybody:
             pace=SimpleNamespace(wake=self._wake),  # type: ignore[arg-type]
             late=lambda seconds, reads, now: None,
             guessed=lambda mount, keys: self.guessed.append((mount, list(keys))),
+            mounted=self.mounted.append,
         )
 
     def _on_reads(self, keys: Sequence[bytes], stalls: Sequence[Stall], now: float, pages: Any) -> Any:
@@ -105,6 +109,28 @@ def test_reports_of_several_workers_are_followed_at_once_before_they_are_answere
         await exchange.on_mount_report(report(1, b"d"))
         assert (heard.reads[1:], len(heard.reports)) == ([([b"d"], 1)], 4)
         assert heard.guessed == [("m", [b"a", b"b", b"c"]), ("m", [b"d"])]
+        threads.close()
+
+    asyncio.run(play())
+
+
+def test_what_is_mounted_is_told_once() -> None:
+    def report(mount: str, spec: str, worker: int = 0) -> MountReport:
+        return MountReport(id=mount, mountpoint=f"/{mount}", spec=spec, pid=os.getpid(), worker=worker)
+
+    async def play() -> None:
+        heard, threads, mounts = Everybody(), Threads(), MountRegistry()
+        exchange = Exchange(mounts, heard.listeners(), Locked(heard), threads)  # type: ignore[arg-type]
+        for one in (report("m", "one@12,two"), report("m", "one@12,two", 1), report("n", "all")):
+            await exchange.on_mount_report(one)
+        assert [[name for name in ("one", "two", "three") if shows(name)] for shows in heard.mounted] == [
+            ["one", "two"], ["one", "two", "three"],
+        ]  # fmt: skip
+        again = MountRegistry()  # of the next daemon
+        again.restore(mounts.records())
+        exchange = Exchange(again, heard.listeners(), Locked(heard), threads)  # type: ignore[arg-type]
+        await exchange.on_mount_report(report("m", "one@12,two", 1))
+        assert len(heard.mounted) == 3
         threads.close()
 
     asyncio.run(play())

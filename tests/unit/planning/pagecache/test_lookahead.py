@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cachefs.planning.blocks.presence import ABSENT, IN_SSD
-from cachefs.planning.pagecache.lookahead import PushLookahead, Reader
+from cachefs.planning.pagecache.lookahead import PushLookahead, Reader, Room
 from cachefs.planning.pagecache.states import HELD, OUT
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
@@ -28,13 +28,17 @@ def test_the_soonest_that_are_on_the_node_are_pushed_and_tripwires_are_not(plan:
     residents["s"][3] = ABSENT
     pages = {"s": np.full(COUNT, OUT, np.uint8)}
     pages["s"][1] = HELD
-    due = lookahead.take([Reader("c", "s", 0, 0, 8)], pages, residents, 6, 100 * SIZE)
+    due = lookahead.take([Reader("c", "s", 0, 0, 8)], pages, residents, Room(6, 100 * SIZE, 100 * SIZE))
     assert due is not None
     assert due.ids.tolist() == [0, 2, 4, 5, 6, 8]
     plan.set_progress("c", 0, 10)
-    due = lookahead.take([Reader("c", "s", 5, 0, 0)], pages, residents, 4, 2 * SIZE)
+    due = lookahead.take([Reader("c", "s", 5, 0, 0)], pages, residents, Room(4, 2 * SIZE, 2 * SIZE))
     assert due is not None
     assert due.ids.tolist() == [15, 16]
+    due = lookahead.take([Reader("c", "s", 5, 0, 0)], pages, residents, Room(4, SIZE - 1, SIZE))
+    assert due is not None
+    assert due.ids.tolist() == [15], "one alone may be larger"
+    assert lookahead.take([Reader("c", "s", 5, 0, 0)], pages, residents, Room(4, SIZE - 1, SIZE - 1)) is None
 
 
 def test_tripwires_lie_ahead_also_in_the_next_epoch(plan: Plan) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cachefs.planning.blocks.presence import IN_SSD
-from cachefs.planning.pagecache.lookahead import PushLookahead, Reader
+from cachefs.planning.pagecache.lookahead import PushLookahead, Reader, Room
 from cachefs.planning.pagecache.model import STALE_SECONDS, PageCacheModel
 from cachefs.planning.pagecache.states import GOING, HELD, OUT, PART, PART_REFUSED, REFUSED, Blocks
 from cachefs.planning.sequences.plan import Plan
@@ -117,7 +117,7 @@ def test_a_large_block_that_was_read_in_part_counts_and_is_still_pushed() -> Non
     pages.read(blocks(0), tripped=np.zeros(0, np.int32))
     assert (pages.states["s"][0], pages.used) == (PART, large)
     due = PushLookahead(plan).take(
-        [Reader("c", "s", 0, 0, 0)], pages.states, {"s": np.full(4, IN_SSD, np.uint8)}, 4, 16 * large
+        [Reader("c", "s", 0, 0, 0)], pages.states, {"s": np.full(4, IN_SSD, np.uint8)}, Room(4, 16 * large, 16 * large)
     )
     assert due is not None
     assert due.ids.tolist() == [0, 1, 2, 3]
