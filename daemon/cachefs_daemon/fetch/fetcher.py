@@ -144,7 +144,7 @@ class Flight:
         self.outcome, self.has_landed = outcome, True
         # Nothing may keep its bytes until Python's collector finds it: the connection uses their memory again.
         self.data, self.early, self.patience.rest = b"", None, asyncio.sleep
-        told, self._told = self._told, []
+        told, self._told, self._takers = self._told, [], []
         self._tell(told)
 
     def _tell(self, told: "Sequence[Callable[[Flight], None]]") -> None:
@@ -491,10 +491,10 @@ class Fetcher:
         flight.arrive(data, clock())
         if flight.early is not None and self._puts.has_room:
             flight.slot.leave()  # nobody waits for it any more
-        location = await self._store_or_pass(flight)
-        self.latency.measure(clock() - flight.began)
         self.fetched_blocks += 1
         self.fetched_bytes += source.length
+        location = await self._store_or_pass(flight)
+        self.latency.measure(clock() - flight.began)
         if location is None and flight.needed == math.inf:
             self._note_refusal(source)
         return location
