@@ -11,7 +11,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -20,11 +20,13 @@ from cachefs.errors import CachefsError, OriginError, OriginUnavailable, StoreFu
 from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.flights import Answer, Flight, Outcome, Waiting
+from cachefs_daemon.fetch.load import Tell
 from cachefs_daemon.fetch.lookups import LookUps
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
 from cachefs_daemon.fetch.ranges import Ranges
-from cachefs_daemon.fetch.slots import FetchSlots, Slot
+from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
@@ -50,10 +52,6 @@ FIRST_LATENCY: Final = 0.05
 # thrown away, so after a refusal nothing as large is fetched ahead for a moment.
 REFUSAL_MEMORY: Final = 1.0
 
-# Seconds for which a reader waits until the bytes that have come are in a tier; then it gets the bytes themselves. A
-# block is written in milliseconds, and where all writes of a disk hang, another tier takes it after 1 s.
-PUT_PATIENCE: Final = 2.0
-
 # Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
 PASSING_PART: Final = 8
 
@@ -61,132 +59,9 @@ PASSING_PART: Final = 8
 # long as to store it, and its readers take it in parts.
 MOST_EARLY: Final = 256 << 10
 
-# What somebody gets who waits for a block: where it is; or itself, where no tier can hold it, or has it yet; or why it
-# did not come.
-Answer = Location | PassingBlock | CachefsError
-# What came of a fetch. None where no tier's policy wants the block (only blocks that nobody waits for are refused).
-Outcome = Answer | None
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A fetch in flight."""
-
-    source: BlockSource
-    # True where somebody waits for the block.
-    demanded: bool
-    # It ends a read deadline after the last one who waits has come, or after it has got its slot if nobody waits.
-    patience: Patience
-    # Loop time at which somebody will want what is fetched ahead; inf: nobody knows.
-    needed: float
-    slot: Slot
-    # Runs once it has its slot.
-    task: "asyncio.Task[None] | None" = None
-    # When it got its slot last, in loop time.
-    began: float = 0.0
-    # Its bytes, once they have come, and when that was, in loop time.
-    data: Data = b""
-    came: float = math.inf
-    # May it be a transient block although nobody waits for it?
-    transient: bool = False
-    has_landed: bool = False
-    # What came of it, once it has landed.
-    outcome: Outcome = None
-    # Its bytes for those who take them before they are in a tier: only while they are being stored.
-    early: PassingBlock | None = None
-    # Who is told when it has landed, and who is told as soon as its bytes have come.
-    _told: "list[Callable[[Flight], None]]" = field(default_factory=list)
-    _takers: "list[Callable[[Flight], None]]" = field(default_factory=list)
-
-    def is_stuck(self, now: float) -> bool:
-        """Do its bytes wait for a disk?"""
-        return now - self.came >= PUT_PATIENCE and self.is_being_stored
-
-    @property
-    def is_being_stored(self) -> bool:
-        """Have its bytes come, which are in no tier yet?"""
-        return self.came < math.inf and not self.has_landed
-
-    def on_landing(self, tell: "Callable[[Flight], None]") -> None:
-        """Call *tell* when it lands: at once, since a turn of the event loop for each would take longer than what is
-        done then. It has not landed yet."""
-        self._told.append(tell)
-
-    def on_bytes(self, tell: "Callable[[Flight], None]") -> None:
-        """Call *tell* when its bytes have come: at once where they have. Then they are in `early`."""
-        if not self.is_being_stored:
-            self._takers.append(tell)
-            return
-        self.early = self.early or PassingBlock.of(self.source.key, self.data)
-        tell(self)
-
-    def arrive(self, data: Data, now: float) -> None:
-        """Its bytes have come, *now* in loop time."""
-        self.data, self.came = data, now
-        takers, self._takers = self._takers, []
-        if takers:
-            self.early = PassingBlock.of(self.source.key, data)
-            self._tell(takers)
-
-    def landing(self) -> "asyncio.Future[None]":
-        """Is done when it has landed."""
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def tell(_: Flight) -> None:
-            if not landed.done():  # else nobody waits any more
-                landed.set_result(None)
-
-        self.on_landing(tell)
-        return landed
-
-    def land(self, outcome: Outcome) -> None:
-        """It ends with that."""
-        self.outcome, self.has_landed = outcome, True
-        # Nothing may keep its bytes until Python's collector finds it: the connection uses their memory again.
-        self.data, self.early, self.patience.rest = b"", None, asyncio.sleep
-        told, self._told, self._takers = self._told, [], []
-        self._tell(told)
-
-    def _tell(self, told: "Sequence[Callable[[Flight], None]]") -> None:
-        for tell in told:
-            try:
-                tell(self)
-            except Exception:  # the others are told all the same
-                log.exception("one who waited for %s was not told", self.source.subject)
-
-
-class _Waiting:
-    """One who waits for a flight."""
-
-    __slots__ = ("_flight", "_pass_on", "_timer", "_told", "_until")
-
-    def __init__(self, flight: Flight, until: float, pass_on: Callable[[Flight], None], *, early: bool) -> None:
-        """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time). early: also when
-        its bytes have come."""
-        self._flight = flight
-        self._until = until
-        self._pass_on = pass_on
-        self._told = False
-        self._set_timer(asyncio.get_running_loop())
-        flight.on_landing(self._tell)
-        if early:
-            flight.on_bytes(self._tell)
-
-    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_at(min(self._until, loop.time() + PUT_PATIENCE), self._look)
-
-    def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop.time() >= self._until or self._flight.is_stuck(loop.time()):
-            self._tell()
-        elif not self._told:
-            self._set_timer(loop)
-
-    def _tell(self, _: object = None) -> None:
-        if not self._told:
-            self._told = True
-            self._timer.cancel()
-            self._pass_on(self._flight)
+# Seconds, at least and at most, that a reader waits for a fetch process; then the block is fetched beside it.
+LEAST_LATE: Final = 0.1
+MOST_LATE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +106,8 @@ class Fetcher:
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         # Is told of a block that a reader waits for, and of its bytes; 0 where it is on the node by now.
         self.on_ask: Callable[[BlockRef, int], None] = _ignore
+        # Lets a fetch process bring a block that nobody waits for, if it can: see `Carrying.take`.
+        self.carry: Callable[[BlockSource, Tell], bool] = _not_carried
         self.fetched_blocks = 0  # since the daemon started
         self.fetched_bytes = 0  # since the daemon started
         self.latency = Latency(FIRST_LATENCY)  # of a fetch, from its slot until its block is in a tier
@@ -261,7 +138,7 @@ class Fetcher:
         one = self._known(found, now) if isinstance(found, BlockSource) else found
         if isinstance(one, BlockSource):
             takes_all = refs[0].start == 0 and refs[0].size >= one.length
-            _Waiting(
+            Waiting(
                 self._join(one, ahead=False), now + patience, partial(self._pass_on, refs, now + patience, answer),
                 early=early and takes_all and one.length <= MOST_EARLY,
             )  # fmt: skip
@@ -331,9 +208,7 @@ class Fetcher:
         for found, when in zip(await self._threads.background(self._look_ups.look_up, refs), needed, strict=True):
             one = self._known(found, looked) if isinstance(found, BlockSource) else found
             if isinstance(one, BlockSource):
-                flight = self._join(one, ahead=True, needed=when)
-                flight.transient = transient
-                begun.append(flight)
+                begun.append(self._join(one, ahead=True, needed=when, transient=transient))
             else:
                 begun.append(one)
         return begun
@@ -377,16 +252,16 @@ class Fetcher:
             for number, outcome in enumerate(outcomes)
         ]
 
-    async def _wait(self, flights: Collection[Flight], until: float | None) -> None:
+    async def _wait(self, wanted: Collection[Flight], until: float | None) -> None:
         """Until all have ended, or *until* then (loop time); a reader, who has such a deadline, waits for no disk."""
         loop = asyncio.get_running_loop()
-        landings = {flight: flight.landing() for flight in flights if not flight.has_landed}
+        landings = {flight: flight.landing() for flight in wanted if not flight.has_landed}
         while waiting := [
             landing
             for flight, landing in landings.items()
             if not landing.done() and (until is None or not flight.is_stuck(loop.time()))
         ]:
-            timeout = min(max(0.0, until - loop.time()), PUT_PATIENCE) if until is not None else None
+            timeout = min(max(0.0, until - loop.time()), flights.PUT_PATIENCE) if until is not None else None
             _, left = await asyncio.wait(waiting, timeout=timeout)
             if not left or (until is not None and loop.time() >= until):
                 return
@@ -406,11 +281,15 @@ class Fetcher:
             return landing.outcome if fresh else source
         return landing.outcome if landing.when >= looked and landing.outcome is not None else source
 
-    def _is_futile(self, source: BlockSource) -> bool:
+    def _is_futile_hint(self, flight: Flight) -> bool:
+        # A caller who knows when a block is needed has asked for room before.
+        if flight.needed < math.inf or flight.transient:
+            return False
+        source = flight.source
         length, when = self._refused.get(source.snapshot, (0, -math.inf))
         return source.length >= length and asyncio.get_running_loop().time() - when < REFUSAL_MEMORY
 
-    def _join(self, source: BlockSource, *, ahead: bool, needed: float = math.inf) -> Flight:
+    def _join(self, source: BlockSource, *, ahead: bool, needed: float = math.inf, transient: bool = False) -> Flight:
         until = asyncio.get_running_loop().time() + self._read_deadline
         flight = self._flights.get(source.key)
         if flight is not None and not ahead and not flight.patience.extend(until):
@@ -418,6 +297,7 @@ class Fetcher:
         if flight is None:
             slot = self._slots.slot(source.key, source.length, source.origin.endpoint, ahead=ahead, needed=needed)
             flight = self._flights[source.key] = Flight(source, not ahead, Patience(until), needed, slot)
+            flight.transient = transient
             if not source.is_whole:
                 self._ranges.wait(source)
             if slot.ask(partial(self._begin, flight)):
@@ -425,6 +305,9 @@ class Fetcher:
         elif not ahead and not flight.demanded:
             flight.demanded = True
             self._slots.promote(source.key)
+            if flight.is_carried:
+                late = max(LEAST_LATE, source.origin.endpoint.late_after(source.length))
+                asyncio.get_running_loop().call_later(min(late, MOST_LATE), self._fetch_beside, flight)
         return flight
 
     def _result(self, flight: Flight) -> Outcome:
@@ -435,7 +318,34 @@ class Fetcher:
 
     def _begin(self, flight: Flight) -> None:
         """It has its slot."""
-        flight.task = asyncio.create_task(self._fly(flight))
+        if not (flight.demanded or flight.transient or self._is_futile_hint(flight)):
+            flight.began = asyncio.get_running_loop().time()
+            flight.is_carried = self.carry(flight.source, partial(self._carried, flight))
+        if not flight.is_carried:
+            flight.task = asyncio.create_task(self._fly(flight))
+
+    def _fetch_beside(self, flight: Flight) -> None:
+        """A fetch process is late with it, or does not bring it: it is fetched here. What lands first counts."""
+        if flight.task is None and not flight.has_landed:
+            flight.task = asyncio.create_task(self._fly(flight))
+
+    def _carried(self, flight: Flight, place: Location | None) -> None:
+        """A fetch process has brought it, or another way is better."""
+        if flight.has_landed:
+            return
+        if place is None:
+            self._fetch_beside(flight)
+            return
+        if flight.task is not None:
+            flight.task.cancel()
+        self._count(flight)
+        self._end(flight, place)
+
+    def _count(self, flight: Flight) -> None:
+        """Its block has come."""
+        self.latency.measure(asyncio.get_running_loop().time() - flight.began)
+        self.fetched_blocks += 1
+        self.fetched_bytes += flight.source.length
 
     async def _fly(self, flight: Flight) -> None:
         outcome: Outcome = _stopping()
@@ -451,6 +361,8 @@ class Fetcher:
             self._end(flight, outcome)
 
     def _end(self, flight: Flight, outcome: Outcome) -> None:
+        if flight.has_landed:
+            return  # a fetch process was quicker
         key = flight.source.key
         if self._flights.get(key) is flight:
             del self._flights[key]
@@ -469,9 +381,7 @@ class Fetcher:
 
     async def _bring(self, flight: Flight) -> Location | PassingBlock | None:
         source, patience, clock = flight.source, flight.patience, asyncio.get_running_loop().time
-        # A caller who knows when a block is needed has asked for room before.
-        is_hint = flight.needed == math.inf and not flight.transient
-        if not flight.demanded and is_hint and self._is_futile(source):
+        if not flight.demanded and self._is_futile_hint(flight):
             return None
         flight.began = clock()
         if not flight.demanded:
@@ -491,10 +401,8 @@ class Fetcher:
         flight.arrive(data, clock())
         if flight.early is not None and self._puts.has_room:
             flight.slot.leave()  # nobody waits for it any more
-        self.fetched_blocks += 1
-        self.fetched_bytes += source.length
         location = await self._store_or_pass(flight)
-        self.latency.measure(clock() - flight.began)
+        self._count(flight)
         if location is None and flight.needed == math.inf:
             self._note_refusal(source)
         return location
@@ -561,6 +469,10 @@ def _stopping() -> CachefsError:
 
 def _gone_again() -> CachefsError:
     return OriginUnavailable("the block came and went; read again")
+
+
+def _not_carried(_: BlockSource, __: Tell) -> bool:
+    return False
 
 
 def _ignore(_: BlockRef, __: int) -> None:

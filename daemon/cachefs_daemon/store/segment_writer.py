@@ -136,6 +136,11 @@ class LatestSegment:
         self._number, self._fd = -1, -1
 
 
+def open_to_write(file: SegmentFile) -> int:
+    """A descriptor of a segment, for writing. Raises OSError."""
+    return _open(file, os.O_WRONLY)
+
+
 def write_record(file: SegmentFile, fd: int, record: Record, data: Data, *, allocate: bool) -> None:
     """Write one record into a segment that is open as *fd*; *allocate*: as an extent of its own (see `TierDirectory`).
     Raises OSError."""
