@@ -20,6 +20,7 @@ from cachefs.errors import CachefsError, OriginError, OriginUnavailable, StoreFu
 from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch import flights
 from cachefs_daemon.fetch.flights import Answer, Flight, Outcome, Waiting
 from cachefs_daemon.fetch.load import Tell
 from cachefs_daemon.fetch.lookups import LookUps
