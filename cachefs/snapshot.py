@@ -53,8 +53,8 @@ _OF_FILE: Final = struct.Struct("<Q16s")  # size, content id; then name, then ve
 _OF_DIRECTORY: Final = struct.Struct("<QQ")  # first child, number of children; then name
 _CHECKSUM: Final = struct.Struct("<I")
 _MASK: Final = 0xFFFFFFFF
-# Directories whose paths are remembered; a path of S3 has at most 1 KiB.
-_MOST_PARENTS: Final = 256
+# Directories whose paths are remembered: ImageNet has 1,000, read in any order. A path of S3 has at most 1 KiB.
+_MOST_PARENTS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)

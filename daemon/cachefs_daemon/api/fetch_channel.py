@@ -8,6 +8,7 @@ bytes of a frame, answers that are not read. Who does not keep to that loses the
 """
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from cachefs_daemon.api.socket_place import AT_ONCE, BACKLOG, SocketPlace
 from cachefs_daemon.fetch.fetcher import MOST_EARLY, Fetcher
 from cachefs_daemon.fetch.flights import Answer
 from cachefs_daemon.fetch.passing import PassingBlock
+from cachefs_daemon.fetch.slots import ASKER
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
 # Of one user, and a mount is one too: connections (a mount has one for each worker, 64 at most), and blocks that are
@@ -60,6 +62,8 @@ _SEND_ROOM: Final = MOST_EARLY
 _AT_ONCE: Final = 16 << 10
 
 _hello, _asked = decoder(Hello), decoder(Asked)
+# Connections: who waits for blocks. A mount has several, and they take turns with those of others.
+_numbers: Final = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -185,6 +189,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._channel = channel
         self._transport: Any = None  # asyncio.Transport, once it is made
         self._user: _User | None = None  # None: it is refused
+        self._number = next(_numbers)
         self._frames = Frames(MOST_ASKED)
         self._blocks = 0  # asked for here and not answered yet
         self._greeted = False
@@ -290,6 +295,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         # The client's own timer runs as long as the deadline: answer a little before, so that it learns the reason.
         seconds = min(max(0.0, fetch.deadline), MOST_PATIENCE)
+        ASKER.set(self._number)
         try:
             self._channel.fetcher.ask(
                 fetch.blocks, seconds - min(1.0, seconds / 20), partial(self.answer, asked),

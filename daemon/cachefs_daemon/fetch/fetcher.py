@@ -198,16 +198,19 @@ class Fetcher:
         return [None if isinstance(one, PassingBlock) else one for one in found]
 
     async def start(
-        self, refs: Sequence[BlockRef], needed: Sequence[float], *, transient: bool = False
+        self, refs: Sequence[BlockRef], needed: Sequence[float], looked: float, *, transient: bool = False
     ) -> list[Flight | Outcome]:
-        """Begin to bring blocks that will be wanted at *needed* (loop times), soonest first. transient: also those that
-        no policy admits, as transient blocks.
+        """Begin to bring blocks that were in no tier at *looked*, and will be wanted at *needed* (loop times), soonest
+        first. transient: also those that no policy admits, as transient blocks.
 
-        Returns for each block its flight, or the outcome where it is known already.
+        Returns for each block its flight, or the outcome where it is known already. The index is not asked again: that
+        lets go of the interpreter lock for each block, and the store asks it before it writes.
         """
-        looked = asyncio.get_running_loop().time()
+        sources = self._look_ups.sources_at_once(refs)
+        if rest := refs[len(sources) :]:
+            sources += await self._threads.background(self._look_ups.find_sources, rest)
         begun: list[Flight | Outcome] = []
-        for found, when in zip(await self._threads.background(self._look_ups.look_up, refs), needed, strict=True):
+        for found, when in zip(sources, needed, strict=True):
             one = self._known(found, looked) if isinstance(found, BlockSource) else found
             if isinstance(one, BlockSource):
                 begun.append(self._join(one, ahead=True, needed=when, transient=transient))
@@ -310,6 +313,8 @@ class Fetcher:
             if flight.is_carried:
                 late = max(LEAST_LATE, source.origin.endpoint.late_after(source.length))
                 asyncio.get_running_loop().call_later(min(late, MOST_LATE), self._fetch_beside, flight)
+        elif not ahead and flight.task is None:
+            self._slots.promote(source.key)  # this reader's turn may be sooner than that of the one who asked first
         return flight
 
     def _result(self, flight: Flight) -> Outcome:

@@ -14,6 +14,7 @@ from cachefs_daemon.api.identity import Admission
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.flights import Answer
 from cachefs_daemon.fetch.passing import PassingBlock
+from cachefs_daemon.fetch.slots import ASKER
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +36,7 @@ class SlowFetcher:
     def __init__(self) -> None:
         self.asked: list[tuple[list[BlockRef], float, Callable[[list[Answer]], None]]] = []
         self.hinted: list[BlockRef] = []
+        self.askers: set[int] = set()
         self.early = False  # may the last question be answered with bytes before the block is stored?
 
     def ask(
@@ -44,6 +46,7 @@ class SlowFetcher:
         if refs[0].snapshot == "bug":
             raise ZeroDivisionError("a bug")
         self.asked.append((refs, patience, answer))
+        self.askers.add(ASKER.get())
 
     async def hint(self, refs: list[BlockRef]) -> None:
         self.hinted += refs
@@ -144,6 +147,18 @@ def test_answers_come_in_any_order_and_keep_their_numbers(tmp_path: Path) -> Non
         for _, _, answer in reversed(scene.fetcher.asked):
             answer([PLACE])
         assert [(await client.answer()).number for _ in range(100)] == list(reversed(range(100)))
+
+    play(tmp_path, scene)
+
+
+def test_each_connection_asks_for_itself(tmp_path: Path) -> None:
+    """So that they take turns."""
+
+    async def scene(scene: Scene) -> None:
+        for client in [await scene.greeted() for _ in range(3)]:
+            client.ask(1, 2)
+        await until(lambda: len(scene.fetcher.asked) == 6)
+        assert len(scene.fetcher.askers - {0}) == 3
 
     play(tmp_path, scene)
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import math
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -12,10 +13,10 @@ import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetcher, flights, passing
 from cachefs_daemon.fetch.fetcher import Fetcher
-from cachefs_daemon.fetch.flights import Answer
+from cachefs_daemon.fetch.flights import Answer, Flight
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.puts import Stored
-from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.slots import ASKER, FetchSlots
 from cachefs_daemon.origin.base import ObjectRange, Report
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.patience import Patience
@@ -183,6 +184,23 @@ def test_who_waits_for_a_slot_is_told_when_the_daemon_stops(store: OpenStore) ->
         await bench.fetcher.close()
         assert [str(outcome) for answer in asked for outcome in await answer] == ["the daemon is stopping"] * 2
         assert bench.fetcher.in_flight == (0, 0)
+
+    on_bench(store, scene, slots=1)
+
+
+def test_who_asks_for_one_block_does_not_wait_for_all_of_another(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        calls = []
+        for asker, number in [*((1, number) for number in range(1, 8)), (2, 9), (3, 7)]:
+            ASKER.set(asker)
+            calls.append(asyncio.create_task(bench.demand([ref(number)], 20)))
+            await until(lambda wanted=number: key_of(wanted) in bench.fetcher._flights)  # type: ignore[misc]
+        await until(lambda: bench.fetcher._slots._turns.get(3) is not None)
+        bench.origin.open.set()
+        await asyncio.gather(*calls)
+        numbers = [int(key.removeprefix(b"object-")) for key in bench.origin.order]
+        assert numbers == [1, 2, 9, 7, 3, 4, 5, 6]  # 7 was asked for twice
 
     on_bench(store, scene, slots=1)
 
@@ -368,6 +386,19 @@ def test_a_body_of_another_length_is_never_stored(store: OpenStore) -> None:
         assert isinstance(outcome, CachefsError)
         assert "100008 bytes for 100000" in str(outcome)
         assert bench.store.get(key_of(1)) is None
+
+    on_bench(store, scene)
+
+
+def test_what_has_come_since_it_was_seen_to_be_missing_is_not_fetched_again(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        looked = asyncio.get_running_loop().time()
+        (there,) = await bench.demand([ref(1)], 20)
+        begun = await bench.fetcher.start([ref(1), ref(2)], [math.inf] * 2, looked)
+        assert begun[0] == there
+        assert isinstance(begun[1], Flight)
+        await begun[1].landing()
+        assert bench.origin.requests == 2
 
     on_bench(store, scene)
 
