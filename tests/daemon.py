@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from cachefs_tools.scratch_node import memory_directory
 
 from cachefs.block import MEMORY, PIECE_SIZE, SSD, Location, block_count, block_key, block_length, pieces_match
@@ -206,8 +207,11 @@ class Daemon:
             size = snapshot.block_size
         finally:
             snapshot.close()
-        wanted = (BlockRef(view.snapshot, entry.number, n, size=block_length(entry.size, size, n)) for n in numbers)
+        wanted = [BlockRef(view.snapshot, entry.number, n, size=block_length(entry.size, size, n)) for n in numbers]
         answers = self.fetch(*wanted, deadline=deadline)
+        if early := [ref for ref, answer in zip(wanted, answers, strict=True) if answer.data]:
+            # Who takes no bytes waits until they are stored; where no tier can hold them, it gets an error at once.
+            self.fetch(*(msgspec.structs.replace(ref, size=0) for ref in early), deadline=deadline)
         return b"".join(
             self.read_block(block_key(entry.content, n), answer) for n, answer in zip(numbers, answers, strict=True)
         )

@@ -17,7 +17,8 @@ import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import carrying, fetcher
 from cachefs_daemon.fetch.carrying import Carrying
-from cachefs_daemon.fetch.fetcher import Fetcher, Outcome
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.flights import Outcome
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin import s3_get
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin

@@ -34,7 +34,8 @@ from cachefs.fetch_frames import (
 from cachefs.messages import BlockRef, FetchedBlock, Message
 from cachefs_daemon.api.identity import Admission, peer
 from cachefs_daemon.api.socket_place import AT_ONCE, BACKLOG, SocketPlace
-from cachefs_daemon.fetch.fetcher import MOST_EARLY, Answer, Fetcher
+from cachefs_daemon.fetch.fetcher import MOST_EARLY, Fetcher
+from cachefs_daemon.fetch.flights import Answer
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.slots import ASKER
 from cachefs_daemon.runtime.errorlog import ErrorLog

@@ -11,7 +11,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -20,12 +20,14 @@ from cachefs.errors import CachefsError, OriginError, OriginUnavailable, StoreFu
 from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch import flights
+from cachefs_daemon.fetch.flights import Answer, Flight, Outcome, Waiting
 from cachefs_daemon.fetch.load import Tell
 from cachefs_daemon.fetch.lookups import LookUps
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
 from cachefs_daemon.fetch.ranges import Ranges
-from cachefs_daemon.fetch.slots import FetchSlots, Slot
+from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.errorlog import ErrorLog
@@ -51,149 +53,16 @@ FIRST_LATENCY: Final = 0.05
 # thrown away, so after a refusal nothing as large is fetched ahead for a moment.
 REFUSAL_MEMORY: Final = 1.0
 
-# Seconds for which a reader waits until the bytes that have come are in a tier; then it gets the bytes themselves. A
-# block is written in milliseconds, and where all writes of a disk hang, another tier takes it after 1 s.
-PUT_PATIENCE: Final = 2.0
-
 # Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
 PASSING_PART: Final = 8
-
-# Seconds, at least and at most, that a reader waits for a fetch process; then the block is fetched beside it.
-LEAST_LATE: Final = 0.1
-MOST_LATE: Final = 1.0
 
 # Bytes of a block that its reader gets before it is stored, at most. To copy a larger one through a socket takes as
 # long as to store it, and its readers take it in parts.
 MOST_EARLY: Final = 256 << 10
 
-# What somebody gets who waits for a block: where it is; or itself, where no tier can hold it, or has it yet; or why it
-# did not come.
-Answer = Location | PassingBlock | CachefsError
-# What came of a fetch. None where no tier's policy wants the block (only blocks that nobody waits for are refused).
-Outcome = Answer | None
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A fetch in flight."""
-
-    source: BlockSource
-    # True where somebody waits for the block.
-    demanded: bool
-    # It ends a read deadline after the last one who waits has come, or after it has got its slot if nobody waits.
-    patience: Patience
-    # Loop time at which somebody will want what is fetched ahead; inf: nobody knows.
-    needed: float
-    slot: Slot
-    # Runs once it has its slot, unless a fetch process brings it.
-    task: "asyncio.Task[None] | None" = None
-    # When it got its slot last, in loop time.
-    began: float = 0.0
-    # Its bytes, once they have come, and when that was, in loop time.
-    data: Data = b""
-    came: float = math.inf
-    # May it be a transient block although nobody waits for it?
-    transient: bool = False
-    has_landed: bool = False
-    # Was a fetch process to bring it? There is a task then only where that is late, or cannot.
-    is_carried: bool = False
-    # What came of it, once it has landed.
-    outcome: Outcome = None
-    # Its bytes for those who take them before they are in a tier: only while they are being stored.
-    early: PassingBlock | None = None
-    # Who is told when it has landed, and who is told as soon as its bytes have come.
-    _told: "list[Callable[[Flight], None]]" = field(default_factory=list)
-    _takers: "list[Callable[[Flight], None]]" = field(default_factory=list)
-
-    def is_stuck(self, now: float) -> bool:
-        """Do its bytes wait for a disk?"""
-        return now - self.came >= PUT_PATIENCE and self.is_being_stored
-
-    @property
-    def is_being_stored(self) -> bool:
-        """Have its bytes come, which are in no tier yet?"""
-        return self.came < math.inf and not self.has_landed
-
-    def on_landing(self, tell: "Callable[[Flight], None]") -> None:
-        """Call *tell* when it lands: at once, since a turn of the event loop for each would take longer than what is
-        done then. It has not landed yet."""
-        self._told.append(tell)
-
-    def on_bytes(self, tell: "Callable[[Flight], None]") -> None:
-        """Call *tell* when its bytes have come: at once where they have. Then they are in `early`."""
-        if not self.is_being_stored:
-            self._takers.append(tell)
-            return
-        self.early = self.early or PassingBlock.of(self.source.key, self.data)
-        tell(self)
-
-    def arrive(self, data: Data, now: float) -> None:
-        """Its bytes have come, *now* in loop time."""
-        self.data, self.came = data, now
-        takers, self._takers = self._takers, []
-        if takers:
-            self.early = PassingBlock.of(self.source.key, data)
-            self._tell(takers)
-
-    def landing(self) -> "asyncio.Future[None]":
-        """Is done when it has landed."""
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def tell(_: Flight) -> None:
-            if not landed.done():  # else nobody waits any more
-                landed.set_result(None)
-
-        self.on_landing(tell)
-        return landed
-
-    def land(self, outcome: Outcome) -> None:
-        """It ends with that."""
-        self.outcome, self.has_landed = outcome, True
-        # Nothing may keep its bytes until Python's collector finds it: the connection uses their memory again.
-        self.data, self.early, self.patience.rest = b"", None, asyncio.sleep
-        told, self._told = self._told, []
-        self._tell(told)
-
-    def _tell(self, told: "Sequence[Callable[[Flight], None]]") -> None:
-        for tell in told:
-            try:
-                tell(self)
-            except Exception:  # the others are told all the same
-                log.exception("one who waited for %s was not told", self.source.subject)
-
-
-class _Waiting:
-    """One who waits for a flight."""
-
-    __slots__ = ("_flight", "_pass_on", "_timer", "_told", "_until")
-
-    def __init__(self, flight: Flight, until: float, pass_on: Callable[[Flight], None], *, early: bool) -> None:
-        """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time). early: also when
-        its bytes have come."""
-        self._flight = flight
-        self._until = until
-        self._pass_on = pass_on
-        self._told = False
-        self._set_timer(asyncio.get_running_loop())
-        flight.on_landing(self._tell)
-        if early:
-            flight.on_bytes(self._tell)
-
-    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_at(min(self._until, loop.time() + PUT_PATIENCE), self._look)
-
-    def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop.time() >= self._until or self._flight.is_stuck(loop.time()):
-            self._tell()
-        elif not self._told:
-            self._set_timer(loop)
-
-    def _tell(self, _: object = None) -> None:
-        if not self._told:
-            self._told = True
-            self._timer.cancel()
-            self._pass_on(self._flight)
+# Seconds, at least and at most, that a reader waits for a fetch process; then the block is fetched beside it.
+LEAST_LATE: Final = 0.1
+MOST_LATE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,16 +139,17 @@ class Fetcher:
         one = self._known(found, now) if isinstance(found, BlockSource) else found
         if isinstance(one, BlockSource):
             takes_all = refs[0].start == 0 and refs[0].size >= one.length
-            _Waiting(
+            Waiting(
                 self._join(one, ahead=False), now + patience, partial(self._pass_on, refs, now + patience, answer),
                 early=early and takes_all and one.length <= MOST_EARLY,
             )  # fmt: skip
         else:
             answer([one or _gone_again()])
-        if not isinstance(found, CachefsError):
-            # After the task that sends the request: to guess takes 20 to 45 us.
-            size = found.length if isinstance(found, BlockSource) else 0
-            asyncio.get_running_loop().call_soon(self.on_ask, refs[0], size)
+        # To guess takes 20 to 45 us: after the answer, and after the task that sends the request.
+        if isinstance(found, BlockSource):
+            asyncio.get_running_loop().call_soon(self.on_ask, refs[0], found.length)
+        elif not isinstance(found, CachefsError):
+            self.on_ask(refs[0], 0)
 
     def _pass_on(
         self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None], flight: Flight
@@ -387,16 +257,16 @@ class Fetcher:
             for number, outcome in enumerate(outcomes)
         ]
 
-    async def _wait(self, flights: Collection[Flight], until: float | None) -> None:
+    async def _wait(self, wanted: Collection[Flight], until: float | None) -> None:
         """Until all have ended, or *until* then (loop time); a reader, who has such a deadline, waits for no disk."""
         loop = asyncio.get_running_loop()
-        landings = {flight: flight.landing() for flight in flights if not flight.has_landed}
+        landings = {flight: flight.landing() for flight in wanted if not flight.has_landed}
         while waiting := [
             landing
             for flight, landing in landings.items()
             if not landing.done() and (until is None or not flight.is_stuck(loop.time()))
         ]:
-            timeout = min(max(0.0, until - loop.time()), PUT_PATIENCE) if until is not None else None
+            timeout = min(max(0.0, until - loop.time()), flights.PUT_PATIENCE) if until is not None else None
             _, left = await asyncio.wait(waiting, timeout=timeout)
             if not left or (until is not None and loop.time() >= until):
                 return

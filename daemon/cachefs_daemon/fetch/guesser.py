@@ -21,7 +21,8 @@ from cachefs.planning.pagecache.orders import FileBlocks
 from cachefs.planning.prefetch.guessing import LOOKED_AT, Found, Guesses, Guessing, Missing, Search
 from cachefs.planning.prefetch.streams import Guess, Way
 from cachefs.snapshot import Snapshot
-from cachefs_daemon.fetch.fetcher import Fetcher, Flight, Outcome
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.flights import Flight, Outcome
 from cachefs_daemon.fetch.readers import PageCaches
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage

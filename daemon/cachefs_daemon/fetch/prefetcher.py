@@ -12,7 +12,8 @@ from cachefs.messages import BlockRef
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.prefetch.fetch_plan import Batch, FetchPlan, within_quotas
 from cachefs.planning.prefetch.lookahead import Upcoming
-from cachefs_daemon.fetch.fetcher import Fetcher, Flight, Outcome
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.flights import Flight, Outcome
 from cachefs_daemon.fetch.pace import Pace
 from cachefs_daemon.fetch.readers import Readers
 from cachefs_daemon.runtime.locked import Locked

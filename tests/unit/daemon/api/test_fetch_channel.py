@@ -11,7 +11,8 @@ import pytest
 from cachefs_daemon.api import fetch_channel
 from cachefs_daemon.api.fetch_channel import FetchChannel
 from cachefs_daemon.api.identity import Admission
-from cachefs_daemon.fetch.fetcher import Answer, Fetcher
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.flights import Answer
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.slots import ASKER
 from cachefs_daemon.runtime.errorlog import ErrorLog

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import fetcher, passing
-from cachefs_daemon.fetch.fetcher import Answer, Fetcher, Flight
+from cachefs_daemon.fetch import fetcher, flights, passing
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.flights import Answer, Flight
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.puts import Stored
 from cachefs_daemon.fetch.slots import ASKER, FetchSlots
@@ -458,7 +459,7 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch, ahead: bool, patience: float, deadline: float
 ) -> None:
     """A tier has to write something to a disk, which hangs."""
-    monkeypatch.setattr(fetcher, "PUT_PATIENCE", patience)
+    monkeypatch.setattr(flights, "PUT_PATIENCE", patience)
     hanging, released = threading.Event(), threading.Event()
     put = store.blocks.put_many
 
