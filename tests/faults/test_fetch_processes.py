@@ -401,18 +401,17 @@ def test_other_credentials_are_used_at_once(root: Path, proxy: FaultyProxy, buck
         client = bench.origin._connection.current
         assert client is not None
         good = client.lean._credentials.frozen
-        # With wrong ones a process brings nothing, and the daemon looks for the right ones.
         client.lean._credentials.frozen = good._replace(secret_key="wrong")
         client.lean._ways.clear()
         await client.lean._find_way("carried")
-        outcomes = await bench.fetcher.ahead(refs(range(1, 6)))
+        await bench.fetcher.ahead(refs(range(1, 6)))
         assert bench.carried == 0
-        assert not any(isinstance(one, Location) for one in outcomes)
         client.lean._credentials.frozen = good
         client.lean._ways.clear()
-        await client.lean._find_way("carried")
-        await bench.check(range(11, 21), await bench.fetcher.ahead(refs(range(11, 21))))
+        await bench.fetcher.demand([ref(6)], 20)  # learns the way again, if need be with another client
+        outcomes = await bench.fetcher.ahead(refs(range(11, 21)))
         assert bench.carried == 10
+        await bench.check(range(11, 21), outcomes)
 
     play(root, proxy.endpoint, scene)
 
@@ -421,10 +420,11 @@ def test_what_was_written_when_the_daemon_was_killed_is_found_at_the_next_start(
     root: Path, proxy: FaultyProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A daemon that is killed has entered nothing of what its processes have written."""
+    forgotten = Location(MEMORY, 0, 0, 0, b"")
 
     async def scene(bench: Bench) -> None:
         await bench.prepare()
-        monkeypatch.setattr(bench.store.storage.rooms, "enter", lambda written: [])
+        monkeypatch.setattr(bench.store.storage.rooms, "enter", lambda written: [forgotten] * len(written))
         proxy.add(*(Fault(path=f"/{number:03}", delay=60, times=None) for number in range(31, COUNT + 1)))
         ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(ALL)))
         await until(lambda: bench.carried >= 22)

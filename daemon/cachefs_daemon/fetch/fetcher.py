@@ -209,7 +209,7 @@ class Fetcher:
         # Is told of a block that a reader waits for, and of its bytes; 0 where it is on the node by now.
         self.on_ask: Callable[[BlockRef, int], None] = _ignore
         # Lets a fetch process bring a block that nobody waits for, if it can: see `Carrying.take`.
-        self.carry: Callable[[BlockSource, Tell], bool] = _not_carried
+        self.carry: Callable[[BlockSource, Tell, Callable[[], None]], bool] = _not_carried
         self.fetched_blocks = 0  # since the daemon started
         self.fetched_bytes = 0  # since the daemon started
         self.latency = Latency(FIRST_LATENCY)  # of a fetch, from its slot until its block is in a tier
@@ -413,7 +413,7 @@ class Fetcher:
         """It has its slot."""
         if not (flight.demanded or flight.transient or self._is_futile_hint(flight)):
             flight.began = asyncio.get_running_loop().time()
-            flight.is_carried = self.carry(flight.source, partial(self._carried, flight))
+            flight.is_carried = self.carry(flight.source, partial(self._carried, flight), flight.slot.give_back)
         if not flight.is_carried:
             flight.task = asyncio.create_task(self._fly(flight))
 
@@ -559,7 +559,7 @@ def _gone_again() -> CachefsError:
     return OriginUnavailable("the block came and went; read again")
 
 
-def _not_carried(_: BlockSource, __: Tell) -> bool:
+def _not_carried(_: BlockSource, __: Tell, ___: Callable[[], None]) -> bool:
     return False
 
 
