@@ -53,6 +53,8 @@ _OF_FILE: Final = struct.Struct("<Q16s")  # size, content id; then name, then ve
 _OF_DIRECTORY: Final = struct.Struct("<QQ")  # first child, number of children; then name
 _CHECKSUM: Final = struct.Struct("<I")
 _MASK: Final = 0xFFFFFFFF
+# Directories whose paths are remembered: ImageNet has 1,000, read in any order. A path of S3 has at most 1 KiB.
+_MOST_PARENTS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,8 @@ class Snapshot:
             self._env.close()
             raise _damaged(path, str(error)) from error
         self._get = self._txn.get
+        # By number, paths of directories in which entries were asked for, each with a slash at its end.
+        self._parents: dict[int, bytes] = {}
         self.id = meta.id
         self.url = meta.url
         self.block_size = meta.block_size
@@ -227,12 +231,25 @@ class Snapshot:
 
     def path(self, number: int) -> bytes:
         """The path of an entry relative to the root. For a file this is its key relative to the dataset's URL."""
-        names = []
-        while number != ROOT:
-            entry = self.entry(number)
+        return self.path_of(self.entry(number)) if number != ROOT else b""
+
+    def path_of(self, entry: Entry) -> bytes:
+        """The same for an entry but the root. Most files share a directory with one that was asked for a moment ago."""
+        parent = self._parents.get(entry.parent)
+        if parent is None:
+            parent = self._find_parent(entry.parent)
+        return parent + entry.name
+
+    def _find_parent(self, number: int) -> bytes:
+        if len(self._parents) >= _MOST_PARENTS:
+            self._parents.clear()
+        names, above = [b""], number
+        while above != ROOT:
+            entry = self.entry(above)
             names.append(entry.name)
-            number = entry.parent
-        return b"/".join(reversed(names))
+            above = entry.parent
+        path = self._parents[number] = b"/".join(reversed(names))
+        return path
 
     def walk(self, top: Entry) -> Iterator[Entry]:
         """All files at or below *top*, level by level, each level in the order of paths."""

@@ -80,6 +80,29 @@ def test_blocks_do_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatc
     asyncio.run(scenario())
 
 
+def test_blocks_that_nobody_waits_for_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        store.go.set()
+        puts = Puts(store, store.run)
+
+        def put(number: int, *, urgent: bool = False) -> asyncio.Task[Stored]:
+            return asyncio.create_task(puts.put(Put(b"%d" % number, b"x"), urgent=urgent))
+
+        tasks = [put(number) for number in range(puts_module._GATHERED)]
+        await asyncio.gather(*tasks)
+        tasks = [put(20), put(21)]
+        await asyncio.sleep(0)
+        assert len(store.batches) == 1
+        await asyncio.gather(put(22, urgent=True), *tasks)
+        assert list(map(len, store.batches)) == [8, 3], "enough; and one that is waited for takes all along"
+        monkeypatch.setattr(puts_module, "_GATHER_SECONDS", 0.001)
+        await put(23)
+
+    monkeypatch.setattr(puts_module, "_GATHER_SECONDS", 60)
+    asyncio.run(scenario())
+
+
 def test_nobody_waits_for_many_bytes_of_others() -> None:
     async def scenario() -> None:
         store: Any = Store()
