@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import carrying, fetcher
+from cachefs_daemon.fetch import carrying
 from cachefs_daemon.fetch.carrying import Carrying
 from cachefs_daemon.fetch.fetcher import Fetcher, Outcome
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin import s3_get
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
+from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.s3 import S3Origin
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
@@ -279,7 +280,7 @@ def test_a_process_that_stands_still_delays_no_reader(
 ) -> None:
     monkeypatch.setattr(carrying, "_SILENT", 1e6)
     monkeypatch.setattr(carrying, "_DEAD", 1e6)
-    monkeypatch.setattr(fetcher, "MOST_LATE", 0.05)
+    monkeypatch.setattr(Endpoint, "late_after", lambda endpoint, size: 0.0)
 
     async def scene(bench: Bench) -> None:
         await bench.prepare()

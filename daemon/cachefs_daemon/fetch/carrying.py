@@ -31,7 +31,7 @@ _MOST_BYTES: Final = 8 << 20
 _CALLS: Final = 2
 _TICK_SECONDS: Final = 0.25
 # Seconds without a word after which others bring what a process was to bring; and after which it is killed.
-_SILENT: Final = 2.0
+_SILENT: Final = 1.0
 _DEAD: Final = 10.0
 # Seconds that a block may wait for its room.
 _ROOM_PATIENCE: Final = 2.0

@@ -58,9 +58,9 @@ PUT_PATIENCE: Final = 2.0
 # Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
 PASSING_PART: Final = 8
 
-# Seconds, at least and at most, that a reader waits for a fetch process; then the block is fetched beside it.
+# Seconds that a reader waits for a fetch process, at least. After that, and once such a request is late, the block is
+# fetched beside it. While nobody knows what is late, or it takes long, it is so once the process says nothing for 1 s.
 LEAST_LATE: Final = 0.1
-MOST_LATE: Final = 1.0
 
 # Bytes of a block that its reader gets before it is stored, at most. To copy a larger one through a socket takes as
 # long as to store it, and its readers take it in parts.
@@ -442,7 +442,8 @@ class Fetcher:
             self._slots.promote(source.key)
             if flight.is_carried:
                 late = max(LEAST_LATE, source.origin.endpoint.late_after(source.length))
-                asyncio.get_running_loop().call_later(min(late, MOST_LATE), self._fetch_beside, flight)
+                if late < math.inf:
+                    asyncio.get_running_loop().call_later(late, self._fetch_beside, flight)
         elif not ahead and flight.task is None:
             self._slots.promote(source.key)  # this reader's turn may be sooner than that of the one who asked first
         return flight
