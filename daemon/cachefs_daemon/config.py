@@ -29,7 +29,7 @@ MAX_BLOCK_SIZE: Final = 64 << 20
 # Room for a record's header in front of its data, in a segment and in a budget.
 RECORD_OVERHEAD: Final = 64 << 10
 # One fetch process for so many processors, and at most so many of them: see docs/decisions/0040-fetch-processes.md.
-PROCESSORS_EACH: Final = 4
+PROCESSORS_EACH: Final = 8
 MOST_AUTO: Final = 4
 AUTO: Final = -1
 MAX_PROCESSES: Final = 64

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from cachefs.messages import FetchProcessStatus
@@ -21,17 +21,17 @@ from cachefs_daemon.fetch_process.frames import MOST_BLOCKS, Done
 from cachefs_daemon.origin.order import OrderingOrigin
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.reserved_rooms import Expected, ReservedRooms, Room, close_all
+from cachefs_daemon.store.reserved_rooms import Expected, OpenSegment, ReservedRooms, Room, close_all
 
 log = logging.getLogger(__name__)
 
 # Bytes of the blocks for which room is made at once, at most, where they are more than one.
 _MOST_BYTES: Final = 8 << 20
-# Calls of the store that are under way at once, of each kind.
+# Calls of the store that are under way at once.
 _CALLS: Final = 2
 _TICK_SECONDS: Final = 0.25
 # Seconds without a word after which others bring what a process was to bring; and after which it is killed.
-_SILENT: Final = 2.0
+_SILENT: Final = 1.0
 _DEAD: Final = 10.0
 # Seconds that a block may wait for its room.
 _ROOM_PATIENCE: Final = 2.0
@@ -42,6 +42,10 @@ _PAUSE: Final = 5.0
 _LONGEST_PAUSE: Final = 300.0
 # Seconds that the end of the processes may take when the daemon ends.
 _END_SECONDS: Final = 2.0
+
+
+# A block that was written, its room, and the checksums of its pieces.
+_Written = tuple[Load, Room, bytes]
 
 
 class Carrying:
@@ -60,8 +64,8 @@ class Carrying:
         self._processes: list[FetchProcess] = []
         self._waiting: deque[Load] = deque()  # for room
         self._placing: set[Load] = set()  # for which room is being made
-        self._written: deque[tuple[Load, Room, bytes]] = deque()
-        self._placers = self._enterers = 0
+        self._written: deque[_Written] = deque()
+        self._workers = 0
         self._calls: set[asyncio.Task[None]] = set()
         self._is_flushing = self._is_starting = self._is_closing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -69,8 +73,10 @@ class Carrying:
         self._pause = _PAUSE
         self._is_told = False  # the log says that processes end
 
-    def take(self, source: BlockSource, tell: Tell) -> bool:
-        """Let a process bring the block. False where none can just now; then nothing is told."""
+    def take(self, source: BlockSource, tell: Tell, arrived: Callable[[], None]) -> bool:
+        """Let a process bring the block. False where none can just now; then nothing is told.
+
+        arrived: is called when its bytes have come, and others can be asked for; `tell` follows when it is entered."""
         if not self._count or self._is_closing or not source.is_whole:
             return False
         origin: Any = source.origin
@@ -84,10 +90,8 @@ class Carrying:
             return False
         if len(self._processes) < self._count:
             self._start_more()
-        self._waiting.append(Load(source, origin, order, tell, _now()))
-        if not self._is_flushing:
-            self._is_flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting.append(Load(source, origin, order, tell, arrived, _now()))
+        self._flush_soon()
         return True
 
     def status(self) -> list[FetchProcessStatus]:
@@ -117,59 +121,70 @@ class Carrying:
                 await self._threads.ahead(self._rooms.give_back, [room for _, room in process.under_way.values()])
         self._processes.clear()
 
-    # --- to the processes ---------------------------------------------------------------------------------------------
+    # --- the store ----------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
         self._is_flushing = False
-        while self._waiting and self._placers < _CALLS:
-            self._placers += 1
-            self._call(self._place())
+        while (self._waiting or self._written) and self._workers < _CALLS:
+            self._workers += 1
+            self._call(self._work())
 
-    async def _place(self) -> None:
-        """Make room for what waits, and hand it to a process."""
+    def _flush_soon(self) -> None:
+        if not self._is_flushing:
+            self._is_flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    async def _work(self) -> None:
+        """Enter what was written and make room for what waits, in one call of the store for both."""
         try:
-            while self._waiting:
+            while self._waiting or self._written:
+                written = [self._written.popleft() for _ in range(min(MOST_BLOCKS, len(self._written)))]
                 batch = self._next_batch()
                 self._placing.update(batch)
                 try:
-                    await self._place_batch(batch)
+                    await self._enter_and_place(written, batch)
                 finally:
                     self._placing.difference_update(batch)
         finally:
-            self._placers -= 1
+            self._workers -= 1
 
     def _next_batch(self) -> list[Load]:
-        batch = [self._waiting.popleft()]
-        size = batch[0].source.length
+        batch: list[Load] = []
+        size = 0
         while self._waiting and len(batch) < MOST_BLOCKS:
             size += self._waiting[0].source.length
-            if size > _MOST_BYTES:
+            if batch and size > _MOST_BYTES:
                 break
             batch.append(self._waiting.popleft())
         return batch
 
-    async def _place_batch(self, batch: Sequence[Load]) -> None:
+    async def _enter_and_place(self, written: Sequence[_Written], batch: Sequence[Load]) -> None:
+        entering = [(room, checksums) for _, room, checksums in written]
         wanted = [Expected(one.source.key, one.source.length, one.source.snapshot) for one in batch]
         try:
-            rooms, segments = await self._threads.ahead(self._rooms.reserve, wanted)
+            places, rooms, segments = await self._threads.ahead(self._rooms.enter_and_reserve, entering, wanted)
         except Exception as error:
             self._note_bug(error)
-            for load in batch:
+            for load in (*(load for load, _, _ in written), *batch):
                 load.give_up()
             return
+        for (load, _, _), place in zip(written, places, strict=True):
+            load.given_up = True  # nobody else needs to bring it
+            load.tell(place)
+        self._place(batch, rooms, segments)
+
+    def _place(self, batch: Sequence[Load], rooms: Sequence[Room | None], segments: Sequence[OpenSegment]) -> None:
+        """Hand blocks with their rooms to a process."""
         placed = [(load, room) for load, room in zip(batch, rooms, strict=True) if room is not None]
         still = [(load, room) for load, room in placed if not load.given_up]
         process = self._pick()
         sent = still if process is not None and still and process.send(still, segments, _now()) else []
         close_all(segments)
-        if not sent:
-            for load, _ in still:
-                load.give_up()
-        for load, room in zip(batch, rooms, strict=True):
-            if room is None:
+        there = {id(load) for load, _ in sent}
+        for load in batch:
+            if id(load) not in there:
                 load.give_up()
         if len(sent) < len(placed):
-            there = {id(load) for load, _ in sent}
             self._give_back([room for load, room in placed if id(load) not in there])
 
     def _pick(self) -> FetchProcess | None:
@@ -191,6 +206,7 @@ class Carrying:
                     if answer.hedged or answer.won:
                         load.origin.hedged(answer.hedged, answer.won)
                     self._written.append((load, room, answer.checksums))
+                    load.arrived()
                 else:
                     log.debug("%s is fetched by the daemon itself: %s", load.source.subject, answer.reason)
                     load.origin.not_brought(answer.reason, throttled=answer.throttled)
@@ -200,29 +216,8 @@ class Carrying:
             self._shut(process)
         if freed:
             self._give_back(freed)
-        if self._written and self._enterers < _CALLS:
-            self._enterers += 1
-            self._call(self._enter())
-
-    async def _enter(self) -> None:
-        """Let readers find what was written."""
-        try:
-            while self._written:
-                batch = [self._written.popleft() for _ in range(min(MOST_BLOCKS, len(self._written)))]
-                try:
-                    places = await self._threads.ahead(
-                        self._rooms.enter, [(room, checksums) for _, room, checksums in batch]
-                    )
-                except Exception as error:
-                    self._note_bug(error)
-                    for load, _, _ in batch:
-                        load.give_up()
-                    continue
-                for (load, _, _), place in zip(batch, places, strict=True):
-                    load.given_up = True  # nobody else needs to bring it
-                    load.tell(place)
-        finally:
-            self._enterers -= 1
+        if self._written:
+            self._flush_soon()
 
     def _give_back(self, rooms: list[Room]) -> None:
         self._call(self._threads.ahead(self._rooms.give_back, rooms))

@@ -56,13 +56,13 @@ REFUSAL_MEMORY: Final = 1.0
 # Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
 PASSING_PART: Final = 8
 
+# Seconds that a reader waits for a fetch process, at least. After that, and once such a request is late, the block is
+# fetched beside it. While nobody knows what is late, or it takes long, it is so once the process says nothing for 1 s.
+LEAST_LATE: Final = 0.1
+
 # Bytes of a block that its reader gets before it is stored, at most. To copy a larger one through a socket takes as
 # long as to store it, and its readers take it in parts.
 MOST_EARLY: Final = 256 << 10
-
-# Seconds, at least and at most, that a reader waits for a fetch process; then the block is fetched beside it.
-LEAST_LATE: Final = 0.1
-MOST_LATE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Fetcher:
         # Is told of a block that a reader waits for, and of its bytes; 0 where it is on the node by now.
         self.on_ask: Callable[[BlockRef, int], None] = _ignore
         # Lets a fetch process bring a block that nobody waits for, if it can: see `Carrying.take`.
-        self.carry: Callable[[BlockSource, Tell], bool] = _not_carried
+        self.carry: Callable[[BlockSource, Tell, Callable[[], None]], bool] = _not_carried
         self.fetched_blocks = 0  # since the daemon started
         self.fetched_bytes = 0  # since the daemon started
         self.latency = Latency(FIRST_LATENCY)  # of a fetch, from its slot until its block is in a tier
@@ -312,7 +312,8 @@ class Fetcher:
             self._slots.promote(source.key)
             if flight.is_carried:
                 late = max(LEAST_LATE, source.origin.endpoint.late_after(source.length))
-                asyncio.get_running_loop().call_later(min(late, MOST_LATE), self._fetch_beside, flight)
+                if late < math.inf:
+                    asyncio.get_running_loop().call_later(late, self._fetch_beside, flight)
         elif not ahead and flight.task is None:
             self._slots.promote(source.key)  # this reader's turn may be sooner than that of the one who asked first
         return flight
@@ -327,7 +328,7 @@ class Fetcher:
         """It has its slot."""
         if not (flight.demanded or flight.transient or self._is_futile_hint(flight)):
             flight.began = asyncio.get_running_loop().time()
-            flight.is_carried = self.carry(flight.source, partial(self._carried, flight))
+            flight.is_carried = self.carry(flight.source, partial(self._carried, flight), flight.slot.give_back)
         if not flight.is_carried:
             flight.task = asyncio.create_task(self._fly(flight))
 
@@ -478,7 +479,7 @@ def _gone_again() -> CachefsError:
     return OriginUnavailable("the block came and went; read again")
 
 
-def _not_carried(_: BlockSource, __: Tell) -> bool:
+def _not_carried(_: BlockSource, __: Tell, ___: Callable[[], None]) -> bool:
     return False
 
 

@@ -20,6 +20,8 @@ class Load:
     origin: OrderingOrigin
     order: Order
     tell: Tell
+    # Is called when its bytes have come.
+    arrived: Callable[[], None]
     # When that was asked for, in loop time.
     began: float
     # Whether it should be brought in another way by now.

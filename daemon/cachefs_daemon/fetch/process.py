@@ -69,16 +69,18 @@ class FetchProcess:
         then it writes nothing. now: in loop time."""
         places = {(segment.tier, segment.number): at for at, segment in enumerate(segments)}
         ways: list[NumberedWay] = []
+        last, way = None, 0
         wanted: list[Wanted] = []
         for load, room in loads:
             order = load.order
-            number = self._ways.get(order.way)
-            if number is None:
-                number = self._name(order.way)
-                ways.append(NumberedWay(number, order.way))
+            if order.way is not last:  # most are the same one, and to compare them takes 5 us
+                last = order.way
+                if last not in self._ways:
+                    ways.append(NumberedWay(self._name(last), last))
+                way = self._ways[last]
             self._next += 1
             at = places[room.tier, room.segment]
-            wanted.append(Wanted(self._next, number, order.key, order.etag, room.length, room.key, at, room.start))
+            wanted.append(Wanted(self._next, way, order.key, order.etag, room.length, room.key, at, room.start))
         files = [Segment(segment.number, segment.allocate) for segment in segments]
         try:
             told = self.channel.send(Batch(ways, files, wanted), [segment.descriptor for segment in segments])

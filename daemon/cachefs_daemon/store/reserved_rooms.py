@@ -92,6 +92,13 @@ class ReservedRooms:
         self._end_writes([room for room, _ in written])
         return entered
 
+    def enter_and_reserve(
+        self, written: Sequence[tuple[Room, bytes]], blocks: Sequence[Expected]
+    ) -> tuple[list[Location], list[Room | None], list[OpenSegment]]:
+        """Both, for a caller who has both to do: to hand a call to a thread and back costs as much as either."""
+        entered = self.enter(written) if written else []
+        return (entered, *(self.reserve(blocks) if blocks else ([], [])))
+
     def give_back(self, rooms: Sequence[Room]) -> None:
         """Free room into which nobody writes any more, whatever has been written there."""
         with self._tiering as tiering:

@@ -1,0 +1,169 @@
+"""Room that another process writes into: counted from when it is reserved, until the block in it is evicted."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from cachefs_daemon.store import segment_writer
+from cachefs_daemon.store.reserved_rooms import Expected, OpenSegment, Room, close_all
+from cachefs_daemon.store.segment_writer import PAGE, Record, SegmentFile, span, write_record
+
+from cachefs.block import MEMORY, Location, piece_checksums
+from cachefs.planning.eviction.quotas import Quota
+from tests.blockstore import OpenStore, data_of, disk_usage, key_of, opened, store_config
+
+SIZE = 100_000
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[OpenStore]:
+    with opened(store_config(root, ssd=0)) as store:
+        yield store
+
+
+def expected(*numbers: int) -> list[Expected]:
+    return [Expected(key_of(number), SIZE, "snapshot") for number in numbers]
+
+
+def write(rooms: Sequence[Room | None], segments: Sequence[OpenSegment], *numbers: int) -> list[tuple[Room, bytes]]:
+    """As a fetch process does it."""
+    descriptors = {(one.tier, one.number): one.descriptor for one in segments}
+    written = []
+    for room, number in zip(rooms, numbers, strict=True):
+        assert room is not None
+        data = data_of(number, SIZE)
+        checksums = piece_checksums(room.key, data)
+        file = SegmentFile(Path(), -1, room.segment)
+        record = Record(room.key, room.start, SIZE, checksums)
+        write_record(file, descriptors[room.tier, room.segment], record, data, allocate=False)
+        written.append((room, checksums))
+    close_all(segments)
+    return written
+
+
+def used(store: OpenStore) -> int:
+    """Without the page of each segment that has any block."""
+    return store.usage()[MEMORY].used - PAGE * len(store.storage._tiers[MEMORY].live_segments())
+
+
+def test_what_was_written_is_found_once_it_is_entered(store: OpenStore, root: Path) -> None:
+    rooms, segments = store.storage.rooms.reserve(expected(1, 2))
+    assert used(store) == 2 * span(SIZE)
+    written = write(rooms, segments, 1, 2)
+    assert store.get(key_of(1)) is None
+    places = store.storage.rooms.enter(written)
+    for number, place in zip((1, 2), places, strict=True):
+        assert store.get(key_of(number)) == place
+        assert store.read(key_of(number), place) == data_of(number, SIZE)
+    assert used(store) == 2 * span(SIZE)
+    assert disk_usage(root / "memory") <= store.usage()[MEMORY].used + PAGE
+
+
+def test_room_that_is_given_back_is_free_whatever_was_written(store: OpenStore, root: Path) -> None:
+    rooms, segments = store.storage.rooms.reserve(expected(1, 2))
+    write(rooms, segments, 1, 2)
+    store.storage.rooms.give_back([room for room in rooms if room is not None])
+    assert used(store) == 0
+    assert disk_usage(root / "memory") <= 2 * PAGE
+    assert store.put(key_of(1), data_of(1, SIZE)) is not None
+
+
+def test_a_block_that_came_in_another_way_stays_and_the_room_is_free(store: OpenStore) -> None:
+    rooms, segments = store.storage.rooms.reserve(expected(1, 2))
+    first = store.put(key_of(1), data_of(1, SIZE))
+    places = store.storage.rooms.enter(write(rooms, segments, 1, 2))
+    assert places[0] == first == store.get(key_of(1))
+    assert used(store) == 2 * span(SIZE)
+
+
+def test_what_is_there_gets_no_room(store: OpenStore) -> None:
+    store.put(key_of(1), data_of(1, SIZE))
+    rooms, segments = store.storage.rooms.reserve(expected(1, 2))
+    assert [room is None for room in rooms] == [True, False]
+    close_all(segments)
+
+
+def test_no_more_room_is_given_than_there_is(store: OpenStore) -> None:
+    rooms, segments = store.storage.rooms.reserve(expected(*range(100)))
+    close_all(segments)
+    assert 0 < sum(room is not None for room in rooms) < 42
+    assert store.usage()[MEMORY].used <= store.usage()[MEMORY].limit
+
+
+def test_a_segment_with_room_that_is_written_to_is_not_compacted_away(root: Path) -> None:
+    with opened(store_config(root, ssd=0, segment=512 << 10, policy="lru")) as store:
+        rooms, segments = store.storage.rooms.reserve(expected(1))
+        for number in range(2, 12):
+            store.put(key_of(number), data_of(number, SIZE))
+        store.evict([key_of(number) for number in range(2, 6)])
+        store.maintain()
+        (place,) = store.storage.rooms.enter(write(rooms, segments, 1))
+        assert store.read(key_of(1), place) == data_of(1, SIZE)
+        store.maintain()
+        (place,) = [one for one in [store.get(key_of(1))] if one is not None]
+        assert store.read(key_of(1), place) == data_of(1, SIZE)
+
+
+def test_a_segment_that_somebody_has_removed_is_no_room(store: OpenStore, root: Path) -> None:
+    store.put(key_of(1), data_of(1, SIZE))
+    for path in (root / "memory").glob("*.seg"):
+        path.unlink()
+    rooms, segments = store.storage.rooms.reserve(expected(2))
+    assert (rooms, segments) == ([None], [])
+    store.retry()
+    rooms, segments = store.storage.rooms.reserve(expected(2))
+    (place,) = store.storage.rooms.enter(write(rooms, segments, 2))
+    assert store.read(key_of(2), place) == data_of(2, SIZE)
+
+
+@pytest.mark.parametrize("entered", [True, False])
+def test_room_counts_for_its_dataset(entered: bool, store: OpenStore) -> None:
+    store.set_limit(Quota("d", frozenset({"snapshot"}), share=0.5))
+    limited = store.tiering.unlocked.quotas._limited["d"]
+    rooms, segments = store.storage.rooms.reserve(expected(1, 2))
+    assert limited.used[MEMORY] == 2 * span(SIZE)
+    written = write(rooms, segments, 1, 2)
+    if entered:
+        store.storage.rooms.enter(written)
+    else:
+        store.storage.rooms.give_back([room for room, _ in written])
+    assert limited.used[MEMORY] == (2 * span(SIZE) if entered else 0)
+    assert (len(limited.read), len(limited.coming)) == (2 if entered else 0, 0)
+
+
+def test_a_tier_that_cannot_make_a_segment_gives_no_room(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: SegmentFile, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(segment_writer, "create", fail)
+    rooms, segments = store.storage.rooms.reserve(expected(1, 2))
+    assert (rooms, segments) == ([None, None], [])
+    assert store.usage()[MEMORY].used == 0
+    monkeypatch.undo()
+    rooms, segments = store.storage.rooms.reserve(expected(1, 2))
+    assert all(room is not None for room in rooms)
+    close_all(segments)
+
+
+def test_descriptors_are_closed_by_who_has_them(store: OpenStore) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        rooms, segments = store.storage.rooms.reserve(expected(1))
+        close_all(segments)
+        store.storage.rooms.give_back([room for room in rooms if room is not None])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_was_written_when_the_store_was_killed_is_found_at_the_next_start(root: Path) -> None:
+    config = store_config(root, ssd=0)
+    with opened(config) as store:
+        rooms, segments = store.storage.rooms.reserve(expected(1, 2, 3))
+        write(rooms[:2], segments, 1, 2)
+    with opened(config) as store:
+        found: list[Location | None] = [store.get(key_of(number)) for number in (1, 2, 3)]
+        assert [place is None for place in found] == [False, False, True]
+        assert used(store) == 2 * span(SIZE)
+        for number, place in zip((1, 2), found, strict=False):
+            assert place is not None
+            assert store.read(key_of(number), place) == data_of(number, SIZE)
