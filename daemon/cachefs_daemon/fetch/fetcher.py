@@ -54,6 +54,11 @@ REFUSAL_MEMORY: Final = 1.0
 # block is written in milliseconds, and where all writes of a disk hang, another tier takes it after 1 s.
 PUT_PATIENCE: Final = 2.0
 
+# Seconds for which a block that nobody waits for waits for others, to go into a tier in one batch with them. One batch
+# at a time is stored of these: two threads wait for each other's locks. Beside two batches without a wait, onto an SSD
+# that was full: 0.6 of the context switches per block, and 0.75 of the processor time.
+GATHER_AHEAD: Final = 0.004
+
 # Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
 PASSING_PART: Final = 8
 
@@ -196,7 +201,7 @@ class Fetcher:
         self.passing = Passing(slots.capacity // PASSING_PART)
         self._ranges = Ranges(slots, read_deadline)
         self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
-        self._puts_ahead = Puts(store, threads.ahead)
+        self._puts_ahead = Puts(store, threads.ahead, at_once=1, gather=GATHER_AHEAD)
         self._asking: set[asyncio.Task[None]] = set()  # in which `ask` goes on
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         # Is told of a block that a reader waits for, and of its bytes; 0 where it is on the node by now.

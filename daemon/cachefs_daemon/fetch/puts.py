@@ -18,14 +18,13 @@ from cachefs_daemon.store.block_store import BlockStore, Put
 
 # What came of a block; None where no tier's policy wants it.
 Stored = Location | StoreFull | None
-# Batches that are stored at once, and where one of them takes as long as this: it may wait for a disk, which concerns
-# nobody whose block goes to memory, and a disk that hangs is found out by those that try it (see `Tier.write`).
-_BATCHES: Final = 2
+# Where a batch takes as long as this, more are stored at once: it may wait for a disk, which concerns nobody whose
+# block goes to memory, and a disk that hangs is found out by those that try it (see `Tier.write`).
 _LONG_SECONDS: Final = 0.05
 _MOST_BATCHES: Final = 8
 # Blocks of one batch, and their bytes where it has more than one. Their readers wait until the whole batch is stored:
 # 16 blocks of 4 MiB take half a second on a disk of 130 MB/s.
-_MOST: Final = 16
+_MOST: Final = 32
 _MOST_BYTES: Final = 4 << 20
 
 _Run = Callable[[Callable[[Sequence[Put]], list[Stored]], Sequence[Put]], Awaitable[list[Stored]]]
@@ -34,10 +33,14 @@ _Run = Callable[[Callable[[Sequence[Put]], list[Stored]], Sequence[Put]], Awaita
 class Puts:
     """One queue of blocks to be stored. Used on the event loop."""
 
-    def __init__(self, store: BlockStore, run: _Run) -> None:
-        """run: calls a function in a thread."""
+    def __init__(self, store: BlockStore, run: _Run, at_once: int = 2, gather: float = 0.0) -> None:
+        """run: calls a function in a thread; at_once: batches that are stored at once; gather: seconds for which a
+        block waits for others."""
         self._store = store
         self._run = run
+        self._at_once = at_once
+        self._gather = gather
+        self._gathering: asyncio.TimerHandle | None = None
         self._waiting: deque[tuple[Put, asyncio.Future[Stored]]] = deque()
         self._batches: set[asyncio.Task[None]] = set()
         self._look: asyncio.TimerHandle | None = None
@@ -46,11 +49,19 @@ class Puts:
         """What came of the block. Raises what the store raises for it."""
         future: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
         self._waiting.append((block, future))
-        if len(self._batches) < _BATCHES:
-            self._begin()
+        if len(self._batches) < self._at_once:
+            if not self._gather or len(self._waiting) >= _MOST:
+                self._begin()
+            elif self._gathering is None:
+                self._gathering = asyncio.get_running_loop().call_later(self._gather, self._gathered)
         elif self._look is None:
             self._look = asyncio.get_running_loop().call_later(_LONG_SECONDS, self._begin_another)
         return await future
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        if self._waiting and len(self._batches) < self._at_once:
+            self._begin()
 
     def _begin_another(self) -> None:
         """Blocks have waited for long."""

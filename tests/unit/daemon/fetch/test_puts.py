@@ -56,7 +56,23 @@ def test_what_comes_while_threads_are_busy_goes_in_batches() -> None:
         assert len(store.batches) == 2, "no more threads than that"
         store.go.set()
         assert segments(await asyncio.gather(*tasks)) == list(range(40)), "each gets its own"
-        assert max(map(len, store.batches)) == 16
+        assert max(map(len, store.batches)) == 32
+
+    asyncio.run(scenario())
+
+
+def test_blocks_that_nobody_waits_for_wait_for_others() -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        store.go.set()
+        puts = Puts(store, store.run, at_once=1, gather=3600.0)
+        tasks = await begun(puts, 31)
+        assert not store.batches
+        tasks += [asyncio.create_task(puts.put(Put(b"31", b"x")))]
+        assert segments(await asyncio.gather(*tasks)) == list(range(32))
+        assert [len(batch) for batch in store.batches] == [32], "there were enough"
+        assert segments(await asyncio.gather(*await begun(Puts(store, store.run, gather=0.001), 2))) == [0, 1]
+        assert [len(batch) for batch in store.batches] == [32, 2]
 
     asyncio.run(scenario())
 
