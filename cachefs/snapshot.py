@@ -46,6 +46,8 @@ NUMBER: Final = struct.Struct(">Q")
 FOOTER: Final = struct.Struct("<8sQ16s")  # magic, length of the LMDB file, its xxh3-128
 MAGIC: Final = b"cachefs1"
 
+# Directories whose paths are remembered: half a megabyte with the longest ones.
+_MOST_DIRECTORIES: Final = 512
 _DIRECTORY: Final = 0
 _FILE: Final = 1
 _COMMON: Final = struct.Struct("<BBQq")  # kind, length of the name, parent, mtime in ns
@@ -181,6 +183,7 @@ class Snapshot:
             self._env.close()
             raise _damaged(path, str(error)) from error
         self._get = self._txn.get
+        self._directories: dict[int, bytes] = {}  # paths of directories that were asked for of late, each with its "/"
         self.id = meta.id
         self.url = meta.url
         self.block_size = meta.block_size
@@ -233,6 +236,17 @@ class Snapshot:
             names.append(entry.name)
             number = entry.parent
         return b"/".join(reversed(names))
+
+    def file_path(self, entry: Entry) -> bytes:
+        """The path of a file that was looked up before: mostly without another look-up."""
+        if entry.parent == ROOT:
+            return entry.name
+        directory = self._directories.get(entry.parent)
+        if directory is None:
+            if len(self._directories) >= _MOST_DIRECTORIES:
+                self._directories = {}
+            directory = self._directories[entry.parent] = self.path(entry.parent) + b"/"
+        return directory + entry.name
 
     def walk(self, top: Entry) -> Iterator[Entry]:
         """All files at or below *top*, level by level, each level in the order of paths."""

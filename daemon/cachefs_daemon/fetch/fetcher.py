@@ -20,7 +20,7 @@ from cachefs.errors import CachefsError, OriginError, OriginUnavailable, StoreFu
 from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.lookups import LookUps
+from cachefs_daemon.fetch.lookups import Found, LookUps
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
 from cachefs_daemon.fetch.ranges import Ranges
@@ -42,6 +42,9 @@ OUTAGE_MEMORY: Final = 0.1
 RECENT: Final = 4096
 # Reading ahead is a hint. More reads ahead than this in the queue for slots help nobody.
 MAX_AHEAD: Final = 8192
+
+# Blocks that are looked up on the event loop before they are fetched ahead: 10 us each.
+AT_ONCE: Final = 16
 
 # Seconds of a fetch until one was measured: that of an object store.
 FIRST_LATENCY: Final = 0.05
@@ -294,7 +297,7 @@ class Fetcher:
         """
         looked = asyncio.get_running_loop().time()
         begun: list[Flight | Outcome] = []
-        for found, when in zip(await self._threads.background(self._look_ups.look_up, refs), needed, strict=True):
+        for found, when in zip(await self._look_up_some(refs), needed, strict=True):
             one = self._known(found, looked) if isinstance(found, BlockSource) else found
             if isinstance(one, BlockSource):
                 flight = self._join(one, ahead=True, needed=when)
@@ -303,6 +306,12 @@ class Fetcher:
             else:
                 begun.append(one)
         return begun
+
+    async def _look_up_some(self, refs: Sequence[BlockRef]) -> list[Found]:
+        """Of a few blocks at once, as a thread takes longer; of more, or where a disk is slow, in a thread."""
+        some = [self._look_ups.at_once(ref) for ref in refs] if len(refs) <= AT_ONCE else []
+        found = [one for one in some if one is not None]
+        return found if len(found) == len(refs) else await self._threads.background(self._look_ups.look_up, refs)
 
     async def hint(self, refs: Sequence[BlockRef]) -> None:
         """Start bringing these blocks, if there is room in the queue, and return."""

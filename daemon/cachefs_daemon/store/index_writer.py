@@ -260,8 +260,8 @@ class IndexWriter:
     def _commit_changes(self) -> None:
         while not self._closing.is_set():
             self._changed.wait()
-            time.sleep(_GATHER_SECONDS)
-            # Not before: what comes meanwhile is committed, too, and nobody has to be woken for it.
+            # Before it sleeps: while changes keep coming, nobody has to wake it. The last time it finds nothing to do.
             self._changed.clear()
+            time.sleep(_GATHER_SECONDS)
             if not self.commit():
                 self._closing.wait(_RETRY_SECONDS)
