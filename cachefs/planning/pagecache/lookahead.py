@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import ABSENT, TierStates
-from cachefs.planning.blocks.space import Ids
+from cachefs.planning.blocks.space import Ids, distinct
 from cachefs.planning.pagecache.states import WANTED, PageStates
 from cachefs.planning.sequences.course import Window
 from cachefs.planning.sequences.plan import Plan
@@ -127,7 +127,7 @@ class PushLookahead:
         found: dict[str, list[Ids]] = {}
         for reader in readers:
             found.setdefault(reader.snapshot, []).extend(self._tripwires_of(reader))
-        return {snapshot: np.unique(np.concatenate(blocks)) for snapshot, blocks in found.items() if blocks}
+        return {snapshot: distinct(np.concatenate(blocks)) for snapshot, blocks in found.items() if blocks}
 
     def _tripwires_of(self, reader: Reader) -> Iterator[Ids]:
         every = reader.every
