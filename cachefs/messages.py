@@ -208,6 +208,15 @@ class EndpointStatus(Message, frozen=True):
     request_size: int
 
 
+class FetchProcessStatus(Message, frozen=True):
+    """A process that brings blocks for the daemon."""
+
+    pid: int
+    # That it has written since its start, and that it is bringing now.
+    blocks: int
+    in_flight: int
+
+
 class GuessCounts(Message, frozen=True):
     """What was fetched since readers seemed to come to it, although nobody had published that."""
 
@@ -250,6 +259,7 @@ class Status(Message, frozen=True):
     # Of all servers that have datasets.
     endpoints: list[EndpointStatus] = []
     guessed: GuessCounts = GuessCounts()
+    fetch_processes: list[FetchProcessStatus] = []
 
 
 class OriginOptions(Message, frozen=True):

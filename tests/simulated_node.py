@@ -45,7 +45,9 @@ class SimulatedOrigin:
 
 @dataclass(frozen=True)
 class SimulatedLoader:
-    """How a job reads. demand: samples per second that its accelerator takes; start: seconds."""
+    """How a job reads. demand: samples per second that its accelerator takes; start: seconds; rest: seconds between two
+    epochs; resumes: epoch, and samples of it that were done before, with which it begins; batches: after so many it is
+    killed, 0 for never; seed: of its orders, None for one of its own."""
 
     demand: float = 150.0
     epochs: int = 4
@@ -54,6 +56,10 @@ class SimulatedLoader:
     batch: int = 32
     start: float = 0.0
     published: bool = True
+    rest: float = 0.0
+    resumes: tuple[int, int] = (0, 0)
+    batches: int = 0
+    seed: int | None = None
 
 
 @dataclass
@@ -207,16 +213,17 @@ class SimulatedJobRun:
     def __init__(self, node: SimulatedNode, name: str, seed: int, loader: SimulatedLoader) -> None:
         self.node, self.name, self.loader = node, name, loader
         files = node.space.count
-        draw = np.random.default_rng(seed)
+        draw = np.random.default_rng(seed if loader.seed is None else loader.seed)
         self.orders = [draw.permutation(files) for _ in range(loader.epochs)]
         self.figures = [EpochFigures() for _ in range(loader.epochs)]
-        self.delivered: list[tuple[float, np.ndarray]] = []
+        self.reads: list[tuple[float, int]] = []  # when it began, and of which block
         self.position: Position | None = None
         self.done = False
         self._waited = 0.0
         self._late: list[float] = []
         self._read: list[int] = []
-        self._epoch = -1
+        self._epoch = loader.resumes[0] - 1
+        self._batches_left = loader.batches or -1
 
     # --- loader ---------------------------------------------------------------------------------------------------
 
@@ -228,11 +235,10 @@ class SimulatedJobRun:
         self._epoch += 1
         loader = self.loader
         if self._epoch == loader.epochs:
-            self.done, self.position = True, None
-            self.node.plan.remove(self.name)
+            self._end()
             return
         self._publish()
-        order = self.orders[self._epoch]
+        order = self.orders[self._epoch][loader.resumes[1] if self._epoch == loader.resumes[0] else 0 :]
         self._batches = [order[start : start + loader.batch] for start in range(0, len(order), loader.batch)]
         self._queues: list[deque[int]] = [deque() for _ in range(loader.workers)]
         self._busy = [False] * loader.workers
@@ -241,6 +247,10 @@ class SimulatedJobRun:
         self._asked: float | None = self.node.clock.now
         for _ in range(loader.workers * loader.prefetch):
             self._give()
+
+    def _end(self) -> None:
+        self.done, self.position = True, None
+        self.node.plan.remove(self.name)
 
     def _publish(self) -> None:
         if not self.loader.published:
@@ -272,7 +282,7 @@ class SimulatedJobRun:
         self._read_next(worker, batch, blocks, self._epoch)
 
     def _read_next(self, worker: int, batch: int, blocks: Iterator[int], epoch: int) -> None:
-        block = next(blocks, None)
+        block = next(blocks, None) if not self.done else None
         if block is None:
             self._ready.add(batch)
             if self._asked is not None and batch == self._taken:
@@ -280,6 +290,7 @@ class SimulatedJobRun:
             self._work(worker)
             return
         node, began = self.node, self.node.clock.now
+        self.reads.append((began, block))
 
         def got() -> None:
             waited = node.clock.now - began
@@ -303,7 +314,6 @@ class SimulatedJobRun:
         figures.stalled += now - self._asked
         self._asked = None
         blocks = self._batches[self._taken]
-        self.delivered.append((now, blocks))
         figures.samples += len(blocks)
         self._ready.discard(self._taken)
         self._taken += 1
@@ -312,8 +322,12 @@ class SimulatedJobRun:
 
     def _computed(self) -> None:
         self.figures[self._epoch].ended = self.node.clock.now
+        self._batches_left -= 1
+        if not self._batches_left:
+            self._end()
+            return
         if self._taken == len(self._batches):
-            self._next_epoch()
+            self.node.clock.at(self.node.clock.now + self.loader.rest, self._next_epoch)
             return
         self._asked = self.node.clock.now
         if self._taken in self._ready:
@@ -338,6 +352,11 @@ class SimulatedJobRun:
 
 
 def bytes_over_belady(node: SimulatedNode, capacity: int) -> float:
-    """What was fetched, beside what Belady's MIN would have fetched for the batches in the order in which they came."""
-    delivered = sorted(itertools.chain.from_iterable(job.delivered for job in node.jobs), key=lambda one: one[0])
-    return node.fetched / belady_reads(np.concatenate([blocks for _, blocks in delivered]), capacity)
+    """What was fetched, beside what Belady's MIN would have fetched for the reads in the order in which they came, had
+    it known of no job before it began."""
+    whose = np.repeat(np.arange(len(node.jobs)), [len(job.reads) for job in node.jobs])
+    reads = list(itertools.chain.from_iterable(job.reads for job in node.jobs))
+    when, blocks = np.array([one[0] for one in reads]), np.array([one[1] for one in reads])
+    order = np.argsort(when, kind="stable")
+    _, first = np.unique(whose[order], return_index=True)
+    return node.fetched / belady_reads(blocks[order], capacity, first[whose[order]])

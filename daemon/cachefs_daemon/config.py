@@ -28,6 +28,11 @@ MIN_BLOCK_SIZE: Final = PIECE_SIZE
 MAX_BLOCK_SIZE: Final = 64 << 20
 # Room for a record's header in front of its data, in a segment and in a budget.
 RECORD_OVERHEAD: Final = 64 << 10
+# One fetch process for so many processors, and at most so many of them: see docs/decisions/0040-fetch-processes.md.
+PROCESSORS_EACH: Final = 4
+MOST_AUTO: Final = 4
+AUTO: Final = -1
+MAX_PROCESSES: Final = 64
 # Characters of a wrong value that are shown.
 MOST_SHOWN: Final = 100
 
@@ -48,11 +53,20 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.normpath(path))
 
 
+def _processes(value: object) -> int:
+    if value == "auto":
+        return AUTO
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PROCESSES:
+        raise ValueError(f'expected "auto" or a number from 0 to {MAX_PROCESSES}')
+    return value
+
+
 Size = Annotated[int, BeforeValidator(parse_size)]
 Amount = Annotated[Share, BeforeValidator(parse_share)]
 Directory = Annotated[Path, AfterValidator(_absolute)]
 OptionalDirectory = Annotated[Directory | None, BeforeValidator(lambda value: None if value == "" else value)]
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+Processes = Annotated[int, BeforeValidator(_processes)]
 Count = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -112,6 +126,7 @@ class PrefetchSection(_Section):
     stall_worth: Size = 1 << 30
     memory_ahead: Size = 256 << 20
     guess: bool = True
+    processes: Processes = AUTO
 
 
 class SecuritySection(_Section):
@@ -143,6 +158,13 @@ class Config(_Section):
             connect if "connect_timeout" in given else min(connect, half),
             read if "read_timeout" in given else min(read, half),
         )
+
+    @property
+    def fetch_processes(self) -> int:
+        """Fetch processes."""
+        if self.prefetch.processes != AUTO:
+            return self.prefetch.processes
+        return min(MOST_AUTO, len(os.sched_getaffinity(0)) // PROCESSORS_EACH)
 
     @property
     def memory_budget(self) -> int:

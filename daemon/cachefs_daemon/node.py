@@ -18,6 +18,7 @@ from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
+from cachefs_daemon.fetch.carrying import Carrying
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.guesser import Guesser
 from cachefs_daemon.fetch.pace import Pace
@@ -69,6 +70,9 @@ class Node:
         self.fetcher = Fetcher(
             storage.blocks, snapshots.source, threads, slots, self.errors, config.daemon.read_deadline
         )
+        processes = config.fetch_processes if config.prefetch.enabled else 0
+        self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
+        self.fetcher.carry = self.carrying.take
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
@@ -166,6 +170,7 @@ class Node:
     async def stop(self) -> None:
         """No call may be under way any more."""
         await self.fetcher.close()
+        await self.carrying.close()
         await self.catalog.close()
 
 

@@ -31,6 +31,13 @@ CHUNK: Final = 32
 MAX_CHUNKS: Final = 16
 # Parts of reports after which a read that fitted nobody is forgotten: as many as a mount has workers, or about so.
 STRAY_CHUNKS: Final = 4
+# The first read of a batch is as good a fit as one that follows on another one with such a gap: batches that may begin
+# are about as many as reads that are done and have no next one yet.
+BEGINS: Final = 1.5
+# A worse fit than any of these: what lies close to another read, of which nothing else says either whose it is. Of two
+# jobs with 1,200 samples each the one that rested between epochs was moved on by two such reads, its samples were
+# evicted before it had read them, and half of both jobs' reads came late.
+VAGUE: Final = 1e6
 # How far back a read may be that is late, in reads of different blocks.
 BEHIND: Final = 64
 # In a short epoch a read from anywhere may lie a little ahead of the consumer by chance. So the next four limit what
@@ -62,6 +69,10 @@ class Claim:
     # Per block, how many reads behind it the nearest read is that was done before it; inf where the block is not the
     # consumer's: shape (n,), float64.
     gaps: npt.NDArray[np.float64]
+    # Per block, how badly it fits beside what others claim of it, inf where it is not the consumer's: the gap, but less
+    # where a worker begins a batch with it, far from all that is done, and VAGUE where only reads near it in the report
+    # speak for it. Shape (n,), float64.
+    doubts: npt.NDArray[np.float64]
 
     @property
     def mine(self) -> npt.NDArray[np.bool_]:
@@ -146,7 +157,7 @@ class Follower:
         self.batch = batch  # reads that one of the workers does in order, 1 where that varies
         self.following = True  # False while what is read is something else
         self.begun = False  # some read was its own, or it has said where it is
-        self.rate = ReadRate()
+        self.rate = ReadRate(reorder_window)
         self.evidence = Evidence(reorder_window)
         self.visibility = Visibility()
         self._plan = plan
@@ -168,8 +179,9 @@ class Follower:
 
     # --- what is read -----------------------------------------------------------------------------------------------
 
-    def claim(self, ids: Ids) -> Claim:
-        """Which of the blocks *ids* (shape (n,), int32), read just now in this order, are this consumer's?
+    def claim(self, ids: Ids, contested: bool = False) -> Claim:
+        """Which of the blocks *ids* (shape (n,), int32), read just now in this order, are this consumer's? contested:
+        others claim some of them too.
 
         A loader's workers each read a batch in order, so a read follows closely on one of before, or begins a batch.
         Late reads are as good: a read of somebody else that fitted may have pushed the position too far.
@@ -178,16 +190,22 @@ class Follower:
         here = self._plan.epoch(self.name, epoch)
         reads = self._plan.expected(self.name, ids)
         gaps = np.full(len(ids), np.inf)
+        doubts = gaps.copy() if contested else gaps
         front, step = max(position, self._front.high), self._step(here)
         reach = self.reorder_window + _explained(1 + len(ids), step, here)
         places = np.flatnonzero((reads >= position) & (reads < front + reach[-1]))
         if len(places):
             ahead = reads[places]
-            done = np.sort(np.concatenate(([position - 1], self._front.early, ahead)))
-            gap = (ahead - done[np.searchsorted(done, ahead) - 1]).astype(np.float64)
+            done = np.concatenate(([position - 1], self._front.early))
+            known = np.sort(np.concatenate((done, ahead)))
+            gap = (ahead - known[np.searchsorted(known, ahead) - 1]).astype(np.float64)
             length = len(here.blocks) if here is not None else 0
-            begins = np.where(ahead >= length, ahead - length, ahead) % self.batch < step
-            gap[(gap > step) & ~(begins & (ahead < front + self.reorder_window))] = np.inf
+            offsets = np.where(ahead >= length, ahead - length, ahead) % self.batch
+            begins = (offsets < step) & (ahead < front + self.reorder_window)
+            gap[(gap > step) & ~begins] = np.inf
+            if contested:
+                doubt = np.where(begins, np.minimum(gap, BEGINS + offsets), gap) if self.batch > 1 else gap
+                doubts[places] = np.where(_firm(done, ahead, begins, step), doubt, VAGUE)
             # Reads may lie beyond the front by as much as so many reads explain.
             beyond = np.sort(ahead[np.isfinite(gap) & (ahead >= front)])
             within = np.flatnonzero(beyond < front + reach[: len(beyond)])
@@ -199,8 +217,9 @@ class Follower:
             late = np.flatnonzero(np.isinf(gaps) & (first < position) & (first >= position - _behind(step, here)))
             late = late[~self.evidence.knows(ids[late])] if len(late) else late
             reads[late] = first[late]
-            gaps[late] = position - first[late]
-        return Claim(reads, gaps)
+            gaps[late] = doubts[late] = position - first[late]
+        doubts[np.isinf(gaps)] = np.inf
+        return Claim(reads, gaps, doubts)
 
     def may_read(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of the blocks *ids* (shape (n,), int32) its samples have: shape (n,), bool. Reads of others say nothing
@@ -424,18 +443,18 @@ def observe(followers: Sequence[Follower], ids: Ids) -> None:
     size = max(CHUNK, len(ids) // MAX_CHUNKS)
     for start in range(0, len(ids), size):
         chunk = ids[start : start + size]
-        claims = [_guarded(follower, follower.claim, chunk) for follower in followers]
+        claims = [_guarded(follower, follower.claim, chunk, len(followers) > 1) for follower in followers]
         closest = np.full(len(chunk), np.inf)
         for follower, claim in zip(followers, claims, strict=True):
             if follower.following:
-                np.minimum(closest, claim.gaps, out=closest)
+                np.minimum(closest, claim.doubts, out=closest)
         unattributed = np.isinf(closest)
         for follower in followers if unattributed.any() else ():
             if follower.following:
                 unattributed[unattributed] = ~follower.evidence.knows(chunk[unattributed])
         for follower, claim in zip(followers, claims, strict=True):
             # A read that several consumers claim belongs to the one that it fits best.
-            claim.gaps[claim.gaps > closest] = np.inf
+            claim.gaps[claim.doubts > closest] = np.inf
             _guarded(follower, follower.on_reads, chunk, claim, unattributed)
 
 
@@ -445,6 +464,24 @@ def _guarded(follower: Follower, step: Callable[Given, Result], *given: Given.ar
         return step(*given, **named)
     except Exception as error:
         raise FollowerFailed(follower) from error
+
+
+def _firm(done: Places, ahead: Places, begins: npt.NDArray[np.bool_], step: float) -> npt.NDArray[np.bool_]:
+    """Which of the reads *ahead* (shape (n,), int64) follow, one on the other, on what is done or on one that begins a
+    batch, or begin one: shape (n,), bool. Two reads of somebody else that lie side by side by chance do not.
+
+    done: reads that were done before; begins: which of *ahead* may begin a batch, shape (n,), bool; step: how far
+    behind a read the one may be on which it follows.
+    """
+    reads = np.concatenate((done, ahead))
+    order = np.argsort(reads, kind="stable")
+    roots = np.concatenate((np.ones(len(done), np.bool_), begins))[order]
+    count = np.cumsum(roots)
+    # Roots before the reads that follow one on the other up to this one.
+    before = np.maximum.accumulate(np.where(np.diff(reads[order], prepend=0) > step, count - roots, 0))
+    firm = np.empty(len(reads), np.bool_)
+    firm[order] = count > before
+    return firm[len(done) :]
 
 
 def _explained(count: int, step: float, here: Epoch | None) -> npt.NDArray[np.float64]:

@@ -168,6 +168,7 @@ class Service:
             errors=self._node.errors.views(),
             passed_blocks=self._node.fetcher.passing.count,
             endpoints=self._node.catalog.endpoints(),
+            fetch_processes=self._node.carrying.status(),
             guessed=GuessCounts(**asdict(self._node.guesser.counts)),
         )
 

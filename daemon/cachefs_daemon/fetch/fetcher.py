@@ -20,6 +20,7 @@ from cachefs.errors import CachefsError, OriginError, OriginUnavailable, StoreFu
 from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.load import Tell
 from cachefs_daemon.fetch.lookups import Found, LookUps
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
@@ -65,6 +66,10 @@ GATHER_AHEAD: Final = 0.004
 # Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
 PASSING_PART: Final = 8
 
+# Seconds, at least and at most, that a reader waits for a fetch process; then the block is fetched beside it.
+LEAST_LATE: Final = 0.1
+MOST_LATE: Final = 1.0
+
 # What somebody gets who waits for a block: where it is, or itself where no tier can hold it, or why it did not come.
 Answer = Location | PassingBlock | CachefsError
 # What came of a fetch. None where no tier's policy wants the block (only blocks that nobody waits for are refused).
@@ -83,7 +88,7 @@ class Flight:
     # Loop time at which somebody will want what is fetched ahead; inf: nobody knows.
     needed: float
     slot: Slot
-    # Runs once it has its slot.
+    # Runs once it has its slot, unless a fetch process brings it.
     task: "asyncio.Task[None] | None" = None
     # When it got its slot last, in loop time.
     began: float = 0.0
@@ -93,6 +98,8 @@ class Flight:
     # May it be a transient block although nobody waits for it?
     transient: bool = False
     has_landed: bool = False
+    # Was a fetch process to bring it? There is a task then only where that is late, or cannot.
+    is_carried: bool = False
     # What came of it, once it has landed.
     outcome: Outcome = None
     # Who is told when it has landed.
@@ -209,6 +216,8 @@ class Fetcher:
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         # Is told of a block that a reader waits for, and of its bytes; 0 where it is on the node by now.
         self.on_ask: Callable[[BlockRef, int], None] = _ignore
+        # Lets a fetch process bring a block that nobody waits for, if it can: see `Carrying.take`.
+        self.carry: Callable[[BlockSource, Tell], bool] = _not_carried
         self.fetched_blocks = 0  # since the daemon started
         self.fetched_bytes = 0  # since the daemon started
         self.latency = Latency(FIRST_LATENCY)  # of a fetch, from its slot until its block is in a tier
@@ -300,9 +309,7 @@ class Fetcher:
         for found, when in zip(await self._look_up_some(refs), needed, strict=True):
             one = self._known(found, looked) if isinstance(found, BlockSource) else found
             if isinstance(one, BlockSource):
-                flight = self._join(one, ahead=True, needed=when)
-                flight.transient = transient
-                begun.append(flight)
+                begun.append(self._join(one, ahead=True, needed=when, transient=transient))
             else:
                 begun.append(one)
         return begun
@@ -381,11 +388,15 @@ class Fetcher:
             return landing.outcome if fresh else source
         return landing.outcome if landing.when >= looked and landing.outcome is not None else source
 
-    def _is_futile(self, source: BlockSource) -> bool:
+    def _is_futile_hint(self, flight: Flight) -> bool:
+        # A caller who knows when a block is needed has asked for room before.
+        if flight.needed < math.inf or flight.transient:
+            return False
+        source = flight.source
         length, when = self._refused.get(source.snapshot, (0, -math.inf))
         return source.length >= length and asyncio.get_running_loop().time() - when < REFUSAL_MEMORY
 
-    def _join(self, source: BlockSource, *, ahead: bool, needed: float = math.inf) -> Flight:
+    def _join(self, source: BlockSource, *, ahead: bool, needed: float = math.inf, transient: bool = False) -> Flight:
         until = asyncio.get_running_loop().time() + self._read_deadline
         flight = self._flights.get(source.key)
         if flight is not None and not ahead and not flight.patience.extend(until):
@@ -393,6 +404,7 @@ class Fetcher:
         if flight is None:
             slot = self._slots.slot(source.key, source.length, source.origin.endpoint, ahead=ahead, needed=needed)
             flight = self._flights[source.key] = Flight(source, not ahead, Patience(until), needed, slot)
+            flight.transient = transient
             if not source.is_whole:
                 self._ranges.wait(source)
             if slot.ask(partial(self._begin, flight)):
@@ -400,6 +412,9 @@ class Fetcher:
         elif not ahead and not flight.demanded:
             flight.demanded = True
             self._slots.promote(source.key)
+            if flight.is_carried:
+                late = max(LEAST_LATE, source.origin.endpoint.late_after(source.length))
+                asyncio.get_running_loop().call_later(min(late, MOST_LATE), self._fetch_beside, flight)
         return flight
 
     def _result(self, flight: Flight) -> Outcome:
@@ -410,7 +425,34 @@ class Fetcher:
 
     def _begin(self, flight: Flight) -> None:
         """It has its slot."""
-        flight.task = asyncio.create_task(self._fly(flight))
+        if not (flight.demanded or flight.transient or self._is_futile_hint(flight)):
+            flight.began = asyncio.get_running_loop().time()
+            flight.is_carried = self.carry(flight.source, partial(self._carried, flight))
+        if not flight.is_carried:
+            flight.task = asyncio.create_task(self._fly(flight))
+
+    def _fetch_beside(self, flight: Flight) -> None:
+        """A fetch process is late with it, or does not bring it: it is fetched here. What lands first counts."""
+        if flight.task is None and not flight.has_landed:
+            flight.task = asyncio.create_task(self._fly(flight))
+
+    def _carried(self, flight: Flight, place: Location | None) -> None:
+        """A fetch process has brought it, or another way is better."""
+        if flight.has_landed:
+            return
+        if place is None:
+            self._fetch_beside(flight)
+            return
+        if flight.task is not None:
+            flight.task.cancel()
+        self._count(flight)
+        self._end(flight, place)
+
+    def _count(self, flight: Flight) -> None:
+        """Its block has come."""
+        self.latency.measure(asyncio.get_running_loop().time() - flight.began)
+        self.fetched_blocks += 1
+        self.fetched_bytes += flight.source.length
 
     async def _fly(self, flight: Flight) -> None:
         outcome: Outcome = _stopping()
@@ -426,6 +468,8 @@ class Fetcher:
             self._end(flight, outcome)
 
     def _end(self, flight: Flight, outcome: Outcome) -> None:
+        if flight.has_landed:
+            return  # a fetch process was quicker
         key = flight.source.key
         if self._flights.get(key) is flight:
             del self._flights[key]
@@ -444,9 +488,7 @@ class Fetcher:
 
     async def _bring(self, flight: Flight) -> Location | PassingBlock | None:
         source, patience, clock = flight.source, flight.patience, asyncio.get_running_loop().time
-        # A caller who knows when a block is needed has asked for room before.
-        is_hint = flight.needed == math.inf and not flight.transient
-        if not flight.demanded and is_hint and self._is_futile(source):
+        if not flight.demanded and self._is_futile_hint(flight):
             return None
         flight.began = clock()
         if not flight.demanded:
@@ -466,9 +508,7 @@ class Fetcher:
             raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
         flight.came = clock()
         location = await self._store_or_pass(flight)
-        self.latency.measure(clock() - flight.began)
-        self.fetched_blocks += 1
-        self.fetched_bytes += source.length
+        self._count(flight)
         if location is None and flight.needed == math.inf:
             self._note_refusal(source)
         return location
@@ -531,6 +571,10 @@ def _stopping() -> CachefsError:
 
 def _gone_again() -> CachefsError:
     return OriginUnavailable("the block came and went; read again")
+
+
+def _not_carried(_: BlockSource, __: Tell) -> bool:
+    return False
 
 
 def _ignore(_: BlockRef, __: int) -> None:

@@ -89,6 +89,10 @@ class Endpoint:
         self._budget.sent()
         return self._times.of(size)
 
+    def late_after(self, size: int) -> float:
+        """Seconds after which a request for *size* bytes is late; inf while that is not known."""
+        return self._times.of(size).late_after
+
     def answered(self, prefix: str, size: int, began: float) -> None:
         """A request was answered as it should be, that was sent when it was *began*, in monotonic seconds."""
         now = time.monotonic()

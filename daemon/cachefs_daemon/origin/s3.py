@@ -7,6 +7,7 @@ listed: ETag, length, range and total size. botocore's own retries are off, sinc
 import asyncio
 import functools
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
@@ -15,11 +16,12 @@ from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
 from cachefs_daemon.origin.key_ranges import ListingPlace
+from cachefs_daemon.origin.order import Order
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
-from cachefs_daemon.origin.s3_answer import bytes_before
+from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before
 from cachefs_daemon.origin.s3_connection import RAW_PAGE, OpenClient, connection
-from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, are_credentials_refused, judge
+from cachefs_daemon.origin.s3_errors import are_credentials_refused, judge
 from cachefs_daemon.origin.s3_get import Doubtful, Unusual
 from cachefs_daemon.origin.s3_listing import list_bucket
 from cachefs_daemon.origin.s3_page import Page, parse_page
@@ -111,6 +113,29 @@ class S3Origin:
             raise OriginUnavailable(f"{place}: {unusual}") from None
         except Exception as error:
             raise self._judged(error, place).error from None
+
+    def order(self, wanted: ObjectRange) -> Order | None:
+        """See cachefs_daemon.origin.order.OrderingOrigin."""
+        client = self._connection.current
+        if client is None or self.endpoint.is_limited or self._connection.detour.is_taken:
+            return None
+        return client.lean.order(self._place(self._prefix + wanted.key.decode()), wanted)
+
+    def brought(self, wanted: ObjectRange, seconds: float) -> None:
+        self.requests += 1
+        self._outage.answered()
+        self._connection.detour.usual()
+        self.endpoint.answered(self.url, wanted.length, time.monotonic() - seconds)
+
+    def not_brought(self, reason: str, *, throttled: bool) -> None:
+        self.requests += 1
+        self.errors += 1
+        if throttled:
+            self.endpoint.refused(self.url, reason)
+
+    def hedged(self, sent: int, won: int) -> None:
+        self.endpoint.hedged += sent
+        self.endpoint.hedges_won += won
 
     async def close(self) -> None:
         await self._connection.release()

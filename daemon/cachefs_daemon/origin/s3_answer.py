@@ -1,13 +1,29 @@
 """Whether an answer of an S3 server has the bytes that were asked for, of the version that was listed."""
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachefs.errors import ObjectChanged
 from cachefs_daemon.origin.base import ObjectRange
-from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+class Place(NamedTuple):
+    """What was asked for: an object of a bucket, or a listing of the bucket."""
+
+    bucket: str
+    # Empty for a listing.
+    key: str
+    # URL of the server, or "AWS".
+    endpoint: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key} at {self.endpoint}"
+
+
+class BrokenAnswer(Exception):
+    """The server's answer is not what it promised, for instance cut short; another try may be better."""
 
 
 def bytes_before(wanted: ObjectRange, place: Place, etag: str, promised: int | None, content_range: str) -> int:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from cachefs_daemon.origin.s3_errors import BrokenAnswer
+from cachefs_daemon.origin.s3_answer import BrokenAnswer
 
 # What makes a server send its checksums, as botocore asks for them.
 ASKED: Final = ("x-amz-checksum-mode", "ENABLED")

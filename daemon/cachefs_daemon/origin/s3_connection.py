@@ -84,6 +84,12 @@ class S3Connection:
         self._idle: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
+    @property
+    def current(self) -> OpenClient | None:
+        """The client, where one is open on this loop."""
+        current = self._current
+        return current if current is not None and current.loop is asyncio.get_running_loop() else None
+
     def client(self) -> "_Use":
         """A context manager with a client, for one request. It raises ConfigError."""
         return _Use(self)

@@ -1,7 +1,7 @@
 """What a failed S3 request means, as an error of cachefs that says what to do."""
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import aiohttp
 from botocore import exceptions as boto
@@ -10,6 +10,7 @@ from botocore.parsers import ResponseParserError, RestXMLParser
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs_daemon.origin.retry import Failure
+from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place
 
 _THROTTLED: Final = {
     "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "BandwidthLimitExceeded",
@@ -40,23 +41,6 @@ _SETTINGS: Final = (
 
 # A number with so many digits is no number of seconds that anybody waits.
 _LONG: Final = 6
-
-
-class Place(NamedTuple):
-    """What was asked for: an object of a bucket, or a listing of the bucket."""
-
-    bucket: str
-    # Empty for a listing.
-    key: str
-    # URL of the server, or "AWS".
-    endpoint: str
-
-    def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.key} at {self.endpoint}"
-
-
-class BrokenAnswer(Exception):
-    """The server's answer is not what it promised, for instance cut short; another try may be better."""
 
 
 def refusal(status: int, headers: Mapping[bytes, bytes], body: bytes) -> boto.ClientError:

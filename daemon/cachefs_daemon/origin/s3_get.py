@@ -5,6 +5,7 @@ errors become the same exceptions as there.
 """
 
 import asyncio
+import time
 from typing import Any, Final, NamedTuple
 
 from botocore.exceptions import ReadTimeoutError
@@ -16,11 +17,12 @@ from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutO
 from cachefs_daemon.origin.http_head import Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_race import Races
-from cachefs_daemon.origin.http_tls import Tls
-from cachefs_daemon.origin.s3_answer import bytes_before
+from cachefs_daemon.origin.http_tls import Tls, noticed
+from cachefs_daemon.origin.order import Keys, Order, Way
+from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
 from cachefs_daemon.origin.s3_credentials import Credentials, CurrentCredentials
-from cachefs_daemon.origin.s3_errors import BrokenAnswer, Place, is_redirect, refusal
+from cachefs_daemon.origin.s3_errors import is_redirect, refusal
 from cachefs_daemon.origin.s3_parts import Parts
 from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route
@@ -31,6 +33,10 @@ _UNREAD: Final = b"<Error><Code>SlowDown</Code></Error>"
 _OVERLOADED: Final = (429, 503)
 # Gone, another version, shorter: what nobody asks again for.
 _FINAL: Final = frozenset((404, 412, 416))
+
+
+# Seconds for which other processes are told of the same way, while a look for credentials takes that long.
+_ORDERED: Final = 5.0
 
 
 class Unusual(Exception):
@@ -52,6 +58,10 @@ class _Way(NamedTuple):
     server: Server
     pool: HttpPool
     maker: RequestMaker
+    # The same for another process.
+    ordered: Way
+    # Monotonic seconds.
+    made: float
 
 
 class S3Get:
@@ -70,11 +80,13 @@ class S3Get:
         self._client = client
         self._credentials = CurrentCredentials(credentials)
         self._settings = settings
+        self._verify = verify
         self._tls = Tls(verify)
         self._races = Races(endpoint)
         self._pools: dict[Server, HttpPool] = {}
         self._routes: dict[str, Route | NoRoute] = {}  # by bucket
         self._finding = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None  # for credentials, beside reads of other processes
         self._checksums = True  # the server may be asked for them
         # By bucket, made since the last look at the credentials, a second ago: so old is the time in signatures too.
         # Servers take times that are 15 minutes off.
@@ -87,8 +99,7 @@ class S3Get:
         parts: is told of the bytes as they arrive. Such a request is never sent twice, as it is large.
         """
         etag = wanted.version.decode()
-        # Blanks in a row would have to be signed as one. No server has such ETags.
-        if not place.key or not etag.isascii() or not etag.isprintable() or " " in etag:
+        if _is_odd(place.key, etag):
             raise Unusual("a key or an ETag is odd", asked=False)
         if self._credentials.is_look_due:
             await self._credentials.look()
@@ -126,6 +137,24 @@ class S3Get:
             await check_whole(body, headers)
         return body
 
+    def order(self, place: Place, wanted: ObjectRange) -> Order | None:
+        """How another process asks for the whole object at the *place*; None where `read` has to look for credentials
+        or a route first."""
+        if self._credentials.is_look_due and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_beside(place.bucket))
+            self._looking.add_done_callback(noticed)
+        way = self._ways.get(place.bucket)
+        etag = wanted.version.decode()
+        if way is None or time.monotonic() - way.made >= _ORDERED or _is_odd(place.key, etag):
+            return None
+        return Order(way.ordered, place.key, etag)
+
+    async def _look_beside(self, bucket: str) -> None:
+        """Ask for credentials while others are used."""
+        await self._credentials.look()
+        self._ways.clear()
+        await self._find_way(bucket)
+
     def forget_route(self, bucket: str) -> None:
         """Ask aiobotocore again how GETs of this bucket are sent, which may have learned it from a redirect."""
         self._routes.pop(bucket, None)
@@ -134,6 +163,8 @@ class S3Get:
     def close(self) -> None:
         """Close all connections."""
         self._credentials.close()
+        if self._looking is not None:
+            self._looking.cancel()
         for pool in self._pools.values():
             pool.close()
 
@@ -154,7 +185,10 @@ class S3Get:
         pool = self._pools.get(route.server)
         if pool is None:
             pool = self._pools[route.server] = HttpPool(route.server, self._settings, self._tls)
-        way = self._ways[bucket] = _Way(route.server, pool, RequestMaker(route, frozen, checksums=self._checksums))
+        maker = RequestMaker(route, frozen, checksums=self._checksums)
+        keys = Keys(frozen.access_key, frozen.secret_key, frozen.token) if frozen is not None else None
+        ordered = Way(route, keys, self._checksums, self._verify, self._settings)
+        way = self._ways[bucket] = _Way(route.server, pool, maker, ordered, time.monotonic())
         return way
 
     def _refuse(self, answer: Answer, bucket: str) -> None:
@@ -175,6 +209,11 @@ class S3Get:
         if head.status in _FINAL:
             _doubt(answer)
         raise error
+
+
+def _is_odd(key: str, etag: str) -> bool:
+    # Blanks in a row would have to be signed as one. No server has such ETags.
+    return not key or not etag.isascii() or not etag.isprintable() or " " in etag
 
 
 def _doubt(answer: Answer) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.key_ranges import Characters, KeyRange, ListingPlace, common_length, cuts
-from cachefs_daemon.origin.s3_errors import BrokenAnswer
+from cachefs_daemon.origin.s3_answer import BrokenAnswer
 from cachefs_daemon.origin.s3_page import Page
 
 # Pages that are read before the keys are cut. Each range reads half a page too much on average, so a small bucket is

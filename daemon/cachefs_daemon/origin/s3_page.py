@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from botocore.utils import parse_timestamp
 
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.s3_errors import BrokenAnswer
+from cachefs_daemon.origin.s3_answer import BrokenAnswer
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BEGIN: Final = b"<Contents>"

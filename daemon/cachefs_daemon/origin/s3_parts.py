@@ -6,8 +6,7 @@ from cachefs.errors import CachefsError
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.origin.http_connection import Asked
 from cachefs_daemon.origin.http_head import Head
-from cachefs_daemon.origin.s3_answer import bytes_before
-from cachefs_daemon.origin.s3_errors import Place
+from cachefs_daemon.origin.s3_answer import Place, bytes_before
 
 
 class Parts(Asked):

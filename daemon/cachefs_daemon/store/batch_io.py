@@ -81,7 +81,7 @@ def write_many_in_python(
     file = _OpenedLast(directory, flags)
     try:
         for number, (start, parts) in enumerate(writes):
-            if failed := file.try_to(_write, name, start, parts, unit):
+            if failed := file.try_to(write_parts, name, start, parts, unit):
                 return number, -failed
         return len(writes), 0
     finally:
@@ -100,7 +100,8 @@ def _punch(fd: int, start: int, length: int) -> int:
     return 0
 
 
-def _write(fd: int, start: int, parts: Sequence[Buffer], unit: int) -> int:
+def write_parts(fd: int, start: int, parts: Sequence[Buffer], unit: int) -> int:
+    """Write *parts*, one after the other, to an open file; unit: see `_fastest`. Raises OSError. Returns 0."""
     left = [memoryview(part).cast("B") for part in parts if part]
     if unit:
         fallocate(fd, KEEP_SIZE, start, -(-sum(map(len, left)) // unit) * unit)

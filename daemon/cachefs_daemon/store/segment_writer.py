@@ -125,6 +125,16 @@ def write_records(
     return done, OSError(failed, os.strerror(failed)) if failed else None
 
 
+def open_to_write(file: SegmentFile) -> int:
+    """A descriptor of a segment, for writing. Raises OSError."""
+    return _open(file, os.O_WRONLY)
+
+
+def write_record(file: SegmentFile, fd: int, record: Record, data: Data, *, allocate: bool) -> None:
+    """Write one record into a segment that is open as *fd*; *allocate*: as `write_records`. Raises OSError."""
+    batch_io.write_parts(fd, record.start, (_header(record, file.number), data), PAGE if allocate else 0)
+
+
 def _header(record: Record, segment: int) -> bytes:
     head = _HEAD.pack(_MAGIC, record.key, record.length) + record.checksums
     return head + _seal(head, segment, record.start)

@@ -19,6 +19,7 @@ from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.maintenance import Maintenance
 from cachefs_daemon.store.presence_watch import PresenceWatch
 from cachefs_daemon.store.recovery import open_index, reconcile
+from cachefs_daemon.store.reserved_rooms import ReservedRooms
 from cachefs_daemon.store.segment_writer import span
 from cachefs_daemon.store.state_dir import StateDirectory
 from cachefs_daemon.store.tier import Tier, TierConfig
@@ -88,6 +89,7 @@ class Storage:
             self.tiering = Locked(_tiering(self._tiers, self.index, foresight, config.block_size))
             transfers = Transfers(self._tiers, self.index, self.tiering)
             self.blocks = BlockStore(self._tiers, self.index, self.tiering, transfers, foresight.coverage)
+            self.rooms = ReservedRooms(self._tiers, self.index, self.tiering, transfers)
             self.watch = PresenceWatch(foresight.presence, self.index, self.tiering)
             self.maintenance = Maintenance(self._tiers, self.index, self.tiering, transfers, self.blocks)
             reconcile(self.index, self._tiers, self.tiering.unlocked.recovered)

@@ -262,6 +262,49 @@ class Tier:
             self._abandon(number)
         return [record.location(self.number, number) for record, _ in records[:done]], failure
 
+    # --- room that a fetch process writes into ------------------------------------------------------------------------
+
+    @property
+    def extent_per_record(self) -> bool:
+        """Whether each record must be an extent of its own for its space to come back."""
+        return self._place.extent_per_record
+
+    def allot(self, spans: Sequence[int]) -> list[tuple[int, int]]:
+        """Segment and offset of each span for which room is reserved: up to the first for which no segment can be made;
+        the room of that one and of all others is given back. Call `end_writes` for each in the end."""
+        places: list[tuple[int, int]] = []
+        try:
+            for size in spans:
+                number, (start,) = self._allocate([size])
+                places.append((number, start))
+        except OSError as error:
+            self.give_back(sum(spans[len(places) :]))
+            if error.errno not in _FULL:
+                self._failed(error)
+        return places
+
+    def open_segment(self, number: int) -> int:
+        """A descriptor for writing, to be closed by the caller. Raises OSError: then nothing more is written there."""
+        try:
+            return segment_writer.open_to_write(self._file(number))
+        except OSError as error:
+            self._abandon(number)
+            self._failed(error)
+            raise
+
+    def free_unused(self, number: int, start: int, size: int) -> None:
+        """Give a span back into which nobody writes any more, and to which no index entry points."""
+        self._free_spans([(number, start, size)])
+
+    def end_writes(self, numbers: Iterable[int]) -> None:
+        """Nobody writes any more into places in these segments, each of which was allotted once."""
+        with self._lock:
+            for number in numbers:
+                if (state := self._segments.get(number)) is not None:
+                    state.writers -= 1
+
+    # --- blocks that are there ----------------------------------------------------------------------------------------
+
     def read(self, key: bytes, location: Location) -> bytes | None:
         return segment_writer.read_block(self._file(location.segment), key, location)
 

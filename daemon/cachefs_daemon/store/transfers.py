@@ -96,6 +96,20 @@ class Transfers:
             found += [self.write(tier, block) for block in left]
         return found
 
+    def reserve(self, tier: Tier, blocks: Sequence[Incoming]) -> list[tuple[int, int] | None]:
+        """Segment and offset for each block, with room made for it, where a fetch process writes it; no reader finds it
+        before `enter`. None where the tier's policy does not want it, or the tier cannot take it."""
+        found: list[tuple[int, int] | None] = [None] * len(blocks)
+        if tier.problem or not blocks:
+            return found
+        fits = self._make_room(tier, blocks, False)
+        wanted = [number for number, fit in enumerate(fits) if fit]
+        places = tier.allot([blocks[number].size for number in wanted])
+        self._gone([blocks[number].key for number in wanted[len(places) :]])
+        for number, place in zip(wanted, places, strict=False):
+            found[number] = place
+        return found
+
     def write_transient(self, block: NewBlock) -> Location:
         """Write a block that no policy admits into the memory tier. For a moment all room there may be reserved for
         blocks that are being written, none of which can be evicted yet. Raises StoreFull."""

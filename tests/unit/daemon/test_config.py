@@ -69,6 +69,15 @@ def test_the_example_shows_every_key_with_its_default() -> None:
     }
 
 
+@pytest.mark.parametrize("value", [-1.5, 65, True, "many", "-1", None])
+def test_fetch_processes_are_a_number_or_as_many_as_suit_the_machine(value: object) -> None:
+    assert config.parse({"prefetch": {"processes": 3}}).fetch_processes == 3
+    assert config.parse({"prefetch": {"processes": 0}}).fetch_processes == 0
+    assert 0 <= config.parse({"prefetch": {"processes": "auto"}}).fetch_processes <= config.MOST_AUTO
+    (problem,) = problems({"prefetch": {"processes": value}})
+    assert problem == f'prefetch.processes = {value!r}: expected "auto" or a number from 0 to 64'
+
+
 def test_the_example_as_it_is_means_the_defaults() -> None:
     assert config.parse(tomllib.loads(EXAMPLE)) == Config()
 

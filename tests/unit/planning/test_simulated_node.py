@@ -23,6 +23,15 @@ def test_an_origin_slower_than_its_reader_is_asked_in_time() -> None:
     assert bytes_over_belady(node, capacity) < 1.02
 
 
+def test_a_job_that_rests_between_epochs_is_fetched_for_in_time() -> None:
+    loader = SimulatedLoader(DEMAND, epochs=2, rest=10.0)
+    node = SimulatedNode(2 * FILES, FILES, SimulatedOrigin(0.75 * DEMAND * SIZE), [loader]).run()
+    (job,) = node.jobs
+    assert job.figures[1].stalled < 0.01 * 2 * FILES / DEMAND
+    assert job.figures[1].late <= 0.005 * 2 * FILES
+    assert bytes_over_belady(node, FILES) < 1.02
+
+
 def test_two_jobs_share_what_is_fetched_and_do_not_wait() -> None:
     capacity = FILES // 2
     first = SimulatedLoader(DEMAND / 2, epochs=2, batch=8)
@@ -33,6 +42,18 @@ def test_two_jobs_share_what_is_fetched_and_do_not_wait() -> None:
         assert job.figures[1].late <= 0.005 * FILES
     # Two windows of half a second hold 1/16 of what the tier holds.
     assert bytes_over_belady(node, capacity) < 1.12
+
+
+def test_reads_of_two_jobs_are_told_apart_while_one_rests_between_epochs() -> None:
+    slow = SimulatedLoader(DEMAND / 2, epochs=2)
+    loaders = [slow, replace(slow, demand=DEMAND, epochs=3, start=8.0)]
+    node = SimulatedNode(FILES, FILES // 2, SimulatedOrigin(1.5 * DEMAND * SIZE), loaders).run()
+    for job in node.jobs:
+        for epoch in job.figures[1:]:
+            assert epoch.stalled < 0.01 * FILES / DEMAND
+            assert epoch.late <= 0.02 * FILES
+    # The loaders read 256 samples at once, 43 % of what the tier holds.
+    assert bytes_over_belady(node, FILES // 2) < 1.3
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])

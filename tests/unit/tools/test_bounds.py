@@ -30,6 +30,14 @@ def test_belady_needs_no_more_than_any_other_choice(sequence: list[int], capacit
     assert belady_reads(sequence, capacity) == fewest_misses(sequence, capacity)
 
 
+def test_who_does_not_know_of_a_job_keeps_the_wrong_samples() -> None:
+    sequence = [1, 2, 1, 1, 2]
+    assert belady_reads(sequence, 1) == 3
+    assert belady_reads(sequence, 1, numpy.array([0, 0, 2, 2, 0])) == 4, (
+        "for the first read of the second job 2 is kept"
+    )
+
+
 @pytest.mark.parametrize("share", [0.35, 0.5, 0.8])
 def test_belady_over_shuffled_epochs_comes_close_to_the_closed_form(share: float) -> None:
     files, epochs = 2000, 5

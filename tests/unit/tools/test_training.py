@@ -76,10 +76,11 @@ def test_presets_are_runs_of_different_names(name: str) -> None:
 
 def test_the_merged_sequence_follows_the_clock() -> None:
     scenario = Scenario(title="", loader=Loader.PLAIN, shape=Shape(files=6, batch_size=2, epochs=1))
-    early = EpochReport(0, begin=0, samples=6, batches=[1.0, 3.0, 5.0])
-    late = EpochReport(0, begin=0, samples=4, batches=[2.0, 4.0])
+    early = EpochReport(0, begin=0, samples=6, begins=[1.0, 1.1, 3.0, 3.1, 5.0, 5.1])
+    late = EpochReport(0, begin=0, samples=4, begins=[2.1, 2.0, 4.0, 4.1])
     jobs = [JobResult(scenario.jobs[0], [early]), JobResult(scenario.jobs[0], [late])]
-    order = merged_sequence(scenario, jobs[:1]).tolist()
+    order = merged_sequence(scenario, jobs[:1])[0].tolist()
     assert sorted(order) == list(range(6))
-    merged = merged_sequence(scenario, jobs).tolist()
-    assert merged == order[:2] * 2 + order[2:4] * 2 + order[4:]
+    merged, known = (array.tolist() for array in merged_sequence(scenario, jobs))
+    assert merged == [*order[:2], order[1], order[0], *order[2:4] * 2, *order[4:]]
+    assert known == [0, 0, 2, 2, 0, 0, 2, 2, 0, 0]

@@ -78,19 +78,21 @@ def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds:
         _wait_for(node, case.before)
         pid = _status(node).pid
         cpu, before, began = _thread_seconds(pid), _status(node).fetched_blocks, time.monotonic()
+        carried = _process_seconds(node)
         with _sampled(pid, work / "stacks") as stacks:
             while time.monotonic() - began < seconds and _status(node).fetched_blocks < case.before + case.blocks:
                 time.sleep(_POLL_SECONDS)
             blocks, took = _status(node).fetched_blocks - before, time.monotonic() - began
             used = {number: after - cpu.get(number, 0.0) for number, after in _thread_seconds(pid).items()}
+            outside = sum(after - carried.get(number, 0.0) for number, after in _process_seconds(node).items())
     if not blocks:
         raise CachefsError(f"{case.name}: nothing was fetched in {took:.0f} s")
-    stages = by_stage(stacks.read_text().splitlines(), used)
+    stages = by_stage(stacks.read_text().splitlines(), used) | {Stage.FETCH_PROCESS: outside}
     return {
         "case": case.name,
         "blocks": blocks,
         "blocks_per_s": round(blocks / took, 1),
-        "cpu_ms_per_block": round(1e3 * sum(used.values()) / blocks, 3),
+        "cpu_ms_per_block": round(1e3 * (sum(used.values()) + outside) / blocks, 3),
         "by_stage_ms": {stage.value: round(1e3 * stages[stage] / blocks, 3) for stage in Stage},
     }
 
@@ -143,6 +145,15 @@ def _wait_for(node: FetchingNode, blocks: int) -> None:
 
 def _status(node: FetchingNode) -> Status:
     return node.client.call(STATUS, Empty())
+
+
+def _process_seconds(node: FetchingNode) -> dict[int, float]:
+    """Processor seconds of each fetch process, by its process id. One that was started meanwhile had none before."""
+    found = {}
+    for one in _status(node).fetch_processes:
+        with contextlib.suppress(OSError):  # it has ended
+            found[one.pid] = sum(_thread_seconds(one.pid).values())
+    return found
 
 
 def _thread_seconds(pid: int) -> dict[int, float]:

@@ -24,6 +24,7 @@ class Stage(StrEnum):
     PUSH = "push orders"
     ACCOUNTING = "accounting"
     REPLIES = "replies"
+    FETCH_PROCESS = "fetch process"
     LOOP = "event loop and threads"
     GRPC = "gRPC's own threads"
     OTHER = "other"

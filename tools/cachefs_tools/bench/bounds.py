@@ -6,6 +6,7 @@ fit into the tiers, E is the number of epochs, and c = C/F. In the code F is `fi
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy
@@ -24,20 +25,36 @@ def lru_reads(files: int, capacity: int, epochs: int) -> float:
     return files + (epochs - 1) * files * (1 - hits)
 
 
-def belady_reads(sequence: Sequence[int] | NDArray[numpy.int64], capacity: int) -> int:
+def belady_reads(
+    sequence: Sequence[int] | NDArray[numpy.int64], capacity: int, known: NDArray[numpy.int64] | None = None
+) -> int:
     """Misses of Belady's MIN when it reads the samples in this order. MIN may also read a sample without keeping it.
 
-    sequence: int64 array of shape (reads,), the number of the sample that each read reads.
+    sequence: int64 array of shape (reads,), the number of the sample that each read reads. known: likewise, the read at
+    which MIN learns of each of them, itself at the latest; None: it knows all from the start.
     """
-    upcoming = _next_uses(numpy.asarray(sequence, dtype=numpy.int64)).tolist()
+    order = numpy.asarray(sequence, dtype=numpy.int64).tolist()
+    learned: dict[int, list[int]] = defaultdict(list)
+    for read, when in enumerate(known.tolist() if known is not None else [0] * len(order)):
+        learned[when].append(read)
+    # sample -> reads of it that are known and to come, the last first
+    uses: dict[int, list[int]] = defaultdict(lambda: [len(order)])
     held: dict[int, int] = {}  # sample -> when it is used next
     furthest: list[tuple[int, int]] = []  # heap of (-next use, sample); some entries are out of date
     misses = 0
-    for sample, following in zip(sequence, upcoming, strict=True):
-        if held.pop(sample, None) is None:
-            misses += 1
-        held[sample] = following
-        heapq.heappush(furthest, (-following, sample))
+    for now, sample in enumerate(order):
+        if now in learned:
+            for read in reversed(learned[now]):
+                uses[order[read]].append(read)
+            for reads in uses.values():
+                reads.sort(reverse=True)
+            held = {one: uses[one][-1] for one in held}
+            furthest = [(-following, one) for one, following in held.items()]
+            heapq.heapify(furthest)
+        misses += sample not in held
+        uses[sample].pop()
+        held[sample] = uses[sample][-1]
+        heapq.heappush(furthest, (-held[sample], sample))
         if len(held) > capacity:
             while True:
                 when, victim = heapq.heappop(furthest)
@@ -45,15 +62,3 @@ def belady_reads(sequence: Sequence[int] | NDArray[numpy.int64], capacity: int) 
                     del held[victim]
                     break
     return misses
-
-
-def _next_uses(sequence: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
-    """For each place of the sequence, the next place that has the same sample, or len(sequence) where there is none.
-
-    Both arrays are int64 of shape (reads,).
-    """
-    order = numpy.argsort(sequence, kind="stable")
-    result = numpy.full(len(sequence), len(sequence), dtype=numpy.int64)
-    same = sequence[order[:-1]] == sequence[order[1:]]
-    result[order[:-1][same]] = order[1:][same]
-    return result

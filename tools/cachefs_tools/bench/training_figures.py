@@ -68,15 +68,24 @@ def view_document(view: JobView) -> dict[str, Any]:
     return document
 
 
-def merged_sequence(scenario: Scenario, jobs: list[JobResult]) -> NDArray[numpy.int64]:
-    """The samples that all jobs read, in the order in which their batches came. An int64 array of shape (reads,)."""
-    orders, times = [], []
+def merged_sequence(scenario: Scenario, jobs: list[JobResult]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """The samples that all jobs read, in the order in which their reads began; and of each read, which was the first of
+    its job. Two int64 arrays of shape (reads,).
+
+    The order in which batches came is another one: a loader reads all that it has room for as an epoch begins.
+    """
+    orders, times, starts = [], [], []
     for job in jobs:
         spec = scenario.sampler_spec(job.job)
+        first = min(job.epochs[0].begins)
         for epoch in job.epochs:
             orders.append(epoch_order(spec, epoch.epoch)[: epoch.samples])
-            times.append(numpy.repeat(epoch.batches, scenario.shape.batch_size)[: epoch.samples])
-    return numpy.concatenate(orders)[numpy.argsort(numpy.concatenate(times), kind="stable")].astype(numpy.int64)
+            times.append(numpy.array(epoch.begins))
+            starts.append(numpy.full(epoch.samples, first))
+    when = numpy.concatenate(times)
+    order = numpy.argsort(when, kind="stable")
+    samples = numpy.concatenate(orders)[order].astype(numpy.int64)
+    return samples, numpy.searchsorted(when[order], numpy.concatenate(starts)[order]).astype(numpy.int64)
 
 
 def _job_document(scenario: Scenario, job: JobResult) -> dict[str, Any]:
@@ -137,11 +146,14 @@ def _node_epochs(epochs: Sequence[EpochReport], timeline: Timeline) -> list[dict
 def _expected(scenario: Scenario, capacity: int, jobs: list[JobResult]) -> dict[str, float]:
     """How many samples must be fetched from the origin.
 
-    Belady's MIN is computed for what the jobs read, in the order in which they read it. The closed forms are given for
-    one job that runs to its end.
+    Belady's MIN is computed for what the jobs read, in the order in which they read it; where there are several, also
+    for one who knows of no job before it begins. The closed forms are given for one job that runs to its end.
     """
     files, epochs = scenario.shape.files, scenario.shape.epochs
-    expected: dict[str, float] = {"belady": belady_reads(merged_sequence(scenario, jobs), capacity)}
+    samples, known = merged_sequence(scenario, jobs)
+    expected: dict[str, float] = {"belady": belady_reads(samples, capacity)}
+    if len(jobs) > 1:
+        expected["belady_as_jobs_begin"] = belady_reads(samples, capacity, known)
     if len(jobs) == 1 and not jobs[0].job.batches:
         expected["least"] = least_reads(files, min(capacity, files), epochs)
         expected["lru"] = lru_reads(files, capacity, epochs)

@@ -42,6 +42,7 @@ class EpochReport:
     damaged: int = 0  # samples whose bytes were wrong
     batches: list[float] = field(default_factory=list)  # when each batch came
     waits: list[float] = field(default_factory=list)  # seconds that the accelerator waited for each batch
+    begins: list[float] = field(default_factory=list)  # when the read of each sample began
     read_p50: float = 0  # seconds of one sample's read, the median
     read_p99: float = 0  # likewise, the 99th percentile
     read_longest: float = 0  # likewise, the longest
@@ -133,5 +134,6 @@ def _sum_up(epoch: EpochReport, reads: Sequence[Read], first_batch: float) -> No
     later = [seconds for begin, seconds in reads if begin > first_batch]
     quantiles = statistics.quantiles(seconds, n=100) if len(reads) > 1 else seconds * 99
     epoch.read_p50, epoch.read_p99, epoch.read_longest = quantiles[49], quantiles[98], max(seconds)
+    epoch.begins = [begin for begin, _ in reads]
     epoch.slow_reads = sum(one > SLOW_READ for one in seconds)
     epoch.later_reads, epoch.slow_later = len(later), sum(one > SLOW_READ for one in later)

@@ -84,6 +84,10 @@ def describe(now: Status) -> Iterator[str | Table]:
     yield f"misses     {now.misses:,} reads waited for a fetch ({share(now.misses, reads)})"
     in_flight = f"{now.in_flight_blocks:,} blocks, {size(now.in_flight_bytes)}"
     yield f"fetched    {now.fetched_blocks:,} blocks, {size(now.fetched_bytes)}; in flight {in_flight}"
+    if now.fetch_processes:
+        carried = sum(one.blocks for one in now.fetch_processes)
+        pids = ", ".join(str(one.pid) for one in now.fetch_processes)
+        yield f"carried    {carried:,} of these blocks, by fetch processes (pid {pids})"
     guessed = now.guessed
     if guessed.blocks:
         judged = guessed.right + guessed.wrong

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cachefs_daemon.origin import s3_listing
 from cachefs_daemon.origin.key_ranges import EVERYTHING, KeyRange, ListingPlace
-from cachefs_daemon.origin.s3_errors import BrokenAnswer
+from cachefs_daemon.origin.s3_answer import BrokenAnswer
 from cachefs_daemon.origin.s3_listing import list_bucket
 from cachefs_daemon.origin.s3_page import Page
 from hypothesis import given, settings

@@ -1,7 +1,7 @@
 """Answers to ListObjectsV2 are read alike, however they are written, and what is no whole answer is an error."""
 
 import pytest
-from cachefs_daemon.origin.s3_errors import BrokenAnswer
+from cachefs_daemon.origin.s3_answer import BrokenAnswer
 from cachefs_daemon.origin.s3_page import Page, parse_page, parse_time
 
 from cachefs.snapshot_builder import ListedObject

@@ -164,6 +164,43 @@ def test_two_consumers_and_a_stranger_do_not_disturb_each_other() -> None:
         assert 1000 <= position <= 1100  # some of the stranger's reads fit by chance
 
 
+def with_blocks_at(order: Order, blocks: Order, place: int) -> Order:
+    """The same order, but for *blocks*, which are read from *place* on; those from there change places with them."""
+    order = order.copy()
+    for number, block in enumerate(blocks.tolist(), place):
+        order[np.flatnonzero(order == block)[0]] = order[number]
+        order[number] = block
+    return order
+
+
+def test_neighbours_by_chance_do_not_move_a_consumer_that_rests() -> None:
+    plan = Plan()
+    mine = shuffled(1)
+    theirs = with_blocks_at(shuffled(2), mine[300:304], 205)
+    one = followed(mine, name="one", plan=plan, reorder_window=256, batch=32)
+    two = followed(shuffled(3), theirs, name="two", plan=plan, reorder_window=256, batch=32)
+    read(mine[:288], one, two)
+    read(shuffled(3), one, two)
+    assert two.place == (0, COUNT)
+    read(mine[288:320], one, two)
+    assert one.place == (0, 320)
+    assert (two.place, two.span) == ((0, COUNT), 0), "it has read nothing of its next epoch"
+
+
+def test_the_first_read_of_a_batch_is_not_taken_for_somebody_elses() -> None:
+    plan = Plan()
+    mine = shuffled(1)
+    theirs = with_blocks_at(shuffled(2), mine[64:65], 34)
+    one = followed(mine, name="one", plan=plan, reorder_window=256, batch=32)
+    two = followed(theirs, name="two", plan=plan, reorder_window=256, batch=32)
+    read(theirs[:32], one, two)
+    read(np.concatenate((mine[:10], mine[64:70], mine[10:64])), one, two)
+    assert one.place == (0, 70)
+    assert two.place == (0, 32)
+    read(theirs[32:40], one, two)
+    assert two.place == (0, 40)
+
+
 def test_two_loaders_with_many_workers_are_told_apart() -> None:
     plan = Plan()
     orders = [[shuffled(10 * job + epoch) for epoch in range(3)] for job in range(2)]

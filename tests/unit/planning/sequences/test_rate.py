@@ -67,6 +67,44 @@ def test_what_was_reached_for_a_moment_is_no_pace() -> None:
     assert rate.demand == pytest.approx(100, rel=0.2), "the burst with which its loader began"
 
 
+def test_what_fills_a_loader_is_no_pace() -> None:
+    rate = ReadRate(256)
+    rate.measure(0.0, 0.0, 4)
+    rate.count(200)
+    rate.measure(0.5, 1.0, 4)
+    assert rate.demand > 400, "so far nothing better is known"
+    rate.count(88)
+    rate.measure(1.0, 1.0, 4)
+    rate.count(100)
+    rate.measure(2.0, 0.0, 4)
+    assert rate.demand == rate.value == pytest.approx(100)
+
+
+def test_a_rest_between_epochs_does_not_count() -> None:
+    rate = ReadRate(200)
+    for second in range(30):
+        rate.count(100)
+        rate.measure(float(second), 0.0, 4)
+    for second in range(30, 90):
+        rate.measure(float(second), 0.0, 4)
+    assert rate.demand == pytest.approx(100, rel=0.2)
+    for second in range(90, 95):
+        rate.count(300 if second == 90 else 100)
+        rate.measure(float(second), 0.0, 4)
+        assert rate.demand == pytest.approx(100, rel=0.2)
+
+
+def test_who_becomes_slow_is_not_at_rest_for_long() -> None:
+    rate = ReadRate(200)
+    for second in range(30):
+        rate.count(100)
+        rate.measure(float(second), 0.0, 4)
+    for second in range(30, 200):
+        rate.count(20 * (second % 20 == 0))
+        rate.measure(float(second), 0.0, 4)
+    assert rate.demand < 10
+
+
 def test_who_waits_is_taken_to_want_little_more_than_what_he_read_before() -> None:
     known, unknown = paced(20), ReadRate()
     for rate in (known, unknown):

@@ -1,0 +1,336 @@
+"""Blocks that fetch processes bring: those that are fetched ahead and are a whole object each.
+
+What the daemon does for such a block it does for many at once: it reserves room for them, tells a process where they
+go, and enters what was written. Everything that is not as it should be is the fetcher's: a block that no tier takes, a
+request that fails, a process that is slow or gone.
+"""
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
+
+from cachefs.messages import FetchProcessStatus
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.load import Load, Tell
+from cachefs_daemon.fetch.process import FetchProcess, start
+from cachefs_daemon.fetch_process.channel import Closed
+from cachefs_daemon.fetch_process.frames import MOST_BLOCKS, Done
+from cachefs_daemon.origin.order import OrderingOrigin
+from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.reserved_rooms import Expected, ReservedRooms, Room, close_all
+
+log = logging.getLogger(__name__)
+
+# Bytes of the blocks for which room is made at once, at most, where they are more than one.
+_MOST_BYTES: Final = 8 << 20
+# Calls of the store that are under way at once, of each kind.
+_CALLS: Final = 2
+_TICK_SECONDS: Final = 0.25
+# Seconds without a word after which others bring what a process was to bring; and after which it is killed.
+_SILENT: Final = 2.0
+_DEAD: Final = 10.0
+# Seconds that a block may wait for its room.
+_ROOM_PATIENCE: Final = 2.0
+# Seconds without a block after which processes are ended.
+_IDLE: Final = 180.0
+# Seconds from the start of a process that has failed to the next start, at least and at most.
+_PAUSE: Final = 5.0
+_LONGEST_PAUSE: Final = 300.0
+# Seconds that the end of the processes may take when the daemon ends.
+_END_SECONDS: Final = 2.0
+
+
+class Carrying:
+    """All fetch processes. Used on the event loop.
+
+    It has more than 12 attributes: half of them are the parts that it uses, half are what is under way.
+    """
+
+    def __init__(self, rooms: ReservedRooms, threads: Threads, errors: ErrorLog, count: int, deadline: float) -> None:
+        """count: of processes; 0 for none. deadline: seconds that anybody waits for a read of an origin, at most."""
+        self._rooms = rooms
+        self._threads = threads
+        self._errors = errors
+        self._count = count
+        self._deadline = deadline
+        self._processes: list[FetchProcess] = []
+        self._waiting: deque[Load] = deque()  # for room
+        self._placing: set[Load] = set()  # for which room is being made
+        self._written: deque[tuple[Load, Room, bytes]] = deque()
+        self._placers = self._enterers = 0
+        self._calls: set[asyncio.Task[None]] = set()
+        self._is_flushing = self._is_starting = self._is_closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._not_before = 0.0  # loop time of the next start
+        self._pause = _PAUSE
+        self._is_told = False  # the log says that processes end
+
+    def take(self, source: BlockSource, tell: Tell) -> bool:
+        """Let a process bring the block. False where none can just now; then nothing is told."""
+        if not self._count or self._is_closing or not source.is_whole:
+            return False
+        origin: Any = source.origin
+        if not _takes_orders(type(source.origin)):
+            return False
+        order = origin.order(source.range)
+        if order is None:
+            return False
+        if self._pick() is None:
+            self._start_more()
+            return False
+        if len(self._processes) < self._count:
+            self._start_more()
+        self._waiting.append(Load(source, origin, order, tell, _now()))
+        if not self._is_flushing:
+            self._is_flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        return True
+
+    def status(self) -> list[FetchProcessStatus]:
+        """As `cachectl status` shows it."""
+        return [
+            FetchProcessStatus(pid=one.process.pid, blocks=one.blocks, in_flight=len(one.under_way))
+            for one in self._processes
+            if one.ready
+        ]
+
+    async def close(self) -> None:
+        """End all processes."""
+        self._is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        until = _now() + _END_SECONDS
+        for process in self._processes:
+            self._shut(process)
+            process.kill()
+        while any(one.process.poll() is None for one in self._processes) and _now() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        for process in self._processes:
+            if process.process.poll() is not None:
+                await self._threads.ahead(self._rooms.give_back, [room for _, room in process.under_way.values()])
+        self._processes.clear()
+
+    # --- to the processes ---------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        while self._waiting and self._placers < _CALLS:
+            self._placers += 1
+            self._call(self._place())
+
+    async def _place(self) -> None:
+        """Make room for what waits, and hand it to a process."""
+        try:
+            while self._waiting:
+                batch = self._next_batch()
+                self._placing.update(batch)
+                try:
+                    await self._place_batch(batch)
+                finally:
+                    self._placing.difference_update(batch)
+        finally:
+            self._placers -= 1
+
+    def _next_batch(self) -> list[Load]:
+        batch = [self._waiting.popleft()]
+        size = batch[0].source.length
+        while self._waiting and len(batch) < MOST_BLOCKS:
+            size += self._waiting[0].source.length
+            if size > _MOST_BYTES:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def _place_batch(self, batch: Sequence[Load]) -> None:
+        wanted = [Expected(one.source.key, one.source.length, one.source.snapshot) for one in batch]
+        try:
+            rooms, segments = await self._threads.ahead(self._rooms.reserve, wanted)
+        except Exception as error:
+            self._note_bug(error)
+            for load in batch:
+                load.give_up()
+            return
+        placed = [(load, room) for load, room in zip(batch, rooms, strict=True) if room is not None]
+        still = [(load, room) for load, room in placed if not load.given_up]
+        process = self._pick()
+        sent = still if process is not None and still and process.send(still, segments, _now()) else []
+        close_all(segments)
+        if not sent:
+            for load, _ in still:
+                load.give_up()
+        for load, room in zip(batch, rooms, strict=True):
+            if room is None:
+                load.give_up()
+        if len(sent) < len(placed):
+            there = {id(load) for load, _ in sent}
+            self._give_back([room for load, room in placed if id(load) not in there])
+
+    def _pick(self) -> FetchProcess | None:
+        """The process that has the fewest blocks to bring."""
+        now = _now()
+        able = [one for one in self._processes if one.ready and not one.closed and not _is_silent(one, now)]
+        return min(able, key=lambda one: len(one.under_way), default=None)
+
+    # --- from the processes -------------------------------------------------------------------------------------------
+
+    def _receive(self, process: FetchProcess) -> None:
+        process.heard = _now()
+        freed: list[Room] = []
+        try:
+            for load, room, answer in process.answers():
+                if isinstance(answer, Done):
+                    process.blocks += 1
+                    load.origin.brought(load.source.range, answer.seconds)
+                    if answer.hedged or answer.won:
+                        load.origin.hedged(answer.hedged, answer.won)
+                    self._written.append((load, room, answer.checksums))
+                else:
+                    log.debug("%s is fetched by the daemon itself: %s", load.source.subject, answer.reason)
+                    load.origin.not_brought(answer.reason, throttled=answer.throttled)
+                    freed.append(room)
+                    load.give_up()
+        except Closed:
+            self._shut(process)
+        if freed:
+            self._give_back(freed)
+        if self._written and self._enterers < _CALLS:
+            self._enterers += 1
+            self._call(self._enter())
+
+    async def _enter(self) -> None:
+        """Let readers find what was written."""
+        try:
+            while self._written:
+                batch = [self._written.popleft() for _ in range(min(MOST_BLOCKS, len(self._written)))]
+                try:
+                    places = await self._threads.ahead(
+                        self._rooms.enter, [(room, checksums) for _, room, checksums in batch]
+                    )
+                except Exception as error:
+                    self._note_bug(error)
+                    for load, _, _ in batch:
+                        load.give_up()
+                    continue
+                for (load, _, _), place in zip(batch, places, strict=True):
+                    load.given_up = True  # nobody else needs to bring it
+                    load.tell(place)
+        finally:
+            self._enterers -= 1
+
+    def _give_back(self, rooms: list[Room]) -> None:
+        self._call(self._threads.ahead(self._rooms.give_back, rooms))
+
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._calls.add(task)
+        task.add_done_callback(self._called)
+
+    def _called(self, task: "asyncio.Task[None]") -> None:
+        self._calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._note_bug(error)
+
+    def _note_bug(self, error: BaseException) -> None:
+        self._errors.add("fetch processes", f"internal error ({error!r}); see the daemon's log", bug=error)
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def _start_more(self) -> None:
+        missing = self._count - len(self._processes)
+        if missing > 0 and not self._is_starting and _now() >= self._not_before:
+            self._is_starting = True
+            self._call(self._start(missing))
+
+    async def _start(self, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            for _ in range(count):
+                process = await self._threads.background(start, self._deadline)
+                process.started = process.heard = process.used = loop.time()
+                self._processes.append(process)
+                loop.add_reader(process.channel.fileno(), self._receive, process)
+        except OSError as error:
+            self._failed(f"it cannot be started: {error.strerror}")
+        finally:
+            self._is_starting = False
+        if self._timer is None:
+            self._timer = loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _failed(self, why: str) -> None:
+        """A process has ended that should not."""
+        level = logging.DEBUG if self._is_told else logging.WARNING
+        log.log(level, "a fetch process is gone, %s; the daemon itself fetches what it was to bring", why)
+        self._is_told = True
+        self._not_before = _now() + self._pause
+        self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+
+    def _shut(self, process: FetchProcess) -> None:
+        """Tell a process nothing more, which is the end of it, and let others bring what it was to bring."""
+        if not process.closed:
+            process.closed = True
+            asyncio.get_running_loop().remove_reader(process.channel.fileno())
+            process.channel.close()
+            for load, _ in process.under_way.values():
+                load.give_up()
+
+    def _tick(self) -> None:
+        now = _now()
+        for load in (*self._waiting, *self._placing):
+            if now - load.began >= _ROOM_PATIENCE:
+                load.give_up()
+        while self._waiting and self._waiting[0].given_up:
+            self._waiting.popleft()
+        for process in list(self._processes):
+            self._look_at(process, now)
+        again = self._processes or self._waiting or self._placing
+        self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick) if again else None
+
+    def _look_at(self, process: FetchProcess, now: float) -> None:
+        """Give up what is late, end what hangs or has nothing to do, and forget what has ended."""
+        status = process.process.poll()
+        if status is not None:
+            self._ended(process, status)
+            return
+        silent = _is_silent(process, now)
+        for load, _ in process.under_way.values():
+            if silent or now - load.began >= self._deadline:
+                load.give_up()
+        if now - process.heard >= _DEAD and (process.under_way or not process.ready):
+            self._shut(process)
+            process.kill()
+        elif not process.under_way and now - process.used >= _IDLE:
+            process.retired = True
+            self._shut(process)
+
+    def _ended(self, process: FetchProcess, status: int) -> None:
+        """A process is no more; what it had not finished is free again."""
+        self._shut(process)
+        self._processes.remove(process)
+        if process.under_way:
+            self._give_back([room for _, room in process.under_way.values()])
+        if not process.retired:
+            lived = _now() - process.started
+            if lived >= _LONGEST_PAUSE:
+                self._pause, self._is_told = _PAUSE, False
+            self._failed(f"having ended with status {status} after {lived:.0f} s")
+
+
+@functools.cache
+def _takes_orders(kind: type) -> bool:
+    return issubclass(kind, OrderingOrigin)
+
+
+def _is_silent(process: FetchProcess, now: float) -> bool:
+    """Has it not said a word for long, though it should?"""
+    return bool(process.under_way) and now - process.heard >= _SILENT
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,240 @@
+"""Carries blocks from their origin into their places: one request for each, checked, summed up and written."""
+
+import asyncio
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cachefs.block import piece_checksums
+from cachefs_daemon.fetch_process.channel import Channel, Closed
+from cachefs_daemon.fetch_process.frames import (
+    BEAT_SECONDS,
+    MOST_ANSWERS,
+    MOST_REASON,
+    Batch,
+    Done,
+    Failed,
+    Report,
+    Segment,
+    Wanted,
+)
+from cachefs_daemon.origin.base import ObjectRange
+from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.origin.http_connection import Answer
+from cachefs_daemon.origin.http_pool import HttpPool
+from cachefs_daemon.origin.http_race import Races
+from cachefs_daemon.origin.http_tls import Tls
+from cachefs_daemon.origin.order import Way
+from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before
+from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
+from cachefs_daemon.origin.s3_request import RequestMaker
+from cachefs_daemon.store.segment_writer import Record, SegmentFile, write_record
+
+# Ways that are remembered: those used last.
+_WAYS: Final = 64
+# Seconds for which requests have the same time in their signatures. Servers take times that are 15 minutes off.
+_MOMENT: Final = 1.0
+# Blocks of which a report does not wait for more, and seconds for which it does.
+_ENOUGH: Final = 12
+_GATHER_SECONDS: Final = 0.003
+_OVERLOADED: Final = (429, 503)
+
+
+class _Refused(Exception):
+    """The server does not send the object."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.throttled = status in _OVERLOADED
+
+
+class _Pools:
+    """Connections: one pool for all ways to one server."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], tuple[HttpPool, Races, Endpoint]] = {}
+
+    def of(self, way: Way) -> tuple[HttpPool, Races, Endpoint]:
+        settings = way.settings
+        key = way.route.server, way.verify, settings
+        if key not in self._made:
+            endpoint = Endpoint(way.route.server.url, settings.max_connections, hedge_share=settings.hedge_share)
+            pool = HttpPool(way.route.server, settings, Tls(way.verify))
+            self._made[key] = pool, Races(endpoint), endpoint
+        return self._made[key]
+
+
+class _OpenWay:
+    """A way, and the connections to its server."""
+
+    def __init__(self, way: Way, pools: _Pools) -> None:
+        self.pool, self._races, self.endpoint = pools.of(way)
+        self.bucket = way.route.host
+        self._way = way
+        self._maker: RequestMaker | None = None
+        self._until = 0.0  # monotonic seconds for which the maker is good
+        self._told = 0, 0  # hedged and won requests of the endpoint when they were last told
+
+    async def ask(self, wanted: ObjectRange, key: str, etag: str) -> Answer:
+        return await self._races.ask(self.pool, self._requests.get(key, etag, wanted), wanted.length)
+
+    def hedges(self) -> tuple[int, int]:
+        """Requests that were hedged, and won, since the last call."""
+        now = self.endpoint.hedged, self.endpoint.hedges_won
+        before, self._told = self._told, now
+        return now[0] - before[0], now[1] - before[1]
+
+    @property
+    def _requests(self) -> RequestMaker:
+        now = time.monotonic()
+        if self._maker is None or now >= self._until:
+            self._maker = RequestMaker(self._way.route, self._way.keys, checksums=self._way.checksums)
+            self._until = now + _MOMENT
+        return self._maker
+
+
+class _Files:
+    """The segments of one batch, which are closed when all of its blocks are done with."""
+
+    def __init__(self, segments: list[Segment], descriptors: list[int], blocks: int) -> None:
+        self._segments = segments
+        self._descriptors = descriptors
+        self._left = blocks
+
+    def write(self, wanted: Wanted, checksums: bytes, data: memoryview) -> None:
+        """Raises OSError."""
+        segment = self._segments[wanted.segment]
+        file = SegmentFile(Path(), -1, segment.number)
+        record = Record(wanted.block, wanted.start, wanted.size, checksums)
+        write_record(file, self._descriptors[wanted.segment], record, data, allocate=segment.allocate)
+
+    def release(self) -> None:
+        """One block is done with."""
+        self._left -= 1
+        if self._left <= 0:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors = []
+
+
+class Carrier:
+    """Serves one channel until it is closed. Used on the event loop."""
+
+    def __init__(self, channel: Channel[Report, Batch], longest: float, ended: Callable[[], None]) -> None:
+        """longest: seconds after which a block is given up. ended: called when the daemon is gone."""
+        self._channel = channel
+        self._longest = longest
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._pools = _Pools()
+        self._ways: OrderedDict[int, _OpenWay] = OrderedDict()
+        self._under_way: dict[asyncio.Task[None], float] = {}  # and until when, in loop time
+        self._done: list[Done] = []
+        self._failed: list[Failed] = []
+        self._sending: asyncio.TimerHandle | None = None
+        self._is_full = False  # the channel
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._loop.add_reader(self._channel.fileno(), self._receive)
+        self._send()
+        self._beat()
+
+    def _beat(self) -> None:
+        now = self._loop.time()
+        for task in [task for task, until in self._under_way.items() if until <= now]:
+            task.cancel()
+        if self._under_way and not self._is_full:
+            self._send()
+        self._loop.call_later(BEAT_SECONDS, self._beat)
+
+    def _receive(self) -> None:
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._take(*message)
+        except Closed:
+            self._ended()
+
+    def _take(self, batch: Batch, descriptors: list[int]) -> None:
+        for one in batch.ways:
+            self._ways[one.number] = _OpenWay(one.way, self._pools)
+            if len(self._ways) > _WAYS:
+                self._ways.popitem(last=False)
+        files = _Files(batch.segments, descriptors, len(batch.blocks))
+        until = self._loop.time() + self._longest
+        for wanted in batch.blocks:
+            task = self._loop.create_task(self._carry(wanted, files))
+            self._under_way[task] = until
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        self._under_way.pop(task, None)
+
+    async def _carry(self, wanted: Wanted, files: _Files) -> None:
+        began = self._loop.time()
+        try:
+            way = self._ways[wanted.way]
+            self._ways.move_to_end(wanted.way)
+            body = await _get(way, wanted)
+            seconds = self._loop.time() - began
+            way.endpoint.answered("", wanted.size, time.monotonic() - seconds)
+            checksums = piece_checksums(wanted.block, body)
+            files.write(wanted, checksums, body)
+        except asyncio.CancelledError:
+            self._failed.append(Failed(wanted.number, f"it took longer than {self._longest:g} s"))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"[:MOST_REASON]
+            self._failed.append(Failed(wanted.number, reason, isinstance(error, _Refused) and error.throttled))
+        else:
+            self._done.append(Done(wanted.number, checksums, seconds, *way.hedges()))
+        finally:
+            files.release()
+            self._send_soon()
+
+    def _send_soon(self) -> None:
+        """A report costs the daemon as much as a block of it, so it waits for others that are about to end."""
+        alone = len(self._under_way) <= 1
+        if not self._is_full and (alone or len(self._done) + len(self._failed) >= _ENOUGH):
+            self._send()
+        elif self._sending is None and not self._is_full:
+            self._sending = self._loop.call_later(_GATHER_SECONDS, self._send)
+
+    def _send(self) -> None:
+        """Tell what is known by now."""
+        if self._is_full:
+            self._loop.remove_writer(self._channel.fileno())
+            self._is_full = False
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        try:
+            while True:
+                done, failed = self._done[:MOST_ANSWERS], self._failed[:MOST_ANSWERS]
+                if not self._channel.send(Report(done, failed)):
+                    self._is_full = True
+                    self._loop.add_writer(self._channel.fileno(), self._send)
+                    return
+                del self._done[: len(done)], self._failed[: len(failed)]
+                if not self._done and not self._failed:
+                    return
+        except Closed:
+            self._ended()
+
+
+async def _get(way: _OpenWay, wanted: Wanted) -> memoryview:
+    """The object's bytes. Raises whatever keeps them from coming as they should."""
+    whole = ObjectRange(wanted.key.encode(), wanted.etag.encode(), wanted.size, 0, wanted.size)
+    head, body, _ = await way.ask(whole, wanted.key, wanted.etag)
+    if head.status != 200:
+        raise _Refused(head.status)
+    headers = head.headers
+    said, span = headers.get(b"etag", b"").decode("latin-1"), headers.get(b"content-range", b"").decode("latin-1")
+    before = bytes_before(whole, Place(way.bucket, wanted.key, ""), said, head.length, span)
+    if before or body is None or len(body) != wanted.size:
+        raise BrokenAnswer("the answer does not have the object's length")
+    if has_checksum(headers):
+        await check_whole(body, headers)
+    return body

@@ -1,0 +1,73 @@
+"""A socket between daemon and fetch process that keeps the bounds of messages, and passes descriptors."""
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from cachefs_daemon.fetch_process.frames import MOST_BYTES, MOST_SEGMENTS
+
+# Bytes that may wait in it: some hundred packets.
+_BUFFER: Final = 4 << 20
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+
+class Closed(Exception):
+    """The other end is gone, or says what it may not."""
+
+
+class Channel(Generic[Sent, Received]):
+    """One end. It waits for nothing."""
+
+    def __init__(self, link: socket.socket, received: type[Received]) -> None:
+        """received: the type of what the other end sends."""
+        link.setblocking(False)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        self._link = link
+        self._decoder = msgspec.msgpack.Decoder(received)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def fileno(self) -> int:
+        return self._link.fileno()
+
+    def send(self, message: Sent, descriptors: Sequence[int] = ()) -> bool:
+        """False where it is full, or the kernel takes no more descriptors for now. Raises Closed."""
+        packet = self._encoder.encode(message)
+        if len(packet) > MOST_BYTES:
+            return False
+        try:
+            if descriptors:
+                socket.send_fds(self._link, [packet], descriptors, socket.MSG_NOSIGNAL)
+            else:
+                self._link.send(packet, socket.MSG_NOSIGNAL)
+        except ConnectionError as error:
+            raise Closed from error
+        except OSError:  # also EAGAIN, ENOBUFS, ETOOMANYREFS
+            return False
+        return True
+
+    def receive(self) -> tuple[Received, list[int]] | None:
+        """The next message and its descriptors, which the caller closes; None where there is none yet. Raises
+        Closed."""
+        try:
+            packet, descriptors, flags, _ = socket.recv_fds(self._link, MOST_BYTES, MOST_SEGMENTS)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise Closed from error
+        try:
+            if not packet or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise Closed
+            return self._decoder.decode(packet), descriptors
+        except (Closed, msgspec.MsgspecError) as error:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise Closed from error
+
+    def close(self) -> None:
+        """The other end learns of it."""
+        self._link.close()

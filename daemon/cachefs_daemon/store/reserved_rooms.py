@@ -1,0 +1,144 @@
+"""Room for blocks that another process writes: reserved before it begins, entered or given back when it has ended.
+
+Room belongs to the process that writes into it until it has said what came of it, or has ended. A block that was
+written is found by nobody before it is entered; one whose daemon is killed meanwhile is found at the next start.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cachefs.block import Location
+from cachefs.planning.eviction.tiering import Incoming, Tiering
+from cachefs_daemon.runtime.locked import Locked
+from cachefs_daemon.store.index_writer import IndexWriter
+from cachefs_daemon.store.segment_writer import Record, span
+from cachefs_daemon.store.tier import Tier
+from cachefs_daemon.store.transfers import Transfers
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A block that is to be written."""
+
+    key: bytes
+    # Bytes of the block.
+    length: int
+    # Id of the snapshot for which it is fetched.
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where one block is to be written."""
+
+    key: bytes
+    # Bytes of the block.
+    length: int
+    # Number of the tier, of the segment in it, and where in the segment the record begins.
+    tier: int
+    segment: int
+    start: int
+    # Whether the block counts for its dataset since the room was reserved.
+    claimed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSegment:
+    """A segment into which blocks are to be written."""
+
+    tier: int
+    number: int
+    # Open for writing. Whoever has it closes it.
+    descriptor: int
+    # Whether each record is to be an extent of its own.
+    allocate: bool
+
+
+class ReservedRooms:
+    """Thread-safe and blocking."""
+
+    def __init__(
+        self, tiers: Sequence[Tier], index: IndexWriter, tiering: Locked[Tiering], transfers: Transfers
+    ) -> None:
+        self._tiers = tiers
+        self._index = index
+        self._tiering = tiering
+        self._transfers = transfers
+
+    def reserve(self, blocks: Sequence[Expected]) -> tuple[list[Room | None], list[OpenSegment]]:
+        """Room for blocks, others evicted for them, and the segments that it is in. None for those that no tier takes,
+        and for those that are on the node."""
+        rooms: list[Room | None] = [None] * len(blocks)
+        there = self._index.get_many([block.key for block in blocks])
+        left = [number for number, location in enumerate(there) if location is None]
+        now = time.monotonic()
+        with self._tiering as tiering:
+            claimed = {n for n in left if tiering.quotas.claim(blocks[n].key, blocks[n].snapshot, now)}
+        for tier in self._tiers:
+            incoming = [Incoming(blocks[n].key, span(blocks[n].length)) for n in left]
+            for n, place in zip(left, self._transfers.reserve(tier, incoming), strict=True):
+                if place is not None:
+                    rooms[n] = Room(blocks[n].key, blocks[n].length, tier.number, *place, claimed=n in claimed)
+            left = [n for n in left if rooms[n] is None]
+        self._disclaim([blocks[n].key for n in left if n in claimed])
+        return self._opened(rooms)
+
+    def enter(self, written: Sequence[tuple[Room, bytes]]) -> list[Location]:
+        """Let readers find blocks that were written into their rooms; where they are, if somebody else has brought one
+        meanwhile. With each room come the checksums of the block's pieces."""
+        entered = self._transfers.enter([(room.key, _location(room, checksums)) for room, checksums in written])
+        self._end_writes([room for room, _ in written])
+        return entered
+
+    def give_back(self, rooms: Sequence[Room]) -> None:
+        """Free room into which nobody writes any more, whatever has been written there."""
+        with self._tiering as tiering:
+            for room in rooms:
+                tiering.quotas.arrived(room.key)
+        for room in rooms:
+            self._tiers[room.tier].free_unused(room.segment, room.start, span(room.length))
+        self._end_writes(rooms)
+        self._disclaim([room.key for room in rooms if room.claimed])
+
+    def _opened(self, rooms: list[Room | None]) -> tuple[list[Room | None], list[OpenSegment]]:
+        """The rooms whose segments can be opened, and those segments."""
+        found: dict[tuple[int, int], OpenSegment | None] = {}
+        for room in rooms:
+            if room is not None and (room.tier, room.segment) not in found:
+                found[room.tier, room.segment] = self._open(room.tier, room.segment)
+        shut = [room for room in rooms if room is not None and found[room.tier, room.segment] is None]
+        if shut:
+            self.give_back(shut)
+        kept = [room if room is not None and found[room.tier, room.segment] is not None else None for room in rooms]
+        return kept, [one for one in found.values() if one is not None]
+
+    def _open(self, tier: int, segment: int) -> OpenSegment | None:
+        try:
+            descriptor = self._tiers[tier].open_segment(segment)
+        except OSError:
+            return None
+        return OpenSegment(tier, segment, descriptor, self._tiers[tier].extent_per_record)
+
+    def _end_writes(self, rooms: Sequence[Room]) -> None:
+        for tier in self._tiers:
+            tier.end_writes([room.segment for room in rooms if room.tier == tier.number])
+
+    def _disclaim(self, keys: Sequence[bytes]) -> None:
+        """These blocks, which were claimed, do not come."""
+        if keys:
+            with self._tiering as tiering:
+                for key in keys:
+                    if self._index.get(key) is None:
+                        tiering.quotas.forget(key)
+
+
+def _location(room: Room, checksums: bytes) -> Location:
+    return Record(room.key, room.start, room.length, checksums).location(room.tier, room.segment)
+
+
+def close_all(segments: Sequence[OpenSegment]) -> None:
+    """The descriptors of these segments are not needed any more."""
+    for segment in segments:
+        os.close(segment.descriptor)

@@ -1,0 +1,517 @@
+"""Fetch processes that fail, stand still and die: each block comes all the same, is right, and no room is lost."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+import zlib
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch import carrying, fetcher
+from cachefs_daemon.fetch.carrying import Carrying
+from cachefs_daemon.fetch.fetcher import Fetcher, Outcome
+from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.origin import s3_get
+from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
+from cachefs_daemon.origin.s3 import S3Origin
+from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.segment_writer import PAGE, span
+
+from cachefs.block import MEMORY, SSD, Location
+from cachefs.errors import ObjectChanged
+from cachefs.messages import BlockRef, DatasetView, OriginOptions, Warmup
+from cachefs.planning.eviction.quotas import Quota
+from cachefs.rpc import WARMUP
+from tests.blockstore import OpenStore, data_of, disk_usage, key_of, opened, store_config
+from tests.daemon import Daemon
+from tests.servers import faulty
+from tests.servers.faulty import Fault, FaultyProxy
+from tests.servers.s3 import S3Server
+
+COUNT = 40
+SIZE = 100_000
+# Serves to learn how the bucket is asked for.
+FIRST = 0
+
+
+@pytest.fixture(scope="module")
+def bucket(rclone: S3Server) -> str:
+    rclone.create_bucket("carried")
+    rclone.put("carried", {f"{number:03}": data_of(number, SIZE) for number in range(COUNT + 1)})
+    return "carried"
+
+
+@pytest.fixture
+def proxy(rclone: S3Server) -> Iterator[FaultyProxy]:
+    with faulty.running(rclone.endpoint) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _account(rclone: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in rclone.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3_get, "_ORDERED", 1e6)
+    monkeypatch.setattr(carrying, "_TICK_SECONDS", 0.02)
+    monkeypatch.setattr(carrying, "_PAUSE", 0.0)
+
+
+class Bench:
+    """A fetcher with a fetch process, over a real store and a real server."""
+
+    def __init__(self, store: OpenStore, origin: S3Origin, threads: Threads, count: int) -> None:
+        self.store = store
+        self.origin = origin
+        self.errors = ErrorLog()
+        self.listed: dict[int, ObjectRange] = {}
+        self.fetcher = Fetcher(store.blocks, self.source, threads, FetchSlots(32, 1 << 30), self.errors, 20)
+        self.carrying = Carrying(store.storage.rooms, threads, self.errors, count, 20)
+        self.fetcher.carry = self.carrying.take
+
+    async def prepare(self, *, ready: bool = True) -> None:
+        """List the bucket, learn the way to it, and wait until a process is *ready*."""
+        async for batch in self.origin.list(lambda key, reason: None):
+            for one in batch:
+                self.listed[int(one.key)] = ObjectRange(one.key, one.version, one.size, 0, one.size)
+        await self.fetcher.ahead([ref(FIRST)])
+        await until(lambda: self.origin.order(self.listed[FIRST]) is not None)
+        self.carrying._start_more()
+        if ready:
+            await until(lambda: self.carrying._pick() is not None)
+
+    def source(self, ref: BlockRef) -> BlockSource:
+        return BlockSource(key_of(ref.entry), self.origin, self.listed[ref.entry], ref.snapshot)
+
+    @property
+    def pid(self) -> int:
+        return self.carrying.status()[0].pid
+
+    @property
+    def carried(self) -> int:
+        return sum(one.blocks for one in self.carrying.status())
+
+    async def settled(self) -> None:
+        """Wait until no process has anything to do, and all that it had is entered or given back."""
+        await until(lambda: not any(one.in_flight for one in self.carrying.status()) and not self.carrying._calls)
+
+    async def check(self, numbers: range, outcomes: list[Outcome]) -> None:
+        """All blocks are there and right, and there is no room that belongs to none."""
+        for number, outcome in zip(numbers, outcomes, strict=True):
+            assert isinstance(outcome, Location), (number, outcome)
+            assert self.store.read(key_of(number), outcome) == data_of(number, SIZE)
+        await self.settled()
+        assert_nothing_lost(self.store)
+        assert all(not state.writers for state in self.store.storage._tiers[MEMORY]._segments.values())
+
+
+def assert_nothing_lost(store: OpenStore) -> None:
+    """No room belongs to no block."""
+    live = len(store.storage._tiers[MEMORY].live_segments())
+    assert store.usage()[MEMORY].used == len(store.keys()) * span(SIZE) + PAGE * live
+
+
+def ref(number: int) -> BlockRef:
+    return BlockRef("snapshot", number, 0)
+
+
+def refs(numbers: range) -> list[BlockRef]:
+    return [ref(number) for number in numbers]
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not reached():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+Scene = Callable[[Bench], Awaitable[None]]
+
+
+def play(root: Path, endpoint: str, scene: Scene, count: int = 1, **sizes: Any) -> None:
+    pids: list[int] = []
+
+    async def run(store: OpenStore) -> None:
+        options = OriginOptions(endpoint_url=endpoint, addressing_style="path")
+        origin = open_origin("s3://carried", options, OriginSettings())
+        assert isinstance(origin, S3Origin)
+        threads = Threads()
+        bench = Bench(store, origin, threads, count)
+        try:
+            await asyncio.wait_for(scene(bench), 50)
+        finally:
+            pids.extend(one.process.pid for one in bench.carrying._processes)
+            await bench.fetcher.close()
+            await bench.carrying.close()
+            await origin.close()
+            threads.close()
+
+    with opened(store_config(root, **{"memory": 16 << 20, "ssd": 0, **sizes})) as store:
+        asyncio.run(run(store))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+ALL = range(1, COUNT + 1)
+
+
+def test_blocks_that_nobody_waits_for_come_through_a_process(root: Path, proxy: FaultyProxy, bucket: str) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        asked = bench.origin.requests
+        outcomes = await bench.fetcher.ahead(refs(ALL))
+        await bench.check(ALL, outcomes)
+        assert (bench.carried, bench.fetcher.fetched_blocks) == (COUNT, COUNT + 1)
+        assert (bench.origin.requests - asked, bench.origin.errors) == (COUNT, 0)
+        assert bench.fetcher.in_flight == (0, 0)
+        assert len([path for method, path in proxy.requests if method == "GET" and "list" not in path]) == COUNT + 1
+
+    play(root, proxy.endpoint, scene)
+
+
+def test_a_read_on_demand_is_the_daemons_own(root: Path, proxy: FaultyProxy, bucket: str) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        await bench.fetcher.demand([ref(1)], 20)
+        assert bench.carried == 0
+
+    play(root, proxy.endpoint, scene)
+
+
+# Of one answer each; the next one is right.
+FAULTS = {
+    "another ETag": Fault(headers={"ETag": '"another"'}),
+    "no ETag": Fault(headers={"ETag": ""}),
+    "a wrong byte": Fault(headers={"x-amz-checksum-crc32": b64encode(zlib.crc32(b"?").to_bytes(4, "big")).decode()}),
+    "cut short": Fault(truncate=500),
+    "dropped": Fault(drop=True),
+    "reset": Fault(drop=True, reset=True),
+    "too long": Fault(extra=b"!"),
+    "too short": Fault(replace=b"hello"),
+    "refused": Fault(status=403),
+    "failed": Fault(status=500),
+    "in chunks": Fault(chunked=True),
+    "nonsense before": Fault(before=b"HTTP/1.1 100 Continue\r\n folded\r\n\r\n"),
+}
+
+
+def test_what_a_process_cannot_bring_comes_all_the_same(root: Path, proxy: FaultyProxy, bucket: str) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        proxy.add(*(replace(fault, path=f"/{number:03}") for number, fault in enumerate(FAULTS.values(), start=1)))
+        outcomes = await bench.fetcher.ahead(refs(ALL))
+        await bench.check(ALL, outcomes)
+        assert all(fault.times == 0 for fault in proxy._faults)
+        assert bench.carried == COUNT - len(FAULTS)
+        assert bench.origin.errors >= len(FAULTS)
+
+    play(root, proxy.endpoint, scene)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_refuses_since_there_are_too_many_is_heard(
+    status: int, root: Path, proxy: FaultyProxy, bucket: str
+) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        proxy.add(*(Fault(path=f"/{number:03}", status=status) for number in range(1, 6)))
+        outcomes = await bench.fetcher.ahead(refs(ALL))
+        await bench.check(ALL, outcomes)
+        assert bench.origin.endpoint.throttled == 5
+        # While requests must wait for their turn, they are the daemon's own.
+        assert bench.origin.order(bench.listed[FIRST]) is None
+
+    play(root, proxy.endpoint, scene)
+
+
+def test_an_object_that_has_changed_is_said_so(root: Path, proxy: FaultyProxy, bucket: str) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        proxy.add(Fault(path="/003", headers={"ETag": '"another"'}, times=None))
+        outcomes = await bench.fetcher.ahead(refs(ALL))
+        assert isinstance(outcomes.pop(2), ObjectChanged)
+        await bench.settled()
+        assert bench.carried == COUNT - 1
+        assert len(bench.store.keys()) == COUNT
+
+    play(root, proxy.endpoint, scene)
+
+
+def test_a_process_that_is_killed_loses_nothing_and_is_replaced(
+    root: Path, proxy: FaultyProxy, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        for number in (1, 2):  # one that does not end by itself, and the one after it
+            numbers = range(1, 11) if number == 1 else range(11, 21)
+            proxy.add(*(Fault(path=f"/{n:03}", delay=60) for n in numbers))
+            killed, asked = bench.pid, len(proxy.requests)
+            ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(numbers)))
+            await until(lambda asked=asked: len(proxy.requests) == asked + 10)  # type: ignore[misc]
+            os.kill(killed, signal.SIGKILL)
+            outcomes = await ahead
+            await until(lambda: not bench.carrying._processes)
+            await bench.check(numbers, outcomes)
+            bench.carrying._start_more()
+            await until(lambda: bench.carrying._pick() is not None)
+        outcomes = await bench.fetcher.ahead(refs(range(21, 31)))
+        await bench.check(range(21, 31), outcomes)
+        assert bench.carried == 10
+
+    with caplog.at_level(logging.WARNING):
+        play(root, proxy.endpoint, scene)
+    assert len([one for one in caplog.records if "a fetch process is gone" in one.message]) == 1
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["it goes on", "it does not"])
+def test_a_process_that_stands_still_delays_no_reader(
+    kept: bool, root: Path, proxy: FaultyProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrying, "_SILENT", 1e6)
+    monkeypatch.setattr(carrying, "_DEAD", 1e6)
+    monkeypatch.setattr(fetcher, "MOST_LATE", 0.05)
+
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        os.kill(bench.pid, signal.SIGSTOP)
+        ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(ALL)))
+        await until(lambda: bench.carrying.status()[0].in_flight == bench.fetcher.ahead_slots)
+        outcomes = await bench.fetcher.demand(refs(ALL), 20)
+        assert all(isinstance(one, Location) for one in outcomes)
+        assert await ahead == outcomes
+        if kept:
+            return  # it is killed in the end, stopped as it is
+        os.kill(bench.pid, signal.SIGCONT)
+        await bench.check(ALL, [one for one in outcomes if isinstance(one, Location)])
+        assert bench.fetcher.fetched_blocks == COUNT + 1
+
+    play(root, proxy.endpoint, scene)
+
+
+def test_what_a_process_that_stands_still_was_to_bring_comes_though_nobody_waits(
+    root: Path, proxy: FaultyProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        monkeypatch.setattr(carrying, "_SILENT", 0.05)
+        monkeypatch.setattr(carrying, "_DEAD", 0.5)
+        os.kill(bench.pid, signal.SIGSTOP)
+        outcomes = await bench.fetcher.ahead(refs(ALL))
+        await until(lambda: not bench.carrying._processes)  # it was killed
+        await bench.check(ALL, outcomes)
+
+    play(root, proxy.endpoint, scene)
+
+
+@pytest.mark.parametrize("program", ["/nonexistent/python", "/bin/false"])
+def test_without_processes_everything_works_and_the_log_says_so_once(
+    program: str, root: Path, proxy: FaultyProxy, bucket: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "executable", program)
+
+    async def scene(bench: Bench) -> None:
+        await bench.prepare(ready=False)
+        for half in (range(1, 21), range(21, COUNT + 1)):
+            outcomes = await bench.fetcher.ahead(refs(half))
+            await until(lambda: not bench.carrying._is_starting and not bench.carrying._processes)
+            await bench.check(half, outcomes)
+
+    with caplog.at_level(logging.DEBUG):
+        play(root, proxy.endpoint, scene)
+    said = [one.levelno for one in caplog.records if "a fetch process is gone" in one.message]
+    assert said.count(logging.WARNING) == 1
+    assert len(said) > 1
+
+
+def test_a_process_with_nothing_to_do_ends_and_the_log_says_nothing(
+    root: Path, proxy: FaultyProxy, bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        monkeypatch.setattr(carrying, "_IDLE", 0.0)
+        await until(lambda: not bench.carrying._processes)
+
+    with caplog.at_level(logging.INFO):
+        play(root, proxy.endpoint, scene)
+    assert not [one for one in caplog.records if "fetch process" in one.message]
+
+
+def test_blocks_that_no_tier_takes_are_refused_as_ever(root: Path, proxy: FaultyProxy, bucket: str) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        outcomes = await bench.fetcher.ahead(refs(ALL))
+        assert outcomes.count(None) > 5
+        await bench.settled()
+        assert_nothing_lost(bench.store)
+
+    play(root, proxy.endpoint, scene, memory=3 << 20)
+
+
+def test_others_are_evicted_for_what_a_process_brings(root: Path, proxy: FaultyProxy, bucket: str) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        for first in range(1, COUNT, 8):
+            outcomes = await bench.fetcher.ahead(refs(range(first, first + 8)))
+            assert all(isinstance(one, Location) for one in outcomes)
+        await bench.settled()
+        tiers = bench.store.usage()
+        assert bench.carried == COUNT
+        assert sum(tier.blocks for tier in tiers) == len(bench.store.keys()) < COUNT
+        assert all(tier.used <= tier.limit for tier in tiers)
+        assert tiers[SSD].blocks
+        for number in ALL:
+            place = bench.store.get(key_of(number))
+            assert place is None or bench.store.read(key_of(number), place) == data_of(number, SIZE)
+
+    play(root, proxy.endpoint, scene, memory=2 << 20, ssd=3 << 19, policy="lru", segment=1 << 19)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_dataset_may_take_is_kept(killed: bool, root: Path, proxy: FaultyProxy, bucket: str) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.store.set_limit(Quota("d", frozenset({"snapshot"}), share=0.5))
+        await bench.prepare()
+        if killed:
+            proxy.add(*(Fault(path=f"/{number:03}", delay=60) for number in range(1, 11)))
+        asked = len(proxy.requests)
+        ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(range(1, 11))))
+        if killed:
+            await until(lambda: len(proxy.requests) == asked + 10)
+            os.kill(bench.pid, signal.SIGKILL)
+        await bench.check(range(1, 11), await ahead)
+        limited = bench.store.tiering.unlocked.quotas._limited["d"]
+        assert not limited.coming
+        assert limited.used[MEMORY] == sum(size for _, size in limited.places.values())
+        assert len(limited.read) == len(limited.places)
+
+    play(root, proxy.endpoint, scene)
+
+
+def test_other_credentials_are_used_at_once(root: Path, proxy: FaultyProxy, bucket: str) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        client = bench.origin._connection.current
+        assert client is not None
+        good = client.lean._credentials.frozen
+        # With wrong ones a process brings nothing, and the daemon looks for the right ones.
+        client.lean._credentials.frozen = good._replace(secret_key="wrong")
+        client.lean._ways.clear()
+        await client.lean._find_way("carried")
+        outcomes = await bench.fetcher.ahead(refs(range(1, 6)))
+        assert bench.carried == 0
+        assert not any(isinstance(one, Location) for one in outcomes)
+        client.lean._credentials.frozen = good
+        client.lean._ways.clear()
+        await client.lean._find_way("carried")
+        await bench.check(range(11, 21), await bench.fetcher.ahead(refs(range(11, 21))))
+        assert bench.carried == 10
+
+    play(root, proxy.endpoint, scene)
+
+
+def test_what_was_written_when_the_daemon_was_killed_is_found_at_the_next_start(
+    root: Path, proxy: FaultyProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that is killed has entered nothing of what its processes have written."""
+
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        monkeypatch.setattr(bench.store.storage.rooms, "enter", lambda written: [])
+        proxy.add(*(Fault(path=f"/{number:03}", delay=60, times=None) for number in range(31, COUNT + 1)))
+        ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(ALL)))
+        await until(lambda: bench.carried >= 22)
+        ahead.cancel()
+
+    play(root, proxy.endpoint, scene)
+    with opened(store_config(root, memory=16 << 20, ssd=0)) as store:
+        found = {number for number in ALL if store.get(key_of(number)) is not None}
+        assert len(found) >= 22
+        for number in found:
+            place = store.get(key_of(number))
+            assert place is not None
+            assert store.read(key_of(number), place) == data_of(number, SIZE)
+        assert_nothing_lost(store)
+        assert disk_usage(root / "memory") <= store.usage()[MEMORY].used + PAGE
+
+
+# --- with a daemon ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, rclone: S3Server) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "node", {"prefetch": {"guess": False, "processes": 2}}, rclone.environment) as running:
+        yield running
+
+
+def under_way(daemon: Daemon, proxy: FaultyProxy) -> DatasetView:
+    """A warm-up of which half is brought, and the other half is under way in fetch processes."""
+    view = daemon.add_dataset("d", "s3://carried", OriginOptions(endpoint_url=proxy.endpoint, addressing_style="path"))
+    # The first one shows the way, and with the next one processes are started.
+    for number in (FIRST, 1):
+        warm(daemon, number)
+    wait_until(lambda: len(daemon.status().fetch_processes) == 2)
+    warm(daemon, 2)  # credentials are looked at again where that was long ago
+    proxy.add(*(Fault(path=f"/{number:03}", delay=60) for number in ALL if number > COUNT // 2))
+    list(daemon.client.stream(WARMUP, Warmup(dataset="d", wait=False)))
+    wait_until(lambda: carried_by(daemon) and sum(one.in_flight for one in daemon.status().fetch_processes) >= 5)
+    return view
+
+
+def warm(daemon: Daemon, number: int) -> None:
+    list(daemon.client.stream(WARMUP, Warmup(dataset="d", paths=[b"%03d" % number], wait=True)))
+
+
+def carried_by(daemon: Daemon) -> int:
+    return sum(one.blocks for one in daemon.status().fetch_processes)
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return b") Z" not in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_daemon_that_is_killed_leaves_no_process_and_loses_nothing(
+    daemon: Daemon, proxy: FaultyProxy, bucket: str
+) -> None:
+    view = under_way(daemon, proxy)
+    pids = [one.pid for one in daemon.status().fetch_processes]
+    os.kill(pids[0], signal.SIGSTOP)
+    daemon.kill9()
+    wait_until(lambda: not any(map(is_there, pids)))
+    proxy.clear()
+    daemon.start()
+    for number in ALL:
+        assert daemon.read(view, f"{number:03}") == data_of(number, SIZE)
+    (memory, *_) = daemon.status().tiers
+    assert disk_usage(daemon.memory) <= memory.used + PAGE
+
+
+def test_systemd_stops_all_at_once_and_the_log_has_nothing_to_say(
+    daemon: Daemon, proxy: FaultyProxy, bucket: str
+) -> None:
+    under_way(daemon, proxy)
+    pids = [one.pid for one in daemon.status().fetch_processes]
+    said = len(daemon.log.read_text())
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    assert daemon.stop() == 0
+    assert not any(map(is_there, pids))
+    log = daemon.log.read_text()[said:]
+    assert not [line for line in log.splitlines() if "WARNING" in line or "ERROR" in line or "Traceback" in line]
