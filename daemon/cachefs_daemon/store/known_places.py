@@ -61,9 +61,9 @@ class KnownPlaces:
     def learn(self, found: Iterable[tuple[bytes, Location | None]], mark: int) -> None:
         """A reader has found this in the index after it took *mark*."""
         with self._lock:
+            self._make_room()
             # A change since then is still known, and newer. Later it may be forgotten.
             if self._turns <= mark + 1:
-                self._make_room()
                 for key, place in found:
                     if key not in self._young and key not in self._old:
                         self._young[key] = place
