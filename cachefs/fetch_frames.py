@@ -27,6 +27,7 @@ HELLO_SECONDS: Final = 5.0
 _LENGTH: Final = 4
 
 Body = TypeVar("Body", bound=Message)
+_encode_into = msgspec.msgpack.Encoder().encode_into
 
 
 class BadFrame(CachefsError):
@@ -65,17 +66,19 @@ def fetch_socket(daemon_socket: Path) -> Path:
     return daemon_socket.with_name(daemon_socket.name + FETCH_SUFFIX)
 
 
-def frame(message: Message) -> bytes:
+def frame(message: Message) -> bytearray:
     """Raises UnicodeEncodeError for a text that is not UTF-8."""
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(_LENGTH, "big") + body
+    data = bytearray(_LENGTH)
+    _encode_into(message, data, _LENGTH)
+    data[:_LENGTH] = (len(data) - _LENGTH).to_bytes(_LENGTH, "big")
+    return data
 
 
-def decoder(kind: type[Body]) -> Callable[[bytes], Body]:
+def decoder(kind: type[Body]) -> Callable[[bytes | memoryview], Body]:
     """What makes a message out of a body. It raises BadFrame."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
-    def read(body: bytes) -> Body:
+    def read(body: bytes | memoryview) -> Body:
         try:
             return decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -92,9 +95,12 @@ class Frames:
         self._most = most
         self._kept = bytearray()
 
-    def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """The bodies that end in *data*. Raises BadFrame."""
-        kept, found, begin = self._kept, [], 0
+    def feed(self, data: bytes | memoryview) -> list[bytes | memoryview]:
+        """The bodies that end in *data*, some of them as views into it. Raises BadFrame."""
+        kept, begin = self._kept, 0
+        if not kept and 0 < len(data) - _LENGTH == int.from_bytes(data[:_LENGTH], "big") <= self._most:
+            return [memoryview(data)[_LENGTH:]]
+        found: list[bytes | memoryview] = []
         kept += data
         while len(kept) - begin >= _LENGTH:
             body = begin + _LENGTH
@@ -104,6 +110,7 @@ class Frames:
             if len(kept) - body < length:
                 break
             begin = body + length
-            found.append(bytes(kept[body:begin]))
+            with memoryview(kept) as view:
+                found.append(bytes(view[body:begin]))
         del kept[:begin]
         return found

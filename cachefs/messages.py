@@ -131,9 +131,9 @@ class FetchedBlock(Message, frozen=True, array_like=True):
     # Why it has failed: for the reader, and as one line of text.
     errno: int = 0
     message: str = ""
-    # Where no tier can hold the block: the whole pieces around the bytes that the reader waits for, and the checksums
-    # of all pieces of the block.
-    data: bytes = b""
+    # Where no tier has the block, or has it yet: the whole pieces around the bytes that the reader waits for, and the
+    # checksums of all pieces of the block.
+    data: memoryview = memoryview(b"")
     checksums: bytes = b""
 
 

@@ -46,8 +46,6 @@ NUMBER: Final = struct.Struct(">Q")
 FOOTER: Final = struct.Struct("<8sQ16s")  # magic, length of the LMDB file, its xxh3-128
 MAGIC: Final = b"cachefs1"
 
-# Directories whose paths are remembered: half a megabyte with the longest ones.
-_MOST_DIRECTORIES: Final = 512
 _DIRECTORY: Final = 0
 _FILE: Final = 1
 _COMMON: Final = struct.Struct("<BBQq")  # kind, length of the name, parent, mtime in ns
@@ -55,6 +53,8 @@ _OF_FILE: Final = struct.Struct("<Q16s")  # size, content id; then name, then ve
 _OF_DIRECTORY: Final = struct.Struct("<QQ")  # first child, number of children; then name
 _CHECKSUM: Final = struct.Struct("<I")
 _MASK: Final = 0xFFFFFFFF
+# Directories whose paths are remembered: ImageNet has 1,000, read in any order. A path of S3 has at most 1 KiB.
+_MOST_PARENTS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,8 @@ class Snapshot:
             self._env.close()
             raise _damaged(path, str(error)) from error
         self._get = self._txn.get
-        self._directories: dict[int, bytes] = {}  # paths of directories that were asked for of late, each with its "/"
+        # By number, paths of directories in which entries were asked for, each with a slash at its end.
+        self._parents: dict[int, bytes] = {}
         self.id = meta.id
         self.url = meta.url
         self.block_size = meta.block_size
@@ -230,23 +231,25 @@ class Snapshot:
 
     def path(self, number: int) -> bytes:
         """The path of an entry relative to the root. For a file this is its key relative to the dataset's URL."""
-        names = []
-        while number != ROOT:
-            entry = self.entry(number)
-            names.append(entry.name)
-            number = entry.parent
-        return b"/".join(reversed(names))
+        return self.path_of(self.entry(number)) if number != ROOT else b""
 
-    def file_path(self, entry: Entry) -> bytes:
-        """The path of a file that was looked up before: mostly without another look-up."""
-        if entry.parent == ROOT:
-            return entry.name
-        directory = self._directories.get(entry.parent)
-        if directory is None:
-            if len(self._directories) >= _MOST_DIRECTORIES:
-                self._directories = {}
-            directory = self._directories[entry.parent] = self.path(entry.parent) + b"/"
-        return directory + entry.name
+    def path_of(self, entry: Entry) -> bytes:
+        """The same for an entry but the root. Most files share a directory with one that was asked for a moment ago."""
+        parent = self._parents.get(entry.parent)
+        if parent is None:
+            parent = self._find_parent(entry.parent)
+        return parent + entry.name
+
+    def _find_parent(self, number: int) -> bytes:
+        if len(self._parents) >= _MOST_PARENTS:
+            self._parents.clear()
+        names, above = [b""], number
+        while above != ROOT:
+            entry = self.entry(above)
+            names.append(entry.name)
+            above = entry.parent
+        path = self._parents[number] = b"/".join(reversed(names))
+        return path
 
     def walk(self, top: Entry) -> Iterator[Entry]:
         """All files at or below *top*, level by level, each level in the order of paths."""

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 DAEMON_RETRY: Final = 0.1
 # Bytes that wait for a daemon that does not read; where there are more, the connection is given up.
 MOST_UNSENT: Final = 4 << 20
-_AT_ONCE: Final = 64 << 10  # bytes that are read at once
+_AT_ONCE: Final = 260 << 10  # bytes that are read at once: an answer with a block in it
 _HINT: Final = "one older than this mount has no such socket: restart it with this version of cachefs"
 
 _hello, _answered = decoder(Hello), decoder(Answered)
@@ -201,7 +201,7 @@ class _Connection:
                 if task is not None:
                     trio.lowlevel.reschedule(task, outcome.Value(answer))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | bytearray) -> None:
         """Send what the socket takes now; `_send_rest` sends the rest."""
         sent = 0
         if not self._unsent:
@@ -252,7 +252,7 @@ async def _connect(path: Path) -> _Connection:
     return _Connection(connection, frames)
 
 
-async def _first_frame(connection: socket.socket, frames: Frames) -> bytes:
+async def _first_frame(connection: socket.socket, frames: Frames) -> bytes | memoryview:
     """Raises OSError, BadFrame."""
     while True:
         await trio.lowlevel.wait_readable(connection)
@@ -263,7 +263,7 @@ async def _first_frame(connection: socket.socket, frames: Frames) -> bytes:
             return found[0]
 
 
-def _check(body: bytes, path: Path) -> None:
+def _check(body: bytes | memoryview, path: Path) -> None:
     """Is the daemon's Hello for us? Raises CachefsError."""
     try:
         hello = _hello(body)

@@ -1,5 +1,6 @@
 """Blocks that a worker of a mount has the daemon bring to the node: one call for all reads that wait for a block."""
 
+import errno
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from cachefs.mount.fetch_channel import DAEMON_RETRY, FetchChannel
 from cachefs.mount.read_marks import ReadMarks
 
 # Seconds for which the failure of a block is remembered. The kernel follows a failed readahead with a read of the same
-# page, which must not wait for a whole deadline again.
+# page, which must not wait for a whole deadline again. It often comes to another worker.
 FAILURE_SECONDS: Final = 1.0
 # A fetch that ends no more than so many seconds before its deadline has ended because of it: the daemon answers a
 # little before.
@@ -44,7 +45,7 @@ class Fetches:
     def __init__(
         self, channel: FetchChannel, failures: ReadMarks, note_stall: Callable[[bytes, float, str], None]
     ) -> None:
-        """failures: where all workers of the mount mark blocks for which a daemon that is away was waited for in vain;
+        """failures: where all workers of the mount mark blocks that were waited for in vain until a read's deadline;
         note_stall: is told of each wait: the block's key, when it began, for what it was."""
         self._channel = channel
         self._failures = failures
@@ -96,6 +97,8 @@ class Fetches:
             now = trio.current_time()
             flight.forget_at = now + FAILURE_SECONDS
             flight.timed_out = now > flight.deadline - _NEAR_DEADLINE
+            if flight.timed_out and error.errno == errno.EIO:
+                self._failures.set(key)
         finally:
             flight.landed.set()
             if flight.error is None and self._flights.get(key) is flight:
@@ -110,7 +113,7 @@ class Fetches:
         # (Marks count whole milliseconds.)
         age = self._failures.age(key)
         if age < FAILURE_SECONDS and trio.current_time() - began <= age + 0.002:
-            raise DaemonUnavailable("the daemon did not answer another read of the block a moment ago; is it running?")
+            raise DaemonUnavailable("another read of the block has waited for it in vain until a moment ago")
         while True:
             left = flight.deadline - trio.current_time()
             flight.daemon_away = flight.daemon_away or self._channel.is_away
@@ -120,7 +123,6 @@ class Fetches:
                 # The daemon may be restarting: it has time until the deadline to come back.
                 flight.daemon_away = True
                 if trio.current_time() + DAEMON_RETRY > flight.deadline:
-                    self._failures.set(key)
                     raise
                 await trio.sleep(DAEMON_RETRY)
                 continue

@@ -116,6 +116,8 @@ class OriginSection(_Section):
     read_timeout: Seconds = 20.0
     hedged: Annotated[float, Field(ge=0, le=0.1, allow_inf_nan=False)] = 0.02
     max_request: Size = 16 << 20
+    max_listing: Size = 16 << 30
+    max_pages: Annotated[int, Field(ge=1)] = 100_000
 
 
 class PrefetchSection(_Section):

@@ -1,22 +1,29 @@
 """The daemon in front of an S3 server that fails: every read is right, or an error that says what is wrong."""
 
+import base64
 import errno
+import hashlib
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cachefs_daemon.fetch.fetcher import OUTAGE_MEMORY
 
 from cachefs import errors
-from cachefs.messages import DatasetView, OriginOptions, Warmup
+from cachefs.block import block_key
+from cachefs.messages import BlockRef, DatasetView, OriginOptions, Warmup
 from cachefs.rpc import WARMUP
+from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon, block_ref
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.process import free_port
+from tests.servers.rclone import SECOND
 from tests.servers.s3 import S3Server
 
 SIZE = 300_000
@@ -117,6 +124,86 @@ def test_what_does_not_pass_is_an_error_and_nothing_is_kept(
     assert daemon.status().index_blocks == 0
     assert daemon.status().errors[0].subject.endswith("/data/003")
     assert daemon.read(view, "004") == content["004"]
+
+
+def reads(daemon: Daemon, view: DatasetView) -> list[Callable[[], bytes]]:
+    """Each reads one file of one block, and may be called in any thread."""
+
+    def read(key: bytes, ref: BlockRef) -> bytes:
+        return daemon.read_block(key, daemon.fetch(ref)[0])
+
+    snapshot = Snapshot(Path(view.path))
+    entries = sorted(snapshot.walk(snapshot.entry(0)), key=lambda entry: snapshot.path(entry.number))
+    found = [partial(read, block_key(one.content, 0), BlockRef(view.snapshot, one.number, 0)) for one in entries]
+    snapshot.close()
+    return list(found)
+
+
+def test_an_answer_that_is_cut_at_any_byte_is_asked_for_again(daemon: Daemon, radosgw: S3Server) -> None:
+    """The last answers are whole, with some 370 bytes, so there is one that is cut at each of its bytes."""
+    contents = {f"{number:03}": b"%03d" % number for number in range(450)}
+    fill(radosgw, "cuts", contents)
+    with faulty.running(radosgw.endpoint) as proxy:
+        view = daemon.add_dataset("d", "s3://cuts/data", options(proxy.endpoint))
+        proxy.add(*(Fault(f"/data/{key}", cut=int(key), reset=int(key) % 2 > 0) for key in contents))
+        with ThreadPoolExecutor(16) as readers:
+            found = list(readers.map(lambda read: read(), reads(daemon, view)))
+        asked = [proxy.count(path=f"/data/{key}") for key in contents]
+        assert daemon.status().errors == []
+    assert found == list(contents.values())
+    assert asked.index(1) > 300
+
+
+@pytest.mark.parametrize("read_deadline", [2])
+def test_one_wrong_byte_reaches_no_reader_and_no_tier(daemon: Daemon, radosgw: S3Server) -> None:
+    right = random.Random(3).randbytes(1000)
+    wrong = right[:500] + bytes([right[500] ^ 1]) + right[501:]
+    fill(radosgw, "wrong", {"once": right, "always": right})
+    checksum = {"x-amz-checksum-sha256": base64.b64encode(hashlib.sha256(right).digest()).decode()}
+    with faulty.running(radosgw.endpoint) as proxy:
+        view = daemon.add_dataset("d", "s3://wrong/data", options(proxy.endpoint))
+        proxy.add(*(Fault(f"/data/{key}", replace=wrong, headers=checksum, times=times)
+                    for key, times in (("once", 1), ("always", None))))  # fmt: skip
+        assert daemon.read(view, "once") == right
+        assert proxy.count(path="/data/once") == 2
+        number, message = failure(daemon, view, "always")
+        assert (number, "sha256" in message.lower()) == (errno.EIO, True)
+        assert proxy.count(path="/data/always") > 1
+        assert daemon.status().index_blocks == 1
+        proxy.clear()
+        time.sleep(OUTAGE_MEMORY)
+        assert daemon.read(view, "always") == right
+
+
+def test_credentials_that_expire_in_mid_epoch_are_renewed_and_no_read_fails(tmp_path: Path, rclone: S3Server) -> None:
+    """The server checks signatures. What renews the credentials is late: requests have been refused before."""
+    contents = {f"{number:03}": random.Random(number).randbytes(1000) for number in range(100)}
+    rclone.create_bucket("epoch")
+    rclone.put("epoch", contents)
+    credentials = tmp_path / "credentials"
+    expired = b"<?xml version='1.0'?><Error><Code>ExpiredToken</Code><Message>expired</Message></Error>"
+
+    def renew(access_key: str, secret_key: str) -> None:
+        draft = tmp_path / "draft"
+        draft.write_text(f"[default]\naws_access_key_id={access_key}\naws_secret_access_key={secret_key}\n")
+        draft.replace(credentials)
+
+    renew(rclone.access_key, rclone.secret_key)
+    own = {name: value for name, value in rclone.environment.items() if "_KEY" not in name}
+    with (
+        faulty.running(rclone.endpoint) as proxy,
+        Daemon(tmp_path / "node", QUICK, {**own, "AWS_SHARED_CREDENTIALS_FILE": str(credentials)}) as daemon,
+        ThreadPoolExecutor(8) as readers,
+    ):
+        all_reads = reads(daemon, daemon.add_dataset("d", "s3://epoch", options(proxy.endpoint)))
+        reading = [readers.submit(read) for read in all_reads]
+        reading[20].result()
+        proxy.add(Fault(head=f"Credential={rclone.access_key}/", status=400, body=expired, times=None))
+        while not daemon.status().origin_errors:
+            time.sleep(0.01)
+        renew(*SECOND)
+        assert [one.result() for one in reading] == list(contents.values())
+        assert daemon.status().errors == []
 
 
 def test_a_read_waits_for_the_end_of_an_outage_which_the_log_has_once(

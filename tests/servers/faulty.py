@@ -25,13 +25,16 @@ class Fault:
     """Which requests go wrong, and how. Whatever goes wrong may be combined."""
 
     path: str = ""  # any part of the request's path and query, percent-encoded
+    head: str = ""  # any part of the request's head
     method: str = "GET"
     times: int | None = 1  # how many requests go wrong; None: all
     delay: float = 0  # seconds before anything is done
     drop: bool = False  # close the connection without an answer
     status: int | None = None  # answer with this status, and do not ask the server
+    body: bytes = b""  # of such an answer
     headers: Mapping[str, str] = field(default_factory=dict)  # set in the answer
     truncate: int | None = None  # close the connection after so many bytes of the body
+    cut: int | None = None  # close the connection after so many bytes of the answer
     extra: bytes = b""  # added to the body; Content-Length counts it
     replace: bytes | None = None  # answer with status 200 and this body, without Content-Range
     before: bytes = b""  # sent before the answer, such as an interim one
@@ -40,9 +43,9 @@ class Fault:
     reset: bool = False  # where the connection is closed, it is reset
     pace: float = 0  # seconds between two parts of 16 KiB
 
-    def hits(self, method: str, path: str) -> bool:
+    def hits(self, method: str, path: str, head: str) -> bool:
         """Whether such a request goes wrong."""
-        return self.times != 0 and method == self.method and self.path in path
+        return self.times != 0 and method == self.method and self.path in path and self.head in head
 
 
 class FaultyProxy:
@@ -81,7 +84,7 @@ class FaultyProxy:
         method, path, _ = start.split(" ", 2)
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         self.requests.append((method, path))
-        fault = self._fault_for(method, path)
+        fault = self._fault_for(method, path, head.decode())
         await asyncio.sleep(fault.delay)
         if fault.reset:
             link = writer.get_extra_info("socket")
@@ -94,10 +97,13 @@ class FaultyProxy:
             return True
         if fault.status is not None:
             headers = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
-            writer.write(f"HTTP/1.1 {fault.status} Fault\r\nContent-Length: 0\r\n{headers}\r\n".encode())
+            start = f"HTTP/1.1 {fault.status} Fault\r\nContent-Length: {len(fault.body)}\r\n{headers}\r\n"
+            writer.write(start.encode() + fault.body)
             await writer.drain()
             return True
         last[0], whole = await self._ask(head, body, fault, has_body=method != "HEAD")
+        if fault.cut is not None:
+            last[0], whole = last[0][: fault.cut], whole and fault.cut >= len(last[0])
         parts = range(0, len(last[0]), 16 << 10) if fault.pace else range(0, 1, 1)
         for start in parts:
             writer.write(last[0][start : start + (16 << 10) if fault.pace else None])
@@ -130,9 +136,9 @@ class FaultyProxy:
         lines = start + "".join(f"\r\n{name}: {value}" for name, value in headers.items()) + "\r\n\r\n"
         return fault.before + lines.encode() + (answer if fault.truncate is None else answer[: fault.truncate]), whole
 
-    def _fault_for(self, method: str, path: str) -> Fault:
+    def _fault_for(self, method: str, path: str, head: str) -> Fault:
         for fault in self._faults:
-            if fault.hits(method, path):
+            if fault.hits(method, path, head):
                 if fault.times is not None:
                     fault.times -= 1
                 return fault

@@ -14,6 +14,9 @@ from pathlib import Path
 from tests.servers.process import free_port, start, stop, wait_for_port
 from tests.servers.s3 import S3Server
 
+# Other credentials that are good, too: access key and secret key.
+SECOND = ("second", "anothersecretanother")
+
 
 @contextmanager
 def running(directory: Path) -> Iterator[S3Server]:
@@ -27,7 +30,7 @@ def running(directory: Path) -> Iterator[S3Server]:
         log = Path(home, "log")
         process = start(
             [binary, "serve", "s3", "--config", f"{home}/none", "--addr", address,
-             "--auth-key", f"{server.access_key},{server.secret_key}", str(directory)],
+             "--auth-key", f"{server.access_key},{server.secret_key}", "--auth-key", ",".join(SECOND), str(directory)],
             log,
         )  # fmt: skip
         try:

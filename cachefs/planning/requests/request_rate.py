@@ -26,6 +26,8 @@ _LEAST_GROWTH: Final = 1.0
 _DOUBLES: Final = 1.0
 # Requests per second, at least. Fewer are a matter of the pauses between attempts.
 _LEAST: Final = 10.0
+# The same, at most: more than any server is asked. Growth that doubles each second would go beyond any number.
+_MOST_RATE: Final = 1e5
 # Seconds whose requests may be made up for at once, by one who wakes up late.
 _CATCH_UP: Final = 0.05
 
@@ -68,7 +70,8 @@ class _Prefix:
 
     def grow(self, now: float) -> None:
         seconds, self.since = now - self.since, now
-        self.rate += seconds * max(_LEAST_GROWTH, _GROWTH * self.rate) * 2.0 ** ((now - self.refused) / _DOUBLES)
+        growth = max(_LEAST_GROWTH, _GROWTH * self.rate) * 2.0 ** ((now - self.refused) / _DOUBLES)
+        self.rate = min(_MOST_RATE, self.rate + seconds * growth)
 
     def lower(self, now: float) -> None:
         self.refused = now

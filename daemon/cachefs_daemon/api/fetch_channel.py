@@ -8,6 +8,7 @@ bytes of a frame, answers that are not read. Who does not keep to that loses the
 """
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -33,8 +34,9 @@ from cachefs.fetch_frames import (
 from cachefs.messages import BlockRef, FetchedBlock, Message
 from cachefs_daemon.api.identity import Admission, peer
 from cachefs_daemon.api.socket_place import AT_ONCE, BACKLOG, SocketPlace
-from cachefs_daemon.fetch.fetcher import Answer, Fetcher
+from cachefs_daemon.fetch.fetcher import MOST_EARLY, Answer, Fetcher
 from cachefs_daemon.fetch.passing import PassingBlock
+from cachefs_daemon.fetch.slots import ASKER
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
 # Of one user, and a mount is one too: connections (a mount has one for each worker, 64 at most), and blocks that are
@@ -50,10 +52,17 @@ MOST_UNREAD_OF_USER: Final = 512 << 20
 SLOW_SECONDS: Final = 30.0
 # Seconds that one may wait for a block, at most.
 MOST_PATIENCE: Final = 86_400.0
+# Blocks that a connection may wait for whose answers may be bytes: 4 MiB of them. One that waits for more reads them in
+# the tiers.
+_MOST_EARLY: Final = 16
+# Bytes of answers that a socket takes (Linux counts twice as many): a block in one piece.
+_SEND_ROOM: Final = MOST_EARLY
 # Bytes of questions that are read in one turn of the loop: 150 of them, which take 5 ms.
 _AT_ONCE: Final = 16 << 10
 
 _hello, _asked = decoder(Hello), decoder(Asked)
+# Connections: who waits for blocks. A mount has several, and they take turns with those of others.
+_numbers: Final = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -179,11 +188,12 @@ class _Connection(asyncio.BufferedProtocol):
         self._channel = channel
         self._transport: Any = None  # asyncio.Transport, once it is made
         self._user: _User | None = None  # None: it is refused
+        self._number = next(_numbers)
         self._frames = Frames(MOST_ASKED)
         self._blocks = 0  # asked for here and not answered yet
         self._greeted = False
         self._ending = False  # no more questions are taken
-        self._gathered: list[bytes] | None = None  # answers that are sent at the end of this turn
+        self._gathered: list[bytearray] | None = None  # answers that are sent at the end of this turn
         # Ends the connection: at first where no Hello comes, later where the client does not read.
         self._timer: asyncio.TimerHandle | None = None
 
@@ -204,6 +214,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._write(Hello(version=VERSION, kind=type(error).__name__, refusal=_line(error)))
             transport.close()
             return
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_ROOM)
         self._write(Hello(version=VERSION))
         self._end_after(HELLO_SECONDS, "")
 
@@ -250,7 +261,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     # --- questions ------------------------------------------------------------------------------------------------
 
-    def _take(self, body: bytes) -> None:
+    def _take(self, body: bytes | memoryview) -> None:
         """Raises BadFrame."""
         if self._ending:
             return
@@ -283,8 +294,12 @@ class _Connection(asyncio.BufferedProtocol):
             return
         # The client's own timer runs as long as the deadline: answer a little before, so that it learns the reason.
         seconds = min(max(0.0, fetch.deadline), MOST_PATIENCE)
+        ASKER.set(self._number)
         try:
-            self._channel.fetcher.ask(fetch.blocks, seconds - min(1.0, seconds / 20), partial(self.answer, asked))
+            self._channel.fetcher.ask(
+                fetch.blocks, seconds - min(1.0, seconds / 20), partial(self.answer, asked),
+                early=self._blocks <= _MOST_EARLY,
+            )  # fmt: skip
         except Exception as error:
             self.answer(asked, self.bug(error))
 

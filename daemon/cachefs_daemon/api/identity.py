@@ -24,6 +24,7 @@ from cachefs.errors import AccessDenied
 from cachefs.identity import FOR_SOMEBODY
 from cachefs_daemon.api.socket_place import AT_ONCE, BACKLOG, SocketPlace
 from cachefs_daemon.caller import UNKNOWN, Caller
+from cachefs_daemon.runtime.signing_key import SigningKey
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Identities:
     def __init__(self, path: Path, admission: Admission) -> None:
         self.place = SocketPlace(path)
         self._admission = admission
-        self._key = secrets.token_bytes(32)
+        self._key = SigningKey(secrets.token_bytes(32))
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -119,7 +120,7 @@ class Identities:
         return f"{said}.{self._sign(said)}"
 
     def _sign(self, said: str) -> str:
-        return hmac.digest(self._key, said.encode("utf-8", "replace"), "sha256").hex()
+        return self._key.sign(said.encode("utf-8", "replace")).hex()
 
     async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """An answer is small enough that the socket always takes it at once, whoever is at the other end."""

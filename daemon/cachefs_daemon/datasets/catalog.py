@@ -5,6 +5,7 @@ snapshot that a living mount may still read.
 """
 
 import contextlib
+import dataclasses
 import logging
 import re
 import threading
@@ -270,7 +271,7 @@ class Catalog:
             block_size=self._held.block_size,
             directory=str(self._held.directory),
             options=record.options,
-            settings=self._settings,
+            settings=dataclasses.replace(self._settings, scratch=str(self._held.directory)),
             journal=str(journal_path(self._state_dir, record.url, self._held.block_size, record.options)),
         )
         async with contextlib.aclosing(build_snapshot(request)) as steps:

@@ -133,7 +133,7 @@ class HeldSnapshots:
         if not 0 <= ref.number < block_count(entry.size, snapshot.block_size):
             raise NotFound(f"entry {ref.entry} of snapshot {ref.snapshot} has no block {ref.number}")
         wanted = ObjectRange(
-            key=snapshot.file_path(entry),
+            key=snapshot.path_of(entry),
             version=entry.version,
             size=entry.size,
             offset=ref.number * snapshot.block_size,

@@ -26,7 +26,7 @@ from cachefs.snapshot_builder import SnapshotBuilder
 from cachefs.spill_file import SpillFile
 from cachefs_daemon.datasets.listing_journal import ListingJournal
 from cachefs_daemon.origin.base import Origin, OriginSettings, ResumableOrigin, open_origin
-from cachefs_daemon.origin.key_ranges import EVERYTHING, ListingPlace
+from cachefs_daemon.origin.key_ranges import ListingPlace
 
 # Seconds after which a silent child is given up. A living one reports twice a second; only a hung disk keeps it silent
 # for long, when it syncs the file.
@@ -199,9 +199,8 @@ class _Listing:
 
     async def _run_with(self, origin: ResumableOrigin, journal: ListingJournal) -> None:
         """Go on from where an earlier listing has stopped, and let the next one do so."""
-        left = journal.restore(self.builder)
+        place = journal.restore(self.builder) or ListingPlace()
         self._resumed = self.builder.objects
-        place = ListingPlace([EVERYTHING] if left is None else left)
         self._next_save = time.monotonic() + self._save_seconds
         try:
             async for batch in origin.list_from(self.builder.report, place):
@@ -219,7 +218,7 @@ class _Listing:
 
     def _save(self, journal: ListingJournal, place: ListingPlace) -> None:
         if place.left is not None and self.builder.objects:
-            journal.save(self.builder, place.left)
+            journal.save(self.builder, place.left, place.seams)
         self._next_save = time.monotonic() + self._save_seconds
 
     def report_building(self, phase: str, objects: int, size: int) -> None:

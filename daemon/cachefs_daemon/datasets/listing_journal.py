@@ -1,9 +1,9 @@
 """How far a listing has come, kept on disk, so that the next one of the same origin goes on from there.
 
 A journal is a directory `state_dir/listings/KEY` with two files: `rows` has what was listed, as sorted runs, and
-`place` says how much of that counts and which ranges of keys are left. `place` is replaced at once, after the rows are
-written. So whenever the listing ends, each key is either in the rows or in a range that is left. The rows have
-checksums, so they need not be synced.
+`place` says how much of that counts, which ranges of keys are left, and at which cuts nobody has looked yet whether a
+key was lost. `place` is replaced at once, after the rows are written. So whenever the listing ends, each key is either
+in the rows or in a range that is left. The rows have checksums, so they need not be synced.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import BuilderState, SnapshotBuilder
 from cachefs.spill_file import SpillFile
-from cachefs_daemon.origin.key_ranges import KeyRange
+from cachefs_daemon.origin.key_ranges import KeyRange, ListingPlace, Seam
 
 # Seconds after its last word in which a listing is gone on with. Who lists anew later wants to see what is new.
 FRESH: Final = 900.0
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PLACE: Final = "place"
 _ROWS: Final = "rows"
 
@@ -38,6 +38,7 @@ class _Place(msgspec.Struct, frozen=True):
     # Unix time when the listing began.
     began: float
     left: list[KeyRange]
+    seams: list[Seam]
     built: BuilderState
 
 
@@ -57,8 +58,8 @@ class ListingJournal:
             raise
         self._began = time.time()
 
-    def restore(self, builder: SnapshotBuilder) -> list[KeyRange] | None:
-        """What is left of an earlier listing, whose objects the builder then has. None: there is none to go on with,
+    def restore(self, builder: SnapshotBuilder) -> ListingPlace | None:
+        """How far an earlier listing is, whose objects the builder then has. None: there is none to go on with,
         and the builder has nothing."""
         place = _read(self._directory)
         if place is not None:
@@ -70,17 +71,17 @@ class ListingJournal:
             builder.restore(BuilderState())
             return None
         self._began = place.began
-        return place.left
+        return ListingPlace(place.left, place.seams)
 
     @property
     def began(self) -> float:
         """Unix time when the listing began, in its first process."""
         return self._began
 
-    def save(self, builder: SnapshotBuilder, left: list[KeyRange]) -> None:
+    def save(self, builder: SnapshotBuilder, left: list[KeyRange], seams: list[Seam]) -> None:
         """Raises OSError."""
         draft = self._directory / f"{_PLACE}-draft"
-        draft.write_bytes(msgspec.msgpack.encode(_Place(_VERSION, self._began, left, builder.state())))
+        draft.write_bytes(msgspec.msgpack.encode(_Place(_VERSION, self._began, left, seams, builder.state())))
         draft.replace(self._directory / _PLACE)
 
     def give_up(self) -> None:

@@ -21,7 +21,7 @@ from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.load import Tell
-from cachefs_daemon.fetch.lookups import Found, LookUps
+from cachefs_daemon.fetch.lookups import LookUps
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
 from cachefs_daemon.fetch.ranges import Ranges
@@ -44,9 +44,6 @@ RECENT: Final = 4096
 # Reading ahead is a hint. More reads ahead than this in the queue for slots help nobody.
 MAX_AHEAD: Final = 8192
 
-# Blocks that are looked up on the event loop before they are fetched ahead: 10 us each.
-AT_ONCE: Final = 16
-
 # Seconds of a fetch until one was measured: that of an object store.
 FIRST_LATENCY: Final = 0.05
 
@@ -58,11 +55,6 @@ REFUSAL_MEMORY: Final = 1.0
 # block is written in milliseconds, and where all writes of a disk hang, another tier takes it after 1 s.
 PUT_PATIENCE: Final = 2.0
 
-# Seconds for which a block that nobody waits for waits for others, to go into a tier in one batch with them. One batch
-# at a time is stored of these: two threads wait for each other's locks. Beside two batches without a wait, onto an SSD
-# that was full: 0.6 of the context switches per block, and 0.75 of the processor time.
-GATHER_AHEAD: Final = 0.004
-
 # Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
 PASSING_PART: Final = 8
 
@@ -70,7 +62,12 @@ PASSING_PART: Final = 8
 LEAST_LATE: Final = 0.1
 MOST_LATE: Final = 1.0
 
-# What somebody gets who waits for a block: where it is, or itself where no tier can hold it, or why it did not come.
+# Bytes of a block that its reader gets before it is stored, at most. To copy a larger one through a socket takes as
+# long as to store it, and its readers take it in parts.
+MOST_EARLY: Final = 256 << 10
+
+# What somebody gets who waits for a block: where it is; or itself, where no tier can hold it, or has it yet; or why it
+# did not come.
 Answer = Location | PassingBlock | CachefsError
 # What came of a fetch. None where no tier's policy wants the block (only blocks that nobody waits for are refused).
 Outcome = Answer | None
@@ -102,8 +99,11 @@ class Flight:
     is_carried: bool = False
     # What came of it, once it has landed.
     outcome: Outcome = None
-    # Who is told when it has landed.
+    # Its bytes for those who take them before they are in a tier: only while they are being stored.
+    early: PassingBlock | None = None
+    # Who is told when it has landed, and who is told as soon as its bytes have come.
     _told: "list[Callable[[Flight], None]]" = field(default_factory=list)
+    _takers: "list[Callable[[Flight], None]]" = field(default_factory=list)
 
     def is_stuck(self, now: float) -> bool:
         """Do its bytes wait for a disk?"""
@@ -118,6 +118,22 @@ class Flight:
         """Call *tell* when it lands: at once, since a turn of the event loop for each would take longer than what is
         done then. It has not landed yet."""
         self._told.append(tell)
+
+    def on_bytes(self, tell: "Callable[[Flight], None]") -> None:
+        """Call *tell* when its bytes have come: at once where they have. Then they are in `early`."""
+        if not self.is_being_stored:
+            self._takers.append(tell)
+            return
+        self.early = self.early or PassingBlock.of(self.source.key, self.data)
+        tell(self)
+
+    def arrive(self, data: Data, now: float) -> None:
+        """Its bytes have come, *now* in loop time."""
+        self.data, self.came = data, now
+        takers, self._takers = self._takers, []
+        if takers:
+            self.early = PassingBlock.of(self.source.key, data)
+            self._tell(takers)
 
     def landing(self) -> "asyncio.Future[None]":
         """Is done when it has landed."""
@@ -134,8 +150,11 @@ class Flight:
         """It ends with that."""
         self.outcome, self.has_landed = outcome, True
         # Nothing may keep its bytes until Python's collector finds it: the connection uses their memory again.
-        self.data, self.patience.rest = b"", asyncio.sleep
+        self.data, self.early, self.patience.rest = b"", None, asyncio.sleep
         told, self._told = self._told, []
+        self._tell(told)
+
+    def _tell(self, told: "Sequence[Callable[[Flight], None]]") -> None:
         for tell in told:
             try:
                 tell(self)
@@ -148,14 +167,17 @@ class _Waiting:
 
     __slots__ = ("_flight", "_pass_on", "_timer", "_told", "_until")
 
-    def __init__(self, flight: Flight, until: float, pass_on: Callable[[Flight], None]) -> None:
-        """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time)."""
+    def __init__(self, flight: Flight, until: float, pass_on: Callable[[Flight], None], *, early: bool) -> None:
+        """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time). early: also when
+        its bytes have come."""
         self._flight = flight
         self._until = until
         self._pass_on = pass_on
         self._told = False
         self._set_timer(asyncio.get_running_loop())
         flight.on_landing(self._tell)
+        if early:
+            flight.on_bytes(self._tell)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_at(min(self._until, loop.time() + PUT_PATIENCE), self._look)
@@ -211,7 +233,7 @@ class Fetcher:
         self.passing = Passing(slots.capacity // PASSING_PART)
         self._ranges = Ranges(slots, read_deadline)
         self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
-        self._puts_ahead = Puts(store, threads.ahead, at_once=1, gather=GATHER_AHEAD)
+        self._puts_ahead = Puts(store, threads.ahead, at_once=1)
         self._asking: set[asyncio.Task[None]] = set()  # in which `ask` goes on
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         # Is told of a block that a reader waits for, and of its bytes; 0 where it is on the node by now.
@@ -232,8 +254,11 @@ class Fetcher:
         """Slots that reads ahead may take."""
         return self._slots.ahead_slots
 
-    def ask(self, refs: Sequence[BlockRef], patience: float, answer: Callable[[list[Answer]], None]) -> None:
-        """As `demand`, and *answer* is called with the outcomes: at once where they are known.
+    def ask(
+        self, refs: Sequence[BlockRef], patience: float, answer: Callable[[list[Answer]], None], *, early: bool = False
+    ) -> None:
+        """As `demand`, and *answer* is called with the outcomes: at once where they are known. early: with the bytes of
+        a small block as soon as these have come, where all of them are wanted.
 
         There is a thread, and a task, only where more than one block is asked for, or where a look-up may take long.
         """
@@ -242,19 +267,25 @@ class Fetcher:
         if found is None:
             self._ask_in_task(refs, now + patience, answer)
             return
-        if not isinstance(found, CachefsError):
-            self.on_ask(refs[0], found.length if isinstance(found, BlockSource) else 0)
         one = self._known(found, now) if isinstance(found, BlockSource) else found
         if isinstance(one, BlockSource):
-            _Waiting(self._join(one, ahead=False), now + patience, partial(self._pass_on, refs, now + patience, answer))
+            takes_all = refs[0].start == 0 and refs[0].size >= one.length
+            _Waiting(
+                self._join(one, ahead=False), now + patience, partial(self._pass_on, refs, now + patience, answer),
+                early=early and takes_all and one.length <= MOST_EARLY,
+            )  # fmt: skip
         else:
             answer([one or _gone_again()])
+        if not isinstance(found, CachefsError):
+            # After the task that sends the request: to guess takes 20 to 45 us.
+            size = found.length if isinstance(found, BlockSource) else 0
+            asyncio.get_running_loop().call_soon(self.on_ask, refs[0], size)
 
     def _pass_on(
         self, refs: Sequence[BlockRef], until: float, answer: Callable[[list[Answer]], None], flight: Flight
     ) -> None:
-        """The flight has landed, or is stuck, or its time is over."""
-        outcome = None if flight.is_being_stored else self._result(flight)
+        """The flight has landed, or is stuck, or its time is over; or its bytes are here for one who takes them."""
+        outcome = flight.early if flight.is_being_stored else self._result(flight)
         if outcome is None:
             self._ask_in_task(refs, until, answer)  # see `demand`
         else:
@@ -297,28 +328,25 @@ class Fetcher:
         return [None if isinstance(one, PassingBlock) else one for one in found]
 
     async def start(
-        self, refs: Sequence[BlockRef], needed: Sequence[float], *, transient: bool = False
+        self, refs: Sequence[BlockRef], needed: Sequence[float], looked: float, *, transient: bool = False
     ) -> list[Flight | Outcome]:
-        """Begin to bring blocks that will be wanted at *needed* (loop times), soonest first. transient: also those that
-        no policy admits, as transient blocks.
+        """Begin to bring blocks that were in no tier at *looked*, and will be wanted at *needed* (loop times), soonest
+        first. transient: also those that no policy admits, as transient blocks.
 
-        Returns for each block its flight, or the outcome where it is known already.
+        Returns for each block its flight, or the outcome where it is known already. The index is not asked again: that
+        lets go of the interpreter lock for each block, and the store asks it before it writes.
         """
-        looked = asyncio.get_running_loop().time()
+        sources = self._look_ups.sources_at_once(refs)
+        if rest := refs[len(sources) :]:
+            sources += await self._threads.background(self._look_ups.find_sources, rest)
         begun: list[Flight | Outcome] = []
-        for found, when in zip(await self._look_up_some(refs), needed, strict=True):
+        for found, when in zip(sources, needed, strict=True):
             one = self._known(found, looked) if isinstance(found, BlockSource) else found
             if isinstance(one, BlockSource):
                 begun.append(self._join(one, ahead=True, needed=when, transient=transient))
             else:
                 begun.append(one)
         return begun
-
-    async def _look_up_some(self, refs: Sequence[BlockRef]) -> list[Found]:
-        """Of a few blocks at once, as a thread takes longer; of more, or where a disk is slow, in a thread."""
-        some = [self._look_ups.at_once(ref) for ref in refs] if len(refs) <= AT_ONCE else []
-        found = [one for one in some if one is not None]
-        return found if len(found) == len(refs) else await self._threads.background(self._look_ups.look_up, refs)
 
     async def hint(self, refs: Sequence[BlockRef]) -> None:
         """Start bringing these blocks, if there is room in the queue, and return."""
@@ -415,6 +443,8 @@ class Fetcher:
             if flight.is_carried:
                 late = max(LEAST_LATE, source.origin.endpoint.late_after(source.length))
                 asyncio.get_running_loop().call_later(min(late, MOST_LATE), self._fetch_beside, flight)
+        elif not ahead and flight.task is None:
+            self._slots.promote(source.key)  # this reader's turn may be sooner than that of the one who asked first
         return flight
 
     def _result(self, flight: Flight) -> Outcome:
@@ -503,10 +533,11 @@ class Fetcher:
         data = None if source.is_whole else await self._come_along(flight)
         if data is None:
             data = await source.origin.read(source.range, patience)
-        flight.data = data
         if len(data) != source.length:
             raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
-        flight.came = clock()
+        flight.arrive(data, clock())
+        if flight.early is not None and self._puts.has_room:
+            flight.slot.leave()  # nobody waits for it any more
         location = await self._store_or_pass(flight)
         self._count(flight)
         if location is None and flight.needed == math.inf:
@@ -538,9 +569,11 @@ class Fetcher:
     async def _store_or_pass(self, flight: Flight) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
         puts = self._puts if demanded else self._puts_ahead
-        block = Put(source.key, flight.data, transient=demanded or flight.transient, snapshot=source.snapshot)
+        checksums = flight.early.checksums if flight.early is not None else b""
+        transient = demanded or flight.transient
+        block = Put(source.key, flight.data, transient=transient, snapshot=source.snapshot, checksums=checksums)
         try:
-            stored = await puts.put(block)
+            stored = await puts.put(block, urgent=demanded and flight.early is None)
         except Exception as error:
             if not flight.demanded:
                 raise
@@ -552,7 +585,9 @@ class Fetcher:
         return await self._pass(flight, str(stored)) if isinstance(stored, StoreFull) else stored
 
     async def _pass(self, flight: Flight, reason: str) -> PassingBlock:
-        block = await self._threads.run(PassingBlock.of, flight.source.key, flight.data)
+        block = flight.early
+        if block is None:
+            block = await self._threads.run(PassingBlock.of, flight.source.key, flight.data)
         self.passing.add(flight.source.key, block, reason)
         return block
 

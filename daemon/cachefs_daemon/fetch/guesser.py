@@ -135,11 +135,12 @@ class Guesser:
         if most <= 0:
             return
         room, transient = await self._room()
+        looked = asyncio.get_running_loop().time()
         searches = self._guessing.search(room, most, time.monotonic())
         if not searches:
             return
         for search, found in zip(searches, await self._threads.background(self._find_all, searches), strict=True):
-            await self._fetch(self._guessing.choose(search, found), transient=transient)
+            await self._fetch(self._guessing.choose(search, found), looked, transient=transient)
 
     async def _room(self) -> tuple[int, bool]:
         """Bytes that guesses may take, and whether as transient blocks."""
@@ -158,13 +159,14 @@ class Guesser:
 
     # --- fetches ------------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, guesses: Sequence[Guess], *, transient: bool) -> None:
+    async def _fetch(self, guesses: Sequence[Guess], looked: float, *, transient: bool) -> None:
+        """looked: loop time at which none of them was in any tier."""
         if not guesses:
             return
         refs = [BlockRef(*guess.name) for guess in guesses]
         self._in_flight += len(guesses)
         try:
-            begun = await self._fetcher.start(refs, [math.inf] * len(refs), transient=transient)
+            begun = await self._fetcher.start(refs, [math.inf] * len(refs), looked, transient=transient)
         except BaseException:
             for guess in guesses:
                 self._ended(guess, None)

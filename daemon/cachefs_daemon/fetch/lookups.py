@@ -27,7 +27,7 @@ Found = BlockSource | Location | CachefsError
 
 
 class LookUps:
-    """Used on the event loop, but for `look_up`."""
+    """Used on the event loop, but for `look_up` and `find_sources`."""
 
     def __init__(self, store: BlockStore, resolve: Callable[[BlockRef], BlockSource]) -> None:
         """resolve: where a block comes from; it raises CachefsError. It is called in any thread."""
@@ -54,6 +54,28 @@ class LookUps:
         if ended - began > LONGEST:
             self._note_slow(ended)
         return found
+
+    def sources_at_once(self, refs: Sequence[BlockRef]) -> list[Found]:
+        """Where blocks that are in no tier come from, without waiting for anything. `find_sources` is to be asked for
+        those at the end of *refs* that are missing."""
+        found: list[Found] = []
+        began = now = time.monotonic()
+        while len(found) < len(refs) and now >= self._in_threads_until and now - began <= LONGEST:
+            found.append(self._source(refs[len(found)]))
+            now = time.monotonic()
+        if now - began > LONGEST:
+            self._note_slow(now)
+        return found
+
+    def find_sources(self, refs: Sequence[BlockRef]) -> list[Found]:
+        """In a thread: where blocks that are in no tier come from."""
+        return [self._source(ref) for ref in refs]
+
+    def _source(self, ref: BlockRef) -> Found:
+        try:
+            return self._resolve(ref)
+        except CachefsError as error:
+            return error
 
     def _note_slow(self, now: float) -> None:
         """On a busy machine the processor itself is waited for, 40 ms at times: threads would not help."""

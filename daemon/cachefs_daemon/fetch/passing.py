@@ -34,10 +34,10 @@ class PassingBlock:
     def of(cls, key: bytes, data: Data) -> "PassingBlock":
         return cls(data, piece_checksums(key, data))
 
-    def pieces(self, start: int, size: int) -> bytes:
+    def pieces(self, start: int, size: int) -> memoryview:
         """The whole pieces around the bytes [start, start + size): a reader can verify only these."""
         begin = start // PIECE_SIZE * PIECE_SIZE
-        return bytes(self.data[begin : -(-(start + size) // PIECE_SIZE) * PIECE_SIZE])
+        return memoryview(self.data)[begin : -(-(start + size) // PIECE_SIZE) * PIECE_SIZE]
 
 
 class Passing:

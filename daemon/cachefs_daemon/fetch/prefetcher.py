@@ -47,16 +47,19 @@ class Prefetcher:
         await self._pace.repeat(self._step)
 
     async def _step(self) -> None:
-        self._plan.look_again(_now(), self._fetcher.fetched_bytes)
+        looked = _now()
+        self._plan.look_again(looked, self._fetcher.fetched_bytes)
         found = self._plan.for_free_room(sum(self._tiering.unlocked.free_by_tier))
-        await self._fetch(await self._within_quotas(found, evicting=False))
+        await self._fetch(await self._within_quotas(found, evicting=False), looked)
+        looked = _now()
         batch = self._plan.for_window(self._window)
         if batch is not None:
-            await self._fetch_evicting(batch, spared=0)
+            await self._fetch_evicting(batch, looked, spared=0)
+        looked = _now()
         batch = self._plan.for_backlog(self._window)
         if batch is not None:
             # Room is made in steps. A step must not reach blocks that are read before these: they would be missing.
-            await self._fetch_evicting(batch, spared=self._tiering.unlocked.step)
+            await self._fetch_evicting(batch, looked, spared=self._tiering.unlocked.step)
         self._plan.note_idle()
 
     @property
@@ -65,10 +68,11 @@ class Prefetcher:
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
-    async def _fetch_evicting(self, batch: Batch, spared: int) -> None:
-        """Fetch what fits into the room that is free or can be made, but for *spared* bytes of it."""
+    async def _fetch_evicting(self, batch: Batch, looked: float, spared: int) -> None:
+        """Fetch what fits into the room that is free or can be made, but for *spared* bytes of it. looked: see
+        `_fetch`."""
         room = await self._room_for(batch.key) - spared
-        await self._fetch(await self._within_quotas(self._plan.fitting(batch.blocks, room), evicting=True))
+        await self._fetch(await self._within_quotas(self._plan.fitting(batch.blocks, room), evicting=True), looked)
 
     async def _within_quotas(self, blocks: Sequence[Upcoming], *, evicting: bool) -> list[Upcoming]:
         """The *blocks* that their datasets' shares of the tiers have room for. evicting: room that can be made counts
@@ -99,14 +103,15 @@ class Prefetcher:
 
     # --- fetches ------------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, blocks: Sequence[Upcoming]) -> None:
+    async def _fetch(self, blocks: Sequence[Upcoming], looked: float) -> None:
+        """looked: loop time at which none of the *blocks* was in any tier."""
         if not blocks:
             return
         now = _now()
         refs = [BlockRef(one.snapshot, *place) for one, place in zip(blocks, self._plan.places(blocks), strict=True)]
         self._plan.started(blocks)
         try:
-            begun = await self._fetcher.start(refs, [now + min(one.seconds, OVERTAKEN) for one in blocks])
+            begun = await self._fetcher.start(refs, [now + min(one.seconds, OVERTAKEN) for one in blocks], looked)
         except BaseException:
             for one in blocks:
                 self._plan.dropped(one)

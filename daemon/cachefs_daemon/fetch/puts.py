@@ -1,4 +1,5 @@
-"""Fetched blocks on their way into the store: all that have come while a thread was busy go there in one batch.
+"""Fetched blocks on their way into the store: all that have come while a thread was busy go there in one batch. Blocks
+whose readers have their bytes already gather for a moment.
 
 To hand one block to a thread and back costs as much as to store it: two wake-ups, and twice a wait for the interpreter
 lock. While nothing else is on its way, a block does not wait for others.
@@ -24,8 +25,14 @@ _LONG_SECONDS: Final = 0.05
 _MOST_BATCHES: Final = 8
 # Blocks of one batch, and their bytes where it has more than one. Their readers wait until the whole batch is stored:
 # 16 blocks of 4 MiB take half a second on a disk of 130 MB/s.
-_MOST: Final = 32
+_MOST: Final = 16
 _MOST_BYTES: Final = 4 << 20
+# Blocks that nobody waits for any more gather for so many seconds, or until there are so many: stored one by one they
+# took 25 % more processor time in the threads.
+_GATHER_SECONDS: Final = 0.005
+_GATHERED: Final = 8
+# Blocks that wait here without a slot, at most.
+_FEW: Final = 32
 
 _Run = Callable[[Callable[[Sequence[Put]], list[Stored]], Sequence[Put]], Awaitable[list[Stored]]]
 
@@ -33,35 +40,34 @@ _Run = Callable[[Callable[[Sequence[Put]], list[Stored]], Sequence[Put]], Awaita
 class Puts:
     """One queue of blocks to be stored. Used on the event loop."""
 
-    def __init__(self, store: BlockStore, run: _Run, at_once: int = 2, gather: float = 0.0) -> None:
-        """run: calls a function in a thread; at_once: batches that are stored at once; gather: seconds for which a
-        block waits for others."""
+    def __init__(self, store: BlockStore, run: _Run, at_once: int = 2) -> None:
+        """run: calls a function in a thread; at_once: batches that are stored at once. Where nobody waits, one: two
+        threads wait for each other's locks."""
+        self._at_once = at_once
         self._store = store
         self._run = run
-        self._at_once = at_once
-        self._gather = gather
-        self._gathering: asyncio.TimerHandle | None = None
         self._waiting: deque[tuple[Put, asyncio.Future[Stored]]] = deque()
         self._batches: set[asyncio.Task[None]] = set()
         self._look: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
 
-    async def put(self, block: Put) -> Stored:
-        """What came of the block. Raises what the store raises for it."""
-        future: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+    @property
+    def has_room(self) -> bool:
+        """May one more block wait here that no longer counts as one in flight?"""
+        return len(self._waiting) < _FEW
+
+    async def put(self, block: Put, *, urgent: bool = True) -> Stored:
+        """What came of the block. Raises what the store raises for it. urgent: somebody waits for it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Stored] = loop.create_future()
         self._waiting.append((block, future))
-        if len(self._batches) < self._at_once:
-            if not self._gather or len(self._waiting) >= _MOST:
-                self._begin()
-            elif self._gathering is None:
-                self._gathering = asyncio.get_running_loop().call_later(self._gather, self._gathered)
+        if not urgent and not self._batches and len(self._waiting) < _GATHERED:
+            self._gathering = self._gathering or loop.call_later(_GATHER_SECONDS, self._begin)
+        elif len(self._batches) < self._at_once:
+            self._begin()
         elif self._look is None:
             self._look = asyncio.get_running_loop().call_later(_LONG_SECONDS, self._begin_another)
         return await future
-
-    def _gathered(self) -> None:
-        self._gathering = None
-        if self._waiting and len(self._batches) < self._at_once:
-            self._begin()
 
     def _begin_another(self) -> None:
         """Blocks have waited for long."""
@@ -71,6 +77,9 @@ class Puts:
             self._look = asyncio.get_running_loop().call_later(_LONG_SECONDS, self._begin_another)
 
     def _begin(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         task = asyncio.create_task(self._work())
         self._batches.add(task)
         task.add_done_callback(self._batches.discard)

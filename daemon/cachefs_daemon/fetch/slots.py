@@ -1,4 +1,5 @@
 """How many origin reads run at once, and which comes next: first what somebody waits for, then what is needed soonest.
+Those who wait take turns, so that nobody waits until thousands of reads of another one are done.
 
 A read asks for a slot, waits until it is admitted, holds the slot while it runs, and gives it back.
 """
@@ -7,13 +8,16 @@ import asyncio
 import heapq
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Protocol
 
-# Reads ahead that no longer wait, and are remembered all the same.
+# Reads that no longer wait, and are remembered all the same; and who has waited.
 _FEW: Final = 256
+
+# On whose behalf the code runs that asks for slots. Tasks inherit it, so nobody on the way to here need pass it on.
+ASKER: Final = ContextVar("ASKER", default=0)
 
 
 class Server(Protocol):
@@ -24,23 +28,55 @@ class Server(Protocol):
         """Reads that it takes at once now; at least 1."""
 
 
+class _Queue:
+    """Reads that wait, in the order of their ranks; those of one rank as they came."""
+
+    __slots__ = ("by_key", "order")
+
+    def __init__(self) -> None:
+        self.by_key: dict[bytes, Slot] = {}
+        # (rank, number, key). Some of them no longer wait here.
+        self.order: list[tuple[float, int, bytes]] = []
+
+    def add(self, request: "Slot") -> None:
+        if not self.by_key:
+            self.order.clear()
+        elif len(self.order) > 2 * len(self.by_key) + _FEW:
+            # Of those that no longer wait, the ones behind others that do would stay for ever.
+            self.order = [(one.rank, one.number, key) for key, one in self.by_key.items()]
+            heapq.heapify(self.order)
+        heapq.heappush(self.order, (request.rank, request.number, request.key))
+        self.by_key[request.key] = request
+
+    def first(self) -> "Slot":
+        """Of those that wait; there is one."""
+        while True:
+            _, number, key = self.order[0]
+            request = self.by_key.get(key)
+            if request is not None and request.number == number:
+                return request
+            heapq.heappop(self.order)
+
+
 class _Lane:
     """The reads from one server."""
 
-    __slots__ = ("ahead", "bytes_in_use", "demand", "in_use", "in_use_ahead", "order", "server")
+    __slots__ = ("ahead", "bytes_in_use", "demand", "in_use", "in_use_ahead", "server")
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.demand: OrderedDict[bytes, Slot] = OrderedDict()  # waiting, first come, first served
-        self.ahead: dict[bytes, Slot] = {}  # waiting, in the order of `order`
-        # (needed, number, key) of reads ahead. Some of them no longer wait, or have become demand.
-        self.order: list[tuple[float, int, bytes]] = []
+        self.demand = _Queue()  # by turns
+        self.ahead = _Queue()  # what is needed soonest first
         self.in_use = self.in_use_ahead = 0  # slots taken, and those of them that reads ahead have
         self.bytes_in_use = 0
 
     @property
     def is_idle(self) -> bool:
-        return not (self.in_use or self.bytes_in_use or self.demand or self.ahead)
+        return not (self.in_use or self.bytes_in_use or self.demand.by_key or self.ahead.by_key)
+
+    def queue_of(self, request: "Slot") -> _Queue:
+        """Where it waits, or would."""
+        return self.ahead if request.ahead else self.demand
 
     @property
     def has_room(self) -> bool:
@@ -53,17 +89,6 @@ class _Lane:
         width = self.server.width
         return self.in_use < width and self.in_use_ahead < _part_ahead(width)
 
-    def forget_others(self) -> None:
-        """Of those in `order` that no longer wait, the ones behind others that do would stay for ever."""
-        self.order = [(one.needed, one.number, key) for key, one in self.ahead.items()]
-        heapq.heapify(self.order)
-
-    def first_ahead(self) -> tuple[float, int, bytes]:
-        """Of those that wait; there is one."""
-        while self.order[0][2] not in self.ahead:
-            heapq.heappop(self.order)
-        return self.order[0]
-
 
 def _part_ahead(slots: int) -> int:
     """Of so many slots, those that reads ahead may take."""
@@ -74,8 +99,9 @@ class FetchSlots:
     """Admits a limited number of reads at once, with a limited number of bytes between them.
 
     A quarter of the slots (at least one, where there are several) is kept from reads ahead, so that a read on demand
-    never finds all of them taken by reads ahead. Reads ahead are admitted in the order in which they will be needed. A
-    read larger than the whole capacity is admitted when no other one runs.
+    never finds all of them taken by reads ahead. Reads ahead are admitted in the order in which they will be needed,
+    reads on demand in turns: one of each asker, and then the next one of each. A read larger than the whole capacity is
+    admitted when no other one runs.
 
     A server that takes fewer reads at once than there are slots gets no more than it takes, in the same order and with
     the same quarter. What waits for it holds up nothing else.
@@ -93,6 +119,8 @@ class FetchSlots:
         self._lanes: dict[Server, _Lane] = {}  # those of which any read waits or runs
         self._numbers = itertools.count()
         self._demand_queued = 0  # reads on demand that wait for a slot
+        self._turn = 0.0  # of the last read on demand that has waited and was admitted
+        self._turns: dict[int, float] = {}  # of those who wait, and have waited: whose next turn it is when
         self.ahead_queued = 0  # reads ahead that wait for a slot
         self._ahead_in_use = 0  # slots taken by reads ahead
         self.in_use = 0  # slots taken
@@ -118,12 +146,14 @@ class FetchSlots:
         return max(0, min(self._slots - self.in_use, server.width - (lane.in_use if lane is not None else 0)))
 
     def promote(self, key: bytes) -> None:
-        """Somebody waits now for what the read ahead *key* brings."""
+        """Somebody waits now for what the read *key* brings, which was asked for ahead, or by somebody else."""
         for lane in self._lanes.values():
-            request = lane.ahead.get(key)
+            request = lane.ahead.by_key.get(key)
+            if request is None and (request := lane.demand.by_key.get(key)) and not self._is_sooner(request):
+                return
             if request is not None:
                 self._drop(request, lane)
-                request.ahead = False
+                request.ahead, request.asker = False, ASKER.get()
                 self._queue(request, lane)
                 self._admit()
                 return
@@ -132,7 +162,7 @@ class FetchSlots:
         """Admit the read *key* in the slot of another read of the *server*, which brings its bytes too. False where it
         does not wait, or where its bytes are too many."""
         lane = self._lanes.get(server)
-        request = (lane.ahead.get(key) or lane.demand.get(key)) if lane is not None else None
+        request = (lane.ahead.by_key.get(key) or lane.demand.by_key.get(key)) if lane is not None else None
         if lane is None or request is None or self.bytes_in_use + request.size > self.capacity:
             return False
         self._drop(request, lane)
@@ -157,7 +187,7 @@ class FetchSlots:
     def leave(self, request: "Slot") -> None:
         """For `Slot`: it waits no longer."""
         lane = self._lanes.get(request.server)
-        if lane is not None and (lane.ahead if request.ahead else lane.demand).get(request.key) is request:
+        if lane is not None and lane.queue_of(request).by_key.get(request.key) is request:
             self._drop(request, lane)
             self._forget(lane)
 
@@ -178,27 +208,38 @@ class FetchSlots:
         return self._fits(request.size)
 
     def _queue(self, request: "Slot", lane: _Lane) -> None:
+        queue = lane.queue_of(request)
+        # One of the same key may be left that has just been given up: it waits for its end, and for no slot.
+        is_new = request.key not in queue.by_key
         request.number = next(self._numbers)
         if request.ahead:
-            if not lane.ahead:
-                lane.order.clear()
-            elif len(lane.order) > 2 * len(lane.ahead) + _FEW:
-                lane.forget_others()
-            # One of the same key may be left that has just been given up: it waits for its end, and for no slot.
-            self.ahead_queued += request.key not in lane.ahead
-            heapq.heappush(lane.order, (request.needed, request.number, request.key))
-            lane.ahead[request.key] = request
+            self.ahead_queued += is_new
+            request.rank = request.needed
         else:
-            self._demand_queued += request.key not in lane.demand
-            lane.demand[request.key] = request
+            request.rank = self._next_turn(request.asker)
+            self._demand_queued += is_new
+        queue.add(request)
+
+    def _next_turn(self, asker: int) -> float:
+        """When it is the turn of one more read of *asker*."""
+        if not self._demand_queued:
+            self._turns.clear()
+        elif len(self._turns) > _FEW:
+            self._turns = {one: turn for one, turn in self._turns.items() if turn > self._turn}
+        turn = max(self._turn, self._turns.get(asker, 0.0))
+        self._turns[asker] = turn + 1
+        return turn
+
+    def _is_sooner(self, request: "Slot") -> bool:
+        """Would a read on demand that waits have its turn sooner if the one asked for it who asks now?"""
+        return max(self._turn, self._turns.get(ASKER.get(), 0.0)) < request.rank
 
     def _drop(self, request: "Slot", lane: _Lane) -> None:
         """It does not wait any more."""
+        del lane.queue_of(request).by_key[request.key]
         if request.ahead:
-            del lane.ahead[request.key]
             self.ahead_queued -= 1
         else:
-            del lane.demand[request.key]
             self._demand_queued -= 1
 
     def _forget(self, lane: _Lane) -> None:
@@ -217,15 +258,16 @@ class FetchSlots:
 
     def _admit(self) -> None:
         while self._demand_queued and (lane := self._next_demand()):
-            request = next(iter(lane.demand.values()))
+            request = lane.demand.first()
             if not self._fits(request.size):
                 # Demand that does not fit yet stops reads ahead too: small ones would otherwise starve it.
                 self._admit_reserved()
                 return
+            self._turn = request.rank
             self._drop(request, lane)
             self._let_in(request, lane)
         while self.ahead_queued and self._ahead_in_use < self.ahead_slots and (lane := self._next_ahead()):
-            request = lane.ahead[lane.first_ahead()[2]]
+            request = lane.ahead.first()
             if not self._fits(request.size):
                 return
             self._drop(request, lane)
@@ -233,13 +275,13 @@ class FetchSlots:
 
     def _next_demand(self) -> _Lane | None:
         """Where the next read on demand waits that its server would take."""
-        lanes = [lane for lane in self._lanes.values() if lane.demand and lane.has_room]
+        lanes = [lane for lane in self._lanes.values() if lane.demand.by_key and lane.has_room]
         return min(lanes, key=_first_demand) if len(lanes) > 1 else lanes[0] if lanes else None
 
     def _next_ahead(self) -> _Lane | None:
         """Where the next read ahead waits that its server would take."""
-        lanes = [lane for lane in self._lanes.values() if lane.ahead and lane.has_room_ahead]
-        return min(lanes, key=_Lane.first_ahead) if len(lanes) > 1 else lanes[0] if lanes else None
+        lanes = [lane for lane in self._lanes.values() if lane.ahead.by_key and lane.has_room_ahead]
+        return min(lanes, key=_first_ahead) if len(lanes) > 1 else lanes[0] if lanes else None
 
     def _admit_reserved(self) -> None:
         """Admit reads on demand of the servers that have not got what is kept for each."""
@@ -249,8 +291,8 @@ class FetchSlots:
                 self._let_in(request, lane)
 
     def _within_reserve(self, lane: _Lane) -> "Iterator[Slot]":
-        while lane.demand and lane.has_room:
-            request = next(iter(lane.demand.values()))
+        while lane.demand.by_key and lane.has_room:
+            request = lane.demand.first()
             size = lane.bytes_in_use + request.size
             if lane.in_use and not (lane.in_use < max(1, self._slots // 8) and size <= self.capacity // 8):
                 return
@@ -267,14 +309,22 @@ class FetchSlots:
         return self.in_use == 0 or (self.in_use < self._slots and self.bytes_in_use + size <= self.capacity)
 
 
-def _first_demand(lane: _Lane) -> int:
-    return next(iter(lane.demand.values())).number
+def _first_demand(lane: _Lane) -> tuple[float, int]:
+    first = lane.demand.first()
+    return first.rank, first.number
+
+
+def _first_ahead(lane: _Lane) -> tuple[float, int]:
+    first = lane.ahead.first()
+    return first.rank, first.number
 
 
 class Slot:
     """The slot of one read: waited for, held, or given back for a while."""
 
-    __slots__ = ("_slots", "admitted", "ahead", "held", "key", "needed", "number", "server", "size", "slots")
+    __slots__ = (
+        "_slots", "admitted", "ahead", "asker", "held", "key", "needed", "number", "rank", "server", "size", "slots",
+    )  # fmt: skip
 
     def __init__(self, slots: FetchSlots, key: bytes, size: int, server: Server, ahead: bool, needed: float) -> None:
         """See FetchSlots.slot."""
@@ -284,6 +334,8 @@ class Slot:
         self.ahead = ahead  # it waits, or was admitted, as a read ahead
         self.needed = needed
         self.held = False
+        self.asker = ASKER.get()
+        self.rank = 0.0  # among those that wait: the lowest goes first
         self.number = 0  # of those that had to wait, in the order in which they came
         self.slots = 1  # that it takes: none where it has come along with another read
         self.admitted: Callable[[], None] | None = None  # while it waits: is called once it is admitted

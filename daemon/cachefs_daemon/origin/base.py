@@ -41,6 +41,11 @@ class OriginSettings:
     hedge_share: float = 0.02
     # Bytes of one request for several neighbouring blocks, at most; 0: there are none.
     max_request: int = 16 << 20
+    # Bytes of one listing over HTTP, or of an index, packed and unpacked; and pages of one listing.
+    max_listing: int = 16 << 30
+    max_pages: int = 100_000
+    # Directory in which an index is kept while it is read; empty: the system's for temporary files.
+    scratch: str = ""
 
 
 @dataclass(frozen=True, slots=True)

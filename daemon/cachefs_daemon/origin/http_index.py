@@ -5,6 +5,7 @@ JSON object with `path` and `size`, and `sha256` or `etag` or both; `mtime` (uni
 that is larger than a block is read in parts, and no checksum of the whole proves a part, so it needs an ETag.
 """
 
+import codecs
 import functools
 import re
 import tempfile
@@ -20,7 +21,7 @@ from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
 from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, Refused, Request, is_plain, quoted
+from cachefs_daemon.origin.web_client import Answer, Refused, Request, is_plain, quoted, too_long
 
 _INDEX: Final = "index.jsonl"
 _INDEXES: Final = (".jsonl", ".jsonl.gz")
@@ -28,6 +29,8 @@ _GZIP: Final = b"\x1f\x8b"
 # Bytes of a line, at most.
 _LONGEST_LINE: Final = 64 << 10
 _CHUNK: Final = 1 << 20
+# A time that is further from 1970 is taken for this one, in 2255, as its nanoseconds have no room in 64 bits.
+_MOST_SECONDS: Final = 9e9
 _BATCH: Final = 5000
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -55,20 +58,21 @@ class IndexedStore:
                 "this node can see it"
             )
         self.url = url.rstrip("/")
-        self.server = urlsplit(url).netloc
+        parts = urlsplit(url)
+        self.server = f"{parts.scheme}://{parts.netloc}"
         sent = quoted(self.url)
         named = sent.endswith(_INDEXES)
         self._base = sent.rpartition("/")[0] if named else sent
         self._indexes = [sent] if named else [f"{self._base}/{_INDEX}", f"{self._base}/{_INDEX}.gz"]
         self.identity = f"http:{self._base}/".encode()
-        self._block_size = settings.block_size
+        self._settings = settings
 
     async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
-        with tempfile.TemporaryFile() as index:
+        with tempfile.TemporaryFile(dir=self._settings.scratch or None) as index:
             where = await self._fetch_index(ask, index)
             index.seek(0)
             batch: list[ListedObject] = []
-            for number, text in enumerate(_lines(index, where), 1):
+            for number, text in enumerate(_lines(index, where, self._settings.max_listing), 1):
                 if not text.strip():
                     continue
                 try:
@@ -99,7 +103,9 @@ class IndexedStore:
 
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
         kind, _, said = content_version(wanted.version).decode().partition(":")
-        return Checksum("sha256", bytes.fromhex(said)) if kind == "sha256" else None
+        if kind != "sha256":
+            return None
+        return Checksum("sha256", bytes.fromhex(said), is_only_proof=not _etag(wanted.version))
 
     def refused(self, request: Request) -> bool:
         return False
@@ -135,7 +141,7 @@ class IndexedStore:
             return "has an ETag with a quotation mark in it"
         if not _bare(line.etag) and not line.sha256:
             return "has neither sha256 nor etag in the index, so a change of it could not be noticed"
-        if not _bare(line.etag) and line.size > self._block_size:
+        if not _bare(line.etag) and line.size > self._settings.block_size:
             return _TOO_LARGE
         return None
 
@@ -153,7 +159,8 @@ async def _request(url: str) -> Request:
 def _listed(line: IndexLine) -> ListedObject:
     etag = _bare(line.etag)
     version = f"sha256:{line.sha256.lower()}\0{etag}" if line.sha256 else f"etag:{etag}"
-    return ListedObject(line.path.encode(), line.size, int(line.mtime * 1e9), version.encode())
+    mtime = min(max(line.mtime, -_MOST_SECONDS), _MOST_SECONDS)
+    return ListedObject(line.path.encode(), line.size, int(mtime * 1e9), version.encode())
 
 
 def _bare(etag: str) -> str:
@@ -167,10 +174,15 @@ def _etag(version: bytes) -> str:
     return version.partition(b"\0")[2].decode()
 
 
-def _lines(index: BinaryIO, where: str) -> Iterator[bytes]:
-    """The lines of an index, unpacked. Raises ConfigError."""
-    rest = b""
+def _lines(index: BinaryIO, where: str, most: int) -> Iterator[bytes]:
+    """The lines of an index, unpacked, which has so many bytes at most. Raises ConfigError."""
+    rest, size = b"", 0
     for chunk in _unpacked(index, where):
+        if not size:
+            chunk = chunk.removeprefix(codecs.BOM_UTF8)
+        size += len(chunk)
+        if size > most:
+            raise too_long(f"{where}, unpacked", most)
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
         if len(rest) > _LONGEST_LINE:

@@ -6,7 +6,7 @@ keys seen: the characters in them, and how far a page of them gets. The name of 
 in some character, and the cuts are made where other characters could stand there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -27,13 +27,33 @@ class KeyRange(msgspec.Struct, frozen=True):
 EVERYTHING: Final = KeyRange(b"", None)
 
 
+class Seam(msgspec.Struct):
+    """Where keys were cut. Both parts see the same key behind it, if the server lists keys in order and nobody changes
+    them meanwhile."""
+
+    # The last key of the part before it may be this one.
+    cut: bytes
+    # The last key of the part before it, once that has been listed.
+    last: bytes | None = None
+    # What each of the parts has seen behind it; None: no key. Both are known once *last* and *is_begun* are set.
+    seen_before: bytes | None = None
+    seen_after: bytes | None = None
+    is_begun: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        return self.last is not None and self.is_begun
+
+
 class ListingPlace:
     """How far a listing is. What has come so far, and what is left now, are all keys."""
 
-    def __init__(self, left: Sequence[KeyRange] = (EVERYTHING,)) -> None:
-        """left: what was left of a listing that somebody goes on with."""
+    def __init__(self, left: Sequence[KeyRange] = (EVERYTHING,), seams: Sequence[Seam] = ()) -> None:
+        """left, seams: those of a listing that somebody goes on with."""
         self.first = list(left)  # where the listing begins
+        self.first_seams = list(seams)  # and of which of its cuts it is not known yet whether keys were lost there
         self._left: Callable[[], list[KeyRange]] | None = None
+        self._seams: Mapping[bytes, Seam] = {}
 
     @property
     def left(self) -> list[KeyRange] | None:
@@ -41,9 +61,15 @@ class ListingPlace:
         left = self._left() if self._left is not None else None
         return None if left is None or not all(_is_text(one.after) for one in left) else left
 
-    def follow(self, left: Callable[[], list[KeyRange]] | None) -> None:
-        """left: tells what is left, from now on; None where nobody could go on."""
+    @property
+    def seams(self) -> list[Seam]:
+        """Cuts at which it is not known yet whether keys were lost."""
+        return list(self._seams.values())
+
+    def follow(self, left: Callable[[], list[KeyRange]] | None, seams: Mapping[bytes, Seam]) -> None:
+        """left: tells what is left, from now on; None where nobody could go on. seams: those that are left, by cut."""
         self._left = left
+        self._seams = seams
 
 
 class Characters:

@@ -56,7 +56,7 @@ class Patience:
         assert task is not None
         self._cancelling = task.cancelling()
         self._expired = False
-        self._watch = _watch()
+        self._watch = _watch(task.get_loop())
         self._watch.add(self)
 
     def __exit__(
@@ -108,10 +108,9 @@ class _Watch:
 _last: _Watch | None = None
 
 
-def _watch() -> _Watch:
-    """That of the running loop. There is one loop, besides in tests."""
+def _watch(loop: asyncio.AbstractEventLoop) -> _Watch:
+    """That of the *loop*. There is one loop, besides in tests."""
     global _last
-    loop = asyncio.get_running_loop()
     if _last is None or _last.loop is not loop:
         _last = _Watch(loop)
     return _last

@@ -18,6 +18,8 @@ from cachefs_daemon.origin.patience import Patience
 # The longest a wait may be, in seconds: the first one, and any. An outage is over for a reader so much later.
 _FIRST: Final = 0.1
 _LONGEST: Final = 3.0
+# A number with so many digits is no number of seconds that anybody waits.
+_LONG: Final = 6
 
 Result = TypeVar("Result")
 
@@ -32,6 +34,13 @@ class Failure(NamedTuple):
     throttled: bool = False
     # Seconds after which it wants to be asked again, at the earliest.
     retry_after: float = 0.0
+
+
+def retry_after(said: str | None) -> float | None:
+    """What the header Retry-After says, in seconds; 0 for a date, and None where there is none."""
+    if said is None:
+        return None
+    return float(said) if said.isascii() and said.isdigit() and len(said) < _LONG else 0.0
 
 
 def longest_wait(failed: int) -> float:

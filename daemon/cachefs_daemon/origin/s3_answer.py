@@ -1,6 +1,7 @@
 """Whether an answer of an S3 server has the bytes that were asked for, of the version that was listed."""
 
 import re
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from cachefs.errors import ObjectChanged
@@ -26,14 +27,24 @@ class BrokenAnswer(Exception):
     """The server's answer is not what it promised, for instance cut short; another try may be better."""
 
 
+def is_whole(wanted: ObjectRange, length: int | None, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether an answer is the whole object and says so plainly, as most are: there is nothing more to ask.
+
+    length: of its body. headers: by name in lower case.
+    """
+    return (
+        length == wanted.length == wanted.size
+        and headers.get(b"etag") == b'"%b"' % wanted.version
+        and b"content-range" not in headers
+    )
+
+
 def bytes_before(wanted: ObjectRange, place: Place, etag: str, promised: int | None, content_range: str) -> int:
     """How many bytes of the answer's body precede the *wanted* ones.
 
     etag, promised, content_range: what the answer says of itself; promised is the length of its body, and content_range
     is empty where it has none. Raises ObjectChanged, BrokenAnswer.
     """
-    if promised == wanted.length == wanted.size and not content_range and etag == f'"{wanted.version.decode()}"':
-        return 0
     if not etag:
         raise BrokenAnswer("the answer has no ETag, so it may be that of a proxy or a login page")
     if etag.strip('"').encode() != wanted.version:

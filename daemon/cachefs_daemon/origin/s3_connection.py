@@ -57,6 +57,8 @@ class OpenClient:
     loop: asyncio.AbstractEventLoop
     # Requests that are under way.
     users: int = 0
+    # Loop time at which the last one of them had ended.
+    used: float = 0.0
     # Another client has taken its place.
     retired: bool = False
 
@@ -97,12 +99,9 @@ class S3Connection:
     async def take(self) -> OpenClient:
         """See `client`."""
         current = self._current
-        if current is None or self._opening.locked() or current.loop is not asyncio.get_running_loop():
+        if current is None or self._opening.locked() or not current.loop.is_running():
             current = await self._open()
         current.users += 1
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
         return current
 
     def give_back(self, client: OpenClient) -> None:
@@ -144,7 +143,8 @@ class S3Connection:
 
     async def _open(self) -> OpenClient:
         async with self._opening:
-            if self._current is None or self._current.loop is not asyncio.get_running_loop():
+            if self._current is None or not self._current.loop.is_running():
+                self._retire()
                 self._current = await self._connect()
             return self._current
 
@@ -154,13 +154,26 @@ class S3Connection:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         else:
-            self._idle = current.loop.call_later(IDLE_SECONDS, self._retire)
+            current.used = current.loop.time()
+            if self._idle is None:
+                self._idle = current.loop.call_later(IDLE_SECONDS, self._look, current)
+
+    def _look(self, current: OpenClient) -> None:
+        """One timer looks how long the client has not been used: to set one after each request would take 2 us."""
+        self._idle = None
+        if current.users:
+            return  # the last of them sets it again
+        if current.loop.time() >= current.used + IDLE_SECONDS:
+            self._retire()
+        else:
+            self._idle = current.loop.call_at(current.used + IDLE_SECONDS, self._look, current)
 
     def _retire(self) -> None:
         """Let the next request have another client."""
         current, self._current = self._current, None
         if self._idle is not None:
             self._idle.cancel()
+            self._idle = None
         if current is not None:
             current.retired = True
             if not current.users and current.loop.is_running():

@@ -9,7 +9,7 @@ from botocore.compat import HTTPHeaders
 from botocore.parsers import ResponseParserError, RestXMLParser
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
-from cachefs_daemon.origin.retry import Failure
+from cachefs_daemon.origin.retry import Failure, retry_after
 from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place
 
 _THROTTLED: Final = {
@@ -37,10 +37,6 @@ _SETTINGS: Final = (
     boto.InvalidRegionError,
     boto.EndpointProviderError,
 )
-
-
-# A number with so many digits is no number of seconds that anybody waits.
-_LONG: Final = 6
 
 
 def refusal(status: int, headers: Mapping[bytes, bytes], body: bytes) -> boto.ClientError:
@@ -100,7 +96,7 @@ def _refusal(error: boto.ClientError, place: Place) -> Failure:
     code = _code(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in _THROTTLED or code == "RequestTimeout" or status in _BUSY or status >= 500:
-        later = _retry_after(error)
+        later = retry_after(error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after"))
         return Failure(
             OriginUnavailable(f"{place}: the server answers {status} {code}; it is overloaded or down"),
             True,
@@ -121,14 +117,6 @@ def _refusal(error: boto.ClientError, place: Place) -> Failure:
             True,
         )
     return Failure(_permanent(code, status, place), False)
-
-
-def _retry_after(error: boto.ClientError) -> float | None:
-    """Seconds, as the server says when to ask again. 0 for a date."""
-    said = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after")
-    if said is None:
-        return None
-    return float(said) if said.isascii() and said.isdigit() and len(said) < _LONG else 0.0
 
 
 def _line(error: Exception) -> str:

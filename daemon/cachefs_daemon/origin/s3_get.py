@@ -19,7 +19,7 @@ from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_race import Races
 from cachefs_daemon.origin.http_tls import Tls, noticed
 from cachefs_daemon.origin.order import Keys, Order, Way
-from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before
+from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before, is_whole
 from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
 from cachefs_daemon.origin.s3_credentials import Credentials, CurrentCredentials
 from cachefs_daemon.origin.s3_errors import is_redirect, refusal
@@ -124,17 +124,12 @@ class S3Get:
             self._refuse(answer, place.bucket)
         if head.length is None:
             raise Unusual("an answer has no length")
-        headers = head.headers
-        said, span = headers.get(b"etag", b"").decode("latin-1"), headers.get(b"content-range", b"").decode("latin-1")
-        try:
-            before = bytes_before(wanted, place, said, head.length, span)
-        except ObjectChanged:
-            _doubt(answer)
-            raise
-        if before or body is None or head.length != wanted.length:
+        if not is_whole(wanted, head.length, head.headers):
+            _require_right_bytes(answer, place, wanted)
+        if body is None:
             raise Unusual("a whole object came in place of a range")
-        if wanted.length == wanted.size and has_checksum(headers):
-            await check_whole(body, headers)
+        if wanted.length == wanted.size and has_checksum(head.headers):
+            await check_whole(body, head.headers)
         return body
 
     def order(self, place: Place, wanted: ObjectRange) -> Order | None:
@@ -214,6 +209,20 @@ class S3Get:
 def _is_odd(key: str, etag: str) -> bool:
     # Blanks in a row would have to be signed as one. No server has such ETags.
     return not key or not etag.isascii() or not etag.isprintable() or " " in etag
+
+
+def _require_right_bytes(answer: Answer, place: Place, wanted: ObjectRange) -> None:
+    """Its body is what was *wanted* of the object at the *place*. Raises ObjectChanged, BrokenAnswer, Doubtful, and
+    Unusual."""
+    head = answer.head
+    said, span = (head.headers.get(name, b"").decode("latin-1") for name in (b"etag", b"content-range"))
+    try:
+        before = bytes_before(wanted, place, said, head.length, span)
+    except ObjectChanged:
+        _doubt(answer)
+        raise
+    if before or head.length != wanted.length:
+        raise Unusual("a whole object came in place of a range")
 
 
 def _doubt(answer: Answer) -> None:

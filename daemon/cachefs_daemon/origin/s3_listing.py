@@ -6,7 +6,7 @@ that are long are cut (`key_ranges.py`), and their parts are listed at once. Tha
 that lists nothing but names: a part is cut off by asking for its first key, since it may have none.
 
 Some servers (gateways over file systems) do not list keys in order. With them, keys at the cuts would be lost. This is
-noticed, by keys out of order and where two parts meet (`_Seam`), and then everything is listed anew in one piece. The
+noticed, by keys out of order and where two parts meet (`Seam`), and then everything is listed anew in one piece. The
 builder drops what it has got twice.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.key_ranges import Characters, KeyRange, ListingPlace, common_length, cuts
+from cachefs_daemon.origin.key_ranges import Characters, KeyRange, ListingPlace, Seam, common_length, cuts
 from cachefs_daemon.origin.s3_answer import BrokenAnswer
 from cachefs_daemon.origin.s3_page import Page
 
@@ -57,7 +57,7 @@ async def list_bucket(
         async for objects in _Ranges(fetch, prefix, place).all():
             yield objects
     except _OutOfOrder:
-        place.follow(None)
+        place.follow(None, {})
         async for page in _pages(fetch, {"Prefix": prefix}):
             yield page.objects
 
@@ -114,23 +114,6 @@ class _Range:
         return self.token is None or (self.until is not None and self.last >= self.until)
 
 
-@dataclass(slots=True)
-class _Seam:
-    """Where keys were cut. Both parts see the same key behind it, if the server lists keys in order and nobody changes
-    them meanwhile."""
-
-    # The last key of the part before it, once that has been listed.
-    last: bytes | None = None
-    # What each of the parts has seen behind it; None: no key. Both are known once *last* and *is_begun* are set.
-    seen_before: bytes | None = None
-    seen_after: bytes | None = None
-    is_begun: bool = False
-
-    @property
-    def is_known(self) -> bool:
-        return self.last is not None and self.is_begun
-
-
 class _Ranges:
     """What is left of a bucket, in parts that are listed at once."""
 
@@ -138,17 +121,20 @@ class _Ranges:
         self._fetch = fetch
         self._prefix = prefix
         self._place = place
-        self._left = {_Range(one.after, one.until): None for one in place.first}
+        self._seams = {one.cut: one for one in place.first_seams}
+        unbegun = {one.cut for one in place.first_seams if not one.is_begun}
+        self._left = {_Range(one.after, one.until, is_new_part=one.after in unbegun): None for one in place.first}
         self._requests: dict[asyncio.Task[Page], _Range] = {}
-        self._seams: dict[bytes, _Seam] = {}  # by what the keys were cut at
         self._characters = Characters()
         self._pages = 0
         self._empty_parts = 0
 
     async def all(self) -> AsyncIterator[list[ListedObject]]:
         """Raises _OutOfOrder, BrokenAnswer."""
-        self._place.follow(lambda: [KeyRange(one.last, one.until) for one in self._left])
+        self._place.follow(lambda: [KeyRange(one.last, one.until) for one in self._left], self._seams)
         try:
+            for cut in list(self._seams):
+                await self._check(cut)
             self._ask()
             while self._requests:
                 done, _ = await asyncio.wait(self._requests, return_when=asyncio.FIRST_COMPLETED)
@@ -159,9 +145,9 @@ class _Ranges:
                     if asked.is_listed:
                         del self._left[asked]
                     try:
-                        for cut in [start, asked.until]:
-                            if cut is not None and cut in self._seams and self._seams[cut].is_known:
-                                await self._check(cut, self._seams.pop(cut))
+                        await self._check(start)
+                        if asked.until is not None:
+                            await self._check(asked.until)
                     except CachefsError:
                         # It does not count: whoever goes on with this listing begins with this page.
                         asked.last, self._left[asked] = start, None
@@ -210,16 +196,24 @@ class _Ranges:
             for part in self._cut(one, -(-free // (len(long) - number))):
                 self._ask_for(part)
 
-    async def _check(self, cut: bytes, seam: _Seam) -> None:
-        """Where two parts have seen different keys behind the cut between them, keys may have come or gone meanwhile,
-        but not each time that somebody looks. Raises _OutOfOrder."""
-        if seam.last is None or seam.seen_before == seam.seen_after:
+    async def _check(self, cut: bytes) -> None:
+        """Look at the seam that may be there, once it is known what both its parts have seen. Raises _OutOfOrder."""
+        seam = self._seams.get(cut)
+        if seam is None or not seam.is_known:
             return
+        if seam.seen_before != seam.seen_after and not await self._is_passing(seam):
+            raise _OutOfOrder
+        del self._seams[cut]  # only now: a listing that fails before is gone on with here
+
+    async def _is_passing(self, seam: Seam) -> bool:
+        """Where two parts have seen different keys behind the cut between them, keys may have come or gone meanwhile,
+        but not each time that somebody looks."""
+        assert seam.last is not None
         for _ in range(_LOOKS):
-            before, after = [await self._first_key(start) for start in (seam.last, cut)]
-            if before == after or (before is not None and before <= cut):
-                return
-        raise _OutOfOrder
+            before, after = [await self._first_key(start) for start in (seam.last, seam.cut)]
+            if before == after or (before is not None and before <= seam.cut):
+                return True
+        return False
 
     async def _first_key(self, start: bytes) -> bytes | None:
         """The first key after *start*, of the two that are listed next."""
@@ -245,7 +239,7 @@ class _Ranges:
         parts = [
             _Range(after, before, is_new_part=True) for after, before in zip(at, [*at[1:], whole.until], strict=True)
         ]
-        self._seams.update((cut, _Seam()) for cut in at)
+        self._seams.update((cut, Seam(cut)) for cut in at)
         whole.until, whole.pages = at[0], 0
         self._left.update(dict.fromkeys(parts))
         return parts

@@ -5,6 +5,7 @@ botocore alone. So it prepares one GET, which is looked at and never sent, and f
 differ in their key, their conditions and their time only.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -18,6 +19,7 @@ from cachefs_daemon.origin.sigv4 import ALGORITHM
 _PROBE: Final = '"cachefs: never sent"'
 _KEY: Final = "key"
 _SIGNED: Final = frozenset(("host", "if-match", "x-amz-content-sha256", "x-amz-date", "x-amz-security-token"))
+_PLAIN: Final = re.compile("[A-Za-z0-9_.~/-]+")
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -50,7 +52,8 @@ class Route:
 
     def path(self, key: str) -> str:
         """As botocore sends it."""
-        return self.prefix + quote(key, safe="/~")
+        # Most keys need no quotes, and to see that takes half as long as to quote them.
+        return self.prefix + (key if _PLAIN.fullmatch(key) else quote(key, safe="/~"))
 
 
 def prepare(client: Any) -> None:

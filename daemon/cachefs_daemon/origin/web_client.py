@@ -21,6 +21,7 @@ import yarl
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from cachefs.errors import CachefsError, ConfigError
+from cachefs.sizes import format_size
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.http_tls import Tls
 
@@ -78,21 +79,28 @@ class WebClient:
         self._settings = settings
         self._opening: asyncio.Task[aiohttp.ClientSession] | None = None
 
-    async def page(self, request: Request, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
-        """A whole answer: a page of a listing. into: replaced by it, if it is long; then no bytes are returned.
+    async def page(self, request: Request, most: int, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
+        """A whole answer: a page of a listing. most: bytes that it may have. into: replaced by it, if it is long; then
+        no bytes are returned.
 
-        Raises Refused, BrokenAnswer, what aiohttp raises.
+        Raises Refused, BrokenAnswer, what aiohttp raises; ConfigError where it has more bytes.
         """
         async with self.answer(request) as (answer, content):
+            if answer.status == 206:
+                raise BrokenAnswer("it sends a part of the listing, although the whole was asked for")
             if into is not None:
                 into.seek(0)
                 into.truncate()
                 while chunk := await content.read(_CHUNK):
-                    _write(into, chunk)
+                    if into.tell() + len(chunk) > most:
+                        raise too_long(request.url, self._settings.max_listing)
+                    self._write(into, chunk)
                 return b"", answer
             body = await _at_most(content, _MOST_OF_A_PAGE + 1)
         if len(body) > _MOST_OF_A_PAGE:
             raise BrokenAnswer(f"a page of the listing has more than {_MOST_OF_A_PAGE >> 20} MiB")
+        if len(body) > most:
+            raise too_long(request.url, self._settings.max_listing)
         return body, answer
 
     @contextlib.asynccontextmanager
@@ -125,6 +133,14 @@ class WebClient:
         if opening is not None:
             with contextlib.suppress(OSError):  # the certificates could not be read
                 await (await opening).close()
+
+    def _write(self, file: BinaryIO, data: bytes) -> None:
+        try:
+            file.write(data)
+            file.flush()
+        except OSError as error:
+            where = self._settings.scratch or tempfile.gettempdir()
+            raise CachefsError(f"an index cannot be kept in {where}: {error.strerror}") from None
 
     async def _session(self) -> aiohttp.ClientSession:
         opening = self._opening
@@ -198,8 +214,8 @@ async def receive(content: aiohttp.StreamReader, answer: Answer, wanted: ObjectR
             del data[:dropped]
             skip -= dropped
     if missing:
-        if answer.status == 200 and promised is None:
-            return None  # the object is shorter, and its length was not announced
+        if answer.status == 200 and answer.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            return None  # the object is shorter: the last chunk says that nothing is missing
         raise BrokenAnswer(f"the body ended {missing} bytes early")
     ends_here = answer.status == 206 or wanted.offset + wanted.length == wanted.size
     if ends_here and await content.read(1):
@@ -207,12 +223,11 @@ async def receive(content: aiohttp.StreamReader, answer: Answer, wanted: ObjectR
     return data
 
 
-def _write(file: BinaryIO, data: bytes) -> None:
-    try:
-        file.write(data)
-        file.flush()
-    except OSError as error:
-        raise CachefsError(f"an index cannot be kept in {tempfile.gettempdir()}: {error.strerror}") from None
+def too_long(where: str, most: int) -> ConfigError:
+    """What is said of an index, or a listing, that has more bytes than it may have."""
+    return ConfigError(
+        f"{where}: the listing has more than {format_size(most)}, or no end; if it is right, raise origin.max_listing"
+    )
 
 
 async def _at_most(content: aiohttp.StreamReader, most: int) -> bytes:

@@ -37,6 +37,8 @@ class Put:
     transient: bool = True
     # The snapshot for which it was fetched.
     snapshot: str = ""
+    # The checksums of its pieces, where they are known.
+    checksums: bytes = b""
 
 
 class BlockStore:
@@ -84,7 +86,7 @@ class BlockStore:
 
     def _bring(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
         outcomes: list[Location | StoreFull | None] = [None] * len(blocks)
-        new = [NewBlock(one.key, piece_checksums(one.key, one.data), one.data) for one in blocks]
+        new = [NewBlock(one.key, one.checksums or piece_checksums(one.key, one.data), one.data) for one in blocks]
         left = list(range(len(blocks)))
         for tier in self._tiers:
             locations = self._transfers.write_many(tier, [new[number] for number in left])

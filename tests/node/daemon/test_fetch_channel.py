@@ -1,5 +1,6 @@
 """The fetch channel of a real daemon: many questions, a daemon that stands still or goes, clients of other versions."""
 
+import contextlib
 import os
 import random
 import signal
@@ -12,8 +13,10 @@ import trio
 import trio.testing
 
 from cachefs.errors import CachefsError, DaemonUnavailable
-from cachefs.fetch_frames import VERSION, fetch_socket
+from cachefs.fetch_frames import VERSION
+from cachefs.identity import identity_socket
 from cachefs.messages import BlockRef, DatasetView, Fetch, FetchedBlock
+from cachefs.mount import kernel
 from cachefs.mount.fetch_channel import FetchChannel
 from cachefs.rpc import ERROR_TRAILER, SERVICE
 from tests.daemon import Daemon, block_ref
@@ -157,14 +160,17 @@ def test_a_mount_of_another_version_is_not_served(daemon: Daemon, refs: list[Blo
 
 
 def test_nothing_is_mounted_where_the_daemon_is_too_old(daemon: Daemon, view: DatasetView, tmp_path: Path) -> None:
-    socket, away = fetch_socket(daemon.socket), tmp_path / "away"
-    (tmp_path / "mnt").mkdir()
-    socket.rename(away)
+    """Its other sockets have a second name here. (What is taken away, it makes again.)"""
+    old, directory = tmp_path / "old.sock", tmp_path / "mnt"
+    old.hardlink_to(daemon.socket)
+    identity_socket(old).hardlink_to(identity_socket(daemon.socket))
+    directory.mkdir()
     try:
-        done = run_mount(daemon.socket, "tree", tmp_path / "mnt", "daemon_wait=0.1")
+        done = run_mount(old, "tree", directory, "daemon_wait=0.1")
+        assert done.returncode != 0
+        [line] = done.stderr.splitlines()
+        assert "one older than this mount has no such socket" in line
+        assert not os.path.ismount(directory)
     finally:
-        away.rename(socket)
-    assert done.returncode != 0
-    [line] = done.stderr.splitlines()
-    assert "one older than this mount has no such socket" in line
-    assert not os.path.ismount(tmp_path / "mnt")
+        with contextlib.suppress(Exception):
+            kernel.unmount(directory, lazy=True)

@@ -60,12 +60,26 @@ def test_garbage_is_refused_or_waited_for_and_takes_no_more_room_than_a_frame(pi
     [
         Hello(version=3, kind="Busy", refusal="no"),
         Asked(number=7, fetch=Fetch(blocks=[BlockRef("s", 1, 2, b"bad", 3, 4, slow=True)], ahead=True, deadline=0.5)),
-        Answered(number=1 << 60, blocks=[FetchedBlock(b"", 5, "why", b"data", b"sums")], kind="NotFound", message="x"),
+        Answered(
+            number=1 << 60,
+            blocks=[FetchedBlock(b"", 5, "why", memoryview(b"data"), b"sums")],
+            kind="NotFound",
+            message="x",
+        ),
     ],
 )
 def test_messages_come_through_as_they_are(message: Message) -> None:
     [body] = Frames(MOST).feed(frame(message))
     assert decoder(type(message))(body) == message
+
+
+def test_a_whole_frame_is_not_copied() -> None:
+    data = bytes(frame(Answered(number=1, blocks=[FetchedBlock(b"", data=memoryview(bytes(1000)))])))
+    [body] = Frames(1 << 20).feed(data)
+    assert isinstance(body, memoryview)
+    assert body.obj is data
+    [block] = decoder(Answered)(body).blocks
+    assert block.data.obj is data
 
 
 @settings(deadline=None)

@@ -38,6 +38,18 @@ def all_entries(snapshot: Snapshot, directory: Entry) -> Iterator[tuple[bytes, E
             yield from all_entries(snapshot, entry)
 
 
+def test_paths_are_right_however_many_directories_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachefs.snapshot._MOST_PARENTS", 2)
+    keys = {b"%d/%d/%d" % (a, b, c) for a in range(3) for b in range(3) for c in range(2)} | {b"top"}
+    snapshot = built(tmp_path, [listed(key) for key in sorted(keys)])
+    for _ in range(2):
+        paths = {path for path, entry in all_entries(snapshot, snapshot.entry(ROOT)) if not entry.is_dir}
+        assert paths == keys
+        assert len(snapshot._parents) <= 2
+
+
 def usable(key: bytes) -> bool:
     return b"\0" not in key and all(part not in (b"", b".", b"..") and len(part) < 256 for part in key.split(b"/"))
 

@@ -1,5 +1,7 @@
 """Reads that wait for the daemon: how long, and which share their waiting."""
 
+import contextlib
+import errno
 import math
 from typing import Any, cast
 
@@ -35,6 +37,8 @@ class Daemon:
         self.asked += 1
         await trio.sleep(0.1)
         answer = self.answers.pop(0)
+        if isinstance(answer, FetchedBlock) and answer.message == "at the deadline":
+            await trio.sleep(seconds - 0.5)
         if answer is None:
             await trio.sleep(seconds - 0.1)
             raise DaemonUnavailable("away")
@@ -83,16 +87,32 @@ def test_who_comes_later_waits_on_when_the_time_of_the_first_is_over() -> None:
     run(test)
 
 
-def test_what_one_worker_has_waited_for_in_vain_no_other_waits_for_again() -> None:
+@pytest.mark.parametrize("failure", [None, FetchedBlock(b"", errno.EIO, "at the deadline")], ids=["daemon", "origin"])
+def test_what_one_worker_has_waited_for_in_vain_no_other_waits_for_again(failure: FetchedBlock | None) -> None:
     async def test() -> None:
         shared = ReadMarks(read_marks.create())
-        with pytest.raises(DaemonUnavailable):
-            await fetches(Daemon(None), shared).fetch(KEY, REF, trio.current_time() + DEADLINE)
+        one = fetches(Daemon(failure), shared)
+        with pytest.raises(CachefsError):
+            await one.fetch(KEY, REF, trio.current_time() + DEADLINE)
         other = Daemon()
         began = trio.current_time()
         with pytest.raises(DaemonUnavailable):
             await fetches(other, shared).fetch(KEY, REF, trio.current_time() + DEADLINE)
         assert (other.asked, trio.current_time()) == (0, began)
+
+    run(test)
+
+
+@pytest.mark.parametrize("answer", [FetchedBlock(b"", errno.EIO, "at once"), FetchedBlock(PLACE.pack())])
+def test_what_has_failed_early_or_came_is_asked_for_by_other_workers(answer: FetchedBlock) -> None:
+    async def test() -> None:
+        shared = ReadMarks(read_marks.create())
+        with contextlib.suppress(CachefsError):
+            await fetches(Daemon(answer), shared).fetch(KEY, REF, trio.current_time() + DEADLINE)
+        found = await fetches(Daemon(FetchedBlock(PLACE.pack())), shared).fetch(
+            KEY, REF, trio.current_time() + DEADLINE
+        )
+        assert found.location == PLACE.pack()
 
     run(test)
 

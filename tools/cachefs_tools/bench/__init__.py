@@ -7,27 +7,35 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cachefs.errors import CachefsError
 from cachefs.extras import needs_extra
+from cachefs_tools.orderly_exit import orderly_exit
+from cachefs_tools.quiet_loading import quiet_loading
 
-with needs_extra("bench", "cachefs-bench"):
+with quiet_loading(), needs_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench import first_epoch, metadata, origin_get, origin_limits, planning, reads
     from cachefs_tools.bench.block_command import block_command
     from cachefs_tools.bench.listing_command import listing_command
     from cachefs_tools.bench.miss_command import miss_command
+    from cachefs_tools.bench.own_process import in_own_process
     from cachefs_tools.bench.push_command import push_command
     from cachefs_tools.bench.scenario import Shape
     from cachefs_tools.bench.train_command import train_command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Commands each of which, where it fails or is interrupted, ends with one line, and leaves nothing."""
+
+    def invoke(self, context: click.Context) -> Any:
+        with orderly_exit("cachefs-bench"):
+            return super().invoke(context)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Measure cachefs on this machine.
 
@@ -76,9 +84,8 @@ def plan_command(samples: int, consumers: int, reads: int) -> None:
     These are the plan, the followers, the lookahead and the eviction. The consumers are once ranks of one job, and
     once jobs of their own.
     """
-    with ProcessPoolExecutor(1, max_tasks_per_child=1, mp_context=get_context("spawn")) as pool:
-        runs = [pool.submit(planning.measure, samples, consumers, reads, share=share) for share in (True, False)]
-        click.echo(json.dumps([run.result() for run in runs], indent=2))
+    runs = [in_own_process(planning.measure, samples, consumers, reads, share=share) for share in (True, False)]
+    click.echo(json.dumps(runs, indent=2))
 
 
 @main.command("origin")
@@ -148,10 +155,6 @@ main.add_command(miss_command)
 
 
 def _print(measure: Callable[[Path], dict[str, object]], directory: Path | None) -> None:
-    """Measure in a temporary directory below *directory* and print the document, or one line where that fails."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
-            click.echo(json.dumps(measure(Path(work)), indent=2))
-    except CachefsError as error:
-        click.echo(f"cachefs-bench: {error}", err=True)
-        sys.exit(1)
+    """Measure in a temporary directory below *directory*, and print the document."""
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
+        click.echo(json.dumps(measure(Path(work)), indent=2))

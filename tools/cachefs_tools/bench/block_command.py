@@ -13,7 +13,6 @@ from cachefs_tools.bench import block_budget
 from cachefs_tools.bench.block_stages import Stage
 from cachefs_tools.bench.origin_server import filled_server
 from cachefs_tools.bench.scenario import Shape
-from cachefs_tools.orderly_exit import orderly_exit
 
 
 @click.command("block")
@@ -38,7 +37,7 @@ def block_command(
     tier where another block is evicted for each. py-spy tells the stages apart; it takes root.
     """
     shape = Shape(files=files, size=size, epochs=1, workers=workers, demand=1e6)
-    with orderly_exit("cachefs-bench"), tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
         work = Path(name)
         documents = []
         with filled_server(work, shape, endpoint) as server:

@@ -12,7 +12,7 @@ from cachefs_tools.scratch_node import WITH_PARENT, wait
 def busy_cores(count: int) -> Iterator[None]:
     """*count* processes that only compute, for as long as the context lasts."""
     command = [*WITH_PARENT, sys.executable, "-c", "while True: pass"]
-    processes = [subprocess.Popen(command) for _ in range(count)]
+    processes = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:

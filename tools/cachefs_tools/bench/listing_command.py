@@ -11,7 +11,6 @@ import click
 from cachefs_tools.bench import listing_speed
 from cachefs_tools.bench.listing_server import Layout
 from cachefs_tools.bench.listing_speed import DEFAULT_URL, ListingLoad
-from cachefs_tools.orderly_exit import orderly_exit
 from cachefs_tools.scratch_node import Account
 
 
@@ -42,5 +41,5 @@ def listing_command(endpoint: str | None, url: str, directory: Path | None, **sh
     account = None
     if endpoint is not None:
         account = Account(os.environ.get("AWS_ACCESS_KEY_ID", ""), os.environ.get("AWS_SECRET_ACCESS_KEY", ""))
-    with orderly_exit("cachefs-bench"), tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
         click.echo(json.dumps(listing_speed.measure(Path(work), load, url, endpoint, account), indent=2))

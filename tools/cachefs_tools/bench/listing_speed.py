@@ -69,7 +69,7 @@ def _server(load: ListingLoad, endpoint: str | None) -> Iterator[str]:
         return
     command = [sys.executable, "-c", f"from {listing_server.__name__} import main; main()"]
     command += [load.layout, str(load.keys), str(load.delay)]
-    process = subprocess.Popen([*WITH_PARENT, *command], stdout=subprocess.PIPE)
+    process = subprocess.Popen([*WITH_PARENT, *command], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().decode().strip()
@@ -112,8 +112,13 @@ def _through_rclone(work: Path, url: str, server: str, account: Account) -> dict
     output = work / "lsf"
     began = time.monotonic()
     with output.open("wb") as file:
-        process = subprocess.Popen([*WITH_PARENT, *command], stdout=file, env=own)
-        _, status, usage = os.wait4(process.pid, 0)
+        process = subprocess.Popen([*WITH_PARENT, *command], stdout=file, env=own, start_new_session=True)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except KeyboardInterrupt:
+            process.kill()
+            process.wait()
+            raise
     seconds = time.monotonic() - began
     if status:
         raise CachefsError(f"rclone cannot list {url} at {server}")

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from cachefs_tools.bench import misses
 from cachefs_tools.bench.misses import MissLoad
-from cachefs_tools.orderly_exit import orderly_exit
 
 _WIDTH = 80
 
@@ -41,7 +40,7 @@ def miss_command(as_json: bool, directory: Path | None, endpoint: str | None, bu
     if bucket is not None and endpoint is None:
         raise click.UsageError("--bucket is one of a running server: give its --endpoint, too")
     load = MissLoad(misses.round_up(shape["files"]), shape["size"], shape["turns"])
-    with orderly_exit("cachefs-bench"), tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
         document = misses.measure(Path(work), load, endpoint, bucket)
     if as_json:
         click.echo(json.dumps(document, indent=2))

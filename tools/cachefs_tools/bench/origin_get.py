@@ -8,10 +8,8 @@ import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +21,7 @@ from cachefs_daemon.origin.patience import Patience
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
+from cachefs_tools.bench.own_process import in_own_process
 from cachefs_tools.bench.raw_client import RawClient
 from cachefs_tools.bench.sample_data import sample_name, write_samples
 from cachefs_tools.bench.scenario import Shape
@@ -103,8 +102,7 @@ def _compare(load: Load, turns: int) -> dict[str, Any]:
     costs: dict[str, list[Cost]] = {client: [] for client in CLIENTS}
     for _ in range(turns):
         for client in CLIENTS:
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                costs[client].append(pool.submit(_turn, client, load).result())
+            costs[client].append(in_own_process(_turn, client, load))
     figures = {client: _figures(of_client, load.size) for client, of_client in costs.items()}
     return {**figures, **_ratios(costs, "aiobotocore"), **_ratios(costs, "raw")}
 

@@ -7,8 +7,6 @@ import asyncio
 import os
 import re
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +19,7 @@ from cachefs.errors import CachefsError, ConfigError
 from cachefs.messages import OriginOptions
 from cachefs_tools.bench.origin_get import Load, filled, gets_of
 from cachefs_tools.bench.origin_server import BUCKET
+from cachefs_tools.bench.own_process import in_own_process
 from cachefs_tools.bench.scenario import Shape
 from cachefs_tools.bench.slow_link import Limits
 from cachefs_tools.bench.throttle import throttled
@@ -42,8 +41,7 @@ def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: in
         ways = {"hedged": 0.02, "unhedged": 0.0} if limits.slow_share else {"reads": 0.02}
         for way, share in ways.items():
             with throttled(server.endpoint, limits, work / "proxy.log") as proxy:
-                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                    found[way] = pool.submit(read_in_turn, load, proxy.endpoint, share).result()
+                found[way] = in_own_process(read_in_turn, load, proxy.endpoint, share)
                 counted = proxy.counters()
                 found[way]["extra_requests"] = round(counted.requests / gets - 1, 4)
             if limits.request_rate:

@@ -10,7 +10,6 @@ import click
 
 from cachefs_tools.bench import push_large, push_paced, push_speed
 from cachefs_tools.bench.push_node import TIERS
-from cachefs_tools.orderly_exit import orderly_exit
 
 FILES: Final = 20_000
 SIZE: Final = 110_000
@@ -102,7 +101,6 @@ def push_command(preset: str, directory: Path | None, **options: Any) -> None:
     """
     measure, defaults = PRESETS[preset]
     options.update((name, value) for name, value in defaults.items() if options[name] is None)
-    with orderly_exit("cachefs-bench"):
-        with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
-            runs = measure(Path(name), options)
-        click.echo(json.dumps({"preset": preset, **options, "runs": runs}, indent=2))
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
+        runs = measure(Path(name), options)
+    click.echo(json.dumps({"preset": preset, **options, "runs": runs}, indent=2))

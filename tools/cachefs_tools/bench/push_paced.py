@@ -89,7 +89,9 @@ def _reader(mount: Path, native: Path, load: Paced, progress: Path) -> Iterator[
         "--files", str(load.files), "--size", str(load.size), "--seed", str(SEED), "--epochs", str(load.epochs),
         "--compute", str(load.compute), "--progress", str(progress),
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
     try:
         yield process
     finally:

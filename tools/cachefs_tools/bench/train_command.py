@@ -19,7 +19,6 @@ from cachefs_tools.bench.sample_data import sample_name
 from cachefs_tools.bench.scenario import Loader, Publishing, Scenario, Shape, Tiers, TrainingJob, best_publishing
 from cachefs_tools.bench.slow_link import Limits
 from cachefs_tools.bench.throttle import throttled
-from cachefs_tools.orderly_exit import orderly_exit
 
 # The proxy must be able to do this many times what it lets through. If it is slower, it is part of what is measured.
 HEADROOM: Final = 2.0
@@ -161,7 +160,7 @@ def train_command(
     runs = [one for one in runs if not only or any(part in one.title for part in only)]
     if not runs:
         raise click.UsageError(f"no run has {' or '.join(map(repr, only))} in its title")
-    with orderly_exit("cachefs-bench"), busy_cores(busy):
+    with busy_cores(busy):
         if plot is not None:
             from cachefs_tools.bench.plot import draw  # here, since matplotlib may be missing, and the runs take long
         result = _measure(runs[0].shape, runs, endpoint, directory)

@@ -13,6 +13,7 @@ from cachefs_daemon.api.fetch_channel import FetchChannel
 from cachefs_daemon.api.identity import Admission
 from cachefs_daemon.fetch.fetcher import Answer, Fetcher
 from cachefs_daemon.fetch.passing import PassingBlock
+from cachefs_daemon.fetch.slots import ASKER
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,11 +35,17 @@ class SlowFetcher:
     def __init__(self) -> None:
         self.asked: list[tuple[list[BlockRef], float, Callable[[list[Answer]], None]]] = []
         self.hinted: list[BlockRef] = []
+        self.askers: set[int] = set()
+        self.early = False  # may the last question be answered with bytes before the block is stored?
 
-    def ask(self, refs: list[BlockRef], patience: float, answer: Callable[[list[Answer]], None]) -> None:
+    def ask(
+        self, refs: list[BlockRef], patience: float, answer: Callable[[list[Answer]], None], *, early: bool
+    ) -> None:
+        self.early = early
         if refs[0].snapshot == "bug":
             raise ZeroDivisionError("a bug")
         self.asked.append((refs, patience, answer))
+        self.askers.add(ASKER.get())
 
     async def hint(self, refs: list[BlockRef]) -> None:
         self.hinted += refs
@@ -49,7 +56,7 @@ class Client:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
-        self._frames, self._bodies = Frames(MOST_ANSWERED), list[bytes]()
+        self._frames, self._bodies = Frames(MOST_ANSWERED), list[bytes | memoryview]()
 
     def send(self, *messages: Message) -> None:
         self.writer.write(b"".join(map(frame, messages)))
@@ -70,7 +77,7 @@ class Client:
         except ConnectionResetError:
             return True
 
-    async def _body(self) -> bytes:
+    async def _body(self) -> bytes | memoryview:
         while not self._bodies:
             data = await self.reader.read(1 << 20)
             assert data, "the daemon has hung up"
@@ -139,6 +146,18 @@ def test_answers_come_in_any_order_and_keep_their_numbers(tmp_path: Path) -> Non
         for _, _, answer in reversed(scene.fetcher.asked):
             answer([PLACE])
         assert [(await client.answer()).number for _ in range(100)] == list(reversed(range(100)))
+
+    play(tmp_path, scene)
+
+
+def test_each_connection_asks_for_itself(tmp_path: Path) -> None:
+    """So that they take turns."""
+
+    async def scene(scene: Scene) -> None:
+        for client in [await scene.greeted() for _ in range(3)]:
+            client.ask(1, 2)
+        await until(lambda: len(scene.fetcher.asked) == 6)
+        assert len(scene.fetcher.askers - {0}) == 3
 
     play(tmp_path, scene)
 
@@ -332,6 +351,25 @@ def test_answers_may_have_many_bytes(tmp_path: Path) -> None:
             [block] = (await client.answer()).blocks
             assert block.data == data
         assert await scene.works()
+
+    play(tmp_path, scene)
+
+
+def test_who_waits_for_few_blocks_may_get_their_bytes_at_once(tmp_path: Path) -> None:
+    most = fetch_channel._MOST_EARLY
+
+    async def scene(scene: Scene) -> None:
+        client = await scene.greeted()
+        for number in range(most + 1):
+            assert scene.fetcher.early == (number > 0)
+            client.ask(number)
+            await until(lambda: len(scene.fetcher.asked) == number + 1)  # noqa: B023
+        assert not scene.fetcher.early, "many answers with bytes would have to wait for the client"
+        scene.fetcher.asked[0][2]([PLACE])
+        scene.fetcher.asked[1][2]([PLACE])
+        client.ask(most + 1)
+        await until(lambda: len(scene.fetcher.asked) == most + 2)
+        assert scene.fetcher.early
 
     play(tmp_path, scene)
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.datasets.listing_journal import FRESH, ListingJournal, journal_path, remove_stale
-from cachefs_daemon.origin.key_ranges import KeyRange
+from cachefs_daemon.origin.key_ranges import KeyRange, Seam
 
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject, SnapshotBuilder
 
 LEFT = [KeyRange(b"b", b"m"), KeyRange(b"x", None)]
+SEAMS = [Seam(b"m", last=b"k", seen_before=b"n"), Seam(b"x")]
 
 
 @pytest.fixture
@@ -28,13 +29,15 @@ def save(directory: Path) -> None:
     with contextlib.closing(ListingJournal(directory)) as journal:
         builder = builder_of(journal)
         builder.add([ListedObject(b"a", 1, 0, b"v"), ListedObject(b"b", 2, 0, b"v")])
-        journal.save(builder, LEFT)
+        journal.save(builder, LEFT, SEAMS)
 
 
 def restored(directory: Path) -> tuple[list[KeyRange] | None, int]:
     with contextlib.closing(ListingJournal(directory)) as journal:
         builder = builder_of(journal)
-        return journal.restore(builder), builder.objects
+        place = journal.restore(builder)
+        assert place is None or place.first_seams == SEAMS
+        return place.first if place is not None else None, builder.objects
 
 
 def age(path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import math
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetcher, passing
-from cachefs_daemon.fetch.fetcher import Answer, Fetcher
+from cachefs_daemon.fetch.fetcher import Answer, Fetcher, Flight
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.puts import Stored
-from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.slots import ASKER, FetchSlots
 from cachefs_daemon.origin.base import ObjectRange, Report
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.patience import Patience
@@ -182,6 +183,23 @@ def test_who_waits_for_a_slot_is_told_when_the_daemon_stops(store: OpenStore) ->
         await bench.fetcher.close()
         assert [str(outcome) for answer in asked for outcome in await answer] == ["the daemon is stopping"] * 2
         assert bench.fetcher.in_flight == (0, 0)
+
+    on_bench(store, scene, slots=1)
+
+
+def test_who_asks_for_one_block_does_not_wait_for_all_of_another(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        calls = []
+        for asker, number in [*((1, number) for number in range(1, 8)), (2, 9), (3, 7)]:
+            ASKER.set(asker)
+            calls.append(asyncio.create_task(bench.demand([ref(number)], 20)))
+            await until(lambda wanted=number: key_of(wanted) in bench.fetcher._flights)  # type: ignore[misc]
+        await until(lambda: bench.fetcher._slots._turns.get(3) is not None)
+        bench.origin.open.set()
+        await asyncio.gather(*calls)
+        numbers = [int(key.removeprefix(b"object-")) for key in bench.origin.order]
+        assert numbers == [1, 2, 9, 7, 3, 4, 5, 6]  # 7 was asked for twice
 
     on_bench(store, scene, slots=1)
 
@@ -371,6 +389,19 @@ def test_a_body_of_another_length_is_never_stored(store: OpenStore) -> None:
     on_bench(store, scene)
 
 
+def test_what_has_come_since_it_was_seen_to_be_missing_is_not_fetched_again(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        looked = asyncio.get_running_loop().time()
+        (there,) = await bench.demand([ref(1)], 20)
+        begun = await bench.fetcher.start([ref(1), ref(2)], [math.inf] * 2, looked)
+        assert begun[0] == there
+        assert isinstance(begun[1], Flight)
+        await begun[1].landing()
+        assert bench.origin.requests == 2
+
+    on_bench(store, scene)
+
+
 def test_demand_overtakes_what_is_ahead(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
@@ -453,6 +484,54 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
             released.set()
         await until(lambda: bench.store.get(key_of(1)) is not None)
         assert bench.origin.requests == 1
+
+    on_bench(store, scene)
+
+
+def test_a_reader_of_a_small_block_gets_it_before_it_is_stored(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    put = store.blocks.put_many
+
+    def wait(blocks: Sequence[Put]) -> list[Stored]:
+        assert released.wait(60)
+        return put(blocks)
+
+    monkeypatch.setattr(store.blocks, "put_many", wait)
+
+    async def scene(bench: Bench) -> None:
+        def ask(size: int, *, early: bool = True) -> "asyncio.Future[list[Answer]]":
+            answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+            bench.fetcher.ask([BlockRef("snapshot", 1, 0, size=size)], 20, answered.set_result, early=early)
+            return answered
+
+        try:
+            part, place = ask(SIZE - 1), ask(SIZE, early=False)
+            for answered in (ask(SIZE), ask(SIZE + 4096)):  # before its bytes have come; then they are here
+                [answer] = await answered
+                assert isinstance(answer, PassingBlock)
+                assert answer.data == b"object-1".ljust(SIZE, b".")
+                assert pieces_match(key_of(1), answer.checksums, 0, answer.pieces(0, SIZE))
+            assert bench.fetcher.in_flight == (0, 0), "others may be fetched"
+            assert not part.done()
+            assert not place.done(), "who takes parts, or no bytes, gets its place"
+        finally:
+            released.set()
+        assert bench.bytes_at(1, (await part)[0]) == bench.bytes_at(1, (await place)[0]) == answer.data
+        assert await ask(SIZE) == await place
+        assert (bench.origin.requests, bench.fetcher.passing.count) == (1, 0)
+
+    on_bench(store, scene)
+
+
+def test_a_large_block_is_read_where_it_was_put(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "MOST_EARLY", SIZE - 1)
+
+    async def scene(bench: Bench) -> None:
+        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        bench.fetcher.ask([BlockRef("snapshot", 1, 0, size=SIZE)], 20, answered.set_result, early=True)
+        assert bench.bytes_at(1, (await answered)[0])
 
     on_bench(store, scene)
 

@@ -91,3 +91,20 @@ def test_after_a_look_up_that_a_disk_made_slow_threads_look_up_for_a_while(store
     assert ours.at_once(ref(1)) is None
     disk.now += lookups.IN_THREADS
     assert isinstance(ours.at_once(ref(1)), BlockSource)
+
+
+def test_sources_of_many_blocks_are_told_at_once_as_far_as_no_disk_is_waited_for(store: OpenStore, disk: Disk) -> None:
+    ours = LookUps(store.blocks, disk.resolve)
+    refs = [ref(entry) for entry in range(6)]
+    disk.is_read = False
+    found = ours.sources_at_once(refs)
+    assert isinstance(found[0], NotFound)
+    assert [one.key for one in found[1:] if isinstance(one, BlockSource)] == [key_of(entry) for entry in range(1, 6)]
+    disk.takes = lookups.LONGEST * 0.6  # the processor was not to be had
+    assert len(ours.sources_at_once(refs)) == 2
+    disk.is_read = True
+    assert len(ours.sources_at_once(refs)) == 2
+    assert ours.sources_at_once(refs) == []
+    assert len(ours.find_sources(refs)) == 6
+    disk.now += lookups.IN_THREADS
+    assert len(ours.sources_at_once(refs)) == 2

@@ -56,23 +56,7 @@ def test_what_comes_while_threads_are_busy_goes_in_batches() -> None:
         assert len(store.batches) == 2, "no more threads than that"
         store.go.set()
         assert segments(await asyncio.gather(*tasks)) == list(range(40)), "each gets its own"
-        assert max(map(len, store.batches)) == 32
-
-    asyncio.run(scenario())
-
-
-def test_blocks_that_nobody_waits_for_wait_for_others() -> None:
-    async def scenario() -> None:
-        store: Any = Store()
-        store.go.set()
-        puts = Puts(store, store.run, at_once=1, gather=3600.0)
-        tasks = await begun(puts, 31)
-        assert not store.batches
-        tasks += [asyncio.create_task(puts.put(Put(b"31", b"x")))]
-        assert segments(await asyncio.gather(*tasks)) == list(range(32))
-        assert [len(batch) for batch in store.batches] == [32], "there were enough"
-        assert segments(await asyncio.gather(*await begun(Puts(store, store.run, gather=0.001), 2))) == [0, 1]
-        assert [len(batch) for batch in store.batches] == [32, 2]
+        assert max(map(len, store.batches)) == 16
 
     asyncio.run(scenario())
 
@@ -93,6 +77,29 @@ def test_blocks_do_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatc
             await asyncio.gather(*tasks)
 
     monkeypatch.setattr(puts_module, "_LONG_SECONDS", 0.01)
+    asyncio.run(scenario())
+
+
+def test_blocks_that_nobody_waits_for_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        store: Any = Store()
+        store.go.set()
+        puts = Puts(store, store.run)
+
+        def put(number: int, *, urgent: bool = False) -> asyncio.Task[Stored]:
+            return asyncio.create_task(puts.put(Put(b"%d" % number, b"x"), urgent=urgent))
+
+        tasks = [put(number) for number in range(puts_module._GATHERED)]
+        await asyncio.gather(*tasks)
+        tasks = [put(20), put(21)]
+        await asyncio.sleep(0)
+        assert len(store.batches) == 1
+        await asyncio.gather(put(22, urgent=True), *tasks)
+        assert list(map(len, store.batches)) == [8, 3], "enough; and one that is waited for takes all along"
+        monkeypatch.setattr(puts_module, "_GATHER_SECONDS", 0.001)
+        await put(23)
+
+    monkeypatch.setattr(puts_module, "_GATHER_SECONDS", 60)
     asyncio.run(scenario())
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import pytest
-from cachefs_daemon.fetch.slots import FetchSlots, Slot
+from cachefs_daemon.fetch.slots import ASKER, FetchSlots, Slot
 
 
 @dataclass(eq=False)
@@ -74,6 +74,49 @@ def test_slots_are_never_exceeded_and_the_first_to_come_goes_first() -> None:
         assert crowd.admitted == ["a", "c"]
 
     with_slots(2, 100, scene)
+
+
+def test_those_who_wait_take_turns_and_one_alone_is_served_as_it_came() -> None:
+    async def scene(crowd: Crowd) -> None:
+        await crowd.come("running")
+        ASKER.set(1)
+        for number in range(6):
+            await crowd.come(f"a{number}")
+        ASKER.set(2)
+        await crowd.come("b0")
+        await crowd.come("b1")
+        order = []
+        while crowd.admitted:
+            [name] = crowd.admitted
+            order.append(name)
+            if name == "a1":
+                ASKER.set(3)  # who comes later need not make up for the turns of others, nor gets these
+                for number in range(3):
+                    await crowd.come(f"c{number}")
+            await crowd.leave(name)
+        assert order == ["running", "a0", "b0", "a1", "b1", "c0", "a2", "c1", "a3", "c2", "a4", "a5"]
+        assert crowd.slots._turns.keys() <= {1, 2, 3}
+
+    with_slots(1, 100, scene)
+
+
+def test_what_one_waits_for_comes_at_the_turn_of_another_who_wants_it_sooner() -> None:
+    async def scene(crowd: Crowd) -> None:
+        await crowd.come("running")
+        ASKER.set(1)
+        for number in range(6):
+            await crowd.come(f"a{number}")
+        crowd.slots.promote(b"a5")  # for its own asker that changes nothing
+        ASKER.set(2)
+        crowd.slots.promote(b"a4")
+        order = []
+        while crowd.admitted:
+            [name] = crowd.admitted
+            order.append(name)
+            await crowd.leave(name)
+        assert order == ["running", "a0", "a4", "a1", "a2", "a3", "a5"]
+
+    with_slots(1, 100, scene)
 
 
 def test_bytes_are_never_exceeded_but_by_one_alone() -> None:
@@ -221,7 +264,7 @@ def test_reads_ahead_that_no_longer_wait_are_forgotten_behind_one_that_does() ->
         one.ask(lambda: None)
         one.leave()
     (lane,) = slots._lanes.values()
-    assert (len(lane.order) < 300, slots.ahead_queued) == (True, 1)
+    assert (len(lane.ahead.order) < 300, slots.ahead_queued) == (True, 1)
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -1,21 +1,20 @@
 """What is special about hf://."""
 
+import asyncio
 import hashlib
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cachefs_daemon.origin import bearer
 from cachefs_daemon.origin.base import Origin, open_origin
 
-from cachefs.errors import (
-    NotFound,
-    ObjectChanged,
-    OriginAccessDenied,
-    OriginUnavailable,
-)
+from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
 from tests.servers import faulty
 from tests.servers.faulty import Fault
+from tests.servers.scripted import ScriptedServer, scripted
 from tests.servers.stores import HubServer, StoreServer
 from tests.stores import SETTINGS, Kind, listing, part_of, read, whole, with_origin
 
@@ -98,6 +97,30 @@ def test_a_revision_that_is_not_there(servers: dict[str, StoreServer]) -> None:
     origin = open_origin("hf://datasets/team/set@v9", OriginOptions(endpoint_url=kind.server.endpoint), SETTINGS)
     with pytest.raises(NotFound, match="no revision v9"):
         with_origin(origin, listing)
+
+
+def test_a_listing_that_always_names_another_page_is_one_clear_line() -> None:
+    commit, numbers = "0" * 40, itertools.count()
+
+    def answer(head: str) -> list[bytes]:
+        if "/revision/" in head:
+            body, link = b'{"sha": "%b"}' % commit.encode(), b""
+        else:
+            next_page = b"http://127.0.0.1:%d/api/%d" % (server.port, next(numbers))
+            body, link = b"[]", b'Link: <%b>; rel="next"\r\n' % next_page
+        return [b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (link, len(body), body)]
+
+    async def scene() -> None:
+        nonlocal server
+        async with scripted(answer) as server:
+            options = OriginOptions(endpoint_url=f"http://127.0.0.1:{server.port}", anonymous=True)
+            origin = open_origin("hf://datasets/team/set", options, replace(SETTINGS, max_pages=20))
+            with pytest.raises(ConfigError, match=r"more than 20 pages, or no end.*origin\.max_pages"):
+                await listing(origin)
+            await origin.close()
+
+    server: ScriptedServer
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cachefs_daemon.origin import s3_listing
-from cachefs_daemon.origin.key_ranges import EVERYTHING, KeyRange, ListingPlace
+from cachefs_daemon.origin.key_ranges import EVERYTHING, KeyRange, ListingPlace, Seam
 from cachefs_daemon.origin.s3_answer import BrokenAnswer
 from cachefs_daemon.origin.s3_listing import list_bucket
 from cachefs_daemon.origin.s3_page import Page
@@ -104,10 +104,11 @@ def test_a_listing_that_is_interrupted_at_any_page_goes_on_there(keys: set[str],
     keys = set(filter(encodable, keys))
     found: list[str] = []
     left: list[KeyRange] | None = [EVERYTHING]
+    seams: list[Seam] = []
     while left:
-        place = ListingPlace(left)
+        place = ListingPlace(left, seams)
         found += interrupted_listing(Bucket(keys, page_size), place, batches)
-        left = place.left
+        left, seams = place.left, place.seams
     assert sorted(found) == sorted(keys)
 
 
@@ -175,6 +176,17 @@ def test_keys_that_no_part_would_list_are_not_lost() -> None:
     assert set(listing(Bucket(keys, 10, order=str.lower))) == keys
 
 
+@pytest.mark.parametrize("batches", range(1, 24))
+def test_what_was_cut_before_an_interruption_is_looked_at_after_it(batches: int) -> None:
+    """As above, and the listing goes on in another process."""
+    keys = {f"p/{start}{number:03}X" for start, many in (("0", 200), ("a", 20), ("y", 20)) for number in range(many)}
+    bucket, place = Bucket(keys, 10, order=str.lower), ListingPlace()
+    found = interrupted_listing(bucket, place, batches)
+    if place.left is not None:  # else everything is listed anew in any case
+        found += interrupted_listing(bucket, ListingPlace(place.left, place.seams), 1 << 30)
+        assert set(found) == keys
+
+
 def test_a_server_that_sorts_otherwise_loses_no_key() -> None:
     keys = {f"p/{name}/{number}" for name in ("a", "B", "c", "D") for number in range(20)}
     assert set(listing(Bucket(keys, 3, order=str.lower))) == keys
@@ -225,7 +237,7 @@ def test_after_a_page_that_was_refused_the_listing_goes_on_with_it() -> None:
     with pytest.raises(BrokenAnswer, match="came twice"):
         asyncio.run(collect())
     assert place.left is not None
-    found += interrupted_listing(bucket, ListingPlace(place.left), 1 << 30)
+    found += interrupted_listing(bucket, ListingPlace(place.left, place.seams), 1 << 30)
     assert sorted(found) == sorted(bucket.keys)
 
 
@@ -249,7 +261,7 @@ def test_a_page_at_a_seam_that_could_not_be_looked_at_does_not_count() -> None:
     with pytest.raises(OriginUnavailable, match="no answer"):
         asyncio.run(collect())
     assert place.left is not None
-    found += interrupted_listing(bucket, ListingPlace(place.left), 1 << 30)
+    found += interrupted_listing(bucket, ListingPlace(place.left, place.seams), 1 << 30)
     assert set(found) >= set(bucket.keys)
 
 

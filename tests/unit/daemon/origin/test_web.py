@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.origin import web, web_client
 from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from cachefs.errors import (
     CachefsError,
@@ -138,6 +139,22 @@ def test_what_goes_wrong_once_is_tried_again(fault_kind: tuple[Kind, FaultyProxy
     with_origin(kind.open(proxy.endpoint), work)
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "throttled", "seconds"),
+    [
+        (429, None, True, 0.0),
+        (429, "7", True, 7.0),
+        (503, None, False, 0.0),
+        (503, "2", True, 2.0),
+        (500, "2", False, 2.0),
+    ],
+)
+def test_a_server_that_says_when_to_come_back(status: int, said: str | None, throttled: bool, seconds: float) -> None:
+    headers = CIMultiDictProxy(CIMultiDict({"retry-after": said} if said else {}))
+    failure = web.refused(web_client.Answer(status, headers, headers), "gs://bucket/key", "key")
+    assert (failure.transient, failure.throttled, failure.retry_after) == (True, throttled, seconds)
+
+
 def test_wrong_bytes_that_stay_are_never_delivered(fault_kind: tuple[Kind, FaultyProxy]) -> None:
     kind, proxy = fault_kind
 
@@ -204,6 +221,21 @@ def test_a_redirect_that_leads_nowhere_ends(servers: dict[str, StoreServer]) -> 
 
     with faulty.running(kind.server.endpoint) as proxy:
         with_origin(kind.open(proxy.endpoint), work)
+
+
+def test_what_is_learned_of_a_server_serves_all_its_datasets(
+    servers: dict[str, StoreServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gs", "az", "http", "hf"):
+        kind = Kind(name, servers)
+        one, same = kind.open(), kind.open()
+        assert one.endpoint is same.endpoint
+        assert one.endpoint is not kind.open("http://127.0.0.1:1").endpoint
+    one, *others = (
+        open_origin(url, OriginOptions(), SETTINGS)
+        for url in ["http://h/a", "http://h/b/index.jsonl", "https://h/a", "http://h:81/a"]
+    )
+    assert [one.endpoint is other.endpoint for other in others] == [True, False, False]
 
 
 @pytest.mark.parametrize("where", ["http://h/x", "ftp://h/x", "https://u:p@h/x", "file:///etc/passwd"])

@@ -63,6 +63,9 @@ def test_a_rate_recovers_within_seconds_after_the_server_has_refused_everything(
     while rates.rate("a") < 1000:
         now = max(rates.when("a", now), now)
         assert now < 22
+    for _ in range(int(FORGOTTEN) - 20):
+        now = rates.when("a", now + 1)
+    assert rates.lowest <= request_rate._MOST_RATE, "it was 10 ** 170"
 
 
 def test_the_number_of_prefixes_is_bounded() -> None:

@@ -1,0 +1,53 @@
+"""Ctrl-C, which goes to all processes of the command, ends cachefs-bench with one line, and nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from cachefs_tools.bench.own_process import in_own_process
+
+
+# By what it can be seen that processes of theirs run: in Python, with a handler of their own for SIGINT.
+@pytest.mark.parametrize(
+    ("command", "begun"),
+    [("listing", "*/cachefsd.sock"), ("origin --throttle 50", "*/limits/proxy.log"), ("train --busy 1", "*")],
+    ids=["listing", "origin", "train"],
+)
+def test_an_interruption_is_one_line_and_leaves_nothing(command: str, begun: str, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "from cachefs_tools.bench import main; main()", *command.split()]
+    bench = subprocess.Popen(
+        [*program, "--directory", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        until(lambda: any(tmp_path.glob(begun)))
+        until(lambda: bool(psutil.Process(bench.pid).children()))
+        children = psutil.Process(bench.pid).children(recursive=True)
+        os.killpg(bench.pid, signal.SIGINT)
+        said, errors = bench.communicate(timeout=40)
+    finally:
+        bench.kill()
+    assert (bench.returncode, said) == (130, ""), errors
+    assert errors.splitlines()[-1] == "cachefs-bench: interrupted; nothing is left mounted or running"
+    assert "Traceback" not in errors
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    assert not list(tmp_path.iterdir())
+
+
+def until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 40
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_measurement_in_a_process_of_its_own() -> None:
+    assert in_own_process(os.getppid) == os.getpid()
+    with pytest.raises(FileNotFoundError):
+        in_own_process(os.stat, "/nowhere")
