@@ -1,8 +1,9 @@
 """What setup.cfg cannot say: the optional C pieces.
 
 Without a compiler, or for zero-open without libfuse3's headers, the build goes on without them: the mount says so at
-start and runs slower, shuffled orders take longer to compute (cachefs.planning.sequences.sampler), and jobs of
-`cachefs run` send an ioctl for each file that Python opens where the mount has no shield (cachefs.preload).
+start and runs slower, shuffled orders take longer to compute (cachefs.planning.sequences.sampler), jobs of
+`cachefs run` send an ioctl for each file that Python opens where the mount has no shield (cachefs.preload), and the
+daemon's threads wait more for each other (cachefs_daemon.store.batch_io).
 """
 
 import shutil
@@ -39,6 +40,13 @@ setup(
         Extension(
             "cachefs.planning.sequences._shuffle",
             sources=["cachefs/planning/sequences/_shuffle.c"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
+            "cachefs_daemon.store._batch_io",
+            sources=["daemon/cachefs_daemon/store/_batch_io.c"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
             optional=True,

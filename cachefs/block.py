@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from xxhash import xxh3_64_digest, xxh3_64_intdigest, xxh3_128_digest
+from xxhash import xxh3_64, xxh3_64_digest, xxh3_64_intdigest, xxh3_128_digest
 
 MEMORY: Final = 0
 SSD: Final = 1
@@ -23,6 +23,9 @@ PIECE_SIZE: Final = 128 * 1024
 MAX_READ: Final = 1 << 20
 KEY_SIZE: Final = 20
 CONTENT_ID_SIZE: Final = 16
+
+# xxhash lets go of the interpreter lock for more bytes than that.
+_LOCKED: Final = 64 * 1024
 
 _MASK = (1 << 64) - 1
 _LENGTH = struct.Struct("<I")
@@ -116,8 +119,18 @@ def piece_count(length: int) -> int:
 
 
 def piece_checksums(key: bytes, data: bytes | bytearray | memoryview) -> bytes:
-    """The checksums of all pieces of the block *key*, whose bytes are *data*: 8 bytes for each piece."""
-    return b"".join(_CHECKSUM.pack(digest) for digest in _digests(key, memoryview(data), 0))
+    """The checksums of all pieces of the block *key*, whose bytes are *data*: 8 bytes for each piece.
+
+    It keeps the interpreter lock: 2.5 us for 128 KiB, where to give it away and wait for it took 300 beside a thread
+    that wanted it, and 2.3 us alone.
+    """
+    view, seed, digests = memoryview(data), xxh3_64_intdigest(key), []
+    for piece, start in enumerate(range(0, len(view), PIECE_SIZE)):
+        digest = xxh3_64(seed=(seed + piece) & _MASK)
+        for part in range(start, min(start + PIECE_SIZE, len(view)), _LOCKED):
+            digest.update(view[part : min(part + _LOCKED, start + PIECE_SIZE)])
+        digests.append(_CHECKSUM.pack(digest.intdigest()))
+    return b"".join(digests)
 
 
 def pieces_match(key: bytes, checksums: bytes, first_piece: int, data: memoryview) -> bool:

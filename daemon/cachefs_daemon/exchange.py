@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 # Seconds for which reports are gathered: to follow the reads of several takes as long as those of one, 0.4 ms. Workers
 # that report at about the same time are answered at the same time, so they do from then on.
 GATHERED: Final = 0.01
+# Uses that are counted on the event loop where nobody has the store's lock: 1 us each, and a thread takes 100.
+AT_ONCE: Final = 128
 
 
 class JobAudiences:
@@ -126,8 +128,14 @@ class Exchange:
                 self._on_reads(mount, one)
             except Exception:  # the other mounts' reads are followed all the same
                 log.exception("what mount %s has read is not followed", mount)
-        if accessed := [key for one in heard.values() for key in one.accessed]:
+        accessed = [key for one in heard.values() for key in one.accessed]
+        if len(accessed) > AT_ONCE or not self._tiering.take_now():
             await self._threads.run(self._count_uses, accessed)
+            return
+        try:
+            self._tiering.unlocked.accessed(accessed, time.monotonic())
+        finally:
+            self._tiering.give_back()
 
     def _on_reads(self, mount: str, heard: _Heard) -> None:
         to, now = self._to, time.monotonic()

@@ -106,4 +106,5 @@ def test_every_step_of_the_dockerfile_works(tmp_path: Path) -> None:
     run(bin_directory / "cachefsd", "--check-config")
     assert list(root.rglob("_zero_open*.so")), "the image would mount without zero-open"
     assert list(root.rglob("_shuffle*.so")), "the image would shuffle in Python"
+    assert list(root.rglob("_batch_io*.so")), "the daemon's threads would wait for each other"
     assert list(root.rglob("_isatty*.so")), "`cachefs run` would let Python ask the mount about each file"

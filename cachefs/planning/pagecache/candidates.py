@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.blocks.space import BlockSpace, Ids, distinct
 from cachefs.planning.pagecache.states import DROPPABLE, Blocks
 from cachefs.planning.sequences.plan import Plan
 
@@ -45,7 +45,7 @@ class _OfSnapshot:
 
     def gather(self) -> None:
         """Sort in the fresh ones, and let go of those that may not be dropped any more."""
-        candidates = np.unique(np.concatenate((self.ids, *self.fresh)))
+        candidates = distinct(np.concatenate((self.ids, *self.fresh)))
         self.ids = candidates[DROPPABLE[self.states[candidates]]]
         self.fresh, self.fresh_count = [], 0
 

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.space import NO_BLOCK, Ids
+from cachefs.planning.blocks.space import NO_BLOCK, Numbers
 from cachefs.planning.pagecache.states import HELD, PageStates
 from cachefs.planning.sequences.plan import Plan
 
@@ -42,14 +42,15 @@ class Coverage:
         from the page caches before they are read, as they are tripwires."""
         self._mounts, self._leaving = tuple(mounts), dict(leaving)
 
-    def holds(self, snapshot: str, ids: Ids) -> npt.NDArray[np.bool_]:
+    def holds(self, snapshot: str, ids: Numbers) -> npt.NDArray[np.bool_]:
         """Which of these blocks are in the page cache of every mount into which blocks of *snapshot* are pushed, and
-        will still be there when they are read. ids: int32, shape (n,); returns bool, shape (n,).
+        will still be there when they are read. ids: shape (n,); returns bool, shape (n,).
 
         Mounts without a pusher do not count.
         """
         states = [of_all[snapshot] for mount in self._mounts if snapshot in (of_all := mount.states)]
         held = np.full(len(ids), bool(states))
+        ids = ids.astype(np.intp, copy=False)
         for one in states:
             held &= one[ids] == HELD
         leaving = self._leaving.get(snapshot)
@@ -65,7 +66,7 @@ class Coverage:
                 return True
         return False
 
-    def defer(self, snapshot: str, ids: Ids, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def defer(self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Change the scores of blocks (float64, shape (n,), in seconds; the highest is evicted first) so that blocks in
         page caches are evicted before all others that are read again. Returns *scores*."""
         if self._mounts:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.block import MAX_READ
-from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.blocks.space import BlockSpace, Ids, distinct
 from cachefs.planning.pagecache.candidates import Candidates
 from cachefs.planning.pagecache.states import (
     COMING,
@@ -208,7 +208,7 @@ class PageCacheModel:
         """The mount has read these blocks, so that the kernel has their pages, or some of them. tripped: numbers of
         those that were left out on purpose, to see them read, shape (n,), int32."""
         pages = self._pages[blocks.snapshot]
-        ids = np.unique(blocks.ids)
+        ids = distinct(blocks.ids)
         absent = ids[INCOMPLETE[pages.states[ids]]]
         if len(absent) and self._plan.spaces.get(blocks.snapshot) is not None:
             self.late += int(np.count_nonzero(~np.isin(absent, tripped))) if len(tripped) else len(absent)

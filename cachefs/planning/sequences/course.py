@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.blocks.space import BlockSpace, Ids, Numbers
 from cachefs.planning.sequences.epoch import UNKNOWN, Epoch
 
 # Reads per second of a consumer whose rate nobody has measured yet.
@@ -36,9 +36,9 @@ class Future:
     # Reads per second.
     rate: float
 
-    def seconds(self, ids: Ids) -> Seconds:
-        """Seconds until each of the blocks *ids* (shape (n,), int32) is read next: shape (n,), float64."""
-        reads = self.next_read[ids]
+    def seconds(self, ids: Numbers) -> Seconds:
+        """Seconds until each of the blocks *ids* (shape (n,)) is read next: shape (n,), float64."""
+        reads = self.next_read[ids.astype(np.intp, copy=False)]
         if self.beyond < UNKNOWN:
             # A read that is known comes before every read that is only expected.
             np.minimum(reads, np.int32(self.beyond), out=reads)

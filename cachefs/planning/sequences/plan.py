@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.space import BlockSpace, Ids
+from cachefs.planning.blocks.space import BlockSpace, Ids, Numbers
 from cachefs.planning.sequences.course import Course, Future, Seconds, Window
 from cachefs.planning.sequences.epoch import Epoch
 
@@ -179,8 +179,8 @@ class Plan:
                 soonest[here] = np.minimum(soonest[here], self.next_use_of(snapshot, ids[here]))
         return soonest
 
-    def next_use_of(self, snapshot: str, ids: Ids) -> Seconds:
-        """`next_use` of blocks of one snapshot by their numbers (shape (n,), int32), whichever snapshots' readers come
+    def next_use_of(self, snapshot: str, ids: Numbers) -> Seconds:
+        """`next_use` of blocks of one snapshot by their numbers (shape (n,)), whichever snapshots' readers come
         to them: shape (n,), float64."""
         soonest = np.full(len(ids), np.inf)
         for start in range(0, len(ids), _IN_CACHE):
@@ -189,15 +189,15 @@ class Plan:
                 part[where] = np.minimum(part[where], future.seconds(theirs))
         return soonest
 
-    def futures(self, snapshot: str, ids: Ids) -> Iterator[tuple[Future, "slice | npt.NDArray[np.int64]", Ids]]:
-        """All consumers that may read some of the blocks *ids* (shape (n,), int32).
+    def futures(self, snapshot: str, ids: Numbers) -> Iterator[tuple[Future, "slice | npt.NDArray[np.int64]", Numbers]]:
+        """All consumers that may read some of the blocks *ids* (shape (n,)).
 
         For each of them: its future; which of *ids* it may read, as a slice or as indices into *ids* (shape (m,),
-        int64); and the numbers of those blocks in its own snapshot, as the future names them (shape (m,), int32).
+        int64); and the numbers of those blocks in its own snapshot, as the future names them (shape (m,)).
         """
         for other, courses in self._active.items():
             where: slice | npt.NDArray[np.int64] = slice(None)
-            theirs = ids
+            theirs: Numbers = ids
             if other != snapshot:
                 counterparts = self._counterparts.get((snapshot, other))
                 if counterparts is None:

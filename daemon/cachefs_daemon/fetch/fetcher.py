@@ -102,7 +102,7 @@ class Fetcher:
         self.passing = Passing(slots.capacity // PASSING_PART)
         self._ranges = Ranges(slots, read_deadline)
         self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
-        self._puts_ahead = Puts(store, threads.ahead)
+        self._puts_ahead = Puts(store, threads.ahead, at_once=1)
         self._asking: set[asyncio.Task[None]] = set()  # in which `ask` goes on
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         # Is told of a block that a reader waits for, and of its bytes; 0 where it is on the node by now.
@@ -444,7 +444,7 @@ class Fetcher:
         transient = demanded or flight.transient
         block = Put(source.key, flight.data, transient=transient, snapshot=source.snapshot, checksums=checksums)
         try:
-            stored = await puts.put(block, urgent=flight.early is None)
+            stored = await puts.put(block, urgent=demanded and flight.early is None)
         except Exception as error:
             if not flight.demanded:
                 raise

@@ -72,7 +72,7 @@ class Prefetcher:
     async def _fetch_evicting(self, batch: Batch, looked: float, spared: int) -> None:
         """Fetch what fits into the room that is free or can be made, but for *spared* bytes of it. looked: see
         `_fetch`."""
-        room = await self._threads.run(self._room_for, batch.key) - spared
+        room = await self._room_for(batch.key) - spared
         await self._fetch(await self._within_quotas(self._plan.fitting(batch.blocks, room), evicting=True), looked)
 
     async def _within_quotas(self, blocks: Sequence[Upcoming], *, evicting: bool) -> list[Upcoming]:
@@ -85,12 +85,20 @@ class Prefetcher:
             if room == math.inf:
                 continue
             if evicting:
-                room = await self._threads.run(self._room_for, self._plan.key(last), snapshot)
+                room = await self._room_for(self._plan.key(last), snapshot)
             left[snapshot] = room - self._plan.bytes_in_flight(snapshot)
         return within_quotas(blocks, left)
 
-    def _room_for(self, key: bytes, snapshot: str = "") -> int:
-        """In a thread, as the lock may be held by one that writes."""
+    async def _room_for(self, key: bytes, snapshot: str = "") -> int:
+        """A thread is asked only while another one decides: to hand it over takes longer than to tell, 0.1 ms."""
+        if not self._tiering.take_now():
+            return await self._threads.run(self._wait_for_room, key, snapshot)
+        try:
+            return self._tiering.unlocked.room_for(key, snapshot)
+        finally:
+            self._tiering.give_back()
+
+    def _wait_for_room(self, key: bytes, snapshot: str) -> int:
         with self._tiering as tiering:
             return tiering.room_for(key, snapshot)
 

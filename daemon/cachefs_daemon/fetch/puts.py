@@ -19,9 +19,8 @@ from cachefs_daemon.store.block_store import BlockStore, Put
 
 # What came of a block; None where no tier's policy wants it.
 Stored = Location | StoreFull | None
-# Batches that are stored at once, and where one of them takes as long as this: it may wait for a disk, which concerns
-# nobody whose block goes to memory, and a disk that hangs is found out by those that try it (see `Tier.write`).
-_BATCHES: Final = 2
+# Where a batch takes as long as this, more are stored at once: it may wait for a disk, which concerns nobody whose
+# block goes to memory, and a disk that hangs is found out by those that try it (see `Tier.write`).
 _LONG_SECONDS: Final = 0.05
 _MOST_BATCHES: Final = 8
 # Blocks of one batch, and their bytes where it has more than one. Their readers wait until the whole batch is stored:
@@ -41,8 +40,10 @@ _Run = Callable[[Callable[[Sequence[Put]], list[Stored]], Sequence[Put]], Awaita
 class Puts:
     """One queue of blocks to be stored. Used on the event loop."""
 
-    def __init__(self, store: BlockStore, run: _Run) -> None:
-        """run: calls a function in a thread."""
+    def __init__(self, store: BlockStore, run: _Run, at_once: int = 2) -> None:
+        """run: calls a function in a thread; at_once: batches that are stored at once. Where nobody waits, one: two
+        threads wait for each other's locks."""
+        self._at_once = at_once
         self._store = store
         self._run = run
         self._waiting: deque[tuple[Put, asyncio.Future[Stored]]] = deque()
@@ -62,7 +63,7 @@ class Puts:
         self._waiting.append((block, future))
         if not urgent and not self._batches and len(self._waiting) < _GATHERED:
             self._gathering = self._gathering or loop.call_later(_GATHER_SECONDS, self._begin)
-        elif len(self._batches) < _BATCHES:
+        elif len(self._batches) < self._at_once:
             self._begin()
         elif self._look is None:
             self._look = asyncio.get_running_loop().call_later(_LONG_SECONDS, self._begin_another)

@@ -14,6 +14,13 @@ class Locked(Generic[Value]):
         self.unlocked = value  # for what its documentation allows at any time
         self._lock = threading.Lock()
 
+    def take_now(self) -> bool:
+        """Take the lock if nobody has it. Then the caller gives it back with `give_back`."""
+        return self._lock.acquire(blocking=False)
+
+    def give_back(self) -> None:
+        self._lock.release()
+
     def __enter__(self) -> Value:
         self._lock.acquire()
         return self.unlocked

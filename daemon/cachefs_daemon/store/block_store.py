@@ -22,7 +22,7 @@ from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import Data
 from cachefs_daemon.store.tier import NewBlock, Tier
-from cachefs_daemon.store.transfers import COPY_BATCH, Transfers, batches
+from cachefs_daemon.store.transfers import COPY_BATCH, Transfers, batches, portions
 
 _log = logging.getLogger(__name__)
 
@@ -145,18 +145,14 @@ class BlockStore:
         policy prefers them to what is evicted for them, which goes to the SSD tier. How many were moved."""
         moved = 0
         for batch in batches(keys, COPY_BATCH) if len(self._tiers) > SSD else ():
-            gone = []
-            for key in batch:
-                location = self.get(key) if not self._coverage.holds_key(key) else None
-                data = self.read(key, location) if location is not None and location.tier == SSD else None
-                if location is None or data is None:
-                    continue
-                copy = self._transfers.write(self._tiers[MEMORY], NewBlock(key, location.checksums, data))
-                if copy is not None and self._transfers.move(key, location, copy):
-                    gone.append(location)
-            self._index.commit()
-            self._tiers[SSD].free_blocks(gone)
-            moved += len(gone)
+            left = [key for key in batch if not self._coverage.holds_key(key)]
+            found = zip(left, self._index.get_many(left), strict=True)
+            here = [(key, place) for key, place in found if place is not None and place.tier == SSD]
+            for portion in portions(here):
+                gone = self._transfers.copy(self._tiers[SSD], self._tiers[MEMORY], portion)
+                self._index.commit()
+                self._tiers[SSD].free_blocks(gone.values())
+                moved += len(gone)
         return moved
 
     def read_ahead(self, keys: Iterable[bytes]) -> None:

@@ -1,7 +1,8 @@
 """Writing the block index (see cachefs.index for what it is and for its other readers).
 
 Changes go into an overlay in memory, which this process's reads consult first, and from there in batches into LMDB: a
-transaction per block is slow (40 us), and a commit that fails because the disk is full must not fail a fetch.
+transaction per block is slow (40 us), and a commit that fails because the disk is full must not fail a fetch. What was
+asked for or changed of late is remembered besides (see KnownPlaces).
 """
 
 import logging
@@ -9,8 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from enum import Enum, auto
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -20,11 +19,12 @@ import lmdb
 from cachefs.block import Location, sealed
 from cachefs.errors import CachefsError
 from cachefs.index import BLOCKS_DB, MAP_SIZE, MAX_DBS, MAX_READERS
+from cachefs_daemon.store.known_places import UNKNOWN, KnownPlaces, Unknown
 
 _log = logging.getLogger(__name__)
 
 # Seconds for which a change waits for others to share its commit: other processes see new blocks this much later.
-_GATHER_SECONDS: Final = 0.002
+_GATHER_SECONDS: Final = 0.005
 _RETRY_SECONDS: Final = 2.0
 # Mounts of the daemon's group read the index. As readers of LMDB they write into the lock file, and nowhere else.
 _MODE: Final = 0o640
@@ -32,15 +32,6 @@ _LOCK_FILE_MODE: Final = 0o660
 _SPARE_TRANSACTIONS: Final = 16
 # A cache line per reader, and a header.
 _LOCK_FILE_BYTES: Final = 64 * MAX_READERS + 4096
-
-
-class _Unchanged(Enum):
-    """What a look into the changes finds of a key that is not among them."""
-
-    UNCHANGED = auto()
-
-
-_UNCHANGED: Final = _Unchanged.UNCHANGED
 
 
 def open_environment(path: Path) -> lmdb.Environment:
@@ -78,6 +69,7 @@ class IndexWriter:
                 f"the index {path} cannot be opened: {error}; free space there or set another state_dir"
             ) from None
         self._lock = threading.Lock()
+        self._known = KnownPlaces()
         self._pending: dict[bytes, Location | None] = {}
         self._committing: Mapping[bytes, Location | None] = {}
         self._commit_lock = threading.Lock()
@@ -89,16 +81,16 @@ class IndexWriter:
         self._committer.start()
 
     def get(self, key: bytes) -> Location | None:
-        """Waits for nothing: no lock is taken, as a thread that had it would often wait for the interpreter lock."""
-        found = self._changed_to(key)
-        return self._read([key])[0] if isinstance(found, _Unchanged) else found
+        """Where the block is now."""
+        found = self._known.get(key)
+        return self._look_up([key])[0] if isinstance(found, Unknown) else found
 
     def get_many(self, keys: Sequence[bytes]) -> list[Location | None]:
-        """`get` of each, with one transaction for those that were not changed of late."""
-        changed = [self._changed_to(key) for key in keys]
-        unchanged = [key for key, one in zip(keys, changed, strict=True) if isinstance(one, _Unchanged)]
-        committed = iter(self._read(unchanged) if unchanged else ())
-        return [next(committed) if isinstance(one, _Unchanged) else one for one in changed]
+        """`get` of each, with one transaction for those of which nothing is known."""
+        known = [self._known.get(key) for key in keys]
+        unknown = [key for key, one in zip(keys, known, strict=True) if isinstance(one, Unknown)]
+        found = iter(self._look_up(unknown) if unknown else ())
+        return [next(found) if isinstance(one, Unknown) else one for one in known]
 
     def put(self, key: bytes, location: Location) -> None:
         self.change({key: location})
@@ -108,10 +100,12 @@ class IndexWriter:
 
     def change(self, changes: Mapping[bytes, Location | None]) -> None:
         """Put what has a location, delete what has none."""
+        lasting = changes
         if self._failing:
-            changes = {key: one for key, one in changes.items() if one is not None or not self._forget(key)}
+            lasting = {key: one for key, one in changes.items() if one is not None or not self._forget(key)}
         with self._lock:
-            self._pending.update(changes)
+            self._pending.update(lasting)
+            self._known.change(changes)
         if not self._changed.is_set():
             self._changed.set()
 
@@ -223,25 +217,40 @@ class IndexWriter:
             self._pending.pop(key, None)
             return True
 
+    def _look_up(self, keys: Sequence[bytes]) -> list[Location | None]:
+        """Of blocks of which nothing was known."""
+        mark = self._known.mark
+        changed = [self._changed_to(key) for key in keys]
+        unchanged = [key for key, one in zip(keys, changed, strict=True) if isinstance(one, Unknown)]
+        try:
+            committed = self._read(unchanged) if unchanged else []
+        except lmdb.Error:
+            committed = [None] * len(unchanged)
+        else:
+            self._known.learn(zip(unchanged, committed, strict=True), mark)
+        read = iter(committed)
+        return [next(read) if isinstance(one, Unknown) else one for one in changed]
+
     def _read(self, keys: Sequence[bytes]) -> list[Location | None]:
-        """What the file says."""
-        found: list[Location | None] = [None] * len(keys)
-        with suppress(lmdb.Error), self._env.begin(db=self._blocks) as txn:
-            for number, key in enumerate(keys):
+        """What the file says. Raises lmdb.Error."""
+        found: list[Location | None] = []
+        with self._env.begin(db=self._blocks) as txn:
+            for key in keys:
                 record = txn.get(key)
-                if record is not None:
-                    with suppress(ValueError):
-                        found[number] = Location.unpack(record)
+                try:
+                    found.append(Location.unpack(record) if record is not None else None)
+                except ValueError:
+                    found.append(None)
         return found
 
-    def _changed_to(self, key: bytes) -> Location | _Unchanged | None:
+    def _changed_to(self, key: bytes) -> Location | Unknown | None:
         """What a change says that may not be committed yet."""
         # While changes are committed they are in `_committing`, and before and after, where that fails, in `_pending`.
-        found = self._pending.get(key, _UNCHANGED)
-        if found is _UNCHANGED:
-            found = self._committing.get(key, _UNCHANGED)
-        if found is _UNCHANGED:
-            found = self._pending.get(key, _UNCHANGED)
+        found = self._pending.get(key, UNKNOWN)
+        if found is UNKNOWN:
+            found = self._committing.get(key, UNKNOWN)
+        if found is UNKNOWN:
+            found = self._pending.get(key, UNKNOWN)
         return found
 
     def _overlay(self) -> dict[bytes, Location | None]:
@@ -251,8 +260,8 @@ class IndexWriter:
     def _commit_changes(self) -> None:
         while not self._closing.is_set():
             self._changed.wait()
-            time.sleep(_GATHER_SECONDS)
-            # Not before: what comes meanwhile is committed, too, and nobody has to be woken for it.
+            # Before it sleeps: while changes keep coming, nobody has to wake it. The last time it finds nothing to do.
             self._changed.clear()
+            time.sleep(_GATHER_SECONDS)
             if not self.commit():
                 self._closing.wait(_RETRY_SECONDS)

@@ -19,8 +19,15 @@ from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import span
-from cachefs_daemon.store.tier import NewBlock, Tier
-from cachefs_daemon.store.transfers import COPY_BATCH, DEMOTED_TOGETHER, LET_OTHERS_SECONDS, Transfers, batches
+from cachefs_daemon.store.tier import Tier
+from cachefs_daemon.store.transfers import (
+    COPY_BATCH,
+    DEMOTED_TOGETHER,
+    LET_OTHERS_SECONDS,
+    Transfers,
+    batches,
+    portions,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -200,23 +207,18 @@ class Maintenance:
 
     def _copy_forward(self, tier: Tier, number: int, until: float) -> bool:
         """Empty a segment. False where there is no room for its blocks elsewhere now, or no time any more."""
-        for batch in batches(self._live_blocks(tier, number), COPY_BATCH):
-            gone, full = [], False
-            for key, location in batch:
-                data = self._blocks.read(key, location)
-                if data is None:
-                    self._blocks.repair(key, location)
-                    continue
-                copy = self._transfers.write(tier, NewBlock(key, location.checksums, data))
-                if copy is None:
-                    full = True
-                elif self._transfers.move(key, location, copy):
-                    gone.append(location)
+        for portion in chain.from_iterable(map(portions, batches(self._live_blocks(tier, number), COPY_BATCH))):
+            gone = self._transfers.copy(tier, tier, portion)
             self._index.commit()
-            tier.free_blocks(gone)
-            if full or time.monotonic() > until:
+            tier.free_blocks(gone.values())
+            left = [(key, location) for key, location in portion if key not in gone]
+            if not all(self._is_gone(key, location) for key, location in left) or time.monotonic() > until:
                 return False
         return True
+
+    def _is_gone(self, key: bytes, location: Location) -> bool:
+        """Is a block that could not be moved not there any more? A damaged one goes."""
+        return self._blocks.repair(key, location) or self._index.get(key) != location
 
     def _live_blocks(self, tier: Tier, number: int) -> Iterator[tuple[bytes, Location]]:
         """The blocks in a segment that the index still has there, with their places. Yields nothing where somebody has

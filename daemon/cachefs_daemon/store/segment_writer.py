@@ -15,14 +15,13 @@ before and after), and no disk could be remounted read-only. Nothing that somebo
 symbolic link is followed.
 """
 
-import ctypes
 import errno
 import os
 import re
 import stat
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +29,13 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from cachefs.block import KEY_SIZE, PIECE_SIZE, Location, piece_count, pieces_match
+from cachefs.block import KEY_SIZE, PIECE_SIZE, Location, piece_checksums, piece_count, pieces_match
 from cachefs.segment import segment_path
+from cachefs_daemon.store import batch_io
 
-Data = bytes | bytearray | memoryview
+Data = batch_io.Buffer
+# A part of a segment: the segment's number, start and length in bytes.
+SegmentSpan = tuple[int, int, int]
 
 PAGE: Final = 4096
 _MAGIC: Final = b"cachefs\x01"
@@ -44,13 +46,8 @@ _NAME: Final = re.compile(r"([0-9a-f]{8})\.seg")
 _MODE: Final = 0o640
 # A pipe in the place of a segment would make whoever opens it wait.
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_KEEP_SIZE: Final = 0x01
-_PUNCH_HOLE_KEEP_SIZE: Final = 0x03
 # After so many pages of a segment that cannot be read, nobody goes on looking for records: each may take seconds.
 _MOST_UNREADABLE: Final = 16
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ class SegmentFile:
 
     @property
     def name(self) -> str:
-        return f"{self.number:08x}.seg"
+        return segment_name(self.number)
 
     @property
     def path(self) -> Path:
@@ -81,6 +78,10 @@ class Record:
 
     def location(self, tier: int, segment: int) -> Location:
         return Location(tier, segment, self.start + header_size(self.length), self.length, self.checksums)
+
+
+def segment_name(number: int) -> str:
+    return f"{number:08x}.seg"
 
 
 def segment_number(name: str) -> int | None:
@@ -113,27 +114,15 @@ def create(file: SegmentFile, size: int) -> None:
         os.ftruncate(fd, size)
 
 
-class LatestSegment:
-    """The segment that was used last, left open for more until `close`. For one thread."""
-
-    def __init__(self, flags: int) -> None:
-        """flags: how segments are opened, as of `os.open`."""
-        self._flags = flags
-        self._number, self._fd = -1, -1
-
-    def open(self, file: SegmentFile) -> int:
-        """A descriptor, to be used until the next call. Raises OSError."""
-        if file.number != self._number:
-            self.close()
-            self._fd = _open(file, self._flags)
-            self._number = file.number
-        return self._fd
-
-    def close(self) -> None:
-        """Close the segment that is open."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._number, self._fd = -1, -1
+def write_records(
+    file: SegmentFile, records: Sequence[tuple[Record, Data]], *, allocate: bool
+) -> tuple[int, OSError | None]:
+    """Write records into a segment; *allocate*: each as an extent of its own (see `TierDirectory`). How many of the
+    first ones were written, and why the next one was not."""
+    writes = [(record.start, (_header(record, file.number), data)) for record, data in records]
+    unit = PAGE if allocate else 0
+    done, failed = batch_io.write_many(file.directory, os.O_WRONLY | _SAFELY, file.name.encode(), unit, writes)
+    return done, OSError(failed, os.strerror(failed)) if failed else None
 
 
 def open_to_write(file: SegmentFile) -> int:
@@ -142,20 +131,13 @@ def open_to_write(file: SegmentFile) -> int:
 
 
 def write_record(file: SegmentFile, fd: int, record: Record, data: Data, *, allocate: bool) -> None:
-    """Write one record into a segment that is open as *fd*; *allocate*: as an extent of its own (see `TierDirectory`).
-    Raises OSError."""
-    start = record.start
-    head = _HEAD.pack(_MAGIC, record.key, len(data)) + record.checksums
-    parts = [memoryview(head + _seal(head, file.number, start)), memoryview(data).cast("B")]
-    if allocate:
-        _fallocate(fd, _KEEP_SIZE, start, span(len(data)))
-    while parts:
-        written = os.pwritev(fd, parts, start)
-        start += written
-        while parts and written >= len(parts[0]):
-            written -= len(parts.pop(0))
-        if parts:
-            parts[0] = parts[0][written:]
+    """Write one record into a segment that is open as *fd*; *allocate*: as `write_records`. Raises OSError."""
+    batch_io.write_parts(fd, record.start, (_header(record, file.number), data), PAGE if allocate else 0)
+
+
+def _header(record: Record, segment: int) -> bytes:
+    head = _HEAD.pack(_MAGIC, record.key, record.length) + record.checksums
+    return head + _seal(head, segment, record.start)
 
 
 def read_block(file: SegmentFile, key: bytes, location: Location) -> bytes | None:
@@ -170,14 +152,15 @@ def read_block(file: SegmentFile, key: bytes, location: Location) -> bytes | Non
     return data
 
 
-def read_into(fd: int, key: bytes, location: Location, buffer: memoryview) -> bool:
-    """Read a block of a segment that is open as *fd* into *buffer*, which has its length. False where it is not there
-    or not right."""
-    try:
-        got = os.preadv(fd, [buffer], location.offset)
-    except OSError:
-        return False
-    return got == location.length and pieces_match(key, location.checksums, 0, buffer)
+def read_into(directory: int, blocks: Sequence[tuple[bytes, Location, memoryview]]) -> list[bool]:
+    """Read blocks (key, place, buffer of its length) of a tier into their buffers. directory: the tier's descriptor.
+    False for each that is not there or not right."""
+    reads = [(segment_name(place.segment).encode(), place.offset, buffer) for _, place, buffer in blocks]
+    got = batch_io.read_many(directory, os.O_RDONLY | _SAFELY, reads)
+    return [
+        size == place.length and piece_checksums(key, buffer) == place.checksums
+        for size, (key, place, buffer) in zip(got, blocks, strict=True)
+    ]
 
 
 def read_ahead(file: SegmentFile, location: Location) -> None:
@@ -186,31 +169,37 @@ def read_ahead(file: SegmentFile, location: Location) -> None:
         os.posix_fadvise(fd, location.offset, location.length, os.POSIX_FADV_WILLNEED)
 
 
-def punch(file: SegmentFile, ranges: Iterable[tuple[int, int]]) -> None:
-    """Free the disk space of some ranges (start, length). Raises OSError, but not where the file is gone: so is its
-    space."""
-    try:
-        with _opened(file, os.O_WRONLY) as fd:
-            for start, length in _joined(ranges):
-                free_range(fd, start, length)
-    except FileNotFoundError:
-        pass
+def punch(directory: int, spans: Sequence[SegmentSpan]) -> tuple[list[SegmentSpan], OSError | None]:
+    """Free the disk space of spans of segments. directory: the descriptor of the tier's. Those that could not be
+    freed, and why; but not where the file is gone: so is its space."""
+    joined = _joined(spans)
+    holes = [(segment_name(number).encode(), start, length) for number, start, length in joined]
+    results = batch_io.punch_many(directory, os.O_WRONLY | _SAFELY, holes)
+    bad = [(hole, -result) for hole, result in zip(joined, results, strict=True) if result not in (0, -errno.ENOENT)]
+    if not bad:
+        return [], None
+    failed = [one for one in spans if any(_is_within(one, hole) for hole, _ in bad)]
+    return failed, OSError(bad[0][1], os.strerror(bad[0][1]))
 
 
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges (start, length) in order, with those that touch made one: blocks that came together often leave together,
-    and to punch out one range of 1,500 blocks takes as long as one of them."""
-    joined: list[tuple[int, int]] = []
-    for start, length in sorted(ranges):
-        if joined and sum(joined[-1]) == start:
-            start, length = joined[-1][0], joined.pop()[1] + length
-        joined.append((start, length))
+def _is_within(one: SegmentSpan, other: SegmentSpan) -> bool:
+    return one[0] == other[0] and other[1] <= one[1] < other[1] + other[2]
+
+
+def _joined(spans: Iterable[SegmentSpan]) -> list[SegmentSpan]:
+    """Spans in order, with those that touch made one: blocks that came together often leave together, and to punch out
+    one range of 1,500 blocks takes as long as one of them."""
+    joined: list[SegmentSpan] = []
+    for number, start, length in sorted(spans):
+        if joined and joined[-1][0] == number and sum(joined[-1][1:]) == start:
+            start, length = joined[-1][1], joined.pop()[2] + length
+        joined.append((number, start, length))
     return joined
 
 
 def free_range(fd: int, start: int, length: int) -> None:
     """Free the disk space of a range of an open file. Raises OSError."""
-    _fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, start, length)
+    batch_io.fallocate(fd, batch_io.PUNCH_HOLE_KEEP_SIZE, start, length)
 
 
 def punch_gaps(file: SegmentFile, ranges: Iterable[tuple[int, int]]) -> None:
@@ -303,12 +292,6 @@ def _seal(head: bytes, segment: int, start: int) -> bytes:
     """The header's checksum. It is seeded with the place, so that a segment file which somebody caches as data is not
     mistaken for records of ours."""
     return _SEAL.pack(xxh3_64_intdigest(head, segment << 32 | start // PAGE))
-
-
-def _fallocate(fd: int, mode: int, start: int, length: int) -> None:
-    if _libc.fallocate(fd, mode, start, length) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def _open(file: SegmentFile, flags: int) -> int:

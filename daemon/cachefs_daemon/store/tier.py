@@ -8,7 +8,6 @@ says of the directory never exceeds the budget.
 import contextlib
 import errno
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from cachefs.block import MEMORY, TIER_NAMES, Location
 from cachefs.errors import CachefsError, ConfigError
 from cachefs_daemon.store import capacity, segment_writer
 from cachefs_daemon.store.owned_directory import Place
-from cachefs_daemon.store.segment_writer import PAGE, Data, LatestSegment, Record, SegmentFile, page_ceil, span
+from cachefs_daemon.store.segment_writer import PAGE, Data, Record, SegmentFile, SegmentSpan, page_ceil, span
 from cachefs_daemon.store.tier_directory import TierDirectory
 
 _log = logging.getLogger(__name__)
@@ -133,8 +132,7 @@ class Tier:
         self._segments: dict[int, _Segment] = {}
         self._active: int | None = None  # number of the segment that is written to
         self._next = 0  # number of the next new segment
-        # (segment, start, size) of holes that could not be punched
-        self._unpunched: deque[tuple[int, int, int]] = deque()
+        self._unpunched: deque[SegmentSpan] = deque()  # holes that could not be punched
         self._writes = threading.BoundedSemaphore(_WRITES_AT_ONCE)
         self._holes = threading.BoundedSemaphore(_HOLES_AT_ONCE)
         self._condemned = False
@@ -224,40 +222,45 @@ class Tier:
         if not self._writes.acquire(timeout=_WRITE_PATIENCE):
             self.give_back(sum(block.span for block in blocks))
             return written, TimeoutError(errno.ETIMEDOUT, f"writes take longer than {_WRITE_PATIENCE} s")
-        writer = LatestSegment(os.O_WRONLY)
+        error: OSError | None = None
         try:
-            for block in blocks:
-                written.append(self._write_one(writer, block))
-        except OSError as error:
-            self.give_back(sum(block.span for block in blocks[len(written) + 1 :]))
-            return written, error
+            while error is None and len(written) < len(blocks):
+                locations, error = self._write_run(blocks[len(written) :])
+                written += locations
         finally:
-            writer.close()
             self._writes.release()
-        self._worked()
-        return written, None
+        if error is None:
+            self._worked()
+        return written, error
 
-    def _write_one(self, writer: LatestSegment, block: NewBlock) -> Location:
-        """Raises OSError, the block's room given back."""
+    def _write_run(self, blocks: Sequence[NewBlock]) -> tuple[list[Location], OSError | None]:
+        """Where the first blocks are, as far as one segment takes them; and if the next one could not be written, why,
+        with the room of all others given back."""
+        sizes = [block.span for block in blocks]
         try:
-            number, start = self._allocate(block.span)
-        except OSError:
-            self.give_back(block.span)
-            raise
-        record = Record(block.key, start, len(block.data), block.checksums)
-        try:
-            file = self._file(number)
-            fd, each = writer.open(file), self._place.extent_per_record
-            segment_writer.write_record(file, fd, record, block.data, allocate=each)
+            number, starts = self._allocate(sizes)
         except OSError as error:
-            self._free_spans(number, [(start, block.span)])
-            if error.errno not in _FULL:
-                self._abandon(number)
-            raise
+            self.give_back(sum(sizes))
+            return [], error
+        records = [
+            (Record(block.key, start, len(block.data), block.checksums), block.data)
+            for start, block in zip(starts, blocks, strict=False)
+        ]
+        done = 0
+        try:
+            done, failure = segment_writer.write_records(
+                self._file(number), records, allocate=self._place.extent_per_record
+            )
         finally:
+            if done < len(records):
+                left = zip(starts[done:], sizes[done : len(starts)], strict=True)
+                self._free_spans([(number, start, size) for start, size in left])
+                self.give_back(sum(sizes[len(starts) :]))
             with self._lock:
                 self._segments[number].writers -= 1
-        return record.location(self.number, number)
+        if failure is not None and failure.errno not in _FULL:
+            self._abandon(number)
+        return [record.location(self.number, number) for record, _ in records[:done]], failure
 
     # --- room that a fetch process writes into ------------------------------------------------------------------------
 
@@ -272,7 +275,8 @@ class Tier:
         places: list[tuple[int, int]] = []
         try:
             for size in spans:
-                places.append(self._allocate(size))
+                number, (start,) = self._allocate([size])
+                places.append((number, start))
         except OSError as error:
             self.give_back(sum(spans[len(places) :]))
             if error.errno not in _FULL:
@@ -290,7 +294,7 @@ class Tier:
 
     def free_unused(self, number: int, start: int, size: int) -> None:
         """Give a span back into which nobody writes any more, and to which no index entry points."""
-        self._free_spans(number, [(start, size)])
+        self._free_spans([(number, start, size)])
 
     def end_writes(self, numbers: Iterable[int]) -> None:
         """Nobody writes any more into places in these segments, each of which was allotted once."""
@@ -307,23 +311,13 @@ class Tier:
     def read_many(self, blocks: Sequence[tuple[bytes, Location]], buffer: memoryview) -> list[memoryview | None]:
         """The verified bytes of blocks (key, place), one after the other in *buffer*, which holds as many bytes as they
         have; None for each that is not there or not right."""
-        found: list[memoryview | None] = []
-        reader = LatestSegment(os.O_RDONLY)
+        parts = []
         at = 0
-        try:
-            for key, location in blocks:
-                data = buffer[at : at + location.length]
-                at += location.length
-                found.append(data if self._read_one(reader, key, location, data) else None)
-        finally:
-            reader.close()
-        return found
-
-    def _read_one(self, reader: LatestSegment, key: bytes, location: Location, data: memoryview) -> bool:
-        try:
-            return segment_writer.read_into(reader.open(self._file(location.segment)), key, location, data)
-        except OSError:
-            return False
+        for key, location in blocks:
+            parts.append((key, location, buffer[at : at + location.length]))
+            at += location.length
+        right = segment_writer.read_into(self._place.descriptor, parts)
+        return [data if is_right else None for (_, _, data), is_right in zip(parts, right, strict=True)]
 
     def read_ahead(self, location: Location) -> None:
         """Let the kernel begin to read a block into its page cache."""
@@ -332,12 +326,9 @@ class Tier:
 
     def free_blocks(self, locations: Iterable[Location]) -> None:
         """Punch blocks out that no index entry, committed or not, points to any more."""
-        by_segment: dict[int, list[tuple[int, int]]] = {}
-        for location in locations:
-            place = segment_writer.record_start(location), span(location.length)
-            by_segment.setdefault(location.segment, []).append(place)
-        for number, spans in by_segment.items():
-            self._free_spans(number, spans)
+        spans = [(one.segment, segment_writer.record_start(one), span(one.length)) for one in locations]
+        if spans:
+            self._free_spans(spans)
 
     def suspect(self, reason: str, location: Location) -> None:
         """Its disk does not answer: take no new blocks until the next `retry`, and free only then the block at
@@ -396,8 +387,7 @@ class Tier:
 
     def discard(self, number: int, ranges: Iterable[tuple[int, int]]) -> None:
         """Punch out adopted ranges that are nobody's."""
-        for start, end in ranges:
-            self._free_spans(number, [(start, end - start)])
+        self._free_spans([(number, start, end - start) for start, end in ranges])
 
     def sparse_segments(self) -> list[int]:
         """Closed segments so empty that they are better copied forward, emptiest first."""
@@ -433,8 +423,8 @@ class Tier:
         while self._unpunched:
             with self._lock:
                 # The other end is where it goes if it fails, so one that always fails is in nobody's way.
-                number, start, size = self._unpunched.popleft()
-            if not self._free_spans(number, [(start, size)], again=True):
+                hole = self._unpunched.popleft()
+            if not self._free_spans([hole], again=True):
                 break
         # Not while all writes hang: the probe would, too.
         if self.problem and not self._condemned and self._writes.acquire(blocking=False):
@@ -464,24 +454,29 @@ class Tier:
     def _file(self, number: int) -> SegmentFile:
         return self._place.segment(number)
 
-    def _allocate(self, size: int) -> tuple[int, int]:
-        """Segment and offset for a span. Raises OSError where a new segment cannot be made."""
-        while (found := self._take(size)) is None:
+    def _allocate(self, sizes: Sequence[int]) -> tuple[int, list[int]]:
+        """A segment, and offsets there for the first of some spans, one or more. Raises OSError where a new segment
+        cannot be made."""
+        while (found := self._take(sizes)) is None:
             with self._creating:
-                if not self._has_space(size):
+                if not self._has_space(sizes[0]):
                     self._add_segment()
         return found
 
-    def _take(self, size: int) -> tuple[int, int] | None:
+    def _take(self, sizes: Sequence[int]) -> tuple[int, list[int]] | None:
+        starts: list[int] = []
         with self._lock:
-            if self._active is None or not self._has_space(size):
+            for size in sizes:
+                if self._active is None or not self._has_space(size):
+                    break
+                state = self._segments[self._active]
+                starts.append(state.end)
+                state.end += size
+                self._count(state, size)
+            if self._active is None or not starts:
                 return None
-            state = self._segments[self._active]
-            start = state.end
-            state.end += size
-            state.writers += 1
-            self._count(state, size)
-            return self._active, start
+            self._segments[self._active].writers += 1
+            return self._active, starts
 
     def _has_space(self, size: int) -> bool:
         """Can the active segment take a span? An empty one takes any."""
@@ -516,29 +511,32 @@ class Tier:
         state.live += size
         self.used += PAGE * ((state.live > 0) - had)
 
-    def _free_spans(self, number: int, spans: Sequence[tuple[int, int]], *, again: bool = False) -> bool:
-        """Punch holes (start, size) into a segment. False, with all of them remembered for `retry`, where that
-        fails. again: it has failed before."""
-        try:
-            if not self._holes.acquire(timeout=0.0 if self.problem else _WRITE_PATIENCE):
-                raise TimeoutError(errno.ETIMEDOUT, f"freeing takes longer than {_WRITE_PATIENCE} s")
-            try:
-                segment_writer.punch(self._file(number), spans)
-            finally:
-                self._holes.release()
-        except OSError as error:
+    def _free_spans(self, spans: Sequence[SegmentSpan], *, again: bool = False) -> bool:
+        """Punch holes into segments. False, with those that failed remembered for `retry`. again: it has failed
+        before."""
+        failed, error = self._punch(spans)
+        if error is not None:
             # The bytes are still there, so they still count.
             if not again:
                 self._failed(error)
-            with self._lock:
-                self._unpunched.extend((number, start, size) for start, size in spans)
-            return False
+            left = set(failed)
+            spans = [one for one in spans if one not in left]
         with self._lock:
-            if (state := self._segments.get(number)) is not None:
-                size = sum(size for _, size in spans)
-                self._count(state, -size)
-                self.used -= size
-        return True
+            self._unpunched.extend(failed)
+            for number, _, size in spans:
+                if (state := self._segments.get(number)) is not None:
+                    self._count(state, -size)
+                    self.used -= size
+        return error is None
+
+    def _punch(self, spans: Sequence[SegmentSpan]) -> tuple[Sequence[SegmentSpan], OSError | None]:
+        """Which parts of these spans could not be punched out, and why."""
+        if not self._holes.acquire(timeout=0.0 if self.problem else _WRITE_PATIENCE):
+            return spans, TimeoutError(errno.ETIMEDOUT, f"freeing takes longer than {_WRITE_PATIENCE} s")
+        try:
+            return segment_writer.punch(self._place.descriptor, spans)
+        finally:
+            self._holes.release()
 
     def _failed(self, error: OSError | CachefsError) -> None:
         if isinstance(error, FileNotFoundError):

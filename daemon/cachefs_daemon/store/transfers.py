@@ -36,8 +36,8 @@ _PORTION: Final = 4 << 20
 _BUFFERS: Final = 2
 # A thread that takes the store's lock again and again must give others the time to take it: a lock is not fair.
 LET_OTHERS_SECONDS: Final = 0.0005
-# Fewer where each needs room for a second copy until the commit.
-COPY_BATCH: Final = 4
+# Fewer, and no more than a portion, where each needs room for a second copy until the commit.
+COPY_BATCH: Final = 16
 
 _Block = tuple[bytes, Location]
 
@@ -185,12 +185,17 @@ class Transfers:
         """The block's bytes, verified; None if they are not right (or no longer there)."""
         return self._tiers[location.tier].read(key, location) if location.tier < len(self._tiers) else None
 
-    def move(self, key: bytes, old: Location, new: Location) -> bool:
-        """Let the index say *new*, if it still says *old*: then the caller frees the old bytes after a commit."""
-        return self._move([(key, old, new)])[0]
+    def copy(self, source: Tier, target: Tier, blocks: Sequence[_Block]) -> dict[bytes, Location]:
+        """Move blocks out of *source*, as far as *target* takes them (it may be the same). Where those were that moved:
+        the caller frees these bytes after a commit."""
+        moved: dict[bytes, Location] = {}
+        # Most of what is refused is so before its bytes are read.
+        for portion in portions(self._wanted(target, blocks)):
+            moved |= self._copy(source, target, portion)
+        return moved
 
     def _move(self, moves: Sequence[tuple[bytes, Location, Location]]) -> list[bool]:
-        """`move` of each (key, old, new)."""
+        """Let the index say *new* of each (key, old, new), if it still says *old*: is it so?"""
         with self._tiering as tiering:
             there = self._index.get_many([key for key, _, _ in moves])
             moved = [here == old for here, (_, old, _) in zip(there, moves, strict=True)]
@@ -252,33 +257,28 @@ class Transfers:
         """Move blocks of the memory tier to the SSD tier, or drop those that it does not take. Where they were."""
         found = zip(keys, self._index.get_many(keys), strict=True)
         here = [(key, location) for key, location in found if location is not None and location.tier == MEMORY]
-        moved: dict[bytes, Location] = {}
-        # Most of what is refused is so before its bytes are read.
-        for blocks in _portions(self._wanted_below(here)):
-            moved |= self._copy_down(blocks)
+        moved = self.copy(self._memory, self._ssd, here) if self._ssd is not None else {}
         # One that was moved within the tier meanwhile is dropped: no policy knows it now.
         return [*moved.values(), *self._leave([key for key in keys if key not in moved], MEMORY)]
 
-    def _wanted_below(self, blocks: Sequence[_Block]) -> list[_Block]:
-        """Those of these blocks that the SSD tier takes, with room reserved there."""
-        assert self._ssd is not None
-        if self._ssd.problem or not blocks:
+    def _wanted(self, tier: Tier, blocks: Sequence[_Block]) -> list[_Block]:
+        """Those of these blocks that *tier* takes, with room reserved there."""
+        if tier.problem or not blocks:
             return []
         incoming = [Incoming(key, span(location.length)) for key, location in blocks]
-        fits = self._make_room(self._ssd, incoming, False)
+        fits = self._make_room(tier, incoming, False)
         return [block for block, fit in zip(blocks, fits, strict=True) if fit]
 
-    def _copy_down(self, blocks: Sequence[_Block]) -> dict[bytes, Location]:
-        """Move blocks of the memory tier into room that the SSD tier has for them. Where those were that moved."""
-        assert self._ssd is not None
+    def _copy(self, source: Tier, target: Tier, blocks: Sequence[_Block]) -> dict[bytes, Location]:
+        """Move blocks into room that *target* has for them. Where those were that moved."""
         buffer = self._buffers.take(sum(location.length for _, location in blocks))
-        contents = self._memory.read_many(blocks, memoryview(buffer))
+        contents = source.read_many(blocks, memoryview(buffer))
         whole = [(block, data) for block, data in zip(blocks, contents, strict=True) if data is not None]
         if len(whole) < len(blocks):
             damaged = [block for block, data in zip(blocks, contents, strict=True) if data is None]
             self._gone([key for key, _ in damaged])
-            self._ssd.give_back(sum(span(location.length) for _, location in damaged))
-        copies = self._fill(self._ssd, [NewBlock(key, old.checksums, data) for (key, old), data in whole])
+            target.give_back(sum(span(location.length) for _, location in damaged))
+        copies = self._fill(target, [NewBlock(key, old.checksums, data) for (key, old), data in whole])
         self._buffers.give_back(buffer)
         written = [(key, old, new) for ((key, old), _), new in zip(whole, copies, strict=True) if new is not None]
         return {key: old for (key, old, _), done in zip(written, self._move(written), strict=True) if done}
@@ -304,7 +304,7 @@ class _Buffers:
             self._kept.append(buffer)
 
 
-def _portions(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
+def portions(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
     """All blocks, in lists of at most _PORTION bytes, or of one block."""
     portion: list[_Block] = []
     size = 0

@@ -45,6 +45,7 @@ _INNERMOST: Final = (
     ("aiohttp/", Stage.GET),
     ("store/index_writer.py", Stage.INDEX),
     ("store/segment_writer.py", Stage.TIER_WRITE),
+    ("store/batch_io.py", Stage.TIER_WRITE),
     ("store/tier.py", Stage.TIER_WRITE),
     ("store/tier_directory.py", Stage.TIER_WRITE),
     ("planning/eviction/", Stage.POLICY),

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.planning.blocks.space import Ids
+from cachefs.planning.blocks.space import Numbers
 from cachefs.planning.eviction.policies.ranked import Ranked
 from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.sequences.course import Future, Seconds
@@ -34,13 +34,13 @@ class Alsd(Ranked):
         super().__init__(plan, cached)
         self._certain = certain
 
-    def _scores(self, snapshot: str, ids: Ids) -> Seconds:
+    def _scores(self, snapshot: str, ids: Numbers) -> Seconds:
         soonest = np.full(len(ids), np.inf)
         for future, where, theirs in self._plan.futures(snapshot, ids):
             soonest[where] = np.minimum(soonest[where], self._estimate(future, theirs))
         return soonest
 
-    def _estimate(self, future: Future, ids: Ids) -> Seconds:
+    def _estimate(self, future: Future, ids: Numbers) -> Seconds:
         left = max(0, future.length - future.position)
         reads = future.next_read[ids]
         distance = np.subtract(reads, future.position, dtype=np.float64)

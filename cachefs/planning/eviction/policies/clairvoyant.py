@@ -4,7 +4,7 @@ The plan says when a block is read next: the soonest of all consumers decides. A
 sooner than what is evicted for it, so no block is taken that would be evicted again before it is read.
 """
 
-from cachefs.planning.blocks.space import Ids
+from cachefs.planning.blocks.space import Numbers
 from cachefs.planning.eviction.policies.ranked import Ranked
 from cachefs.planning.sequences.course import Seconds
 
@@ -12,5 +12,5 @@ from cachefs.planning.sequences.course import Seconds
 class Clairvoyant(Ranked):
     """Scores are seconds until the next read."""
 
-    def _scores(self, snapshot: str, ids: Ids) -> Seconds:
+    def _scores(self, snapshot: str, ids: Numbers) -> Seconds:
         return self._plan.next_use_of(snapshot, ids)

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, Ids
+from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, Numbers, distinct
 from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
@@ -45,7 +45,7 @@ class _Members:
     sizes: npt.NDArray[np.uint32]  # per block of the space: bytes as the tier accounts for them, 0 where it has it not
     spared: npt.NDArray[np.bool_]  # per block: was pinned when it was looked at; looked at again when the plan changes
     count: int = 0  # blocks that the tier has
-    candidates: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
+    candidates: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
     fresh: list[int] = field(default_factory=list)  # blocks that came since the last look
 
 
@@ -54,7 +54,7 @@ class Ranked:
     evicted first, the oldest first. A block is taken where there is room, or where others score higher. While nobody
     has published anything, what came first stays, as with `minio`.
 
-    It has more than 12 attributes: six for which blocks there are, seven for when to look at all of them again.
+    It has more than 12 attributes: six for which blocks there are, eight for when to look at them again.
     """
 
     def __init__(self, plan: Plan, cached: Coverage | None = None) -> None:
@@ -70,20 +70,21 @@ class Ranked:
         self._pins = 0  # number of pins at that look
         self._mark = 0  # up to where the plan's consumed reads were followed
         self._taken = 0  # victims since that look
+        self._stale = True  # are the candidates to be looked through? Blocks have come or gone, or were read
         self._enough = 0  # victims after which all blocks are looked at again
         # Of the candidates that were chosen among all blocks the one with the lowest score (its snapshot, and its
         # number as an array of one); None where all blocks were chosen.
-        self._edge: tuple[str, Ids] | None = None
+        self._edge: tuple[str, npt.NDArray[np.intp]] | None = None
 
     @property
     def evicts(self) -> bool:
         return not self._plan.is_empty
 
-    def _scores(self, snapshot: str, ids: Ids) -> Seconds:
-        """The score of each of the blocks *ids* (shape (n,), int32) of *snapshot*: shape (n,), float64."""
+    def _scores(self, snapshot: str, ids: Numbers) -> Seconds:
+        """The score of each of the blocks *ids* (shape (n,)) of *snapshot*: shape (n,), float64."""
         raise NotImplementedError
 
-    def _ranks(self, snapshot: str, ids: Ids) -> Seconds:
+    def _ranks(self, snapshot: str, ids: Numbers) -> Seconds:
         scores = self._scores(snapshot, ids)
         return scores if self._cached is None else self._cached.defer(snapshot, ids, scores)
 
@@ -99,7 +100,7 @@ class Ranked:
             numbers = [space.find(keys[index]) for index in left]
             here = [index for index, number in zip(left, numbers, strict=True) if number != NO_BLOCK]
             if here:
-                ids = np.array([number for number in numbers if number != NO_BLOCK], np.int32)
+                ids = np.array([number for number in numbers if number != NO_BLOCK], np.intp)
                 scores[here] = self._ranks(snapshot, ids)
             left = [index for index, number in zip(left, numbers, strict=True) if number == NO_BLOCK]
             if not left:
@@ -134,6 +135,7 @@ class Ranked:
             self.bytes -= int(members.sizes[number])
             members.count -= bool(members.sizes[number])
             members.sizes[number] = 0
+            self._stale = True
 
     def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
         if not self.evicts:
@@ -190,6 +192,7 @@ class Ranked:
         if self._plan.spaces is not self._spaces:
             self._spaces = self._plan.spaces
             self._follow_spaces()
+            self._stale = True
         if self._unsettled:
             self._settle_some(_SETTLED_AT_ONCE)
 
@@ -242,8 +245,8 @@ class Ranked:
                     would_be = members, number
         return would_be
 
-    @staticmethod
-    def _join(members: _Members, number: int, size: int) -> None:
+    def _join(self, members: _Members, number: int, size: int) -> None:
+        self._stale = True
         members.sizes[number] = size
         members.count += 1
         members.fresh.append(number)
@@ -296,11 +299,11 @@ class Ranked:
         for snapshot, members in self._members.items():
             there = (members.sizes > 0) & ~members.spared
             there[members.candidates] = False
-            others.append((snapshot, np.flatnonzero(there).astype(np.int32)))
+            others.append((snapshot, np.flatnonzero(there)))
         yield from self._in_order(others, bound, pinned)
 
     def _in_order(
-        self, blocks: list[tuple[str, Ids]], bound: float, pinned: Collection[bytes]
+        self, blocks: list[tuple[str, npt.NDArray[np.intp]]], bound: float, pinned: Collection[bytes]
     ) -> Iterator[tuple[bytes, int]]:
         blocks = [(snapshot, ids) for snapshot, ids in blocks if len(ids)]
         if not blocks:
@@ -316,7 +319,7 @@ class Ranked:
                 number = int(ids[index])
                 key = members.space.key(number)
                 if key in pinned:
-                    members.spared[number] = True
+                    members.spared[number] = self._stale = True
                 else:
                     yield key, int(members.sizes[number])
 
@@ -327,13 +330,16 @@ class Ranked:
             self._look_at_all(mark, pinned)
             return
         self._mark = mark
+        if not consumed and not self._stale:
+            return
+        self._stale = False
         for snapshot, members in self._members.items():
-            new = [ids for whose, ids in consumed if whose == snapshot]
+            new: list[Numbers] = [ids for whose, ids in consumed if whose == snapshot]
             if members.fresh:
-                new.append(np.array(members.fresh, np.int32))
+                new.append(np.array(members.fresh, np.intp))
                 members.fresh = []
             if new:
-                members.candidates = np.unique(np.concatenate([members.candidates, *new]))
+                members.candidates = distinct(np.concatenate([members.candidates, *new]))
             ids = members.candidates
             members.candidates = ids[(members.sizes[ids] > 0) & ~members.spared[ids]]
         if sum(len(members.candidates) for members in self._members.values()) > 4 * self._wanted():
@@ -341,7 +347,7 @@ class Ranked:
 
     def _look_at_all(self, mark: int, pinned: Collection[bytes]) -> None:
         spare = self._version != self._plan.version or self._pins != len(pinned)
-        self._version, self._mark, self._taken = self._plan.version, mark, 0
+        self._version, self._mark, self._taken, self._stale = self._plan.version, mark, 0, False
         everyone = []
         for snapshot, members in self._members.items():
             members.fresh = []
@@ -349,7 +355,7 @@ class Ranked:
                 members.spared[:] = False
                 ids = members.space.ids(list(pinned))
                 members.spared[ids[ids != NO_BLOCK]] = True
-            everyone.append((snapshot, np.flatnonzero((members.sizes > 0) & ~members.spared).astype(np.int32)))
+            everyone.append((snapshot, np.flatnonzero((members.sizes > 0) & ~members.spared)))
         self._pins = len(pinned)
         self._keep_highest(everyone)
         self._enough = max(1, self._wanted() // 2)
@@ -357,10 +363,10 @@ class Ranked:
     def _wanted(self) -> int:
         return min(max(sum(members.count for members in self._members.values()) // _PART, _FEWEST), _MOST)
 
-    def _keep_highest(self, blocks: list[tuple[str, Ids]]) -> None:
+    def _keep_highest(self, blocks: list[tuple[str, npt.NDArray[np.intp]]]) -> None:
         whose = np.repeat(np.arange(len(blocks)), [len(ids) for _, ids in blocks])
         scores = np.concatenate([np.zeros(0), *(self._ranks(snapshot, ids) for snapshot, ids in blocks)])
-        ids = np.concatenate([np.zeros(0, np.int32), *(ids for _, ids in blocks)])
+        ids = np.concatenate([np.zeros(0, np.intp), *(ids for _, ids in blocks)])
         self._edge = None
         if len(scores) > (wanted := self._wanted()):
             kept = np.argpartition(scores, len(scores) - wanted)[-wanted:]

@@ -3,7 +3,7 @@ Dataloader with Shared Data Preparation", NeurIPS 2022)."""
 
 import numpy as np
 
-from cachefs.planning.blocks.space import Ids
+from cachefs.planning.blocks.space import Numbers
 from cachefs.planning.eviction.policies.ranked import Ranked
 from cachefs.planning.sequences.course import Seconds
 
@@ -11,7 +11,7 @@ from cachefs.planning.sequences.course import Seconds
 class Refcount(Ranked):
     """Scores are the number of consumers that still come to a block in their current epoch, negated."""
 
-    def _scores(self, snapshot: str, ids: Ids) -> Seconds:
+    def _scores(self, snapshot: str, ids: Numbers) -> Seconds:
         score = np.zeros(len(ids))
         for future, where, theirs in self._plan.futures(snapshot, ids):
             score[where] -= future.next_read[theirs] < future.length

@@ -5,13 +5,14 @@ import random
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_daemon.store import batch_io
 from cachefs_daemon.store import segment_writer as segment_module
 from cachefs_daemon.store import tier as tier_module
 from cachefs_daemon.store.segment_writer import PAGE, SegmentFile, span
@@ -332,11 +333,11 @@ def test_a_block_that_is_moved_while_it_is_given_up_goes_all_the_same(
         store.evict(neighbours)
         read, moved = segment_module.read_into, threading.Event()
 
-        def compact_first(fd: int, key: bytes, location: Location, buffer: memoryview) -> bool:
-            if key == key_of(0) and not moved.is_set():
+        def compact_first(directory: int, blocks: Sequence[tuple[bytes, Location, memoryview]]) -> list[bool]:
+            if key_of(0) in [key for key, _, _ in blocks] and not moved.is_set():
                 moved.set()
                 store.maintain()
-            return read(fd, key, location, buffer)
+            return read(directory, blocks)
 
         monkeypatch.setattr(segment_module, "read_into", compact_first)
         number = 100
@@ -378,15 +379,15 @@ def test_what_the_ssd_would_not_take_is_not_read(root: Path, monkeypatch: pytest
 
 def test_holes_that_touch_are_punched_as_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     punched: list[int] = []
-    free_range = segment_module.free_range
+    punch_many = batch_io.punch_many
 
-    def punch(fd: int, start: int, length: int) -> None:
-        punched.append(length)
-        free_range(fd, start, length)
+    def punch(directory: int, flags: int, spans: Sequence[batch_io.Span]) -> list[int]:
+        punched.extend(length for _, _, length in spans)
+        return punch_many(directory, flags, spans)
 
     with opened(store_config(root)) as store:
         fill(store, range(7))
-        monkeypatch.setattr(segment_module, "free_range", punch)
+        monkeypatch.setattr(batch_io, "punch_many", punch)
         store.evict([key_of(number) for number in (5, 1, 3, 0, 2)])
         assert sorted(punched) == [span(100_000), 4 * span(100_000)]
 
@@ -458,20 +459,20 @@ def test_blocks_of_a_content_come_in_order(root: Path) -> None:
 
 def test_a_hanging_ssd_keeps_nobody_from_the_memory_tier(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released, hanging = threading.Event(), threading.Semaphore(0)
-    write = segment_module.write_record
+    write = segment_module.write_records
 
-    def hang_on_ssd(file: SegmentFile, *rest: Any, **options: Any) -> None:
+    def hang_on_ssd(file: SegmentFile, *rest: Any, **options: Any) -> tuple[int, OSError | None]:
         if file.root.name == "ssd":
             hanging.release()
             assert released.wait(60)
-        write(file, *rest, **options)
+        return write(file, *rest, **options)
 
     monkeypatch.setattr(tier_module, "_WRITE_PATIENCE", 0.05)
     with opened(store_config(root, memory=3 << 20, ssd=8 << 20)) as store:
         held = 0
         while (location := store.put(key_of(held), data_of(held))) is not None and location.tier == MEMORY:
             held += 1
-        monkeypatch.setattr(segment_module, "write_record", hang_on_ssd)
+        monkeypatch.setattr(segment_module, "write_records", hang_on_ssd)
         stuck = [threading.Thread(target=fill, args=(store, range(number, number + 1))) for number in range(100, 104)]
         for thread in stuck:
             thread.start()

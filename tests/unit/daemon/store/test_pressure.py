@@ -104,15 +104,19 @@ def test_without_any_memory_a_put_is_refused_at_once_or_goes_to_the_ssd(
 
 def full_at(limit: int, monkeypatch: pytest.MonkeyPatch, directory: Path, error: int = errno.ENOSPC) -> None:
     """From now on the file system of *directory* takes no more than *limit* bytes."""
-    write = segment_writer.write_record
+    write = segment_writer.write_records
 
-    def refuse(file: segment_writer.SegmentFile, fd: int, record: Any, data: bytes, **options: Any) -> None:
-        taken = sum(entry.stat().st_blocks * 512 for entry in directory.iterdir())
-        if file.path.parent == directory and taken + span(len(data)) > limit:
-            raise OSError(error, "it is full")
-        write(file, fd, record, data, **options)
+    def refuse(file: segment_writer.SegmentFile, records: Any, **options: Any) -> tuple[int, OSError | None]:
+        for number, record in enumerate(records):
+            taken = sum(entry.stat().st_blocks * 512 for entry in directory.iterdir())
+            if file.path.parent == directory and taken + span(len(record[1])) > limit:
+                return number, OSError(error, "it is full")
+            done, failure = write(file, [record], **options)
+            if not done:
+                return number, failure
+        return len(records), None
 
-    monkeypatch.setattr(segment_writer, "write_record", refuse)
+    monkeypatch.setattr(segment_writer, "write_records", refuse)
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.ENOMEM])
@@ -215,7 +219,7 @@ def test_a_squeeze_does_not_wait_for_a_disk_that_hangs(root: Path, monkeypatch: 
     with opened(store_config(root, memory=8 * MIB, ssd=64 * MIB, policy="lru")) as store:
         fill(store, range(70))
         before = len(store.keys())
-        with hanging_ssd(monkeypatch, segment_writer, "write_record") as hanging:
+        with hanging_ssd(monkeypatch, segment_writer, "write_records") as hanging:
             squeeze(store, monkeypatch, 2 * MIB)
             assert hanging.is_set()
             assert store.usage()[MEMORY].used <= 2 * MIB

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.store import capacity, segment_writer
+from cachefs_daemon.store import batch_io, capacity, segment_writer
 from cachefs_daemon.store.segment_writer import SegmentFile
 from cachefs_daemon.store.tier_directory import TierDirectory
 
@@ -196,19 +196,23 @@ def test_what_was_allocated_and_not_written_is_freed_at_the_start(root: Path, mo
 def test_a_retry_ends_at_the_first_hole_that_fails_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be millions of them, and a retry every two seconds. The one that always fails is in nobody's way."""
     tried: list[int] = []
-    free_range = segment_writer.free_range
+    punch_many, free_range = batch_io.punch_many, segment_writer.free_range
     bad = -1
 
-    def refuse(fd: int, start: int, length: int) -> None:
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(".seg"):  # else it is the probe
-            tried.append(start)
+    def refuse(directory: int, flags: int, spans: Sequence[batch_io.Span]) -> list[int]:
+        tried.extend(start for _, start, _ in spans)
+        results = punch_many(directory, flags, [one for one in spans if bad not in (-1, one[1])])
+        return [-errno.EROFS if bad in (-1, start) else results.pop(0) for _, start, _ in spans]
+
+    def refuse_the_probe(fd: int, start: int, length: int) -> None:
         if bad in (-1, start):
             raise OSError(errno.EROFS, "Read-only file system")
         free_range(fd, start, length)
 
     with opened(store_config(root, ssd=0)) as store:
         fill(store, range(8), size=1000)
-        monkeypatch.setattr(segment_writer, "free_range", refuse)
+        monkeypatch.setattr(batch_io, "punch_many", refuse)
+        monkeypatch.setattr(segment_writer, "free_range", refuse_the_probe)
         places = [location for key in sorted(store.keys()) if (location := store.get(key)) is not None]
         bad_one = segment_writer.record_start(places[3])
         store.evict(store.keys())
@@ -235,12 +239,15 @@ def test_a_hole_that_always_fails_closes_its_tier_for_a_moment_only(
         fill(store, ALL)
         bad = location_of(store, 30)
         assert bad.tier == SSD
+        hole = bad.segment, segment_writer.record_start(bad)
         punch = segment_writer.punch
 
-        def fail(file: SegmentFile, ranges: Sequence[tuple[int, int]]) -> None:
-            if any(start == segment_writer.record_start(bad) for start, _ in ranges):
-                raise OSError(errno.EIO, "Input/output error")
-            punch(file, ranges)
+        def fail(
+            directory: int, spans: Sequence[segment_writer.SegmentSpan]
+        ) -> tuple[list[segment_writer.SegmentSpan], OSError | None]:
+            if any((number, start) == hole for number, start, _ in spans):
+                return [*spans], OSError(errno.EIO, "Input/output error")
+            return punch(directory, spans)
 
         with monkeypatch.context() as patched:
             patched.setattr(segment_writer, "punch", fail)
