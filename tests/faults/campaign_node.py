@@ -41,8 +41,8 @@ class UnreliableProxy(FaultyProxy):
         self._rng = random.Random(3)
         self.reliable = True
 
-    def _fault_for(self, method: str, path: str) -> Fault:
-        chosen = super()._fault_for(method, path)
+    def _fault_for(self, method: str, path: str, head: str) -> Fault:
+        chosen = super()._fault_for(method, path, head)
         if self.reliable or chosen != Fault() or self._rng.randrange(100) >= WRONG_ANSWERS:
             return chosen
         return self._rng.choice(

@@ -203,12 +203,17 @@ def read_shown(shown: Progress, title: str, paths: list[str], seed: int, turn: i
 def usage(client: DaemonClient) -> Usage:
     """The counters, with all that the mount has done by now."""
     asked = time.monotonic()
+    before: Usage | None = None
     while True:
         status = client.call(STATUS, Empty())
         now = time.monotonic()
         if now - status.mounts[0].seconds_since_report > asked or now > asked + REPORT_SECONDS:
-            return counted(status)
-        time.sleep(0.1)
+            found = counted(status)
+            # The workers of a mount report one by one.
+            if found == before or now > asked + REPORT_SECONDS:
+                return found
+            before = found
+        time.sleep(0.2)
 
 
 def counted(status: Status) -> Usage:

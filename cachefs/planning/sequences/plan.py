@@ -227,6 +227,10 @@ class Plan:
         """Names of those that are not suspended."""
         return [name for name, one in self._courses.items() if not one.suspended]
 
+    def knows(self, consumer: str) -> bool:
+        """Is anything known of what *consumer* reads?"""
+        return consumer in self._courses
+
     def place(self, consumer: str) -> tuple[int, int]:
         """(epoch, reads of it that are done). Raises KeyError."""
         course = self._courses[consumer]

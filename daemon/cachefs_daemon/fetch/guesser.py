@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.block import Location, block_count, block_key, block_length
+from cachefs.block import KEY_SIZE, Location, block_count, block_key, block_length
 from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
 from cachefs.planning.pagecache.orders import FileBlocks
@@ -36,6 +36,8 @@ _FORGET_SECONDS: Final = 1.0
 _PUSH_SECONDS: Final = 0.02
 # Of a large file that a reader has not come to, so many blocks are brought.
 _FIRST_BLOCKS: Final = 4
+# Key of a block that nobody has planned to read.
+_UNPLANNED: Final = b"\xff" * KEY_SIZE
 # Guesses may take this part of the room that is free or can be made, and of the connections while a job has published
 # what it reads.
 _PART_OF_ROOM: Final = 2
@@ -154,9 +156,9 @@ class Guesser:
         return room // _PART_OF_ROOM, False
 
     def _room_to_be_made(self) -> int:
-        """In a thread, as the lock may be held by one that writes. Of a block that nobody has planned to read."""
+        """In a thread, as the lock may be held by one that writes."""
         with self._tiering as tiering:
-            return tiering.room_for(b"")
+            return tiering.room_for(_UNPLANNED)
 
     # --- fetches ------------------------------------------------------------------------------------------------------
 

@@ -138,7 +138,8 @@ class Attribution:
     def _by_snapshot(self) -> dict[str, list[_Followed]]:
         found: dict[str, list[_Followed]] = {}
         for consumer in self._jobs.consumers:
-            if consumer.position is not None:
+            # When the daemon ends, plans end before mounts do.
+            if consumer.position is not None and self._plan.knows(consumer.key):
                 found.setdefault(consumer.snapshot.id, []).append(_Followed(consumer, consumer.position))
         return found
 

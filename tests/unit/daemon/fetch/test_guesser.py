@@ -20,6 +20,7 @@ from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.block import block_key, block_length
 from cachefs.messages import BlockRef
+from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.pagecache.orders import FileBlocks
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
@@ -91,9 +92,14 @@ class Scene:
         """Blocks that are being fetched."""
         return self._fetcher.in_flight[0]
 
-    def publish(self) -> None:
-        """A job says that it will read something else."""
-        self._store.plan.add_space(space_of([SIZE], "another"))
+    def publish(self, *, of_directories: bool = False) -> None:
+        """A job says that it will read something else. of_directories: a dataset that has some."""
+        another = space_of([SIZE], "another")
+        if of_directories:
+            contents = np.zeros(2, [("high", "<u8"), ("low", "<u8")])
+            contents["high"][1] = 1
+            another = BlockSpace("another", BLOCK_SIZE, np.array([0, SIZE]), contents)
+        self._store.plan.add_space(another)
         self._store.plan.set_epoch("job", "another", 0, np.arange(1), last=True)
 
     async def settled(self) -> None:
@@ -124,13 +130,17 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def listing(tmp_path: Path) -> Path:
     objects = [ListedObject(b"%d/%03d" % divmod(n, PER_DIRECTORY), SIZE, 7, b"v1") for n in range(3 * PER_DIRECTORY)]
     objects.append(ListedObject(b"0/sub/file", SIZE, 7, b"v1"))
     objects += [ListedObject(b"shards/%02d" % n, 20 * BLOCK_SIZE, 7, b"v1") for n in range(8)]
-    path = build(objects, "test://origin", BLOCK_SIZE, lambda key: key, tmp_path)
+    return build(objects, "test://origin", BLOCK_SIZE, lambda key: key, tmp_path)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, listing: Path) -> Iterator[Scene]:
     with opened(store_config(tmp_path, memory=64 << 20, ssd=0)) as store:
-        yield Scene(store, Snapshot(path))
+        yield Scene(store, Snapshot(listing))
 
 
 def directories_of(keys: list[bytes]) -> set[bytes]:
@@ -205,6 +215,23 @@ def test_while_a_job_has_published_guesses_take_few_connections(scene: Scene, pu
         await reader
 
     asyncio.run(scene.play(act))
+
+
+def test_a_full_node_is_read_ahead_of_while_a_job_has_published(
+    tmp_path: Path, listing: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(store_config(tmp_path, memory=8 << 20, ssd=0, policy="clairvoyant")) as store:
+        scene = Scene(store, Snapshot(listing))
+        scene.publish(of_directories=True)
+
+        async def act(scene: Scene) -> None:
+            for number in range(20):
+                await scene.read(b"0/%03d" % number)
+                await scene.settled()
+            assert scene.guesser.counts.right > 4
+
+        asyncio.run(scene.play(act))
+    assert "begins anew" not in caplog.text
 
 
 def test_an_origin_that_fails_is_not_asked_for_more(scene: Scene) -> None:

@@ -64,6 +64,15 @@ def test_reads_are_those_of_the_consumer_whose_sequence_has_them_next() -> None:
     assert [consumer.liveness.silence(NOW) for consumer in node.jobs.consumers] == [0.0, NOW]
 
 
+def test_reads_that_are_reported_after_the_plans_have_ended_are_nobodys() -> None:
+    one, two = np.random.default_rng(1).permutation(COUNT), np.random.default_rng(2).permutation(COUNT)
+    node = Node(one, two)
+    for consumer in node.jobs.consumers:
+        node.plan.remove(consumer.key)
+    keys = node.keys(one[:20])
+    assert node.attribution.on_reads(keys, [Stall(keys[0], 0.5, "origin")], NOW).own_reads == {}
+
+
 def test_a_stall_is_that_of_the_consumer_that_reads_the_block_next() -> None:
     one, two = np.random.default_rng(1).permutation(COUNT), np.random.default_rng(2).permutation(COUNT)
     node = Node(one, two)
