@@ -181,6 +181,21 @@ def test_blocks_that_nobody_waits_for_come_through_a_process(root: Path, proxy: 
     play(root, proxy.endpoint, scene)
 
 
+def test_a_client_that_only_processes_use_is_not_closed(root: Path, proxy: FaultyProxy, bucket: str) -> None:
+    async def scene(bench: Bench) -> None:
+        await bench.prepare()
+        connection = bench.origin._connection
+        client = connection.current
+        assert client is not None
+        client.used -= 1e6
+        await bench.fetcher.ahead(refs(ALL))
+        assert bench.carried == COUNT
+        connection._look(client)
+        assert connection.current is client
+
+    play(root, proxy.endpoint, scene)
+
+
 def test_a_read_on_demand_is_the_daemons_own(root: Path, proxy: FaultyProxy, bucket: str) -> None:
     async def scene(bench: Bench) -> None:
         await bench.prepare()

@@ -47,6 +47,7 @@ class _Limited:
     read: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
     places: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # tier and bytes of blocks that are kept
     coming: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # the same of blocks that are being written
+    expected: dict[bytes, int] = field(default_factory=dict)  # how many are about to bring the block
 
     def renew(self, key: bytes, now: float) -> None:
         """The block was read at *now*."""
@@ -108,6 +109,27 @@ class Quotas:
         one.read[key] = now
         return True
 
+    def expect(self, key: bytes, snapshot: str, now: float) -> bool:
+        """Somebody is about to bring a block of *snapshot*. False where it counts for no dataset; else it counts for
+        one at least until as many have called `settle`."""
+        self.claim(key, snapshot, now)
+        one = self._owners.get(key)
+        if one is None:
+            return False
+        one.expected[key] = one.expected.get(key, 0) + 1
+        return True
+
+    def settle(self, key: bytes, *, is_here: bool) -> None:
+        """One who was about to bring the block does so no longer. is_here: whether it is on this node."""
+        one = self._owners.get(key)
+        if one is None:
+            return
+        left = one.expected.pop(key, 1) - 1
+        if left > 0:
+            one.expected[key] = left
+        elif not is_here:
+            self.forget(key)
+
     def coming(self, tier: int, key: bytes, size: int) -> None:
         """*tier* has room for the block, which counts from now on."""
         one = self._owners.get(key)
@@ -141,12 +163,12 @@ class Quotas:
             one.policies[tier].removed(key)
 
     def forget(self, key: bytes) -> None:
-        """The block is not on this node."""
+        """The block is not on this node. It still counts where somebody is about to bring it."""
         self.removed(key)
-        self.arrived(key)
-        one = self._owners.pop(key, None)
-        if one is not None:
-            del one.read[key]
+        one = self._owners.get(key)
+        if one is not None and key not in one.expected:
+            self.arrived(key)
+            del self._owners[key], one.read[key]
 
     def accessed(self, keys: Iterable[bytes], now: float) -> None:
         """Readers used these blocks, oldest use first. Blocks of no limited dataset are ignored. now: monotonic

@@ -33,7 +33,7 @@ _TICK_SECONDS: Final = 0.25
 # Seconds without a word after which others bring what a process was to bring; and after which it is killed.
 _SILENT: Final = 1.0
 _DEAD: Final = 10.0
-# Seconds that a block may wait for its room.
+# Seconds that a block may wait for its room, and once it is written, until readers find it.
 _ROOM_PATIENCE: Final = 2.0
 # Seconds without a block after which processes are ended.
 _IDLE: Final = 180.0
@@ -65,7 +65,9 @@ class Carrying:
         self._waiting: deque[Load] = deque()  # for room
         self._placing: set[Load] = set()  # for which room is being made
         self._written: deque[_Written] = deque()
+        self._entering: dict[Load, float] = {}  # written, and not found by readers yet: loop time since when
         self._workers = 0
+        self._calling: list[float] = []  # loop times at which the calls of the store began that are under way
         self._calls: set[asyncio.Task[None]] = set()
         self._is_flushing = self._is_starting = self._is_closing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -87,6 +89,8 @@ class Carrying:
             return False
         if self._pick() is None:
             self._start_more()
+            return False
+        if self._is_stuck():
             return False
         if len(self._processes) < self._count:
             self._start_more()
@@ -141,12 +145,21 @@ class Carrying:
                 written = [self._written.popleft() for _ in range(min(MOST_BLOCKS, len(self._written)))]
                 batch = self._next_batch()
                 self._placing.update(batch)
+                began = _now()
+                self._calling.append(began)
                 try:
                     await self._enter_and_place(written, batch)
                 finally:
+                    self._calling.remove(began)
                     self._placing.difference_update(batch)
+                    for load, _, _ in written:
+                        self._entering.pop(load, None)
         finally:
             self._workers -= 1
+
+    def _is_stuck(self) -> bool:
+        """Do all calls of the store take long?"""
+        return len(self._calling) == _CALLS and _now() - max(self._calling) >= _ROOM_PATIENCE
 
     def _next_batch(self) -> list[Load]:
         batch: list[Load] = []
@@ -206,6 +219,7 @@ class Carrying:
                     if answer.hedged or answer.won:
                         load.origin.hedged(answer.hedged, answer.won)
                     self._written.append((load, room, answer.checksums))
+                    self._entering[load] = process.heard
                     load.arrived()
                 else:
                     log.debug("%s is fetched by the daemon itself: %s", load.source.subject, answer.reason)
@@ -280,11 +294,14 @@ class Carrying:
         for load in (*self._waiting, *self._placing):
             if now - load.began >= _ROOM_PATIENCE:
                 load.give_up()
+        for load, came in self._entering.items():
+            if now - came >= _ROOM_PATIENCE:
+                load.give_up()
         while self._waiting and self._waiting[0].given_up:
             self._waiting.popleft()
         for process in list(self._processes):
             self._look_at(process, now)
-        again = self._processes or self._waiting or self._placing
+        again = self._processes or self._waiting or self._placing or self._entering
         self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick) if again else None
 
     def _look_at(self, process: FetchProcess, now: float) -> None:

@@ -311,7 +311,9 @@ class Fetcher:
             flight.demanded = True
             self._slots.promote(source.key)
             if flight.is_carried:
-                late = max(LEAST_LATE, source.origin.endpoint.late_after(source.length))
+                # Where it has no slot its bytes have come; to let readers find them takes milliseconds.
+                late = source.origin.endpoint.late_after(source.length) if flight.slot.held else 0.0
+                late = max(LEAST_LATE, late)
                 if late < math.inf:
                     asyncio.get_running_loop().call_later(late, self._fetch_beside, flight)
         elif not ahead and flight.task is None:
@@ -328,7 +330,9 @@ class Fetcher:
         """It has its slot."""
         if not (flight.demanded or flight.transient or self._is_futile_hint(flight)):
             flight.began = asyncio.get_running_loop().time()
-            flight.is_carried = self.carry(flight.source, partial(self._carried, flight), flight.slot.give_back)
+            flight.is_carried = self.carry(
+                flight.source, partial(self._carried, flight), partial(self._arrived, flight)
+            )
         if not flight.is_carried:
             flight.task = asyncio.create_task(self._fly(flight))
 
@@ -336,6 +340,12 @@ class Fetcher:
         """A fetch process is late with it, or does not bring it: it is fetched here. What lands first counts."""
         if flight.task is None and not flight.has_landed:
             flight.task = asyncio.create_task(self._fly(flight))
+
+    @staticmethod
+    def _arrived(flight: Flight) -> None:
+        """A fetch process has its bytes: unless it is fetched here too, it needs its slot no longer."""
+        if flight.task is None:
+            flight.slot.give_back()
 
     def _carried(self, flight: Flight, place: Location | None) -> None:
         """A fetch process has brought it, or another way is better."""
@@ -358,6 +368,8 @@ class Fetcher:
     async def _fly(self, flight: Flight) -> None:
         outcome: Outcome = _stopping()
         try:
+            if not flight.slot.held:  # its bytes have come in another way, and are still in no tier
+                await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
             outcome = await self._bring(flight)
         except CachefsError as error:
             outcome = error

@@ -133,6 +133,7 @@ class S3Origin:
 
     def brought(self, wanted: ObjectRange, seconds: float) -> None:
         self.requests += 1
+        self._connection.touch()
         self._outage.answered()
         self._connection.detour.usual()
         self.endpoint.answered(self.url, wanted.length, time.monotonic() - seconds)

@@ -57,7 +57,7 @@ class OpenClient:
     loop: asyncio.AbstractEventLoop
     # Requests that are under way.
     users: int = 0
-    # Loop time at which the last one of them had ended.
+    # Loop time at which the last one of them had ended, or one of a fetch process.
     used: float = 0.0
     # Another client has taken its place.
     retired: bool = False
@@ -109,6 +109,11 @@ class S3Connection:
         client.users -= 1
         if not client.users:
             self._unused(client)
+
+    def touch(self) -> None:
+        """A fetch process has had an answer: the client, which shows it the way, is used."""
+        if (current := self.current) is not None:
+            current.used = current.loop.time()
 
     async def renew(self, refused: OpenClient) -> bool:
         """Look for other credentials than those of the client *refused*. Returns whether the next client has any."""

@@ -72,7 +72,7 @@ class BlockStore:
         new = [number for number, outcome in enumerate(outcomes) if outcome is None]
         now = time.monotonic()
         with self._tiering as tiering:
-            claimed = [blocks[n].key for n in new if tiering.quotas.claim(blocks[n].key, blocks[n].snapshot, now)]
+            claimed = [blocks[n].key for n in new if tiering.quotas.expect(blocks[n].key, blocks[n].snapshot, now)]
         try:
             for number, outcome in zip(new, self._bring([blocks[number] for number in new]), strict=True):
                 outcomes[number] = outcome
@@ -80,8 +80,7 @@ class BlockStore:
             if claimed:
                 with self._tiering as tiering:
                     for key in claimed:
-                        if self.get(key) is None:
-                            tiering.quotas.forget(key)
+                        tiering.quotas.settle(key, is_here=self.get(key) is not None)
         return outcomes
 
     def _bring(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:

@@ -40,7 +40,7 @@ class Room:
     tier: int
     segment: int
     start: int
-    # Whether the block counts for its dataset since the room was reserved.
+    # Whether the block has counted for a dataset when the room was reserved.
     claimed: bool
 
 
@@ -71,25 +71,47 @@ class ReservedRooms:
         """Room for blocks, others evicted for them, and the segments that it is in. None for those that no tier takes,
         and for those that are on the node."""
         rooms: list[Room | None] = [None] * len(blocks)
+        claimed: set[int] = set()
+        try:
+            self._find_rooms(blocks, rooms, claimed)
+        except Exception:
+            self.give_back([room for room in rooms if room is not None])
+            self._settle([blocks[n].key for n in claimed if rooms[n] is None])
+            raise
+        return self._opened(rooms)
+
+    def _find_rooms(self, blocks: Sequence[Expected], rooms: list[Room | None], claimed: set[int]) -> None:
+        """Write into *rooms* what is found, and into *claimed* which of the blocks count for a dataset."""
         there = self._index.get_many([block.key for block in blocks])
         left = [number for number, location in enumerate(there) if location is None]
         now = time.monotonic()
         with self._tiering as tiering:
-            claimed = {n for n in left if tiering.quotas.claim(blocks[n].key, blocks[n].snapshot, now)}
+            claimed.update(n for n in left if tiering.quotas.expect(blocks[n].key, blocks[n].snapshot, now))
         for tier in self._tiers:
             incoming = [Incoming(blocks[n].key, span(blocks[n].length)) for n in left]
             for n, place in zip(left, self._transfers.reserve(tier, incoming), strict=True):
                 if place is not None:
                     rooms[n] = Room(blocks[n].key, blocks[n].length, tier.number, *place, claimed=n in claimed)
             left = [n for n in left if rooms[n] is None]
-        self._disclaim([blocks[n].key for n in left if n in claimed])
-        return self._opened(rooms)
+        self._settle([blocks[n].key for n in left if n in claimed])
+        claimed.difference_update(left)
 
     def enter(self, written: Sequence[tuple[Room, bytes]]) -> list[Location]:
         """Let readers find blocks that were written into their rooms; where they are, if somebody else has brought one
         meanwhile. With each room come the checksums of the block's pieces."""
-        entered = self._transfers.enter([(room.key, _location(room, checksums)) for room, checksums in written])
-        self._end_writes([room for room, _ in written])
+        rooms = [room for room, _ in written]
+        try:
+            entered = self._transfers.enter([(room.key, _location(room, checksums)) for room, checksums in written])
+        except Exception:
+            # Those that readers may find, and those whose room may have been freed already, are left as they are.
+            lost = {room.key for room in rooms if self._index.get(room.key) is None}
+            kept = [room for room in rooms if room.key not in lost]
+            self._end_writes(kept)
+            self._settle([room.key for room in kept if room.claimed])
+            self.give_back([room for room in rooms if room.key in lost])
+            raise
+        self._end_writes(rooms)
+        self._settle([room.key for room in rooms if room.claimed])
         return entered
 
     def enter_and_reserve(
@@ -104,10 +126,12 @@ class ReservedRooms:
         with self._tiering as tiering:
             for room in rooms:
                 tiering.quotas.arrived(room.key)
-        for room in rooms:
-            self._tiers[room.tier].free_unused(room.segment, room.start, span(room.length))
+        for tier in self._tiers:
+            tier.free_unused(
+                [(room.segment, room.start, span(room.length)) for room in rooms if room.tier == tier.number]
+            )
         self._end_writes(rooms)
-        self._disclaim([room.key for room in rooms if room.claimed])
+        self._settle([room.key for room in rooms if room.claimed])
 
     def _opened(self, rooms: list[Room | None]) -> tuple[list[Room | None], list[OpenSegment]]:
         """The rooms whose segments can be opened, and those segments."""
@@ -132,13 +156,12 @@ class ReservedRooms:
         for tier in self._tiers:
             tier.end_writes([room.segment for room in rooms if room.tier == tier.number])
 
-    def _disclaim(self, keys: Sequence[bytes]) -> None:
-        """These blocks, which were claimed, do not come."""
+    def _settle(self, keys: Sequence[bytes]) -> None:
+        """These blocks, which count for a dataset, have come or do not."""
         if keys:
             with self._tiering as tiering:
-                for key in keys:
-                    if self._index.get(key) is None:
-                        tiering.quotas.forget(key)
+                for key, place in zip(keys, self._index.get_many(keys), strict=True):
+                    tiering.quotas.settle(key, is_here=place is not None)
 
 
 def _location(room: Room, checksums: bytes) -> Location:

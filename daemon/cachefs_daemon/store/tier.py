@@ -292,9 +292,10 @@ class Tier:
             self._failed(error)
             raise
 
-    def free_unused(self, number: int, start: int, size: int) -> None:
-        """Give a span back into which nobody writes any more, and to which no index entry points."""
-        self._free_spans([(number, start, size)])
+    def free_unused(self, spans: Sequence[SegmentSpan]) -> None:
+        """Give spans back into which nobody writes any more, and to which no index entry points."""
+        if spans:
+            self._free_spans(spans)
 
     def end_writes(self, numbers: Iterable[int]) -> None:
         """Nobody writes any more into places in these segments, each of which was allotted once."""

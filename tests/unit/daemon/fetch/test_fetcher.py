@@ -14,6 +14,7 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import fetcher, flights, passing
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.flights import Answer, Flight
+from cachefs_daemon.fetch.load import Tell
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.puts import Stored
 from cachefs_daemon.fetch.slots import ASKER, FetchSlots
@@ -553,6 +554,61 @@ def test_a_store_with_a_bug_costs_no_reader_its_bytes(store: OpenStore, monkeypa
         assert "ZeroDivisionError" in bench.errors.views()[-1].message
         assert bench.fetcher.in_flight == (0, 0)
         assert bench.bytes_at(4, (await bench.demand([ref(4)], 20))[0]) is not None
+
+    on_bench(store, scene)
+
+
+def test_what_a_process_has_brought_and_no_tier_has_is_fetched_with_a_slot(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "LEAST_LATE", 0.0)
+    carried: list[BlockSource] = []
+    running: list[int] = []
+    wanted = [ref(number) for number in range(1, 7)]
+
+    def carry(source: BlockSource, tell: Tell, arrived: Callable[[], None]) -> bool:
+        carried.append(source)
+        asyncio.get_running_loop().call_soon(arrived)
+        return True
+
+    async def scene(bench: Bench) -> None:
+        async def read(asked: ObjectRange, patience: Patience) -> bytes:
+            running.append(bench.fetcher.in_flight[0])
+            await asyncio.sleep(0)
+            return await ObedientOrigin.read(bench.origin, asked, patience)
+
+        bench.fetcher.carry = carry
+        monkeypatch.setattr(bench.origin, "read", read)
+        assert bench.origin.endpoint.late_after(SIZE) == math.inf
+        ahead = asyncio.ensure_future(bench.fetcher.ahead(wanted))
+        await until(lambda: len(carried) == 6 and bench.fetcher.in_flight == (0, 0))
+        outcomes = await asyncio.gather(*(bench.demand([one], 20) for one in wanted))
+        assert [bench.bytes_at(one.entry, outcome) for one, (outcome,) in zip(wanted, outcomes, strict=True)]
+        await ahead
+        assert (len(running), min(running), max(running)) == (6, 1, 2)
+        assert bench.fetcher.in_flight == (0, 0)
+
+    on_bench(store, scene, slots=2)
+
+
+def test_a_block_that_is_fetched_beside_a_process_keeps_its_slot_when_that_has_it(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Endpoint, "late_after", lambda endpoint, size: 0.0)
+    monkeypatch.setattr(fetcher, "LEAST_LATE", 0.0)
+    arrivals: list[Callable[[], None]] = []
+
+    async def scene(bench: Bench) -> None:
+        bench.fetcher.carry = lambda source, tell, arrived: arrivals.append(arrived) is None
+        bench.origin.open.clear()
+        ahead = asyncio.ensure_future(bench.fetcher.ahead([ref(1)]))
+        await until(lambda: bool(arrivals))
+        demand = asyncio.ensure_future(bench.demand([ref(1)], 20))
+        await until(lambda: bench.origin.requests == 1)
+        arrivals[0]()
+        assert bench.fetcher.in_flight == (1, SIZE)
+        bench.origin.open.set()
+        assert await demand == await ahead
 
     on_bench(store, scene)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.store import segment_writer
+from cachefs_daemon.store.block_store import Put
 from cachefs_daemon.store.reserved_rooms import Expected, OpenSegment, Room, close_all
 from cachefs_daemon.store.segment_writer import PAGE, Record, SegmentFile, span, write_record
 
@@ -130,6 +131,83 @@ def test_room_counts_for_its_dataset(entered: bool, store: OpenStore) -> None:
         store.storage.rooms.give_back([room for room, _ in written])
     assert limited.used[MEMORY] == (2 * span(SIZE) if entered else 0)
     assert (len(limited.read), len(limited.coming)) == (2 if entered else 0, 0)
+
+
+@pytest.mark.parametrize("first", ["put", "room"])
+def test_a_block_that_two_bring_counts_for_its_dataset_when_one_gives_up(
+    first: str, store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.set_limit(Quota("d", frozenset({"snapshot"}), share=0.5))
+    limited = store.tiering.unlocked.quotas._limited["d"]
+    reserved: list[Room | None] = []
+    enter = store.blocks._transfers.enter
+
+    def reserve() -> None:
+        rooms, segments = store.storage.rooms.reserve(expected(1))
+        close_all(segments)
+        reserved.extend(rooms)
+
+    def between(written: Sequence[tuple[bytes, Location]], *, transient: bool = False) -> list[Location]:
+        if written and first == "put":
+            reserve()
+        if written:
+            store.storage.rooms.give_back([room for room in reserved if room is not None])
+        return enter(written, transient=transient)
+
+    if first == "room":
+        reserve()
+    monkeypatch.setattr(store.blocks._transfers, "enter", between)
+    (place,) = store.blocks.put_many([Put(key_of(1), data_of(1, SIZE), snapshot="snapshot")])
+    assert isinstance(place, Location)
+    assert len(reserved) == 1
+    assert (limited.used[MEMORY], list(limited.read)) == (span(SIZE), [key_of(1)])
+    assert (limited.coming, limited.expected) == ({}, {})
+
+
+def test_a_block_whose_put_fails_counts_for_its_dataset_when_its_room_is_entered(store: OpenStore) -> None:
+    store.set_limit(Quota("d", frozenset({"snapshot"}), share=0.5))
+    quotas = store.tiering.unlocked.quotas
+    limited = quotas._limited["d"]
+    assert quotas.expect(key_of(1), "snapshot", 0.0)  # by a put
+    written = write(*store.storage.rooms.reserve(expected(1)), 1)
+    quotas.settle(key_of(1), is_here=False)
+    store.storage.rooms.enter(written)
+    assert (limited.used[MEMORY], list(limited.read)) == (span(SIZE), [key_of(1)])
+    assert (limited.coming, limited.expected) == ({}, {})
+
+
+def test_a_block_that_came_and_went_before_its_room_is_entered_counts_for_its_dataset(store: OpenStore) -> None:
+    store.set_limit(Quota("d", frozenset({"snapshot"}), share=0.5))
+    limited = store.tiering.unlocked.quotas._limited["d"]
+    written = write(*store.storage.rooms.reserve(expected(1)), 1)
+    store.blocks.put_many([Put(key_of(1), data_of(1, SIZE), snapshot="snapshot")])
+    store.evict([key_of(1)])
+    assert limited.used[MEMORY] == 0
+    store.storage.rooms.enter(written)
+    assert (limited.used[MEMORY], list(limited.read)) == (span(SIZE), [key_of(1)])
+    assert (limited.coming, limited.expected) == ({}, {})
+
+
+@pytest.mark.parametrize("failing", ["enter", "reserve"])
+def test_a_failure_of_the_store_loses_no_room(failing: str, store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    store.set_limit(Quota("d", frozenset({"snapshot"}), share=0.5))
+    limited = store.tiering.unlocked.quotas._limited["d"]
+    written = write(*store.storage.rooms.reserve(expected(1)), 1)
+    transfers = store.storage.rooms._transfers
+    if failing == "enter":
+        monkeypatch.setattr(transfers, "enter", fail)
+    else:
+        monkeypatch.setattr(transfers, "reserve", fail)
+    with pytest.raises(RuntimeError):
+        store.storage.rooms.enter_and_reserve(written, expected(2))
+    entered = int(failing == "reserve")
+    assert used(store) == entered * span(SIZE)
+    assert (limited.used[MEMORY], len(limited.read)) == (entered * span(SIZE), entered)
+    assert (limited.coming, limited.expected) == ({}, {})
+    assert all(not state.writers for state in store.storage._tiers[MEMORY]._segments.values())
 
 
 def test_a_tier_that_cannot_make_a_segment_gives_no_room(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
