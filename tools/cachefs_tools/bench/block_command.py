@@ -20,7 +20,10 @@ from cachefs_tools.bench.scenario import Shape
 @click.option(
     "--size", default=110_000, show_default=True, type=click.IntRange(8, 4 << 20), help="Bytes of each file: one block."
 )
-@click.option("--seconds", default=20.0, show_default=True, help="How long each case is measured, at most.")
+@click.option(
+    "--seconds", default=20.0, show_default=True, type=click.FloatRange(min=0, min_open=True),
+    help="How long each case is measured, at most.",
+)  # fmt: skip
 @click.option("--workers", default=4, show_default=True, type=click.IntRange(min=1), help="Workers of the loader.")
 @click.option(
     "--endpoint",
@@ -45,7 +48,9 @@ def block_command(
                 place = work / f"case{number}"
                 place.mkdir()
                 click.echo(f"{case.name} ...", err=True)
-                documents.append(block_budget.measure(place, server, shape, case, seconds))
+                documents.append(found := block_budget.measure(place, server, shape, case, seconds))
+                if said := block_budget.remark(case.name, found["blocks"], found["seconds"]):
+                    click.echo(said, err=True)
         _show(documents)
         click.echo(json.dumps(documents, indent=2))
 
