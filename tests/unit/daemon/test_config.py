@@ -113,6 +113,7 @@ def test_all_problems_are_found_at_once() -> None:
         ({"memory": {"segment_size": "4MiB"}}, "memory.segment_size = 4 MiB: smaller than one block"),
         ({"ssd": {"dir": "/dev/shm/cachefs/x"}}, "ssd.dir = '/dev/shm/cachefs/x': overlaps memory.dir"),
         ({"origin": {"max_bytes_in_flight": "1MiB"}}, "expected at least daemon.block_size (4 MiB)"),
+        ({"origin": {"max_listing": 0}}, "origin.max_listing = 0 B: expected at least 1 MiB"),
         ({"daemon": {"socket": "/" + "s" * 107}}, "longer than the 104 bytes"),
         ({"daemon": {"socket_group": "no-such-group"}}, "no such group on this machine"),
         ({"origin": {"max_connections": 0}}, "origin.max_connections = 0: expected greater than or equal to 1"),
