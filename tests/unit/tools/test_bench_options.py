@@ -5,6 +5,8 @@ from cachefs_tools.bench import main
 from cachefs_tools.bench.block_budget import remark
 from click.testing import CliRunner
 
+from cachefs.errors import ConfigError
+
 
 @pytest.mark.parametrize(
     "arguments",
@@ -15,12 +17,23 @@ from click.testing import CliRunner
         ["origin", "--slow", "often"],
         ["block", "--seconds", "0"],
         ["block", "--seconds", "-1"],
+        *([command, "--directory", "/nope"] for command in sorted(main.commands) if command != "plan"),
     ],
 )
 def test_impossible_options_are_wrong_usage(arguments: list[str]) -> None:
-    done = CliRunner().invoke(main, arguments)
+    done = CliRunner().invoke(main.commands[arguments[0]], arguments[1:])
     assert done.exit_code == 2, done.output
     assert arguments[1] in done.output
+    assert "/nope" not in arguments or "'/nope' does not exist" in done.output
+
+
+@pytest.mark.parametrize("command", ["miss", "listing"])
+def test_a_running_server_needs_both_credentials(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "one")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    done = CliRunner().invoke(main.commands[command], ["--endpoint", "http://127.0.0.1:9"])
+    assert isinstance(done.exception, ConfigError)
+    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in str(done.exception)
 
 
 def test_figures_of_a_short_run_come_with_a_warning() -> None:

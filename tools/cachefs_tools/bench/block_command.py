@@ -30,7 +30,10 @@ from cachefs_tools.bench.scenario import Shape
     help="URL of a running S3 server. Its credentials are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  "
     "[default: a server of rclone is started]",
 )
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
 def block_command(
     files: int, size: int, seconds: float, workers: int, endpoint: str | None, directory: Path | None
 ) -> None:
