@@ -208,6 +208,10 @@ class Config(_Section):
                     "the tier takes what there is"
                 )
 
+        if not self.prefetch.enabled and self.prefetch.processes > 0:
+            given = self.prefetch.processes
+            yield f"prefetch.processes = {given}: no fetch processes run, since prefetch.enabled is false"
+
     def summary(self) -> str:
         """What it says, in one line for people."""
         ssd = f"{format_size(self.ssd_budget)} in {self.ssd.dir}" if self.ssd and self.ssd_budget else "none"

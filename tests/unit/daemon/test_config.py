@@ -267,6 +267,13 @@ def test_whatever_the_file_holds_each_problem_is_a_short_line(tmp_path: Path, te
     assert len(problem) < 500
 
 
+def test_fetch_processes_that_never_run_are_remarked() -> None:
+    (said,) = config.parse({"prefetch": {"enabled": False, "processes": 2}}).remarks()
+    assert said == "prefetch.processes = 2: no fetch processes run, since prefetch.enabled is false"
+    for quiet in ({"enabled": False}, {"enabled": False, "processes": 0}, {"processes": 2}):
+        assert not list(config.parse({"prefetch": quiet}).remarks())
+
+
 def test_more_than_there_is_is_remarked(tmp_path: Path) -> None:
     parsed = config.parse({"memory": {"budget": "900TiB"}, "ssd": {"budget": "900TiB", "dir": str(tmp_path / "ssd")}})
     memory, ssd = parsed.remarks()
