@@ -33,6 +33,7 @@ PROCESSORS_EACH: Final = 8
 MOST_AUTO: Final = 4
 AUTO: Final = -1
 MAX_PROCESSES: Final = 64
+MIN_LISTING: Final = 1 << 20
 # Characters of a wrong value that are shown.
 MOST_SHOWN: Final = 100
 
@@ -207,6 +208,10 @@ class Config(_Section):
                     "the tier takes what there is"
                 )
 
+        if not self.prefetch.enabled and self.prefetch.processes > 0:
+            given = self.prefetch.processes
+            yield f"prefetch.processes = {given}: no fetch processes run, since prefetch.enabled is false"
+
     def summary(self) -> str:
         """What it says, in one line for people."""
         ssd = f"{format_size(self.ssd_budget)} in {self.ssd.dir}" if self.ssd and self.ssd_budget else "none"
@@ -317,6 +322,11 @@ def _contradictions(config: Config) -> Iterator[str]:
         yield (
             f"origin.max_bytes_in_flight = {format_size(config.origin.max_bytes_in_flight)}: "
             f"expected at least daemon.block_size ({format_size(block)})"
+        )
+    if config.origin.max_listing < MIN_LISTING:
+        yield (
+            f"origin.max_listing = {format_size(config.origin.max_listing)}: "
+            f"expected at least {format_size(MIN_LISTING)}; every larger index would be refused"
         )
     for name, seconds in zip(("connect_timeout", "read_timeout"), config.origin_timeouts, strict=True):
         if seconds > daemon.read_deadline:

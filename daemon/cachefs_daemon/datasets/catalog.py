@@ -28,6 +28,7 @@ from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
 from cachefs_daemon.datasets.listing_journal import journal_path, remove_stale
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.origin.base import Origin, OriginSettings, PreparedOrigin, open_origin
+from cachefs_daemon.origin.endpoint import told_apart
 from cachefs_daemon.origin.unusable import UnusableOrigin
 from cachefs_daemon.runtime import boot_clock
 from cachefs_daemon.runtime.threads import Threads
@@ -258,8 +259,8 @@ class Catalog:
 
     def endpoints(self) -> list[EndpointStatus]:
         """What was learned of the servers of all present datasets."""
-        found = {id(dataset.origin.endpoint): dataset.origin.endpoint for dataset in self}
-        return [endpoint.status() for endpoint in found.values()]
+        found = {id(dataset.origin.endpoint): dataset for dataset in self}
+        return told_apart([(one.origin.endpoint.status(), one.record.options) for one in found.values()])
 
     def prepare(self, is_shown: Callable[[str], bool]) -> None:
         """Somebody is about to read datasets, whose names *is_shown* knows: have their origins open what first reads

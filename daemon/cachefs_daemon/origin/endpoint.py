@@ -8,9 +8,13 @@ import asyncio
 import logging
 import math
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
-from cachefs.messages import EndpointStatus
+import msgspec
+
+from cachefs.messages import EndpointStatus, OriginOptions
 from cachefs.planning.requests.concurrency import Concurrency
 from cachefs.planning.requests.hedging import HedgeBudget
 from cachefs.planning.requests.recent_times import RecentTimes, TimesBySize
@@ -29,6 +33,8 @@ _TOLD_EVERY: Final = 60.0
 _ENOUGH: Final = 1.5
 # Seconds after which the curve of throughput is fitted again. That takes 0.2 ms.
 _FITTED_EVERY: Final = 10.0
+# Options for which one server has several endpoints.
+_TELLING: Final = ("account", "region", "addressing_style", "profile", "anonymous")
 
 
 class Endpoint:
@@ -147,3 +153,23 @@ class Endpoint:
             hedges_won=self.hedges_won,
             request_size=curve.good_size(0, self._largest) if curve is not None else 0,
         )
+
+
+def told_apart(found: Sequence[tuple[EndpointStatus, OriginOptions]]) -> list[EndpointStatus]:
+    """What is known of endpoints, each with the options of its origins: in names that several have, the options that
+    differ are added."""
+    alike: dict[str, list[OriginOptions]] = defaultdict(list)
+    for status, options in found:
+        alike[status.name].append(options)
+    named = []
+    for status, options in found:
+        differing = [one for one in _TELLING if len({getattr(other, one) for other in alike[status.name]}) > 1]
+        said = ", ".join(f"{one} {_option(getattr(options, one))}" for one in differing)
+        named.append(msgspec.structs.replace(status, name=f"{status.name} ({said})") if said else status)
+    return named
+
+
+def _option(value: str | bool | None) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value or "default"

@@ -14,6 +14,7 @@ def test_an_epoch_is_measured_beside_a_download(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=50,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "turn 1 of 1: a download ..." in done.stderr
     found = json.loads(done.stdout)
     (turn,) = found["turns"]
     assert found["files"] == 100

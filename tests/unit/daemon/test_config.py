@@ -113,6 +113,7 @@ def test_all_problems_are_found_at_once() -> None:
         ({"memory": {"segment_size": "4MiB"}}, "memory.segment_size = 4 MiB: smaller than one block"),
         ({"ssd": {"dir": "/dev/shm/cachefs/x"}}, "ssd.dir = '/dev/shm/cachefs/x': overlaps memory.dir"),
         ({"origin": {"max_bytes_in_flight": "1MiB"}}, "expected at least daemon.block_size (4 MiB)"),
+        ({"origin": {"max_listing": 0}}, "origin.max_listing = 0 B: expected at least 1 MiB"),
         ({"daemon": {"socket": "/" + "s" * 107}}, "longer than the 104 bytes"),
         ({"daemon": {"socket_group": "no-such-group"}}, "no such group on this machine"),
         ({"origin": {"max_connections": 0}}, "origin.max_connections = 0: expected greater than or equal to 1"),
@@ -264,6 +265,13 @@ def test_whatever_the_file_holds_each_problem_is_a_short_line(tmp_path: Path, te
     assert said in problem
     assert "\n" not in problem
     assert len(problem) < 500
+
+
+def test_fetch_processes_that_never_run_are_remarked() -> None:
+    (said,) = config.parse({"prefetch": {"enabled": False, "processes": 2}}).remarks()
+    assert said == "prefetch.processes = 2: no fetch processes run, since prefetch.enabled is false"
+    for quiet in ({"enabled": False}, {"enabled": False, "processes": 0}, {"processes": 2}):
+        assert not list(config.parse({"prefetch": quiet}).remarks())
 
 
 def test_more_than_there_is_is_remarked(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""cachefs-bench: measures the project's figures again on this machine. Every subcommand prints one JSON document.
+"""cachefs-bench: measures the project's figures again on this machine.
+
+Subcommands print one JSON document; `miss` prints a table, and with `--json` the document.
 
 Machines are noisy. Where possible, a figure is therefore a ratio of two things that are measured in turns in one run.
 """
@@ -12,6 +14,7 @@ from typing import Any
 
 import click
 
+from cachefs.errors import ConfigError
 from cachefs.extras import needs_extra
 from cachefs_tools.orderly_exit import orderly_exit
 from cachefs_tools.quiet_loading import quiet_loading
@@ -39,7 +42,8 @@ class _Commands(click.Group):
 def main() -> None:
     """Measure cachefs on this machine.
 
-    Every subcommand prints one JSON document. It needs a C compiler and about a gigabyte of disk.
+    Every subcommand prints one JSON document (miss: a table, or with --json the document), and says on standard error
+    what it does. It needs a C compiler and about a gigabyte of disk.
     """
 
 
@@ -48,7 +52,10 @@ def main() -> None:
 @click.option("--size", default=110 * 1024, show_default=True, help="Bytes of each file.")
 @click.option("--rounds", default=25, show_default=True, help="How often each tree is read.")
 @click.option("--python", "pythons", multiple=True, help="An interpreter that reads too.  [default: this one]")
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
 def reads_command(files: int, size: int, rounds: int, pythons: tuple[str, ...], directory: Path | None) -> None:
     """Measure reads of the mount and of the local disk: by a program in C, and as Python programs do it.
 
@@ -63,7 +70,10 @@ def reads_command(files: int, size: int, rounds: int, pythons: tuple[str, ...], 
 @click.option(
     "--entries", default=1_000_000, show_default=True, help="Number of entries of the snapshot that is mounted."
 )
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
 def metadata_command(files: int, entries: int, directory: Path | None) -> None:
     """Measure a repeated find(1) and the mounting of a large snapshot.
 
@@ -95,28 +105,38 @@ def plan_command(samples: int, consumers: int, reads: int) -> None:
     help="A running S3 server, in which a bucket `cachefs-bench` is made and removed. Its credentials are in "
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  [default: nginx is started, or rclone's server]",
 )
-@click.option("--gets", default=4000, show_default=True, help="GETs of each client in each turn.")
-@click.option("--size", default=origin_get.SMALL, show_default=True, help="Bytes of each object.")
-@click.option("--parallel", default=32, show_default=True, help="GETs under way at once.")
-@click.option("--turns", default=3, show_default=True, help="How often each client runs.")
 @click.option(
-    "--throttle", default=0.0, metavar="RATE", help="Instead, read from a server that refuses more requests a second."
+    "--gets", default=4000, show_default=True, type=click.IntRange(min=1), help="GETs of each client in each turn."
 )
+@click.option(
+    "--size", default=origin_get.SMALL, show_default=True, type=click.IntRange(min=8), help="Bytes of each object."
+)
+@click.option("--parallel", default=32, show_default=True, type=click.IntRange(min=1), help="GETs under way at once.")
+@click.option("--turns", default=3, show_default=True, type=click.IntRange(min=1), help="How often each client runs.")
+@click.option(
+    "--throttle", metavar="RATE", type=click.FloatRange(min=0, min_open=True),
+    help="Instead, read from a server that refuses more requests a second.",
+)  # fmt: skip
 @click.option(
     "--slow", metavar="SHARExFACTOR", help="Instead, read from a server some of whose answers are slow, as in 0.01x50."
 )
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
-def origin_command(directory: Path | None, throttle: float, slow: str | None, turns: int, **load: Any) -> None:
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
+def origin_command(directory: Path | None, throttle: float | None, slow: str | None, turns: int, **load: Any) -> None:
     """Measure GETs of S3: processor time of each, and how many one event loop gets in a second.
 
     The daemon's own client runs beside aiobotocore, and beside a client that only receives, which is the limit.
 
     With --throttle or --slow: how the daemon's reads get on with such a server, and with how many requests.
     """
-    if throttle or slow is not None:
-        _print(
-            lambda work: origin_limits.measure(work, limits=origin_limits.limits_of(throttle, slow), **load), directory
-        )
+    if throttle is not None or slow is not None:
+        try:
+            limits = origin_limits.limits_of(throttle or 0.0, slow)
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from None
+        _print(lambda work: origin_limits.measure(work, limits=limits, **load), directory)
     else:
         _print(lambda work: origin_get.measure(work, turns=turns, **load), directory)
 
@@ -134,7 +154,10 @@ def origin_command(directory: Path | None, throttle: float, slow: str | None, tu
     help="A running S3 server, in which a bucket `cachefs-bench` is made and removed. Its credentials are in "
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  [default: a server of rclone is started]",
 )
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
 def first_epoch_command(
     files: int, size: int, workers: int, turns: int, endpoint: str | None, directory: Path | None
 ) -> None:

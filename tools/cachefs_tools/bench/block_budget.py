@@ -35,6 +35,9 @@ SSD_SHARE: Final = 0.5
 _POLL_SECONDS: Final = 0.1
 _START_SECONDS: Final = 60.0
 _EPOCHS: Final = 1000
+# Below these, a stage has too few samples for a figure per block.
+_FEW_BLOCKS: Final = 1000
+_FEW_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,21 @@ def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds:
     return {
         "case": case.name,
         "blocks": blocks,
+        "seconds": round(took, 2),
         "blocks_per_s": round(blocks / took, 1),
         "cpu_ms_per_block": round(1e3 * (sum(used.values()) + outside) / blocks, 3),
         "by_stage_ms": {stage.value: round(1e3 * stages[stage] / blocks, 3) for stage in Stage},
     }
+
+
+def remark(case: str, blocks: int, seconds: float) -> str:
+    """What is to be said of figures from so many blocks in so many seconds; empty where they are enough."""
+    if blocks >= _FEW_BLOCKS and seconds >= _FEW_SECONDS:
+        return ""
+    return (
+        f"warning: {case}: only {blocks:,} blocks in {seconds:.0f} s; figures take {_FEW_BLOCKS:,} blocks and "
+        f"{_FEW_SECONDS:.0f} s at least: use more --seconds or --files"
+    )
 
 
 @contextmanager
@@ -129,7 +143,8 @@ def _sampled(pid: int, stacks: Path) -> Iterator[Path]:
         wait(process)
     if not stacks.exists():
         said = stacks.with_suffix(".log").read_text(errors="replace").strip()[-500:]
-        raise CachefsError(f"py-spy cannot look at the daemon (it takes root, or CAP_SYS_PTRACE): {said}")
+        why = f": {said}" if said else ", and says nothing; a longer --seconds may help"
+        raise CachefsError(f"py-spy has written no stacks of the daemon{why}")
 
 
 def _wait_for(node: FetchingNode, blocks: int) -> None:

@@ -20,14 +20,20 @@ from cachefs_tools.bench.scenario import Shape
 @click.option(
     "--size", default=110_000, show_default=True, type=click.IntRange(8, 4 << 20), help="Bytes of each file: one block."
 )
-@click.option("--seconds", default=20.0, show_default=True, help="How long each case is measured, at most.")
+@click.option(
+    "--seconds", default=20.0, show_default=True, type=click.FloatRange(min=0, min_open=True),
+    help="How long each case is measured, at most.",
+)  # fmt: skip
 @click.option("--workers", default=4, show_default=True, type=click.IntRange(min=1), help="Workers of the loader.")
 @click.option(
     "--endpoint",
     help="URL of a running S3 server. Its credentials are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  "
     "[default: a server of rclone is started]",
 )
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
 def block_command(
     files: int, size: int, seconds: float, workers: int, endpoint: str | None, directory: Path | None
 ) -> None:
@@ -45,7 +51,9 @@ def block_command(
                 place = work / f"case{number}"
                 place.mkdir()
                 click.echo(f"{case.name} ...", err=True)
-                documents.append(block_budget.measure(place, server, shape, case, seconds))
+                documents.append(found := block_budget.measure(place, server, shape, case, seconds))
+                if said := block_budget.remark(case.name, found["blocks"], found["seconds"]):
+                    click.echo(said, err=True)
         _show(documents)
         click.echo(json.dumps(documents, indent=2))
 

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
 from cachefs.errors import CachefsError
 from cachefs_tools.bench import block_budget
 from cachefs_tools.bench.block_budget import Case
@@ -29,11 +31,14 @@ def measure(work: Path, endpoint: str | None, shape: Shape, turns: int) -> dict[
     Both keep what they get in memory. endpoint: of a running S3 server; None: rclone's is started."""
     found: list[dict[str, float]] = []
     (case, *_) = block_budget.cases(shape)
+    click.echo(f"writing {shape.files:,} files of {shape.size:,} bytes ...", err=True)
     with filled_server(work, shape, endpoint) as server:
         for turn in range(turns):
+            click.echo(f"turn {turn + 1} of {turns}: an epoch through a mount ...", err=True)
             place = work / f"turn{turn}"
             place.mkdir()
             read = _read(place, server, shape, case)
+            click.echo(f"turn {turn + 1} of {turns}: a download ...", err=True)
             got = _download(server, shape)
             found.append({"samples_per_s": round(read, 1), "download_per_s": round(got, 1)})
     ratio = statistics.median(one["samples_per_s"] / one["download_per_s"] for one in found)

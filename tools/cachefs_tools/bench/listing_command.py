@@ -1,7 +1,6 @@
 """`cachefs-bench listing`: how long a listing of very many keys takes, and how much memory."""
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import click
 from cachefs_tools.bench import listing_speed
 from cachefs_tools.bench.listing_server import Layout
 from cachefs_tools.bench.listing_speed import DEFAULT_URL, ListingLoad
-from cachefs_tools.scratch_node import Account
+from cachefs_tools.bench.origin_server import account_of_environment
 
 
 @click.command("listing")
@@ -31,7 +30,10 @@ from cachefs_tools.scratch_node import Account
     "[default: a server of our own is started, which only lists]",
 )
 @click.option("--url", default=DEFAULT_URL, show_default=True, help="What is listed there.")
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
 def listing_command(endpoint: str | None, url: str, directory: Path | None, **shape: Any) -> None:
     """Measure listing a bucket: time and memory of a daemon that adds it as a dataset.
 
@@ -40,6 +42,6 @@ def listing_command(endpoint: str | None, url: str, directory: Path | None, **sh
     load = ListingLoad(Layout(shape["layout"]), shape["keys"], shape["delay"] / 1e3, shape["turns"])
     account = None
     if endpoint is not None:
-        account = Account(os.environ.get("AWS_ACCESS_KEY_ID", ""), os.environ.get("AWS_SECRET_ACCESS_KEY", ""))
+        account = account_of_environment()
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
         click.echo(json.dumps(listing_speed.measure(Path(work), load, url, endpoint, account), indent=2))

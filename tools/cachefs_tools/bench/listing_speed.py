@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import psutil
 
 from cachefs.errors import CachefsError
@@ -49,9 +50,11 @@ def measure(work: Path, load: ListingLoad, url: str, endpoint: str | None, accou
         memory_directory("cachefs-bench-") as memory,
         daemon(work, memory, NodeSettings(_TIER, TierSettings(0)), account or SCRATCH) as node,
     ):
-        for _ in range(load.turns):
+        for number in range(load.turns):
+            click.echo(f"turn {number + 1} of {load.turns}: a daemon lists {url} ...", err=True)
             turn = {"cachefs": _through_daemon(node, url, server)}
             if _rclone() is not None:
+                click.echo(f"turn {number + 1} of {load.turns}: rclone lists it ...", err=True)
                 turn["rclone"] = _through_rclone(work, url, server, account or SCRATCH)
             turns.append(turn)
     return {

@@ -30,7 +30,10 @@ _WIDTH = 80
 )
 @click.option("--bucket", help="An empty bucket there, which is used in place of one that is made and removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document in place of a table.")
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
 def miss_command(as_json: bool, directory: Path | None, endpoint: str | None, bucket: str | None, **shape: int) -> None:
     """Measure cold reads through a mount, shuffled and as cp -r reads.
 
@@ -40,6 +43,8 @@ def miss_command(as_json: bool, directory: Path | None, endpoint: str | None, bu
     if bucket is not None and endpoint is None:
         raise click.UsageError("--bucket is one of a running server: give its --endpoint, too")
     load = MissLoad(misses.round_up(shape["files"]), shape["size"], shape["turns"])
+    if load.files != shape["files"]:
+        click.echo(f"{load.files:,} files of each pattern and turn are read: whole hundreds", err=True)
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
         document = misses.measure(Path(work), load, endpoint, bucket)
     if as_json:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import click
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
@@ -82,6 +83,7 @@ def measure(work: Path, load: MissLoad, endpoint: str | None = None, bucket: str
         passes: dict[str, dict[str, list[Pass]]] = {pattern: {} for pattern in PATTERNS}
         for turn in range(load.turns):
             for pattern in PATTERNS:
+                click.echo(f"turn {turn + 1} of {load.turns}: {pattern}, {load.files:,} files ...", err=True)
                 numbers = load.numbers(pattern, turn)
                 for name, mount in mounts.items():
                     passes[pattern].setdefault(name, []).append(_pass(pattern, mount, numbers, work))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import click
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, open_origin
@@ -100,8 +101,11 @@ def filled(work: Path, shape: Shape, endpoint: str | None) -> Iterator[tuple[str
 
 def _compare(load: Load, turns: int) -> dict[str, Any]:
     costs: dict[str, list[Cost]] = {client: [] for client in CLIENTS}
-    for _ in range(turns):
+    for turn in range(turns):
         for client in CLIENTS:
+            click.echo(
+                f"turn {turn + 1} of {turns}: {load.count:,} GETs of {load.size:,} bytes by {client} ...", err=True
+            )
             costs[client].append(in_own_process(_turn, client, load))
     figures = {client: _figures(of_client, load.size) for client, of_client in costs.items()}
     return {**figures, **_ratios(costs, "aiobotocore"), **_ratios(costs, "raw")}

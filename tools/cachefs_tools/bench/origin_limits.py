@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import numpy as np
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import ObjectRange, Origin, OriginSettings, open_origin
@@ -40,6 +41,7 @@ def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: in
         load = Load(server, size, FILES, size, gets, parallel)
         ways = {"hedged": 0.02, "unhedged": 0.0} if limits.slow_share else {"reads": 0.02}
         for way, share in ways.items():
+            click.echo(f"{way}: {gets:,} GETs of {size:,} bytes ...", err=True)
             with throttled(server.endpoint, limits, work / "proxy.log") as proxy:
                 found[way] = in_own_process(read_in_turn, load, proxy.endpoint, share)
                 counted = proxy.counters()

@@ -37,13 +37,14 @@ def filled_server(work: Path, shape: Shape, endpoint: str | None, bucket: str | 
     *endpoint* is the URL of a running server, in which a bucket is made, and removed in the end. With None a new
     server is started. *bucket*: an empty bucket of the running server that is used instead, and is empty in the end.
     """
+    account = SCRATCH if endpoint is None else account_of_environment()
     directory = work / "buckets" / BUCKET
     write_samples(directory, shape.files, shape.size)
     if endpoint is None:
         with s3_server(directory.parent, work / "s3.log") as own:
-            yield OriginServer(own, SCRATCH)
+            yield OriginServer(own, account)
         return
-    server = OriginServer(endpoint, _account(), bucket or BUCKET)
+    server = OriginServer(endpoint, account, bucket or BUCKET)
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     keys = [str(path.relative_to(directory)) for path in files]
     if bucket is None:
@@ -59,11 +60,13 @@ def filled_server(work: Path, shape: Shape, endpoint: str | None, bucket: str | 
             _talk(server, lambda client: client.delete_bucket(Bucket=BUCKET))
 
 
-def _account() -> Account:
+def account_of_environment() -> Account:
+    """The credentials of a running server. Raises ConfigError."""
     try:
         return Account(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
-    except KeyError as error:
-        raise ConfigError(f"set {error.args[0]} to the credentials of the S3 server") from None
+    except KeyError:
+        names = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        raise ConfigError(f"set {names} to the credentials of the S3 server at --endpoint") from None
 
 
 async def _require_empty(client: Any, bucket: str) -> None:

@@ -93,7 +93,10 @@ PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
     type=click.FloatRange(min=0),
     help=f"Seconds from publishing to the first read.  [default: {HEAD_START}; m2, m5: 0]",
 )
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
 def push_command(preset: str, directory: Path | None, **options: Any) -> None:
     """Measure reads while pages are pushed ahead of the reader.
 

@@ -141,7 +141,10 @@ DEFAULT: Final = Shape()
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the runs into this file (needs matplotlib)."
 )
-@click.option("--directory", type=click.Path(path_type=Path), help="Where to work.  [default: a temporary directory]")
+@click.option(
+    "--directory", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to work.  [default: a temporary directory]",
+)  # fmt: skip
 def train_command(
     preset: str | None,
     only: tuple[str, ...],

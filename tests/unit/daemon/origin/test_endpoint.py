@@ -5,7 +5,9 @@ import logging
 import time
 
 import pytest
-from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.origin.endpoint import Endpoint, told_apart
+
+from cachefs.messages import OriginOptions
 
 
 def answers(endpoint: Endpoint, count: int, size: int = 1000, seconds: float = 0.01) -> None:
@@ -63,3 +65,17 @@ def test_the_size_of_requests_follows_from_those_that_were_answered() -> None:
     answers(endpoint, 64, size=100_000, seconds=0.1)  # latency decides
     assert endpoint.request_size(1000) == 1 << 20
     assert endpoint.status().request_size == 1 << 20
+
+
+def test_endpoints_of_one_server_are_told_apart_by_their_options() -> None:
+    alike, alone = Endpoint("S3 at x", 64).status(), Endpoint("S3 at y", 64).status()
+    found = [
+        (alike, OriginOptions(region="eu", addressing_style="path", profile="p")),
+        (alike, OriginOptions(region="eu", anonymous=True, profile="p")),
+        (alone, OriginOptions(region="eu", anonymous=True)),
+    ]
+    assert [one.name for one in told_apart(found)] == [
+        "S3 at x (addressing_style path, anonymous no)",
+        "S3 at x (addressing_style default, anonymous yes)",
+        "S3 at y",
+    ]
