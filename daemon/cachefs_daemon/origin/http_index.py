@@ -72,9 +72,11 @@ class IndexedStore:
             where = await self._fetch_index(ask, index)
             index.seek(0)
             batch: list[ListedObject] = []
+            is_empty = True
             for number, text in enumerate(_lines(index, where, self._settings.max_listing), 1):
                 if not text.strip():
                     continue
+                is_empty = False
                 try:
                     line = msgspec.json.decode(text, type=IndexLine)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -86,6 +88,8 @@ class IndexedStore:
                 if len(batch) == _BATCH:
                     yield batch
                     batch = []
+            if is_empty:
+                raise NotFound(f"the index {where} names no file; `cachectl index` makes one that does")
             yield batch
 
     async def request(self, wanted: ObjectRange) -> Request:

@@ -12,7 +12,7 @@ import pytest
 from cachefs_daemon.origin import web
 from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
 
-from cachefs.errors import ConfigError, ObjectChanged, OriginUnavailable
+from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from tests.servers import faulty
@@ -195,6 +195,11 @@ def test_a_body_without_a_length_that_is_cut_short_is_asked_for_again(version: b
             await origin.close()
 
     asyncio.run(scene())
+
+
+def test_an_index_without_a_file_is_named(servers: dict[str, StoreServer]) -> None:
+    with pytest.raises(NotFound, match=r"the index http://.*/set/index.jsonl names no file"):
+        problems_of(Kind("http", servers), b"\n")
 
 
 def test_a_url_is_sent_percent_encoded(servers: dict[str, StoreServer]) -> None:
