@@ -117,6 +117,11 @@ class IndexedStore:
     def explain(self, refusal: Refused, key: str) -> CachefsError | None:
         if not key and refusal.answer.status in (404, 410):
             return NotFound(f"there is no {' or '.join(self._indexes)}; `cachectl index` makes one")
+        if not key and refusal.answer.status == 400:
+            return ConfigError(
+                f"the index {refusal.request.url} cannot be read: the server answers 400; for S3 use "
+                f"s3://bucket/prefix --endpoint-url {self.server}"
+            )
         return None
 
     async def _fetch_index(self, ask: Ask, index: BinaryIO) -> str:

@@ -12,10 +12,8 @@ from cachefs_tools.cachectl import main
 from cachefs_tools.cachectl.index import trust
 from click.testing import CliRunner, Result
 
-from tests.servers import nginx
-from tests.servers import faulty
-from tests.servers.stores import FilesServer
-from tests.servers.http import running
+from tests.servers import faulty, nginx
+from tests.servers.stores import FilesServer, running
 
 
 @pytest.fixture

@@ -202,6 +202,17 @@ def test_an_index_without_a_file_is_named(servers: dict[str, StoreServer]) -> No
         problems_of(Kind("http", servers), b"\n")
 
 
+def test_a_server_of_s3_is_told_apart() -> None:
+    async def scene() -> None:
+        async with scripted(lambda _: [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b""]) as server:
+            origin = open_origin(f"http://127.0.0.1:{server.port}/set", OriginOptions(), SETTINGS)
+            with pytest.raises(ConfigError, match=rf"/set/index.jsonl .* 400; .* --endpoint-url .*:{server.port}$"):
+                await listing(origin)
+            await origin.close()
+
+    asyncio.run(scene())
+
+
 def test_a_url_is_sent_percent_encoded(servers: dict[str, StoreServer]) -> None:
     kind = Kind("http", servers)
     kind.server.objects.clear()
