@@ -162,6 +162,13 @@ class SnapshotBuilder:
         if len(self._problems) > 2 * MAX_PROBLEMS:
             self._problems = sorted(self._problems)[:MAX_PROBLEMS]
 
+    def left_out(self) -> str:
+        """Why there is no tree though something was listed, for people; else empty."""
+        if not self._problem_count or self._held or any(self._runs):
+            return ""
+        key, reason = min(self._problems)
+        return f"{key.decode(errors='backslashreplace')!r} {reason} ({self._problem_count} left out in all)"
+
     def state(self) -> BuilderState:
         """For `restore`. Raises OSError."""
         self._spill_rows()

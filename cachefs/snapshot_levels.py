@@ -163,7 +163,10 @@ class SnapshotLevels:
             elif kept_facts[0] == _IS_DIRECTORY:
                 self._report(path.replace(b"\0", b"/"), "is a directory too: other keys continue it with a slash")
             elif kept_facts != facts:
-                self._report(path.replace(b"\0", b"/"), "is listed twice; the newest is used")
+                self._report(
+                    path.replace(b"\0", b"/"),
+                    "is listed twice; the newest is used, and of those with one time the largest",
+                )
                 kept_facts = facts
         if kept_facts:
             yield kept_path, kept_facts

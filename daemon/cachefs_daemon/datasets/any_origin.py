@@ -1,11 +1,13 @@
 """One origin out of several that have the same objects: those of datasets with one URL and different options."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol, cast, runtime_checkable
 
 from cachefs.errors import ConfigError, OriginAccessDenied
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import Data, ObjectRange, Origin, Report
+from cachefs_daemon.origin.base import Data, ObjectRange, Origin, PreparedOrigin, RangeOrigin, Report
 from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.origin.order import Order, OrderingOrigin
 from cachefs_daemon.origin.patience import Patience
 
 
@@ -72,3 +74,50 @@ class AnyOrigin:
 
     async def close(self) -> None:
         pass
+
+
+@runtime_checkable
+class _Able(RangeOrigin, OrderingOrigin, PreparedOrigin, Protocol):
+    """What an origin can do beyond Origin, so that blocks come fast."""
+
+
+class AnyAbleOrigin(AnyOrigin):
+    """AnyOrigin of origins that all bring ranges, take orders and can be prepared.
+
+    The first one is asked. Where it refuses, the blocks are read by `read`, which puts another one first.
+    """
+
+    @property
+    def _first(self) -> _Able:
+        return cast(_Able, self._origins[0])
+
+    @property
+    def reads_ranges(self) -> bool:
+        return self._first.reads_ranges
+
+    async def read_parts(
+        self, wanted: ObjectRange, lengths: Sequence[int], arrived: Callable[[int, Data], None]
+    ) -> None:
+        await self._first.read_parts(wanted, lengths, arrived)
+
+    async def prepare(self) -> None:
+        await self._first.prepare()
+
+    def order(self, wanted: ObjectRange) -> Order | None:
+        return self._first.order(wanted)
+
+    def brought(self, wanted: ObjectRange, seconds: float) -> None:
+        self._first.brought(wanted, seconds)
+
+    def not_brought(self, reason: str, *, throttled: bool) -> None:
+        self._first.not_brought(reason, throttled=throttled)
+
+    def hedged(self, sent: int, won: int) -> None:
+        self._first.hedged(sent, won)
+
+
+def any_of(origins: Sequence[Origin]) -> Origin:
+    """One origin that reads from any of *origins*, and can do what all of them can; the only one itself."""
+    if len(origins) == 1:
+        return origins[0]
+    return AnyAbleOrigin(origins) if all(isinstance(one, _Able) for one in origins) else AnyOrigin(origins)

@@ -12,7 +12,7 @@ from cachefs.errors import CachefsError, ConfigError, NotFound, SnapshotDamaged
 from cachefs.messages import BlockRef
 from cachefs.sizes import format_size
 from cachefs.snapshot import Snapshot
-from cachefs_daemon.datasets.any_origin import AnyOrigin
+from cachefs_daemon.datasets.any_origin import any_of
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.base import ObjectRange, Origin
 from cachefs_daemon.runtime import descriptors
@@ -37,7 +37,7 @@ class _Held:
 
     @classmethod
     def of(cls, snapshot: Snapshot, origins: list[Origin]) -> "_Held":
-        return cls(snapshot, origins, origins[0] if len(origins) == 1 else AnyOrigin(origins))
+        return cls(snapshot, origins, any_of(origins))
 
 
 class HeldSnapshots:

@@ -149,9 +149,12 @@ def _build(request: ListingRequest) -> Path:
             asyncio.run(listing.run())
         except OSError as error:
             raise OriginUnavailable(f"the listing of {request.url} failed: {error}") from None
-        if not listing.builder.objects:
+        left_out = listing.builder.left_out()
+        if left_out or not listing.builder.objects:
             if journal is not None:
                 journal.forget()
+            if left_out:
+                raise NotFound(f"nothing at {request.url} can be a file of a dataset: {left_out}")
             raise NotFound(f"there is nothing at {request.url}; check the URL (a prefix is a whole directory name)")
         try:
             path = listing.builder.write(Path(request.directory), listing.report_building)

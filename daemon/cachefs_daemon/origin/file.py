@@ -192,7 +192,7 @@ class FileOrigin:
         shown = self._shown(b"")
         match error:
             case FileNotFoundError():
-                return NotFound(f"there is no directory {shown}; see {self.url}")
+                return NotFound(f"there is no directory {shown} on this node; check the URL")
             case NotADirectoryError():
                 return ConfigError(f"{shown} is not a directory; name one in {self.url}")
             case PermissionError():

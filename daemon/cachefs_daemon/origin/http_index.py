@@ -72,9 +72,11 @@ class IndexedStore:
             where = await self._fetch_index(ask, index)
             index.seek(0)
             batch: list[ListedObject] = []
+            is_empty = True
             for number, text in enumerate(_lines(index, where, self._settings.max_listing), 1):
                 if not text.strip():
                     continue
+                is_empty = False
                 try:
                     line = msgspec.json.decode(text, type=IndexLine)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -86,6 +88,8 @@ class IndexedStore:
                 if len(batch) == _BATCH:
                     yield batch
                     batch = []
+            if is_empty:
+                raise NotFound(f"the index {where} names no file; `cachectl index` makes one that does")
             yield batch
 
     async def request(self, wanted: ObjectRange) -> Request:
@@ -113,6 +117,11 @@ class IndexedStore:
     def explain(self, refusal: Refused, key: str) -> CachefsError | None:
         if not key and refusal.answer.status in (404, 410):
             return NotFound(f"there is no {' or '.join(self._indexes)}; `cachectl index` makes one")
+        if not key and refusal.answer.status == 400:
+            return ConfigError(
+                f"the index {refusal.request.url} cannot be read: the server answers 400; for S3 use "
+                f"s3://bucket/prefix --endpoint-url {self.server}"
+            )
         return None
 
     async def _fetch_index(self, ask: Ask, index: BinaryIO) -> str:

@@ -203,7 +203,13 @@ class S3Connection:
             )
             stack = contextlib.AsyncExitStack()
             full = await stack.enter_async_context(made)
-        except (ValueError, ProfileNotFound) as error:
+        except ProfileNotFound as error:
+            raise ConfigError(f"{error}; check --profile and ~/.aws of the user that the daemon runs as") from error
+        except ValueError as error:
+            if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+                raise ConfigError(
+                    f"S3 endpoint {self.endpoint!r} must begin with http:// or https://, as in http://127.0.0.1:9000"
+                ) from error
             raise ConfigError(f"{self.endpoint or 'AWS'} cannot be reached as configured: {error}") from error
         prepare(full)
         full.meta.events.register("before-parse.s3.ListObjectsV2", _keep_raw_page)

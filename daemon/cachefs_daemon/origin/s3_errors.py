@@ -81,7 +81,8 @@ def judge(error: Exception, place: Place) -> Failure:
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
         return Failure(
             OriginUnavailable(
-                f"no server answers at {place.endpoint} (for {place}); check the endpoint and the network"
+                f"no server answers at {place.endpoint} (for s3://{place.bucket}/{place.key}); check the "
+                "endpoint and the network"
             ),
             True,
         )
@@ -140,6 +141,8 @@ def _permanent(code: str, status: int, place: Place) -> CachefsError:
         return OriginAccessDenied(
             f"{place} is refused ({status} {code}); check the daemon's AWS credentials and the bucket's policy"
         )
+    if code == "UnsupportedAlgorithm":
+        return OriginAccessDenied(f"{place}: the server takes signed requests only ({code}); leave out --anonymous")
     if status in (301, 307):
         return ConfigError(f"bucket {place.bucket} is in another region; give the dataset its region")
     return OriginUnavailable(f"{place}: the server answers {status} {code}")

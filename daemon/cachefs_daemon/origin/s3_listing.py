@@ -258,8 +258,9 @@ class _Ranges:
         try:
             return await self._fetch(**query)
         except OriginUnavailable as error:
-            place = f"keys after {_text(last)!r}" if last else "the first keys"
-            raise OriginUnavailable(f"{error} ({place})") from None
+            if not last:
+                raise
+            raise OriginUnavailable(f"{error} (keys after {_text(last)!r})") from None
 
 
 async def _pages(fetch: FetchPage, query: dict[str, str]) -> AsyncIterator[Page]:

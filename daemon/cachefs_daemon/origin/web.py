@@ -250,9 +250,11 @@ class WebOrigin:
             case BrokenAnswer():
                 return Failure(OriginUnavailable(f"{where} is broken: {error}"), True)
             case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-                return Failure(
-                    OriginUnavailable(f"{where}: the server's certificate is not trusted, or TLS fails"), True
+                text = (
+                    f"{where}: the server's certificate is not trusted, or TLS fails ({_tls_reason(error)}); "
+                    "REQUESTS_CA_BUNDLE names the file of the authorities that the daemon trusts"
                 )
+                return Failure(OriginUnavailable(text), True)
             case aiohttp.ClientConnectorError():
                 return Failure(OriginUnavailable(f"no server answers for {where}; check the URL and the network"), True)
             case aiohttp.ServerTimeoutError():
@@ -265,6 +267,12 @@ class WebOrigin:
             case aiohttp.ClientError() | OSError():
                 return Failure(OriginUnavailable(f"{where} is unreachable or broken ({type(error).__name__})"), True)
         raise error
+
+
+def _tls_reason(error: Exception) -> str:
+    """In OpenSSL's words, which name no URL."""
+    cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)
+    return getattr(cause, "verify_message", "") or getattr(cause, "reason", None) or type(error).__name__
 
 
 _endpoints: Final[WeakValueDictionary[tuple[str, int], Endpoint]] = WeakValueDictionary()

@@ -93,6 +93,9 @@ def test_an_empty_directory_is_no_dataset(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotFound, match=f"nothing at file://{tmp_path}/empty"):
         build(f"file://{tmp_path}/empty", tmp_path)
+    (tmp_path / "empty/link").symlink_to(".")
+    with pytest.raises(NotFound, match=r"'link' is a symbolic link to a directory \(1 left out in all\)"):
+        build(f"file://{tmp_path}/empty", tmp_path)
 
 
 def test_a_snapshot_that_cannot_be_written(tree: Path) -> None:

@@ -115,7 +115,7 @@ def test_an_empty_object(server: S3Server) -> None:
         ("s3://odd/set", {"anonymous": True}, (OriginAccessDenied, OriginUnavailable), "s3://odd/"),
         ("s3://bad_name!/x", {}, ConfigError, "bad_name!"),
         ("s3:///x", {}, ConfigError, "names no bucket"),
-        ("s3://odd/set", {"profile": "absent"}, ConfigError, "absent"),
+        ("s3://odd/set", {"profile": "absent"}, ConfigError, r"^The config profile \(absent\) .*--profile"),
         ("s3://odd/set", {"addressing_style": "sideways"}, ConfigError, "sideways"),
     ],
 )
@@ -127,12 +127,18 @@ def test_bad_settings_are_named(
     assert "\n" not in str(raised.value)
 
 
+def test_an_endpoint_without_a_scheme_is_told_so() -> None:
+    with pytest.raises(ConfigError, match=r"'127.0.0.1:17480' must begin with http:// or https://"):
+        with_origin("s3://odd/set", "127.0.0.1:17480", listing)
+
+
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:{port}", "nonsense"])
 def test_unreachable_endpoints_are_named(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "_FIRST_PAGE_TRIED", 0.1)
     endpoint = endpoint.format(port=free_port())
-    with pytest.raises((OriginUnavailable, ConfigError), match=endpoint):
+    with pytest.raises((OriginUnavailable, ConfigError), match=endpoint) as raised:
         with_origin("s3://odd/set", endpoint, listing)
+    assert str(raised.value).count(endpoint) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,17 @@
 import hashlib
 import json
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cachefs_tools.cachectl import main
+from cachefs_tools.cachectl.index import trust
 from click.testing import CliRunner, Result
 
-from tests.servers import nginx
+from tests.servers import faulty, nginx
+from tests.servers.stores import FilesServer, running
 
 
 @pytest.fixture
@@ -64,6 +67,35 @@ def test_a_url_of_something_else_leaves_no_index(web: Path, url: str) -> None:
     assert done.exit_code == 1
     assert "is this the URL of the directory?" in done.output
     assert sorted(path.name for path in web.iterdir()) == ["a b", "empty", "link"]
+
+
+def test_large_files_without_an_etag_are_told(web: Path) -> None:
+    with (web / "large").open("wb") as file:
+        file.truncate((4 << 20) + 1)
+    done = index(web)
+    assert done.exit_code == 0
+    assert "1 file has more than a block (4 MiB) and no ETag, and cannot be read: use --url" in done.output
+
+
+def test_a_server_is_believed_by_the_certificates_that_the_daemon_believes(
+    web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = Path(faulty.__file__).parent / "localhost.pem"
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    server = FilesServer()
+    trust.cache_clear()
+    with running(server, tls=tls):
+        done = index(web, "--url", server.endpoint)
+        assert "certificate is not trusted" in done.output
+        assert "REQUESTS_CA_BUNDLE" in done.output
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+        trust.cache_clear()
+        assert "status 404" in index(web, "--url", server.endpoint).output
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none"))
+        trust.cache_clear()
+        assert "REQUESTS_CA_BUNDLE" in index(web, "--url", server.endpoint).output
+    trust.cache_clear()
 
 
 def test_what_cannot_be_listed_is_said(web: Path, tmp_path: Path) -> None:

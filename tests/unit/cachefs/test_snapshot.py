@@ -229,9 +229,31 @@ def test_of_a_key_listed_twice_the_newest_is_used(tmp_path: Path) -> None:
     assert snapshot.problem_count == 1
 
 
+def test_of_a_key_listed_twice_with_one_time_the_largest_is_used(tmp_path: Path) -> None:
+    snapshot = built(tmp_path, [listed(b"a", 3, version=b"large"), listed(b"a", 2, version=b"small")])
+    found = snapshot.find(b"a")
+    assert found is not None
+    assert found.version == b"large"
+    assert snapshot.problems() == [
+        (b"a", "is listed twice; the newest is used, and of those with one time the largest")
+    ]
+
+
 def test_the_same_object_listed_twice_is_no_problem(tmp_path: Path) -> None:
     snapshot = built(tmp_path, [listed(b"a"), listed(b"a")])
     assert (snapshot.files, snapshot.problem_count) == (1, 0)
+
+
+def test_where_nothing_is_left_the_first_reason_is_told(tmp_path: Path) -> None:
+    with contextlib.closing(SpillFile(tmp_path)) as spill:
+        builder = SnapshotBuilder("s3://bucket/prefix", 8, identity, spill)
+        assert builder.left_out() == ""
+        builder.report(b"z", "is larger")
+        builder.add([listed(b"../x")])
+        assert "'../x'" in builder.left_out()
+        assert "(2 left out in all)" in builder.left_out()
+        builder.add([listed(b"x")])
+        assert builder.left_out() == ""
 
 
 def test_only_the_first_problems_are_kept_but_all_counted(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """cachectl dataset: gives names to listings of origins, and shows and limits what they take of the node."""
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from cachefs.messages import (
     Empty,
     ListingProgress,
     OriginOptions,
+    Problem,
 )
 from cachefs.rpc import DATASET_ADD, DATASET_LIMIT, DATASET_LIST, DATASET_REFRESH, DATASET_REMOVE, DATASET_SHOW
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
@@ -189,8 +191,16 @@ def report_listing(session: CommandSession, last: ListingProgress) -> None:
             f"cachectl dataset refresh {view.name} lists all of them anew"
         )
     if view.problems:
-        lines.append(f"{view.problems:,} keys cannot be files and were skipped: cachectl dataset show {view.name}")
+        lines.append(left_out(view, session.call(DATASET_SHOW, DatasetName(name=view.name)).problems))
     session.answer(last, *lines)
+
+
+def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:
+    """The line of a listing that says that not all keys are files. problems: the first of them."""
+    keys = "1 key" if view.problems == 1 else f"{view.problems:,} keys"
+    first = "".join(f": {shown(one.key)}: {one.reason}" for one in problems[:1])
+    more = f"; the other reasons: cachectl dataset show {view.name}" if view.problems > 1 else ""
+    return f"{keys} left out{first}{more}"
 
 
 def describe(detail: DatasetDetail) -> list[str]:

@@ -1,7 +1,9 @@
 """cachectl index: makes the index that a dataset on a plain web server needs."""
 
+import functools
 import hashlib
 import os
+import ssl
 import stat
 import tempfile
 import urllib.error
@@ -20,6 +22,8 @@ from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, w
 
 NAME: Final = "index.jsonl"
 _OWN: Final = (NAME, f"{NAME}.gz")
+# Bytes of a block, unless daemon.block_size says otherwise.
+_BLOCK: Final = 4 << 20
 _PARALLEL: Final = 8
 _TIMEOUT: Final = 30
 
@@ -43,7 +47,7 @@ def index(session: CommandSession, directory: Path, url: str | None, output: Pat
         raise ConfigError(f"{target} is no regular file, and would be replaced by one")
     skipped: list[str] = []
     paths = list(_files(directory, skipped))
-    size = 0
+    size = unreadable = 0
     with (
         ThreadPoolExecutor(_PARALLEL) as pool,
         tempfile.NamedTemporaryFile(dir=target.parent, prefix=".index-", delete=False) as file,
@@ -51,6 +55,7 @@ def index(session: CommandSession, directory: Path, url: str | None, output: Pat
         try:
             for line in pool.map(lambda path: describe(directory, path, url), paths):
                 size += line["size"]
+                unreadable += line["size"] > _BLOCK and "etag" not in line
                 file.write(msgspec.json.encode(line) + b"\n")
             os.fchmod(file.fileno(), 0o644)
             os.rename(file.name, target)
@@ -60,6 +65,10 @@ def index(session: CommandSession, directory: Path, url: str | None, output: Pat
             raise
     for name in skipped:
         click.echo(f"skipped {name!r}", err=True)
+    if unreadable:
+        files = "1 file has" if unreadable == 1 else f"{unreadable:,} files have"
+        way_out = "the server sends no strong ETag for them" if url else "use --url to note their ETags"
+        click.echo(f"{files} more than a block (4 MiB) and no ETag, and cannot be read: {way_out}", err=True)
     session.answer(
         {"index": target, "files": len(paths), "bytes": size, "skipped": skipped},
         f"{target}: {len(paths):,} files" + (f", {len(skipped):,} skipped" if skipped else ""),
@@ -105,11 +114,32 @@ def _etag(url: str, size: int) -> str:
     """The strong ETag of a file; empty where it has none. Raises OriginUnavailable."""
     asked = urllib.request.Request(url, method="HEAD", headers={"Accept-Encoding": "identity"})
     try:
-        with urllib.request.urlopen(asked, timeout=_TIMEOUT) as answer:
+        with urllib.request.urlopen(asked, timeout=_TIMEOUT, context=trust()) as answer:
             etag, length = answer.headers.get("ETag", ""), answer.headers.get("Content-Length")
     except (OSError, ValueError) as error:
-        reason = f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error)
+        cause = getattr(error, "reason", None)
+        if isinstance(cause, ssl.SSLError):
+            text = getattr(cause, "verify_message", "") or cause.reason or "TLS fails"
+            raise OriginUnavailable(
+                f"{url}: the server's certificate is not trusted, or TLS fails ({text}); set REQUESTS_CA_BUNDLE to the "
+                "file of its authority's certificate"
+            ) from None
+        reason = f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else str(cause or error)
         raise OriginUnavailable(f"{url} does not answer: {reason}; is this the URL of the directory?") from None
     if length is not None and length != str(size):
         raise OriginUnavailable(f"{url} has {length} bytes, and the file {size}; is this the URL of the directory?")
     return "" if etag.startswith("W/") else etag.strip('"')
+
+
+@functools.cache
+def trust() -> ssl.SSLContext:
+    """The authorities that the daemon trusts too. Raises ConfigError."""
+    bundle = os.environ.get("REQUESTS_CA_BUNDLE")
+    if not bundle:
+        return ssl.create_default_context()
+    try:
+        if os.path.isdir(bundle):
+            return ssl.create_default_context(capath=bundle)
+        return ssl.create_default_context(cafile=bundle)
+    except OSError as error:
+        raise ConfigError(f"REQUESTS_CA_BUNDLE: {bundle} cannot be used: {error.strerror or error}") from None

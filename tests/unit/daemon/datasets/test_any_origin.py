@@ -1,13 +1,23 @@
 """Reading for several datasets of one URL, of which not all may."""
 
 import asyncio
+from typing import Any
 
 import pytest
-from cachefs_daemon.datasets.any_origin import AnyOrigin
-from cachefs_daemon.origin.base import ObjectRange, Origin
+from cachefs_daemon.datasets.any_origin import AnyOrigin, any_of
+from cachefs_daemon.origin.base import (
+    ObjectRange,
+    Origin,
+    OriginSettings,
+    PreparedOrigin,
+    RangeOrigin,
+    open_origin,
+)
+from cachefs_daemon.origin.order import OrderingOrigin
 from cachefs_daemon.origin.patience import Patience
 
 from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied
+from cachefs.messages import OriginOptions
 
 WANTED = ObjectRange(b"key", b"v", 1, 0, 1)
 
@@ -66,3 +76,62 @@ def test_expired_credentials_are_waited_for_only_where_no_others_are_good() -> N
     assert (expired.requests, good.requests) == (1, 1)
     assert read(expired, refused) == b"x"
     assert expired.requests == 3
+
+
+class AbleStub(Stub):
+    """Can do what S3 can."""
+
+    reads_ranges = True
+
+    async def read_parts(self, wanted: ObjectRange, lengths: Any, arrived: Any) -> None:
+        arrived(0, b"x")
+
+    async def prepare(self) -> None:
+        self.requests += 1
+
+    def order(self, wanted: ObjectRange) -> Any:
+        return self
+
+    def brought(self, wanted: ObjectRange, seconds: float) -> None:
+        self.requests += 1
+
+    def not_brought(self, reason: str, *, throttled: bool) -> None:
+        self.errors += 1
+
+    def hedged(self, sent: int, won: int) -> None:
+        self.requests += sent
+
+
+def test_buckets_with_other_options_still_read_ranges_take_orders_and_are_prepared() -> None:
+    ways = [OriginOptions(endpoint_url="http://127.0.0.1:9", addressing_style=style) for style in ("path", "virtual")]
+    both = any_of([open_origin("s3://bucket/data", way, OriginSettings()) for way in ways])
+    assert isinstance(both, RangeOrigin)
+    assert isinstance(both, PreparedOrigin)
+    assert issubclass(type(both), OrderingOrigin)
+
+
+def test_what_not_all_of_them_can_do_is_not_asked_of_any() -> None:
+    both: object = any_of([AbleStub(), Stub()])  # type: ignore[list-item]
+    assert not isinstance(both, RangeOrigin | PreparedOrigin)
+    assert not issubclass(type(both), OrderingOrigin)
+
+
+def test_the_one_that_may_read_takes_orders_and_reads_ranges() -> None:
+    refused, good = AbleStub(OriginAccessDenied("withdrawn")), AbleStub()
+    both: Any = any_of([refused, good])  # type: ignore[list-item]
+    assert both.order(WANTED) is refused
+
+    async def run() -> None:
+        await both.read(WANTED, Patience.of(10))
+        await both.prepare()
+        await both.read_parts(WANTED, [1], lambda number, data: got.append(data))
+
+    got: list[bytes] = []
+    asyncio.run(run())
+    assert both.order(WANTED) is good
+    both.brought(WANTED, 0.1)
+    both.hedged(2, 1)
+    both.not_brought("slow", throttled=True)
+    assert got == [b"x"]
+    assert both.reads_ranges
+    assert (refused.requests, good.requests, good.errors) == (1, 5, 1)

@@ -12,7 +12,7 @@ import pytest
 from cachefs_daemon.origin import web
 from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
 
-from cachefs.errors import ConfigError, ObjectChanged, OriginUnavailable
+from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from tests.servers import faulty
@@ -192,6 +192,22 @@ def test_a_body_without_a_length_that_is_cut_short_is_asked_for_again(version: b
             origin = open_origin(f"http://127.0.0.1:{server.port}/set", OriginOptions(), SETTINGS)
             assert await read(origin, ObjectRange(b"file", version, 4, 0, 4)) == b"0123"
             assert origin.errors == 3
+            await origin.close()
+
+    asyncio.run(scene())
+
+
+def test_an_index_without_a_file_is_named(servers: dict[str, StoreServer]) -> None:
+    with pytest.raises(NotFound, match=r"the index http://.*/set/index.jsonl names no file"):
+        problems_of(Kind("http", servers), b"\n")
+
+
+def test_a_server_of_s3_is_told_apart() -> None:
+    async def scene() -> None:
+        async with scripted(lambda _: [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b""]) as server:
+            origin = open_origin(f"http://127.0.0.1:{server.port}/set", OriginOptions(), SETTINGS)
+            with pytest.raises(ConfigError, match=rf"/set/index.jsonl .* 400; .* --endpoint-url .*:{server.port}$"):
+                await listing(origin)
             await origin.close()
 
     asyncio.run(scene())
