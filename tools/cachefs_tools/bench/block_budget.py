@@ -76,29 +76,60 @@ def cases(shape: Shape) -> list[Case]:
 
 
 def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds: float) -> dict[str, Any]:
-    """The figures of one case, measured for so many seconds at most; *work* is an empty directory."""
+    """The figures of one case, measured for so many seconds at most; *work* is an empty directory.
+
+    In the first half of the time nobody looks: the sum and the rate are of that. In the second half py-spy, which takes
+    most of a processor and holds up what it looks at, says how the sum is shared out.
+    """
     with node_of(work, server, case) as node, started_job(_busy(shape), TrainingJob(), node, work / "job"):
         _wait_for(node, case.before)
-        pid = _status(node).pid
-        cpu, before, began = _thread_seconds(pid), _status(node).fetched_blocks, time.monotonic()
-        carried = _process_seconds(node)
-        with _sampled(pid, work / "stacks") as stacks:
-            while time.monotonic() - began < seconds and _status(node).fetched_blocks < case.before + case.blocks:
-                time.sleep(_POLL_SECONDS)
-            blocks, took = _status(node).fetched_blocks - before, time.monotonic() - began
-            used = {number: after - cpu.get(number, 0.0) for number, after in _thread_seconds(pid).items()}
-            outside = sum(after - carried.get(number, 0.0) for number, after in _process_seconds(node).items())
-    if not blocks:
-        raise CachefsError(f"{case.name}: nothing was fetched in {took:.0f} s")
-    stages = by_stage(stacks.read_text().splitlines(), used) | {Stage.FETCH_PROCESS: outside}
+        alone = _used(node, seconds / 2, case.before + case.blocks // 2)
+        with _sampled(_status(node).pid, work / "stacks") as stacks:
+            seen = _used(node, seconds / 2, case.before + case.blocks)
+    if not alone.blocks or not seen.total:
+        raise CachefsError(f"{case.name}: nothing was fetched in {seconds:.0f} s")
+    stages = by_stage(stacks.read_text().splitlines(), seen.threads) | {Stage.FETCH_PROCESS: seen.outside}
+    cost = 1e3 * alone.total / alone.blocks
     return {
         "case": case.name,
-        "blocks": blocks,
-        "seconds": round(took, 2),
-        "blocks_per_s": round(blocks / took, 1),
-        "cpu_ms_per_block": round(1e3 * (sum(used.values()) + outside) / blocks, 3),
-        "by_stage_ms": {stage.value: round(1e3 * stages[stage] / blocks, 3) for stage in Stage},
+        "blocks": alone.blocks,
+        "seconds": round(alone.seconds, 2),
+        "blocks_per_s": round(alone.blocks / alone.seconds, 1),
+        "cpu_ms_per_block": round(cost, 3),
+        "by_stage_ms": {stage.value: round(cost * stages[stage] / seen.total, 3) for stage in Stage},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """What a stretch of time has taken."""
+
+    blocks: int
+    seconds: float
+    # Processor seconds of the daemon's threads, by their number.
+    threads: dict[int, float]
+    # Processor seconds of its fetch processes.
+    outside: float
+
+    @property
+    def total(self) -> float:
+        """Processor seconds."""
+        return sum(self.threads.values()) + self.outside
+
+
+def _used(node: FetchingNode, seconds: float, until: int) -> _Used:
+    """Wait for so many seconds, or until so many blocks were fetched since the start."""
+    status = _status(node)
+    pid, before, began = status.pid, status.fetched_blocks, time.monotonic()
+    threads, processes = _thread_seconds(pid), _process_seconds(node)
+    while time.monotonic() - began < seconds and _status(node).fetched_blocks < until:
+        time.sleep(_POLL_SECONDS)
+    return _Used(
+        _status(node).fetched_blocks - before,
+        time.monotonic() - began,
+        {number: after - threads.get(number, 0.0) for number, after in _thread_seconds(pid).items()},
+        sum(after - processes.get(number, 0.0) for number, after in _process_seconds(node).items()),
+    )
 
 
 def remark(case: str, blocks: int, seconds: float) -> str:

@@ -16,7 +16,7 @@ from cachefs_tools.bench.scenario import Shape
 
 
 @click.command("block")
-@click.option("--files", default=6000, show_default=True, type=click.IntRange(min=64), help="Number of files.")
+@click.option("--files", default=12000, show_default=True, type=click.IntRange(min=64), help="Number of files.")
 @click.option(
     "--size", default=110_000, show_default=True, type=click.IntRange(8, 4 << 20), help="Bytes of each file: one block."
 )
