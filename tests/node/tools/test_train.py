@@ -125,7 +125,7 @@ def processes_with(work: Path) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [(["--size", "20"], "cachefs-bench: a tier would be smaller than one block"),
-     (["--endpoint", "http://127.0.0.1:9"], "cachefs-bench: set AWS_ACCESS_KEY_ID to the credentials"),
+     (["--endpoint", "http://127.0.0.1:9"], "cachefs-bench: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
      (["--publish", "perhaps"], "'perhaps' is not one of"), (["--preset", "m9"], "'m9' is not one of"),
      (["--preset", "m3", "--only", "belady"], "no run has 'belady' in its title")],
 )  # fmt: skip
