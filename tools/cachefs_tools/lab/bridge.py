@@ -64,9 +64,10 @@ class Bridge:
 
     def offload(self, on: bool) -> None:
         """Let hosts and ports segment packets late and join them early, as a network card does, or not."""
-        for number, host in enumerate(self.hosts):
+        for host in self.hosts:
             host.within(lambda: _offload("eth0", on))
-            self.hub.within(lambda port=_port(number): _offload(port, on))  # type: ignore[misc]
+        ports = [_port(number) for number in range(len(self.hosts))]
+        self.hub.within(lambda: [_offload(port, on) for port in ports])
 
     def _apply(self) -> None:
         forwarded, to_hub = [], []

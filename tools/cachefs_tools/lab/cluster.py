@@ -38,7 +38,7 @@ class Cluster:
         self._ports = {node.name: _port(node.host) for node in nodes}
 
     def start(self, numbers: Iterable[int] | None = None) -> None:
-        """Start these nodes (all) at once, and wait until their daemons answer. A static list has these, and no other."""
+        """Start these nodes (None: all) at once, and wait until they answer. A static list has these, and no other."""
         chosen = [self.nodes[number] for number in (range(len(self.nodes)) if numbers is None else numbers)]
         self._members = [f"{node.name}={node.host.address}:{self._ports[node.name]}" for node in chosen]
         for node in chosen:

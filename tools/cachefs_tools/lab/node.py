@@ -36,7 +36,7 @@ from cachefs_tools.scratch_node import (
 
 # Seconds that a daemon may take to end: it hands over what it holds alone, if it is told to drain.
 STOP_SECONDS: Final = 30.0
-# Nothing stands between reader and tiers: readers of the lab drop pages that were pushed, and open files without ioctls.
+# Nothing stands between readers and tiers: those of the lab drop pages that were pushed, and send no ioctls.
 MOUNT_OPTIONS: Final = ("no_push", "shield=off")
 
 
@@ -85,7 +85,7 @@ class Node:
         return self._daemon.pid
 
     def start(self, settings: NodeSettings) -> None:
-        """Start the daemon, and wait until it answers. Raises CachefsError with the end of its log where it does not."""
+        """Start the daemon, and wait until it answers. Raises CachefsError with the end of its log."""
         self.spawn(settings)
         self.ready()
 

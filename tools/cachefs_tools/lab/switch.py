@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,11 +64,9 @@ class Switch:
     def _tell(self, command: dict[str, float]) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        try:
+        with suppress(BrokenPipeError):  # the missing answer says it
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the missing answer says it
         if not self._process.stdout.readline():
             raise CachefsError("the lab's switch has ended")
 
@@ -79,8 +77,7 @@ def switched_network(hosts: int) -> Iterator[Switch]:
     require_root()
     with ExitStack() as stack:
         made = [
-            stack.enter_context(started_host(f"node{number}", f"{_NETWORK}.{number}"))
-            for number in range(1, hosts + 1)
+            stack.enter_context(started_host(f"node{number}", f"{_NETWORK}.{number}")) for number in range(1, hosts + 1)
         ]
         hub = stack.enter_context(started_host("hub", f"{_NETWORK}.{hosts + 1}"))
         # In a network of its own the devices have no other names beside them before they are handed out.
@@ -202,10 +199,8 @@ def _targets(frame: bytes, source: int, count: int) -> Sequence[int]:
 
 
 def _write(device: int, frame: bytes) -> None:
-    try:
+    with suppress(OSError):  # its queue is full, or it is not up: the frame is lost
         os.write(device, frame)
-    except OSError:
-        pass  # its queue is full, or it is not up: the frame is lost
 
 
 def _say(line: str) -> None:
