@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Final
 
 from cachefs_tools.lab.host import Host, require_root, started_host
@@ -65,9 +66,9 @@ class Bridge:
     def offload(self, on: bool) -> None:
         """Let hosts and ports segment packets late and join them early, as a network card does, or not."""
         for host in self.hosts:
-            host.within(lambda: _offload("eth0", on))
+            host.within(lambda: _offload("eth0", on=on))
         ports = [_port(number) for number in range(len(self.hosts))]
-        self.hub.within(lambda: [_offload(port, on) for port in ports])
+        self.hub.within(lambda: _offload(*ports, on=on))
 
     def _apply(self) -> None:
         forwarded, to_hub = [], []
@@ -126,8 +127,8 @@ def _port(number: int) -> str:
     return f"port{number + 1}"
 
 
-def _offload(interface: str, on: bool) -> None:
+def _offload(*interfaces: str, on: bool) -> None:
     with socket.socket() as any_socket:
-        for command in _OFFLOADS:
+        for interface, command in product(interfaces, _OFFLOADS):
             value = array("I", [command, on])
             fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sQ16x", interface.encode(), value.buffer_info()[0]))

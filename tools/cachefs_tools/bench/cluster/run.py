@@ -127,8 +127,9 @@ def node_settings(load: Load) -> NodeSettings:
     memory, ssd = (budget_for(blocks * record) for blocks in (in_memory, load.held - in_memory))
     if memory < LEAST_TIER or 0 < ssd < LEAST_TIER:
         raise CachefsError("a tier would be smaller than one block; use more files or a larger capacity")
-    tiers = (TierSettings(budget, SEGMENT_SIZE) for budget in (memory, ssd))
-    return NodeSettings(*tiers, BLOCK_SIZE, read_deadline=READ_DEADLINE)
+    return NodeSettings(
+        TierSettings(memory, SEGMENT_SIZE), TierSettings(ssd, SEGMENT_SIZE), BLOCK_SIZE, read_deadline=READ_DEADLINE
+    )
 
 
 def _network(stack: ExitStack, load: Load) -> tuple[Bridge | Switch | None, list[Host], Host]:
