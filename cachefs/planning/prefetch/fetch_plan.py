@@ -5,6 +5,9 @@ fetched no further ahead than Little's law asks for: what is read during the lat
 A block that is evicted too early could have been a better choice later, since every block that is read meanwhile is
 needed only in the next epoch. Blocks are fetched further ahead only where the origins' bandwidth would not suffice
 later (see cachefs.planning.prefetch.backlog). So no step evicts a block that is needed sooner than what it fetches.
+
+In a cluster each block is *mine* to keep on one node. Only that node fetches it far ahead, since what others hold comes
+from them in no time: they fetch it within the window.
 """
 
 import itertools
@@ -21,7 +24,7 @@ from cachefs.planning.prefetch.backlog import Backlog
 from cachefs.planning.prefetch.bandwidth import Bandwidth
 from cachefs.planning.prefetch.latency import Latency
 from cachefs.planning.prefetch.learned_window import LearnedWindow
-from cachefs.planning.prefetch.lookahead import Lookahead, Name, Upcoming
+from cachefs.planning.prefetch.lookahead import EVERYTHING, Chosen, Lookahead, Name, Upcoming
 from cachefs.planning.prefetch.pauses import Pauses
 from cachefs.planning.sequences.plan import Plan
 
@@ -86,6 +89,12 @@ class FetchPlan:
         self._price, self._priced = 0.0, -math.inf  # of a second of window, and when it was found out
         self._looked = -math.inf  # when blocks were looked at again
         self._version, self._planned = plan.version, -math.inf  # of the plan, and when it was seen to change
+        self._mine: Chosen = EVERYTHING
+
+    def keep_only(self, mine: Chosen) -> None:
+        """From now on, *mine* are the blocks that this node keeps for a cluster. Whoever changes entries of these
+        arrays need not say so."""
+        self._mine = self._some_time.chosen = self._in_time.chosen = mine
 
     # --- what to fetch ------------------------------------------------------------------------------------------------
 
@@ -102,7 +111,9 @@ class FetchPlan:
         self._some_time.rewind()
         self._pauses.end(now)
         self._bandwidth.measure(delivered, now)
-        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value, self._window)
+        self._backlog = backlog.find(
+            self._plan, self._presence.states, self._bandwidth.value, self._window, self._mine
+        )
         self._in_time.rewind()
 
     def window(self, margins: Mapping[str, float], latency: Latency, now: float) -> float:
