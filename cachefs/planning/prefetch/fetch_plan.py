@@ -92,9 +92,11 @@ class FetchPlan:
         self._mine: Chosen = EVERYTHING
 
     def keep_only(self, mine: Chosen) -> None:
-        """From now on, *mine* are the blocks that this node keeps for a cluster. Whoever changes entries of these
-        arrays need not say so."""
-        self._mine = self._some_time.chosen = self._in_time.chosen = mine
+        """*mine* are the blocks that this node keeps for a cluster. To be called before each step with the mapping as it
+        is then; whoever changes entries of its arrays need not say so."""
+        if mine is not self._mine:
+            self._mine = self._some_time.chosen = self._in_time.chosen = mine
+            self._some_time.rewind()
 
     # --- what to fetch ------------------------------------------------------------------------------------------------
 
@@ -111,9 +113,7 @@ class FetchPlan:
         self._some_time.rewind()
         self._pauses.end(now)
         self._bandwidth.measure(delivered, now)
-        self._backlog = backlog.find(
-            self._plan, self._presence.states, self._bandwidth.value, self._window, self._mine
-        )
+        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value, self._window, self._mine)
         self._in_time.rewind()
 
     def window(self, margins: Mapping[str, float], latency: Latency, now: float) -> float:
@@ -137,7 +137,7 @@ class FetchPlan:
     def for_free_room(self, free: int) -> list[Upcoming]:
         """Blocks for *free* bytes of the tiers, from which what is in flight is still to be taken."""
         free -= self._bytes_in_flight
-        self._is_full = free <= 0
+        self._is_full = free <= 0 or bool(self._mine)  # what is not mine is not fetched into free room
         return self._choose(self._some_time, math.inf, free) if free > 0 else []
 
     def for_window(self, window: float) -> Batch | None:

@@ -73,11 +73,12 @@ class Holders:
         # By epoch of the job, at its start, for some epochs in a row; the only one where no job coordinates copies.
         self.at: dict[int, Nodes] = {}
         self.reads: dict[int, Reads] = {}  # of the same epochs, and of those ahead
-        self.count = 0  # see Known
         self.job = ""
         self._space = space
         self._replicas = replicas
         self._threads = threads
+        self._count = 0  # of the epoch with which it began, see Known
+        self._began = 0  # that epoch
         self._homes: Homes | None = None
         self._sizes = np.zeros(0, np.uint32)
 
@@ -125,7 +126,7 @@ class Holders:
             holders = await self._threads.planning(after_change, known.holders, known.ids, self.ring.ids, self.homes)
             if known.job == job and known.epoch <= epoch:
                 start = known.epoch
-        self.job, self.count, self.reads = job, count, {}
+        self.job, self._count, self._began, self.reads = job, count, start, {}
         self.at = {start: holders}
 
     async def advance(self, epoch: int, reads_of: ReadsOf) -> bool:
@@ -154,7 +155,6 @@ class Holders:
             is_new = True
         for old in [one for one in self.at if one < epoch - 1 and epoch in self.at]:
             del self.at[old]
-            self.count += 1
         self.reads = {number: one for number, one in self.reads.items() if number >= epoch - 1}
         return is_new
 
@@ -167,7 +167,7 @@ class Holders:
         holders = self.at.get(epoch)
         if holders is None:
             return None
-        return Known(self.count, self.job, epoch, self.ring.ids, holders)
+        return Known(self._count + epoch - self._began, self.job, epoch, self.ring.ids, holders)
 
 
 def _spans(sizes: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
