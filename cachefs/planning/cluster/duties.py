@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.homes import Nodes
@@ -22,15 +23,15 @@ class Duty:
     readers: Nodes
 
     @classmethod
-    def of(cls, orders: Iterable[tuple[int, Ids]], holders: Nodes, me: int) -> "Duty":
+    def of(cls, orders: Iterable[tuple[int, Ids]], kept: npt.NDArray[np.bool_], me: int) -> "Duty":
         """Of node *me*. orders: of each consumer its node, and the blocks that it reads in the epoch, in order: shape
-        (reads,), int32. holders: of each block at the start of the epoch, who keep it until it is read. 20 ms per
-        million reads."""
+        (reads,), int32. kept: which blocks *me* keeps until they are read: shape (blocks,), bool. 20 ms per million
+        reads."""
         blocks, when, readers = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], [np.zeros(0, np.uint16)]
         for node, order in sorted(orders, key=lambda one: one[0]):
             if node == me:
                 continue
-            reads = np.flatnonzero(holders[order] == me)
+            reads = np.flatnonzero(kept[order])
             blocks.append(order[reads])
             when.append(reads.astype(np.float32) / np.float32(max(1, len(order))))
             readers.append(np.full(len(reads), node, np.uint16))

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import ABSENT, TierStates
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.prefetch.lookahead import EVERYTHING, Chosen
 from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 
@@ -42,16 +41,14 @@ class Backlog:
     last: int
 
 
-def find(
-    plan: Plan, states: TierStates, bandwidth: float, lead: float = 0.0, chosen: Chosen = EVERYTHING
-) -> Backlog | None:
+def find(plan: Plan, states: TierStates, bandwidth: float, lead: float = 0.0) -> Backlog | None:
     """What must be fetched from now on, or None where waiting does no harm yet.
 
     With 8 consumers it takes 15 ms, however much they read. states: by snapshot, the state of each of its blocks
     (uint8, see Presence.states); bandwidth: bytes per second; lead: seconds before they
-    are due that blocks are to be delivered; chosen: only these blocks count.
+    are due that blocks are to be delivered.
     """
-    parts = [part for part in _missing(plan, states, chosen) if len(part.due)]
+    parts = [part for part in _missing(plan, states) if len(part.due)]
     if not parts or bandwidth <= 0:
         return None
     due = np.concatenate([part.due for part in parts])
@@ -79,17 +76,15 @@ class _Part:
     sizes: npt.NDArray[np.float64]
 
 
-def _missing(plan: Plan, states: TierStates, chosen: Chosen) -> Iterator[_Part]:
+def _missing(plan: Plan, states: TierStates) -> Iterator[_Part]:
     for consumer in plan.consumers():
         snapshot, _ = plan.generation(consumer)
-        state, counted = states.get(snapshot), chosen.get(snapshot)
+        state = states.get(snapshot)
         start = 0
         while state is not None and (window := plan.window(consumer, start, _ALL)) is not None:
             stride = 1 + len(window.blocks) // _SAMPLED
             reads = np.arange(0, len(window.blocks), stride)
             reads = reads[state[window.blocks[::stride]] == ABSENT]
-            if counted is not None:
-                reads = reads[counted[window.blocks[reads]]]
             blocks = window.blocks[reads]
             coming = plan.is_coming(consumer, window.start + reads, blocks)
             reads, blocks = reads[coming], blocks[coming]

@@ -5,9 +5,6 @@ fetched no further ahead than Little's law asks for: what is read during the lat
 A block that is evicted too early could have been a better choice later, since every block that is read meanwhile is
 needed only in the next epoch. Blocks are fetched further ahead only where the origins' bandwidth would not suffice
 later (see cachefs.planning.prefetch.backlog). So no step evicts a block that is needed sooner than what it fetches.
-
-In a cluster each block is *mine* to keep on one node. Only that node fetches it far ahead, since what others hold comes
-from them in no time: they fetch it within the window.
 """
 
 import itertools
@@ -24,7 +21,7 @@ from cachefs.planning.prefetch.backlog import Backlog
 from cachefs.planning.prefetch.bandwidth import Bandwidth
 from cachefs.planning.prefetch.latency import Latency
 from cachefs.planning.prefetch.learned_window import LearnedWindow
-from cachefs.planning.prefetch.lookahead import EVERYTHING, Chosen, Lookahead, Name, Upcoming
+from cachefs.planning.prefetch.lookahead import Lookahead, Name, Upcoming
 from cachefs.planning.prefetch.pauses import Pauses
 from cachefs.planning.sequences.plan import Plan
 
@@ -89,14 +86,6 @@ class FetchPlan:
         self._price, self._priced = 0.0, -math.inf  # of a second of window, and when it was found out
         self._looked = -math.inf  # when blocks were looked at again
         self._version, self._planned = plan.version, -math.inf  # of the plan, and when it was seen to change
-        self._mine: Chosen = EVERYTHING
-
-    def keep_only(self, mine: Chosen) -> None:
-        """*mine* are the blocks that this node keeps for a cluster. To be called before each step with the mapping as it
-        is then; whoever changes entries of its arrays need not say so."""
-        if mine is not self._mine:
-            self._mine = self._some_time.chosen = self._in_time.chosen = mine
-            self._some_time.rewind()
 
     # --- what to fetch ------------------------------------------------------------------------------------------------
 
@@ -113,7 +102,7 @@ class FetchPlan:
         self._some_time.rewind()
         self._pauses.end(now)
         self._bandwidth.measure(delivered, now)
-        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value, self._window, self._mine)
+        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value, self._window)
         self._in_time.rewind()
 
     def window(self, margins: Mapping[str, float], latency: Latency, now: float) -> float:
@@ -137,7 +126,7 @@ class FetchPlan:
     def for_free_room(self, free: int) -> list[Upcoming]:
         """Blocks for *free* bytes of the tiers, from which what is in flight is still to be taken."""
         free -= self._bytes_in_flight
-        self._is_full = free <= 0 or bool(self._mine)  # what is not mine is not fetched into free room
+        self._is_full = free <= 0
         return self._choose(self._some_time, math.inf, free) if free > 0 else []
 
     def for_window(self, window: float) -> Batch | None:

@@ -19,11 +19,6 @@ from cachefs.planning.sequences.plan import Plan
 
 Name = tuple[str, int]  # snapshot, number of the block in its space
 
-# By snapshot, whether each block of its space is meant: shape (blocks of the space,), bool. All are where a snapshot is
-# not named.
-Chosen = Mapping[str, npt.NDArray[np.bool_]]
-EVERYTHING: Final[Chosen] = {}
-
 # Reads of one consumer that are looked at in one piece: at first, and at most.
 _FIRST_LOOK: Final = 1024
 _LONGEST_LOOK: Final = 1 << 15
@@ -75,8 +70,6 @@ class Lookahead:
         self._wanted = wanted
         # By consumer: seconds by which it may be ahead of its place in the plan. None where it is not named.
         self.margins: Mapping[str, float] = {}
-        # Only these blocks are given. Where more are chosen later, `rewind` finds them.
-        self.chosen: Chosen = EVERYTHING
         # By consumer: its generation (see Plan.generation) when it was looked at, and the read up to which it was.
         self._looked: dict[str, tuple[tuple[str, int], int]] = {}
 
@@ -112,13 +105,10 @@ class Lookahead:
         due: list[npt.NDArray[np.float64]] = []
         count, seen, look = 0, 0, _FIRST_LOOK
         margin = self.margins.get(consumer, 0.0)
-        chosen = self.chosen.get(generation[0])
         while count < blocks and seen < _MOST_LOOKS and (window := self._plan.window(consumer, end, look)) is not None:
             first = window.seconds - margin
             near = int(min(len(window.blocks), max(0.0, (seconds - first) / window.period + 1)))
-            near_ones = window.blocks[:near]
-            wanted = state[near_ones] == self._wanted
-            here = np.flatnonzero(wanted if chosen is None else wanted & chosen[near_ones])
+            here = np.flatnonzero(state[window.blocks[:near]] == self._wanted)
             # What workers have read ahead of the others is evicted soon, and is not wanted again: it would take the
             # places of what is. In a job with 4 workers all of them: nothing was fetched for a second.
             here = here[self._plan.is_coming(consumer, window.start + here, window.blocks[here])]

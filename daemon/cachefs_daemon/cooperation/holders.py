@@ -19,8 +19,8 @@ from cachefs.planning.cluster.rendezvous import Member, space_hashes
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import span
 
-# The part of its tiers that a node is taken to have for blocks: some is room that is made ahead, and some is for what is
-# read here and held elsewhere.
+# The part of its tiers that a node is taken to have for blocks: some is room that is made ahead, and some is for what
+# is read here and held elsewhere.
 USABLE: Final = 0.97
 # Epochs ahead that decide who holds a block: a quarter of the nodes, within these limits. Each takes 2 bytes per block.
 LEAST_AHEAD: Final = 4
@@ -129,10 +129,18 @@ class Holders:
         self.job, self._count, self._began, self.reads = job, count, start, {}
         self.at = {start: holders}
 
+    def decide_anew(self, epoch: int) -> None:
+        """From *epoch* on: other nodes read than was thought."""
+        self.at = {number: one for number, one in self.at.items() if number <= epoch}
+        self.reads = {}
+
     async def advance(self, epoch: int, reads_of: ReadsOf) -> bool:
         """Decide who holds what at the starts of *epoch* and of the two that follow, as far as is known what is read
         until then. Returns whether anything is new. Of epochs that are over, the last one is kept."""
         is_new = False
+        if self.at and epoch > max(self.at) + 1:  # nobody has read what lies between
+            latest = self.at[max(self.at)]
+            self.at, self.reads = {epoch: latest}, {}
         for number in range(min(self.at, default=epoch), epoch + 2):
             if number + 1 in self.at or not self.ring.is_known:
                 continue
