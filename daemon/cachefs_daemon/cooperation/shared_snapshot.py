@@ -2,8 +2,8 @@
 others will read here.
 
 Where exactly one group of consumers shares out the samples of the snapshot, copies are coordinated: they go where they
-are read next (`cachefs.planning.cluster.copies`). Else blocks stay at home. A copy changes hands when the reader that is
-to keep it has got it: the reader counts the block as its own from shortly before it reads it, and the one who has given
+are read next (`cachefs.planning.cluster.copies`). Else blocks stay at home. A copy changes hands when the reader that
+is to keep it has got it: the reader counts the block as its own from shortly before it reads it, and the one who has given
 it away does not from that moment on. To wait for the word of how far the reader is would cost both a place meanwhile:
 2 to 10 % more bytes from the origin in a simulation with epochs of 5 to 20 s.
 """
@@ -146,7 +146,7 @@ class SharedSnapshot:
             if reader is None:
                 continue
             for epoch, blocks in reader.follow(slowest.epoch, slowest.done, slowest.rate):
-                if group is self._coordinated:
+                if self._coordinated is not None and group.key == self._coordinated.key:
                     self._let_go(epoch, blocks)
             following = slowest.epoch + 1
             if knows(group, following) and not reader.knows(following):
@@ -155,6 +155,11 @@ class SharedSnapshot:
             self._take_over(self._coordinated)
 
     # --- what others ask ----------------------------------------------------------------------------------------------
+
+    @property
+    def reader_keys(self) -> list[str]:
+        """Names in the plan of what other nodes read here."""
+        return [reader.key for reader in self._readers.values()]
 
     @property
     def job(self) -> str:
@@ -194,6 +199,7 @@ class SharedSnapshot:
         return self._at.get(self._coordinated.key, _START) if self._coordinated is not None else _START
 
     def _slowest(self, group: Group) -> Place:
+        group = next((one for one in self._groups if one.key == group.key), group)  # some may have ended
         places = self._around.places(group)
         if not places:
             orders = [one.epoch for member in group.members for one in member.facts.orders]
@@ -290,10 +296,10 @@ class SharedSnapshot:
             around.plan.add_space(space)
         changed = await holders.follow(self._ring)
         changed |= await self._coordinate(holders, space, groups)
-        group = self._coordinated
-        if group is not None:
-            epoch = self._slowest(group).epoch
-            if await holders.advance(epoch, self._reads_of(group)):
+        coordinated = self._coordinated
+        if coordinated is not None:
+            epoch = self._slowest(coordinated).epoch
+            if await holders.advance(epoch, self._reads_of(coordinated)):
                 changed |= not self._stands
                 if (known := holders.known(epoch)) is not None:
                     around.remember(self.snapshot, known)
@@ -324,7 +330,7 @@ class SharedSnapshot:
     async def _coordinate(self, holders: Holders, space: BlockSpace, groups: list[Group]) -> bool:
         """Find out which group decides where copies go, if any. Returns whether anything has changed."""
         before = self._coordinated
-        group = groups[0] if len(groups) == 1 and groups[0].is_whole and holders.ring.is_known else None
+        group: Group | None = groups[0] if len(groups) == 1 and groups[0].is_whole and holders.ring.is_known else None
         # A rank that ends a little before the others leaves the copies where the sequences have them.
         if group is None and before is not None and len(groups) == 1 and groups[0].key == before.key:
             group = before
@@ -384,9 +390,10 @@ class SharedSnapshot:
                 reader.set(epoch, duty, planned)
 
     async def _kept_in(self, holders: Holders, group: Group, epoch: int) -> Mine | None:
-        """Which blocks this node keeps in an epoch until they are read: shape (blocks,), bool. None: not decided yet."""
+        """Which blocks this node keeps in an epoch until they are read: shape (blocks,), bool. None: nobody has decided
+        yet."""
         at = holders.homes
-        if group is self._coordinated:
+        if self._coordinated is not None and group.key == self._coordinated.key:
             decided = holders.at.get(epoch)
             if decided is None:
                 return None
