@@ -11,6 +11,8 @@ from cachefs.block import MEMORY, SSD
 from cachefs.errors import CachefsError
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
+from cachefs_daemon.cluster.opening import open_membership
+from cachefs_daemon.cluster.shown import Traffic, no_traffic
 from cachefs_daemon.config import Config
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
@@ -64,6 +66,8 @@ class Node:
         self.errors = ErrorLog()
         plan, presence = storage.foresight.plan, storage.foresight.presence
         state_dir, origin = config.daemon.state_dir, config.origin
+        self.membership = open_membership(config.cluster, state_dir, config.memory_budget, config.ssd_budget)
+        self.traffic: Traffic = no_traffic
         snapshots = HeldSnapshots(state_dir / "snapshots", config.daemon.block_size)
         self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads)
         slots = FetchSlots(origin.max_connections, origin.max_bytes_in_flight)
@@ -128,6 +132,8 @@ class Node:
         await self.pins.apply()
         await self.quotas.apply()
         await self._job_persistence.restore()
+        await self.membership.start()
+        await self.membership.announce("active")
         self._background = [asyncio.create_task(run()) for run in self._endless]
 
     async def maintain(self) -> None:
@@ -167,6 +173,7 @@ class Node:
 
     async def stop_background(self) -> None:
         """End what is under way without a caller; calls still get their answers."""
+        await self.membership.stop()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -176,6 +183,7 @@ class Node:
 
     async def stop(self) -> None:
         """No call may be under way any more."""
+        await self.membership.stop()
         await self.fetcher.close()
         await self.carrying.close()
         await self.catalog.close()
