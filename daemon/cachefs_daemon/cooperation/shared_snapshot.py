@@ -98,6 +98,8 @@ class SharedSnapshot:
         self._stands = False  # is it known of all blocks whose they are, of those too that were read in this epoch?
         self._adopted: Known | None = None
         self._news = asyncio.Event()
+        self._news.set()
+        self._is_busy = True
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -153,6 +155,11 @@ class SharedSnapshot:
                 self._news.set()
         if self._coordinated is not None:
             self._take_over(self._coordinated)
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Is all decided that follows from what is known?"""
+        return not self._is_busy and not self._news.is_set()
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 
@@ -255,6 +262,9 @@ class SharedSnapshot:
 
     async def _run(self) -> None:
         while True:
+            self._is_busy = False
+            await self._news.wait()
+            self._is_busy = True
             self._news.clear()
             pause = RETRY_SECONDS
             try:
@@ -270,8 +280,7 @@ class SharedSnapshot:
                 self.problem = f"internal error ({error!r})"
             if pause:
                 await asyncio.sleep(pause)
-            else:
-                await self._news.wait()
+                self._news.set()
 
     def _note(self, problem: str) -> None:
         if problem != self.problem:
