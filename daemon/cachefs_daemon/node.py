@@ -19,6 +19,7 @@ from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.shared_datasets import Here
+from cachefs_daemon.cooperation.cooperation import Cooperation, Parts
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
@@ -119,7 +120,35 @@ class Node:
             self.fetcher.on_ask = self.guesser.asked
             self._endless.append(self.guesser.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
+        self.cooperation = self._make_cooperation(self.sharing, loader, snapshots) if self.sharing is not None else None
         self._background: list[asyncio.Task[None]] = []
+
+    def _make_cooperation(self, sharing: NodeSharing, loader: EpochLoader, held: HeldSnapshots) -> Cooperation | None:
+        """What this node does for what others read. None where nothing is fetched ahead."""
+        foresight = self.storage.foresight
+        if foresight.standing is None or not self.config.prefetch.enabled:
+            return None
+        cooperation = Cooperation(
+            Parts(
+                plan=foresight.plan,
+                standing=foresight.standing,
+                jobs=self.jobs,
+                loader=loader,
+                snapshots=held,
+                threads=self.threads,
+                shared=sharing.shared,
+                consumers=sharing.consumers,
+                directory=self.config.daemon.state_dir / "holders",
+                replicas=self.config.cluster.replicas,
+            )
+        )
+        self._endless.append(cooperation.run)
+        return cooperation
+
+    def _margins(self) -> dict[str, float]:
+        """By consumer, seconds by which it may be ahead of where the plan has it."""
+        others = self.cooperation.margins() if self.cooperation is not None else {}
+        return {**self.jobs.margins(), **others}
 
     def _make_sharing(self, held: HeldSnapshots) -> NodeSharing:
         here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
@@ -146,7 +175,7 @@ class Node:
         """What runs as long as the daemon, to bring blocks before they are read."""
         config, storage, threads = self.config, self.storage, self.threads
         plan, presence = storage.foresight.plan, storage.foresight.presence
-        readers = Readers(self.jobs.margins, self.jobs.fetched, self.pushers.is_active)
+        readers = Readers(self._margins, self.jobs.fetched, self.pushers.is_active)
         promotions = PromotionPlan(plan, presence, config.prefetch.memory_ahead)
         return [
             Prefetcher(fetches, pace, self.fetcher, storage.tiering, threads, readers).run,
@@ -208,6 +237,8 @@ class Node:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        if self.cooperation is not None:
+            await self.cooperation.close()
         self.pushers.close()
         await self.warmups.close()
         await self.jobs.close()
