@@ -177,7 +177,7 @@ class SharedMembership:
         if now < due:
             return due - now
         self._unlike = now  # and again, should it come to nothing
-        self._store.propose(Ring(0, nodes), self._version)
+        self._store.propose(Ring(self._roster.ring.epoch + 1, nodes), self._version)
         return _SETTLE
 
     def _redraw(self) -> None:

@@ -4,16 +4,14 @@ Nodes here are memberships without daemons, on the event loop of the test. Recor
 lose one now and then; what is waited for comes nevertheless.
 """
 
-import asyncio
 import dataclasses
-import functools
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from cachefs_daemon.cluster.etcd import EtcdStore
@@ -22,6 +20,7 @@ from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, encode_record
 
 from cachefs.errors import ConfigError
+from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state, until
 from tests.servers import etcd as etcd_server
 from tests.servers.etcd import Etcd
 from tests.servers.ports import free_port
@@ -29,16 +28,6 @@ from tests.servers.ports import free_port
 PREFIX: Final = "/cachefs/tests"
 SECONDS: Final = 3.0
 GRACE: Final = 0.5
-
-
-def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine."""
-
-    @functools.wraps(test)
-    def run(*arguments: Any, **fixtures: Any) -> None:
-        asyncio.run(test(*arguments, **fixtures))
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +44,6 @@ def etcd(shared_etcd: Etcd) -> Etcd:
     return shared_etcd
 
 
-def record(number: int, *, incarnation: int = 1, port: int = 0) -> NodeRecord:
-    return NodeRecord(
-        f"{number:016x}", f"{incarnation:016x}", f"node{number}", "127.0.0.1", port or 7000 + 10 * number,
-        7001 + 10 * number, weight=float(number), memory=1 << 30,
-    )  # fmt: skip
-
-
 def membership(urls: list[str], mine: NodeRecord, grace: float = GRACE) -> SharedMembership:
     store = EtcdStore(EtcdSettings(urls), PREFIX, mine.id, SECONDS)
     return SharedMembership(store, mine, grace, "/var/lib/cachefs", vanishing=1.0)
@@ -73,35 +55,11 @@ async def nodes(etcd: Etcd, *numbers: int, grace: float = GRACE) -> AsyncIterato
     async with AsyncExitStack() as stack:
         found = []
         for number in numbers:
-            each = membership([etcd.url], record(number), grace)
+            each = membership([etcd.url], member_record(number), grace)
             stack.push_async_callback(each.stop)
             found.append(each)
-        await asyncio.gather(*(each.start() for each in found))
-        for each in found:
-            await each.announce("active")
-        await until(lambda: all(ring(each) == list(numbers) for each in found) and one_epoch(found))
+        await all_active(found, numbers)
         yield found
-
-
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come"
-        await asyncio.sleep(0.02)
-
-
-def ring(each: SharedMembership) -> list[int]:
-    """Numbers of the nodes that count for placement."""
-    return [int(node.id, 16) for node in each.view.placing]
-
-
-def one_epoch(found: list[SharedMembership]) -> bool:
-    return len({each.view.epoch for each in found}) == 1 and found[0].view.epoch > 0
-
-
-def state(each: SharedMembership, number: int) -> str:
-    found = each.view.get(f"{number:016x}")
-    return found.state if found is not None else "gone"
 
 
 @on_loop
@@ -116,7 +74,7 @@ async def test_nodes_join_drain_and_leave(etcd: Etcd) -> None:
         assert first.view.epoch > before
         assert state(first, 3) == "draining"
         await third.stop()
-        assert list(etcd.keys(f"{PREFIX}/nodes/")) == [f"{PREFIX}/nodes/{number:016x}" for number in (1, 2)]
+        assert list(etcd.keys(f"{PREFIX}/nodes/")) == [f"{PREFIX}/nodes/{member_id(number)}" for number in (1, 2)]
         await until(lambda: state(first, 3) == "gone")
         # Who leaves without having drained keeps its place for the time of grace, but is not asked.
         await second.stop()
@@ -132,13 +90,13 @@ async def test_a_node_that_is_back_within_the_grace_moves_nothing(etcd: Etcd) ->
         epoch = first.view.epoch
         await second.stop()
         await until(lambda: state(first, 2) == "away")
-        again = membership([etcd.url], record(2, incarnation=2), 60)
+        again = membership([etcd.url], member_record(2, incarnation=2), 60)
         try:
             await again.start()
             await again.announce("active")
             await until(lambda: state(first, 2) == "active")
             assert first.view.epoch == epoch == again.view.epoch
-            assert first.view.get(f"{2:016x}") == dataclasses.replace(record(2, incarnation=2), state="active")
+            assert first.view.get(member_id(2)) == dataclasses.replace(member_record(2, incarnation=2), state="active")
         finally:
             await again.stop()
 
@@ -147,7 +105,7 @@ async def test_a_node_that_is_back_within_the_grace_moves_nothing(etcd: Etcd) ->
 async def test_a_node_that_died_vanishes_with_its_lease(etcd: Etcd) -> None:
     async with nodes(etcd, 1) as (first,):
         client = EtcdClient(EtcdSettings([etcd.url]))
-        dead = dataclasses.replace(record(2), state="active")
+        dead = dataclasses.replace(member_record(2), state="active")
         client.put_if(f"{PREFIX}/nodes/{dead.id}".encode(), encode_record(dead), client.grant(1, 20), 0, 20)
         client.close()
         await until(lambda: ring(first) == [1, 2])
@@ -161,7 +119,7 @@ async def test_nodes_whose_leases_or_records_are_taken_away_join_again(etcd: Etc
         epoch = found[0].view.epoch
         etcd.revoke_all()
         await until(lambda: len(etcd.keys(f"{PREFIX}/nodes/")) == 2)
-        etcd.delete(f"{PREFIX}/nodes/{1:016x}")
+        etcd.delete(f"{PREFIX}/nodes/{member_id(1)}")
         await until(lambda: len(etcd.keys(f"{PREFIX}/nodes/")) == 2)
         await until(lambda: all(state(each, number) == "active" for each in found for number in (1, 2)))
         assert [each.view.epoch for each in found] == [epoch, epoch]
@@ -206,7 +164,7 @@ async def test_an_etcd_that_comes_back_with_nothing_learns_all_again(etcd: Etcd)
 @on_loop
 async def test_a_start_without_etcd_is_alone_and_joins_later(etcd: Etcd) -> None:
     etcd.kill()
-    alone = membership([etcd.url], record(1))
+    alone = membership([etcd.url], member_record(1))
     try:
         await alone.start()
         await alone.announce("active")
@@ -231,7 +189,7 @@ async def test_endpoints_that_are_dead_or_silent_are_passed_over(etcd: Etcd) -> 
             assert client.endpoint == etcd.url
         finally:
             client.close()
-        node = membership([dead, etcd.url], record(1))
+        node = membership([dead, etcd.url], member_record(1))
         try:
             await node.start()
             await node.announce("active")
@@ -243,7 +201,7 @@ async def test_endpoints_that_are_dead_or_silent_are_passed_over(etcd: Etcd) -> 
 @on_loop
 async def test_a_second_node_with_the_same_id_does_not_start(etcd: Etcd) -> None:
     async with nodes(etcd, 1) as (first,):
-        copy = membership([etcd.url], record(1, incarnation=2, port=7999))
+        copy = membership([etcd.url], member_record(1, incarnation=2, port=7999))
         with pytest.raises(ConfigError, match=r"node1 at 127.0.0.1:7010 runs with the id of this one .*/node here"):
             await copy.start()
         assert first.view.problem == ""
@@ -252,16 +210,16 @@ async def test_a_second_node_with_the_same_id_does_not_start(etcd: Etcd) -> None
 @on_loop
 async def test_a_node_takes_over_from_its_killed_daemon_at_once(etcd: Etcd) -> None:
     client = EtcdClient(EtcdSettings([etcd.url]))
-    killed = dataclasses.replace(record(1), state="active")
+    killed = dataclasses.replace(member_record(1), state="active")
     client.put_if(f"{PREFIX}/nodes/{killed.id}".encode(), encode_record(killed), client.grant(300, 20), 0, 20)
     client.close()
     async with nodes(etcd, 1) as (first,):
-        assert '"incarnation":"0000000000000001"' in etcd.keys(f"{PREFIX}/nodes/")[f"{PREFIX}/nodes/{1:016x}"]
+        assert '"incarnation":"0000000000000001"' in etcd.keys(f"{PREFIX}/nodes/")[f"{PREFIX}/nodes/{member_id(1)}"]
         # Should somebody start a copy while this one runs, it keeps the id, and says so.
-        copy = dataclasses.replace(record(1, incarnation=9), host="127.0.0.9")
-        etcd.put(f"{PREFIX}/nodes/{1:016x}", encode_record(copy).decode())
+        copy = dataclasses.replace(member_record(1, incarnation=9), host="127.0.0.9")
+        etcd.put(f"{PREFIX}/nodes/{member_id(1)}", encode_record(copy).decode())
         await until(lambda: "runs with the id of this one" in first.view.problem)
-        etcd.delete(f"{PREFIX}/nodes/{1:016x}")
+        etcd.delete(f"{PREFIX}/nodes/{member_id(1)}")
         await until(lambda: not first.view.problem)
 
 
@@ -269,7 +227,7 @@ async def test_a_node_takes_over_from_its_killed_daemon_at_once(etcd: Etcd) -> N
 async def test_nonsense_in_the_store_is_passed_over(etcd: Etcd, caplog: pytest.LogCaptureFixture) -> None:
     etcd.put(f"{PREFIX}/ring", "[[[")
     etcd.put(f"{PREFIX}/nodes/x", "{}")
-    etcd.put(f"{PREFIX}/nodes/{7:016x}", encode_record(record(8)).decode())
+    etcd.put(f"{PREFIX}/nodes/{member_id(7)}", encode_record(member_record(8)).decode())
     etcd.put(f"{PREFIX}/what", "is that")
     async with nodes(etcd, 1) as (first,):
         assert [node.name for node in first.view.members] == ["node1"]
