@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import statistics
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -106,6 +107,11 @@ class PeerClient:
             latency, rate = peer.latency, min(rate, peer.rate or rate)
             before += sum(ask.wanted.length for ask in itertools.islice(peer.waiting[HERE][False], 256))
         return latency + (before + length) / rate
+
+    def median_seconds(self, node_id: str) -> float:
+        """In which half of the last blocks came that this peer was asked for; 0 where there were none."""
+        peer = self._peers.get(node_id)
+        return statistics.median(peer.recent) if peer is not None and peer.recent else 0.0
 
     @property
     def window(self) -> int:
@@ -348,6 +354,7 @@ class PeerClient:
             counters.blocks += 1
             counters.bytes += ask.wanted.length
             counters.seconds += now - ask.began
+            peer.recent.append(now - ask.began)
             peer.liveness.gave()
             ask.end(outcome)
         elif isinstance(outcome, WrongBytes):

@@ -22,6 +22,8 @@ MOST_AHEAD: Final = (3, 4)
 # Seconds for which a peer is not asked again for a block that was wrong twice; and such blocks that are remembered.
 WRONG_SECONDS: Final = 60.0
 _MOST_WRONG: Final = 1024
+# Blocks of which the times are remembered.
+_RECENT: Final = 64
 # The part of each new time in the smoothed one.
 _SMOOTHING: Final = 1 / 8
 
@@ -114,6 +116,8 @@ class Peer:
     # Smoothed: seconds to the first byte of an answer, and bytes a second behind it; 0 where nothing was measured.
     latency: float = 0.0
     rate: float = 0.0
+    # Seconds that the last blocks took, from the question to the last byte.
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     # By key: until when, in loop time, it is not asked for that block.
     _wrong: "OrderedDict[bytes, float]" = field(default_factory=OrderedDict)
 

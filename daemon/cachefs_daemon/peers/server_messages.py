@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import msgspec
+
 from cachefs.messages import Message
 from cachefs_daemon.cluster.view import ClusterView
 
@@ -22,15 +24,15 @@ class Told(Message, frozen=True):
     view: ClusterView
 
 
-class Served(Message, frozen=True, array_like=True):
+class Served(msgspec.Struct, frozen=True, array_like=True):
     """What one node was given since its server has started."""
 
     node: str
     # Blocks and bytes out of tiers; blocks that were brought from the origin for it; blocks that it did not get.
-    blocks: int
-    bytes: int
-    fetched: int
-    refused: int
+    blocks: int = 0
+    bytes: int = 0
+    fetched: int = 0
+    refused: int = 0
 
 
 class Complaint(Message, frozen=True, array_like=True):
