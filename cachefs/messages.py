@@ -237,6 +237,18 @@ class GuessCounts(Message, frozen=True):
     bytes: int = 0
 
 
+class ClusterBrief(Message, frozen=True):
+    """The cluster in a line."""
+
+    # Of the cluster; none, static, etcd or kubernetes.
+    name: str = ""
+    source: str = "none"
+    epoch: int = 0
+    # Nodes by state.
+    states: dict[str, int] = {}
+    problem: str = ""
+
+
 class Status(Message, frozen=True):
     """The state of a node."""
 
@@ -270,6 +282,7 @@ class Status(Message, frozen=True):
     endpoints: list[EndpointStatus] = []
     guessed: GuessCounts = GuessCounts()
     fetch_processes: list[FetchProcessStatus] = []
+    cluster: ClusterBrief = ClusterBrief()
 
 
 class OriginOptions(Message, frozen=True):

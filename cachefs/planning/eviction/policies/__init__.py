@@ -1,7 +1,7 @@
 """Policies: which blocks a tier takes, and which it evicts.
 
 The store calls a policy under its lock, and a simulator can call the very same object in a loop. Sizes are bytes as the
-tier accounts for them. May import cachefs.planning.pagecache, .sequences and .blocks.
+tier accounts for them. May import cachefs.planning.pagecache, .cluster, .sequences and .blocks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
