@@ -82,7 +82,7 @@ class Node:
         )
         processes = config.fetch_processes if config.prefetch.enabled else 0
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
-        self.fetcher.carry = self.carrying.take
+        self.fetcher.bringing.carry = self.carrying.take
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
