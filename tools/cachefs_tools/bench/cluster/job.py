@@ -4,11 +4,9 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from cachefs.errors import CachefsError
@@ -195,13 +193,3 @@ def _stop(job: Job) -> None:
 def epoch_seconds(job: JobSettings, ranks: int) -> float:
     """Seconds of an epoch that waits for nothing."""
     return job.files / ranks / job.rate
-
-
-def now() -> float:
-    """Seconds of the clock that readers use."""
-    return time.monotonic()
-
-
-def log_of(node: Node) -> Path:
-    """Where the daemon of a node says what it does."""
-    return node.log

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from cachefs.block import MEMORY, SSD, TIER_NAMES
+from cachefs.block import SSD, TIER_NAMES
 from cachefs.errors import DaemonUnavailable
 from cachefs.job_messages import JobName
 from cachefs.messages import Empty, Selection
@@ -105,11 +105,6 @@ def held(node: Node) -> dict[bytes, int]:
 def held_in_ssd(node: Node) -> int:
     """Blocks in the SSD tier of a node."""
     return sum(tier.blocks for tier in node.status().tiers if tier.name == TIER_NAMES[SSD])
-
-
-def held_in_memory(node: Node) -> int:
-    """Blocks in the memory tier of a node."""
-    return sum(tier.blocks for tier in node.status().tiers if tier.name == TIER_NAMES[MEMORY])
 
 
 def _each(left: NodeCounters, right: NodeCounters, sign: int) -> NodeCounters:

@@ -1,4 +1,5 @@
-"""Jobs that nothing disturbs: how often the origin is asked (M1, M2), and how many reads find their block on the node."""
+"""Jobs that nothing disturbs: how often the origin is asked, and how many reads find their block on the node (M1, M2).
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
