@@ -121,6 +121,11 @@ class Fetch(Message, frozen=True):
     ahead: bool = False
     # Seconds from now within which the reply is needed.
     deadline: float = 60.0
+    # Id of the node that asks: only the daemon's own peer servers ask for others. And whether nobody there waits for
+    # the blocks yet; whether it would take them from the origin itself.
+    peer: str = ""
+    unhurried: bool = False
+    may_take: bool = False
 
 
 class FetchedBlock(Message, frozen=True, array_like=True):
@@ -135,6 +140,9 @@ class FetchedBlock(Message, frozen=True, array_like=True):
     # checksums of all pieces of the block.
     data: memoryview = memoryview(b"")
     checksums: bytes = b""
+    # For a node that asks: it is to take the block from the origin itself; or to ask others, as it is not here.
+    take_it: bool = False
+    not_here: bool = False
 
 
 # --- cachectl <-> daemon ------------------------------------------------------------------------------------------
@@ -227,6 +235,18 @@ class GuessCounts(Message, frozen=True):
     bytes: int = 0
 
 
+class ClusterBrief(Message, frozen=True):
+    """The cluster in a line."""
+
+    # Of the cluster; none, static, etcd or kubernetes.
+    name: str = ""
+    source: str = "none"
+    epoch: int = 0
+    # Nodes by state.
+    states: dict[str, int] = {}
+    problem: str = ""
+
+
 class Status(Message, frozen=True):
     """The state of a node."""
 
@@ -260,6 +280,7 @@ class Status(Message, frozen=True):
     endpoints: list[EndpointStatus] = []
     guessed: GuessCounts = GuessCounts()
     fetch_processes: list[FetchProcessStatus] = []
+    cluster: ClusterBrief = ClusterBrief()
 
 
 class OriginOptions(Message, frozen=True):

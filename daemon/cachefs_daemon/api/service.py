@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from cachefs import __version__
+from cachefs.cluster_messages import ClusterStatus
 from cachefs.errors import Busy
 from cachefs.job_messages import (
     JobEpoch,
@@ -55,6 +56,7 @@ from cachefs.messages import (
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.caller import Caller
+from cachefs_daemon.cluster.shown import cluster_brief, cluster_status
 from cachefs_daemon.content import inventory, verify
 from cachefs_daemon.datasets import browsing, selection
 from cachefs_daemon.datasets.catalog import Dataset
@@ -170,7 +172,11 @@ class Service:
             endpoints=self._node.catalog.endpoints(),
             fetch_processes=self._node.carrying.status(),
             guessed=GuessCounts(**asdict(self._node.guesser.counts)),
+            cluster=cluster_brief(self._node.membership.view, self._node.config.cluster),
         )
+
+    async def cluster(self, _: Empty) -> ClusterStatus:
+        return cluster_status(self._node.membership.view, self._node.config.cluster, self._node.traffic)
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:
         async for progress in verify.verify(self._node.storage.blocks, self._node.storage.index, self._node.threads):

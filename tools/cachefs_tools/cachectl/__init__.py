@@ -10,6 +10,7 @@ with quiet_loading():
     import click
 
     import cachefs
+    from cachefs_tools.cachectl.cluster import cluster
     from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
     from cachefs_tools.cachectl.dataset import dataset
     from cachefs_tools.cachectl.index import index
@@ -30,7 +31,8 @@ def main() -> None:
 
 
 COMMANDS = (
-    status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls, index,
+    status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls, cluster,
+    index,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from cachefs.messages import Empty, EndpointStatus, MountView, Status
 from cachefs.rpc import STATUS
+from cachefs_tools.cachectl.cluster import brief
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.display import duration, name, share, size, table
 
@@ -98,6 +99,7 @@ def describe(now: Status) -> Iterator[str | Table]:
     detours = f", {now.origin_detours:,} reads took a detour (see the daemon's log)" if now.origin_detours else ""
     yield f"origin     {now.origin_requests:,} requests, {now.origin_errors:,} failed{detours}"
     yield from map(describe_endpoint, now.endpoints)
+    yield from brief(now.cluster)
     yield f"repairs    {now.repairs:,} damaged blocks dropped"
     yield f"datasets   {now.datasets}, warmups running {now.warmups}, recent errors {len(now.errors)}"
     if now.mounts:
