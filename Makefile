@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
 BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_isatty.c daemon/cachefs_daemon/store/_batch_io.c
 
-.PHONY: demo test soak lint clean
+.PHONY: demo demo-cluster test cluster soak lint clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
@@ -22,6 +22,9 @@ test: lint
 
 soak: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -m soak --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)
+
+cluster: $(VENV)/.ready-test
+	$(IN_SHORT_DIRECTORY) $(PYTEST) -m cluster --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check

@@ -64,7 +64,9 @@ def homes_by_path(node: Node) -> dict[bytes, str]:
         snapshot.close()
     keys = numpy.frombuffer(b"".join(block_key(content, 0) for _, _, content in contents), numpy.uint8)
     homes = Homes(key_hashes(keys.reshape(-1, len(keys) // len(contents))))
-    homes.set_members([Member(one.id, xxhash.xxh3_64_intdigest(one.id), one.weight, one.zone) for one in members])
+    homes.set_members(
+        [Member(one.id, xxhash.xxh3_64_intdigest(one.id.encode()), one.weight, one.zone) for one in members]
+    )
     names = {one.id: one.name for one in members}
     return {
         path: names[homes.members[number].id]

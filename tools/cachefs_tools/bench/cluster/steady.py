@@ -1,5 +1,4 @@
-"""Jobs that nothing disturbs: how often the origin is asked, and how many reads find their block on the node (M1, M2).
-"""
+"""Jobs that nothing disturbs: how often the origin is asked, how many reads find their block on the node (M1, M2)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
