@@ -6,11 +6,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachefs_tools.bench.slow_link import Limits
-from cachefs_tools.bench.throttle import Throttle, throttled
 from cachefs_tools.lab.cluster import Cluster, ClusterSettings, made_cluster
 from cachefs_tools.lab.host import LOOPBACK, until
 from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.throttle import Throttle, throttled
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
 from cachefs_tools.scratch_node import Account
 

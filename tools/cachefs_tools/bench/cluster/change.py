@@ -12,11 +12,12 @@ from cachefs.messages import Empty
 from cachefs.rpc import CLUSTER
 from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_tools.bench.cluster.figures import at_most, document, read_document, trouble_document
-from cachefs_tools.bench.cluster.job import Job, JobSettings, epoch_seconds, started_job
-from cachefs_tools.bench.cluster.moments import Moment, take
 from cachefs_tools.bench.cluster.placement import Placement, placement
 from cachefs_tools.bench.cluster.run import Load, Run, running
 from cachefs_tools.bench.cluster.steady import Say, patience
+from cachefs_tools.bench.directory_node import DATASET
+from cachefs_tools.lab.counters import Moment
+from cachefs_tools.lab.job import Job, JobSettings, epoch_seconds, started_job
 from cachefs_tools.lab.node import Node
 from cachefs_tools.scratch_node import SCRATCH, environment_for, program
 
@@ -43,7 +44,7 @@ def m4(load: Load, work: Path, say: Say, seconds: float) -> dict[str, Any]:
         joining = run.cluster.nodes[nodes]
         jobs = [
             stack.enter_context(
-                started_job(JobSettings(f"job{seed}", load.files, _EPOCHS, seed, load.rate / 2), readers)
+                started_job(JobSettings(f"job{seed}", DATASET, load.files, _EPOCHS, seed, load.rate / 2), readers)
             )
             for seed in (1, 100_001)
         ]
@@ -54,13 +55,13 @@ def m4(load: Load, work: Path, say: Say, seconds: float) -> dict[str, Any]:
         for job in jobs:
             for rank in job.ranks:
                 rank.go("on")
-        begin = take(run)
+        begin = run.take()
         say(f"{joining.name} joins")
         run.cluster.nodes[nodes].start(run.cluster.settings_of(joining))
         everybody = [*warm, joining]
         _until_members(everybody, 1 + len(warm), seconds)
         joined_after = _settle(everybody, seconds)
-        joined, with_it = take(run), placement(everybody)
+        joined, with_it = run.take(), placement(everybody)
         _say_placement(say, f"joined, after {joined_after:.0f} s", with_it)
         before_drain = _traffic(run, jobs, leaving)
         say(f"{leaving.name} drains")
@@ -68,11 +69,11 @@ def m4(load: Load, work: Path, say: Say, seconds: float) -> dict[str, Any]:
         _cachectl(leaving, "drain", seconds=seconds)
         drained_after = time.monotonic() - drain_began
         rest = [*readers, joining]
-        drained = take(run)
+        drained = run.take()
         _until_members(rest, len(rest), seconds)
         leaving.stop()
         left_after = _settle(rest, seconds)
-        end, without = take(run, rest), placement(rest)
+        end, without = run.take(rest), placement(rest)
         _say_placement(say, f"drained in {drained_after:.0f} s, settled {left_after:.0f} s later", without)
         troubles = [one for job in jobs for rank in job.ranks for one in rank.progress.troubles]
         results = [result for job in jobs for result in job.results()]
@@ -133,9 +134,9 @@ def _until_members(nodes: list[Node], count: int, seconds: float) -> None:
 
 def _traffic(run: Run, jobs: list[Job], node: Node) -> float:
     """Blocks a second that the node gives while the jobs only read, over half an epoch."""
-    before = take(run, [node])
+    before = run.take([node])
     time.sleep(max(1.0, epoch_seconds(jobs[0].settings, len(jobs[0].ranks)) / 2))
-    grown = take(run, [node]) - before
+    grown = run.take([node]) - before
     return grown.nodes[node.name].given_blocks / grown.when
 
 

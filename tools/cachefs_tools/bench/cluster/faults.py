@@ -12,11 +12,11 @@ from cachefs.errors import DaemonUnavailable
 from cachefs.messages import Empty
 from cachefs.rpc import CLUSTER
 from cachefs_tools.bench.cluster.figures import Check, at_most, document, trouble_document
-from cachefs_tools.bench.cluster.job import Job, JobSettings, started_job
-from cachefs_tools.bench.cluster.moments import take
 from cachefs_tools.bench.cluster.run import READ_DEADLINE, Load, Run, running
 from cachefs_tools.bench.cluster.steady import Say, patience
+from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.lab.bridge import Bridge
+from cachefs_tools.lab.job import Job, JobSettings, started_job
 from cachefs_tools.lab.switch import Switch
 
 PARTITION: Final = "partition"
@@ -53,7 +53,7 @@ def _on(load: Load, work: Path, say: Say, seconds: float, faults: Sequence[str])
     one_epoch = load.files / load.nodes / load.rate
     # More than they can read meanwhile.
     epochs = 2 + math.ceil(2 * len(faults) * (seconds + _CONVERGE_SECONDS) / one_epoch)
-    settings = JobSettings("train", load.files, epochs, rate=load.rate)
+    settings = JobSettings("train", DATASET, load.files, epochs, rate=load.rate)
     with running(load, work) as run, started_job(settings, run.nodes) as job:
         for number in range(2):
             job.epoch(number, patience(settings, load.nodes))
@@ -66,13 +66,13 @@ def _one(run: Run, job: Job, fault: str, say: Say, seconds: float) -> dict[str, 
     """Do one thing, and wait until all is well again."""
     say(f"{fault} for {seconds:.0f} s")
     *others, hit = job.ranks
-    before = take(run)
+    before = run.take()
     with _FAULTS[fault](run):
         _wait(seconds, lambda: all(rank.runs for rank in job.ranks))
         problems = sorted({problem for node in run.nodes[:-1] if (problem := _problem(run, node.name))})
-    healed = take(run)
+    healed = run.take()
     converged = _converged(run, job, healed.when)
-    after = take(run)
+    after = run.take()
     alone, rest = (
         trouble_document([one for rank in ranks for one in rank.progress.troubles], before.when)
         for ranks in ([hit], others)

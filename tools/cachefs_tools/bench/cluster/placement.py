@@ -9,12 +9,11 @@ import numpy
 import xxhash
 
 from cachefs.block import block_key
-from cachefs.messages import DatasetName, Empty
+from cachefs.messages import DatasetName, Empty, Selection
 from cachefs.planning.cluster.homes import Homes
 from cachefs.planning.cluster.rendezvous import Member, key_hashes
-from cachefs.rpc import CLUSTER, DATASET_SHOW
+from cachefs.rpc import CACHED, CLUSTER, DATASET_SHOW
 from cachefs.snapshot import Snapshot
-from cachefs_tools.bench.cluster.moments import held
 from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.lab.node import Node
 
@@ -73,3 +72,11 @@ def homes_by_path(node: Node) -> dict[bytes, str]:
         for path, number in zip(paths, homes.first.tolist(), strict=True)
         if number < len(homes.members)
     }
+
+
+def held(node: Node) -> dict[bytes, int]:
+    """By path, the bytes of the dataset's files that the tiers of a node have."""
+    found: dict[bytes, int] = {}
+    for page in node.client.stream(CACHED, Selection(dataset=DATASET)):
+        found.update((file.path, sum(file.cached)) for file in page.files if any(file.cached))
+    return found
