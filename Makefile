@@ -9,6 +9,9 @@ BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/s
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
 
+demo-cluster: $(VENV)/.ready-demo
+	$(BIN)/cachefs-demo-cluster $(DEMO_OPTIONS)
+
 # Tests run in a directory with a short name, since the path of a socket has at most 107 bytes.
 IN_SHORT_DIRECTORY := directory=$$(mktemp -d /tmp/t.XXXX) && trap "rm -rf $$directory" EXIT &&
 

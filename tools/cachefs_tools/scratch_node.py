@@ -68,6 +68,12 @@ class ScratchNode:
         return self.work / "ssd"
 
 
+def require_fuse() -> None:
+    """Raises CachefsError where nothing can be mounted."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise CachefsError("/dev/fuse cannot be used here; in a container, start it with --device /dev/fuse")
+
+
 @contextmanager
 def s3_server(buckets: Path, log: Path) -> Iterator[str]:
     """rclone's S3 server over the directory *buckets*, whose subdirectories are the buckets. Yields its URL."""
