@@ -16,12 +16,15 @@ demo-cluster: $(VENV)/.ready-demo
 IN_SHORT_DIRECTORY := directory=$$(mktemp -d /tmp/t.XXXX) && trap "rm -rf $$directory" EXIT &&
 
 # Tests start some hundred processes of Python. Without byte code each takes 0.15 s more.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 # Four test files at a time, in the order of tests/conftest.py: tests mostly wait. 2,480 tests took 670 s in this way on
 # two processors, with the two others of the machine busy, and 564 s on four that others used too.
+# Tests that fail beside others are run once more, alone: tests/second_chance.py. Where workers crash again and again,
+# xdist starts no more of them after the fourth.
 test: lint
-	$(IN_SHORT_DIRECTORY) $(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder --basetemp=$$directory/t $(PYTEST_OPTIONS)
+	$(IN_SHORT_DIRECTORY) $(PYTEST) -p tests.second_chance -n 4 --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 4 --basetemp=$$directory/t $(PYTEST_OPTIONS)
 
 soak: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -m soak --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)

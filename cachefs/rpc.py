@@ -63,6 +63,8 @@ SERVICE: Final = "cachefs.Daemon"
 MAX_MESSAGE: Final = 256 << 20
 # Seconds in which gRPC has certainly looked at the state of a connection.
 NOTICED_SECONDS: Final = 5.0
+# Seconds that closing a connection may take; it takes a millisecond.
+CLOSE_SECONDS: Final = 5.0
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
@@ -298,7 +300,14 @@ class DaemonClient:
         return errors.CachefsError(f"the daemon failed: {error.details()}")
 
     def close(self) -> None:
-        self._channel.close()
+        """Takes CLOSE_SECONDS at most.
+
+        gRPC waits for its calls to end, without a deadline. A KeyboardInterrupt that hit it while it began a call has
+        left one that never ends.
+        """
+        closing = threading.Thread(target=self._channel.close, name="close-channel", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
 
 
 class _Watch:

@@ -8,16 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.servers.ports import free_port as free_port
+from tests.servers.ports import free_ports as free_ports
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
-
-
-def free_port() -> int:
-    """A loopback port on which nobody listens at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def start(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

@@ -5,6 +5,8 @@ It is the one server at hand that does all of S3 that cachefs relies on: If-Matc
 Some settings look odd, and were found by measuring. Without the messenger modes `crc` the gateway asks for a secure
 connection, for which there are no keys. The `paxos` settings reduce the start from 11 s to 1 s. `tcp_nodelay` makes
 small ranged reads four times as fast.
+
+On a busy machine, a gateway sometimes listens and never answers. Then another one is started on the same objects.
 """
 
 import os
@@ -14,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from cachefs_tools.scratch_node import memory_directory
@@ -21,6 +24,9 @@ from cachefs_tools.scratch_node import memory_directory
 from tests.servers.process import free_port, start, stop, wait_for_port
 from tests.servers.s3 import S3Server
 
+# Gateways that are started at most, and seconds in which one has to answer its first request.
+_GATEWAYS = 3
+_FIRST_ANSWER = 15.0
 _INSTALL = "apt-get install -y --no-install-recommends radosgw ceph-mon ceph-osd ceph-common"
 
 _CONFIGURATION = """
@@ -68,7 +74,6 @@ osd class load list = *
 osd class default list = *
 [client.rgw.a]
 rgw data = {home}/rgw
-rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
 rgw enable apis = s3, admin
 rgw dns name =
 rgw thread pool size = 64
@@ -95,13 +100,11 @@ def _found(program: str) -> bool:
 
 def _start(home: Path, capacity: int, servers: ExitStack) -> S3Server:
     fsid, osd = str(uuid.uuid4()), str(uuid.uuid4())
-    port, mon_port, mon_port_v1 = free_port(), free_port(), free_port()
+    mon_port, mon_port_v1 = free_port(), free_port()
     for name in ("mon", "osd0", "rgw"):
         (home / name).mkdir()
     (home / "ceph.conf").write_text(
-        _CONFIGURATION.format(
-            fsid=fsid, home=home, capacity=capacity, port=port, mon_port=mon_port, mon_port_v1=mon_port_v1
-        )
+        _CONFIGURATION.format(fsid=fsid, home=home, capacity=capacity, mon_port=mon_port, mon_port_v1=mon_port_v1)
     )
     env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "CEPH_CONF": str(home / "ceph.conf")}
     log = home / "output"
@@ -124,14 +127,33 @@ def _start(home: Path, capacity: int, servers: ExitStack) -> S3Server:
     run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd)
     run("ceph", "osd", "new", osd)
     _wait_until_active(home / "osd.0.log", serve("ceph-osd", "-i", "0", "-f"))
-    server = S3Server(f"http://127.0.0.1:{port}", "tester", "secretsecretsecret")
+    access_key, secret_key = "tester", "secretsecretsecret"
     run(
         "radosgw-admin", "user", "create", "--uid", "tester", "--display-name", "tester",
-        "--access-key", server.access_key, "--secret-key", server.secret_key,
+        "--access-key", access_key, "--secret-key", secret_key,
     )  # fmt: skip
-    gateway = serve("radosgw", "-n", "client.rgw.a", "-f")
-    wait_for_port(port, gateway, log)
-    return server
+    for _ in range(_GATEWAYS):
+        port = free_port()
+        frontend = f"--rgw-frontends=beast endpoint=127.0.0.1:{port} tcp_nodelay=1"
+        gateway = serve("radosgw", "-n", "client.rgw.a", "-f", frontend)
+        wait_for_port(port, gateway, log)
+        if _answers(port):
+            return S3Server(f"http://127.0.0.1:{port}", access_key, secret_key)
+        stop(gateway, 0.5)
+    raise RuntimeError(f"none of {_GATEWAYS} gateways answers within {_FIRST_ANSWER:.0f} s:\n{log.read_text()[-2000:]}")
+
+
+def _answers(port: int) -> bool:
+    """Whether the gateway answers its first request."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=_FIRST_ANSWER)
+    try:
+        connection.request("GET", "/")
+        connection.getresponse()
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 def _wait_until_active(log: Path, osd: subprocess.Popen[bytes]) -> None:

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 from cachefs.errors import ConfigError
+from cachefs_daemon.cluster.etcd import EtcdStore
+from cachefs_daemon.cluster.etcd_client import EtcdSettings
 from cachefs_daemon.cluster.identity import load_identity, own_record
 from cachefs_daemon.cluster.membership import Membership, NoMembership
+from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.static import StaticMembership
 from cachefs_daemon.cluster_section import ClusterSection
 
@@ -19,4 +22,18 @@ def open_membership(section: ClusterSection, state_dir: Path, memory: int, ssd: 
     record = own_record(section, load_identity(state_dir), memory, ssd)
     if section.membership == "static":
         return StaticMembership(section, record)
+    if section.membership == "etcd":
+        store = EtcdStore(_etcd_settings(section), section.key_prefix, record.id)
+        return SharedMembership(store, record, section.grace, str(state_dir))
     raise ConfigError(f"cluster.membership = {section.membership!r}: is not built yet")
+
+
+def _etcd_settings(section: ClusterSection) -> EtcdSettings:
+    return EtcdSettings(
+        section.etcd,
+        section.etcd_user,
+        section.etcd_password_file,
+        section.etcd_ca,
+        section.etcd_cert,
+        section.etcd_key,
+    )

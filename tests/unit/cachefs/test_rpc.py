@@ -12,6 +12,7 @@ import grpc
 import pytest
 from cachefs_daemon.api.service import Service
 
+from cachefs import rpc
 from cachefs.errors import ConfigError, DaemonUnavailable
 from cachefs.job_messages import JobProgress
 from cachefs.messages import DatasetLimit, DatasetName
@@ -112,3 +113,21 @@ def test_a_number_beyond_64_bits_is_an_error_of_ours(tmp_path: Path) -> None:
             client.begin(DATASET_LIMIT, DatasetLimit(name="x", share=1 << 70), 1.0)
     finally:
         client.close()
+
+
+def test_closing_ends_after_a_call_that_was_interrupted_as_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # What gRPC does last, to have somebody wait for the end of the call. Nobody does, so the call never ends.
+    monkeypatch.setattr("grpc._channel._run_channel_spin_thread", interrupted)
+    monkeypatch.setattr(rpc, "CLOSE_SECONDS", 0.2)
+    client = DaemonClient(tmp_path / "s")
+    with pytest.raises(KeyboardInterrupt):
+        list(client.stream(DATASET_REFRESH, DatasetName(name="x")))
+    closing = threading.Thread(target=client.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()

@@ -1,0 +1,152 @@
+"""A second chance for tests that failed beside others: each is run once more, alone, in a process of its own.
+
+`make test` loads this plugin of pytest (docs/contributing.md says why). Where all of them pass alone, the run passes;
+the end of its output then names each of them, with the error of the first time. The run fails
+
+- where a test fails again,
+- where more than LIMIT tests failed: then it is not chance, and none is run again,
+- where anything else went wrong: a file that cannot be imported, a test that did not run, an internal error.
+
+A worker of xdist that crashed counts as a failure of the test that it ran.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterable
+from typing import Any, Final
+
+import pytest
+
+LIMIT: Final = 5
+VERDICT: Final = "unsteady: failed beside others, passed alone"
+# Seconds after which a test that runs alone is given up. It is above pytest's own timeout of a test.
+_ALONE_SECONDS: Final = 600.0
+# Categories of pytest's last line in which a test's first result may have been counted.
+_FIRST_RESULTS: Final = ("failed", "error", "passed")
+
+
+class SecondChance:
+    """What is remembered of one run. Only the process that prints has one, not the workers."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._collected: set[str] = set()  # node ids of all tests
+        self._ended: set[str] = set()  # of those that have a result
+        self._failed: dict[str, pytest.TestReport] = {}  # first failure by node id
+        self._files_failed = False
+        self._unsteady: dict[str, pytest.TestReport] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._collected.update(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
+        self._collected.update(ids)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._files_failed |= report.failed
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.setdefault(report.nodeid, report)
+        if report.when == "call" or not report.passed:
+            self._ended.add(report.nodeid)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
+        # Behind the yield the workers are gone, and the last lines are not written yet.
+        result = yield
+        if exitstatus == pytest.ExitCode.TESTS_FAILED and self._failed:
+            try:
+                self._try_again(session)
+            except KeyboardInterrupt:
+                session.exitstatus = pytest.ExitCode.INTERRUPTED
+        return result
+
+    def _try_again(self, session: pytest.Session) -> None:
+        self._say("")  # the line of dots has not ended
+        if self._files_failed or self._collected - self._ended:
+            self._say("no second chance: not all tests could be run")
+            return
+        if len(self._failed) > LIMIT:
+            self._say(f"no second chance: {len(self._failed)} tests failed, and more than {LIMIT} are not chance")
+            return
+        for number, (nodeid, report) in enumerate(self._failed.items()):
+            if self._passes_alone(nodeid, number):
+                self._unsteady[nodeid] = report
+        self._correct_counts()
+        if len(self._unsteady) == len(self._failed):
+            session.exitstatus = pytest.ExitCode.OK
+
+    def _passes_alone(self, nodeid: str, number: int) -> bool:
+        """Run a test in a process of its own. Where it fails, what that process printed is shown."""
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "", "-p", "no:cacheprovider"]
+        if base := self._config.getoption("basetemp"):
+            command.append(f"--basetemp={base}-alone-{number}")  # pytest empties it first
+        begin = time.monotonic()
+        try:
+            done = subprocess.run(
+                [*command, nodeid], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                cwd=self._config.rootpath, timeout=_ALONE_SECONDS,
+            )  # fmt: skip
+            status, printed = done.returncode, done.stdout
+        except subprocess.TimeoutExpired as error:
+            status, printed = -1, (error.stdout or b"") + b"\nIt did not end in time.\n"
+        # Status 5 says that no test was found: that is not to have passed.
+        passed = status == pytest.ExitCode.OK
+        seconds = time.monotonic() - begin
+        self._say(f"second chance, alone: {nodeid} {'passed' if passed else 'failed again'} ({seconds:.1f} s)")
+        if not passed:
+            self._say(printed.decode(errors="replace"))
+        return passed
+
+    def _correct_counts(self) -> None:
+        """Count unsteady tests as such, in the last line that pytest writes, and not as failed."""
+        stats = self._reporter.stats
+        for category in _FIRST_RESULTS:
+            left = [report for report in stats.pop(category, []) if report.nodeid not in self._unsteady]
+            if left:
+                stats[category] = left
+        if self._unsteady:
+            self._reporter._add_stats("unsteady", list(self._unsteady.values()))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self) -> Generator[None, object, object]:
+        result = yield
+        if self._unsteady:
+            self._report()
+        return result
+
+    def _report(self) -> None:
+        for nodeid, report in self._unsteady.items():
+            self._reporter.write_sep("_", f"first failure of {nodeid}")
+            self._say(report.longreprtext)
+            for title, text in report.sections:
+                self._reporter.write_sep("-", title)
+                self._say(text)
+        self._reporter.write_sep("=", "unsteady tests", yellow=True, bold=True)
+        for nodeid, report in self._unsteady.items():
+            self._say(f"{nodeid}: {VERDICT}")
+            self._say(f"    {_first_error(report)}")
+        self._say("An unsteady test is a defect, of the test or of what it tests. Mend it: docs/contributing.md#tests")
+
+    @property
+    def _reporter(self) -> Any:
+        return self._config.pluginmanager.get_plugin("terminalreporter")
+
+    def _say(self, text: str) -> None:
+        self._reporter.write_line(text.rstrip("\n"))
+
+
+def _first_error(report: pytest.TestReport) -> str:
+    """The line that says what went wrong."""
+    if crash := getattr(report.longrepr, "reprcrash", None):
+        return str(crash.message).partition("\n")[0]
+    return report.longreprtext.strip().rpartition("\n")[2]  # what xdist says of a crash
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only where somebody looks: not in a worker of xdist."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SecondChance(config), "second-chance")
