@@ -6,12 +6,10 @@ dataset in different orders, with a rank on each node. In the middle of epoch 2 
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -34,6 +32,7 @@ with needs_extra("demo", "cachefs-demo-cluster"):
     from cachefs_tools.lab.host import LOOPBACK, until
     from cachefs_tools.lab.job import Job, JobSettings, Rank, started_job
     from cachefs_tools.lab.reader import EpochResult
+    from cachefs_tools.lab.scratch import scratch_directory
     from cachefs_tools.lab.slow_link import Limits
     from cachefs_tools.lab.throttle import Throttle, throttled
     from cachefs_tools.orderly_exit import orderly_exit
@@ -103,7 +102,7 @@ def demonstrate(files: int, file_size: int, rate: float) -> list[Row]:
     """The rows of the table. Raises CachefsError where a part does not work."""
     require_fuse()
     with ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cachefs-demo-")))
+        work = stack.enter_context(scratch_directory("cachefs-demo-"))
         source = work / "buckets" / BUCKET
         say(f"generating {files:,} files of {size(file_size)} in {source}")
         write_samples(source, files, file_size)
