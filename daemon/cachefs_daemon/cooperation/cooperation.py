@@ -15,6 +15,7 @@ from cachefs.errors import CachefsError, NotFound
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.cluster.rendezvous import Member as Placed
+from cachefs.planning.cluster.scale import Demand
 from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import Order
@@ -119,6 +120,10 @@ class Cooperation:
     @property
     def snapshots(self) -> Mapping[str, SharedSnapshot]:
         return self._snapshots
+
+    def demands(self) -> list[Demand]:
+        """What consumers of all nodes read, by snapshot."""
+        return [one.demand() for one in self._snapshots.values()]
 
     def margins(self) -> dict[str, float]:
         """By name in the plan: seconds by which other nodes may ask before the plan has them come."""
