@@ -7,22 +7,26 @@ from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.cooperation.shared_snapshot import SharedSnapshot
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch.home_routes import HomeRoutes
 from cachefs_daemon.fetch.route import Route
 
 
 class Routes:
     """Used on the event loop. A route takes 30 us."""
 
-    def __init__(self, membership: Membership, shared: Callable[[str], SharedSnapshot | None]) -> None:
-        """shared: what is known of a snapshot that jobs of several nodes read."""
+    def __init__(
+        self,
+        membership: Membership,
+        at_home: Callable[[BlockSource], Route | None],
+        shared: Callable[[str], SharedSnapshot | None],
+    ) -> None:
+        """at_home: the route of a block that stays at home. shared: what is known of a snapshot that jobs read."""
         self._membership = membership
+        self._at_home = at_home
         self._shared = shared
-        self._homes = HomeRoutes(membership)
 
     def route(self, source: BlockSource) -> Route | None:
         """Of a block that is not on this node; None where no other node is to be asked."""
-        at_home = self._homes.route(source)
+        at_home = self._at_home(source)
         one = self._shared(source.snapshot)
         if one is None or one.space is None or one.holders is None:
             return at_home
