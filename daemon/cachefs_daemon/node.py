@@ -129,13 +129,13 @@ class Node:
             self.fetcher.on_ask = self.guesser.asked
             self._endless.append(self.guesser.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
-        self.cooperation = self._make_cooperation(self.sharing, loader, snapshots) if self.sharing is not None else None
+        self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
         self._background: list[asyncio.Task[None]] = []
 
-    def _make_cooperation(self, sharing: NodeSharing, loader: EpochLoader, held: HeldSnapshots) -> Cooperation | None:
+    def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> Cooperation | None:
         """What this node does for what others read. None where nothing is fetched ahead."""
-        foresight = self.storage.foresight
-        if foresight.standing is None or not self.config.prefetch.enabled:
+        foresight, sharing = self.storage.foresight, self.sharing
+        if foresight.standing is None or sharing is None or not self.config.prefetch.enabled:
             return None
         cooperation = Cooperation(
             Parts(
@@ -147,11 +147,14 @@ class Node:
                 threads=self.threads,
                 shared=sharing.shared,
                 consumers=sharing.consumers,
+                window=lambda: fetches.last_window,
                 directory=self.config.daemon.state_dir / "holders",
                 replicas=self.config.cluster.replicas,
             )
         )
         self._endless.append(cooperation.run)
+        if self.data_plane is not None:
+            self.data_plane.on_served = cooperation.on_served
         elsewhere = self.fetcher.bringing.elsewhere
         if elsewhere is not None:
             elsewhere.route = Routes(self.membership, elsewhere.route, cooperation.get).route

@@ -41,8 +41,9 @@ log = logging.getLogger(__name__)
 PER_BLOCK: Final = 64
 # Seconds until it is tried again after something failed.
 RETRY_SECONDS: Final = 2.0
-# Seconds on top of the window in which blocks are fetched: what a node is to keep is its own so long before it is read.
-LEAD: Final = 1.0
+# Seconds on top of those in which a block is about to be read: what a node is to keep is its own so long before it is
+# read.
+LEAD: Final = 0.25
 
 
 class Place(NamedTuple):
@@ -330,7 +331,9 @@ class SharedSnapshot:
         await self._plan_reads(holders, space, groups)
         if changed or self.snapshot not in around.standing.mine:
             await self._stand_anew(holders)
-        return holders.ring == self._ring and groups == self._groups
+        if holders.ring != self._ring or groups != self._groups:
+            self._news.set()
+        return True
 
     def _begin(self, samples: Samples) -> None:
         """Groups with other maps share the space."""
