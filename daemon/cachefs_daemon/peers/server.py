@@ -23,12 +23,12 @@ from cachefs_daemon.peers.crowd import Crowd
 from cachefs_daemon.peers.daemon_fetches import DaemonFetches
 from cachefs_daemon.peers.outlet import Outlet
 from cachefs_daemon.peers.server_messages import (
+    HANDED_SECONDS,
     MOST_COMPLAINTS,
+    MOST_HANDED,
     MOST_TOLD,
     SAY_SECONDS,
     Complaint,
-    HANDED_SECONDS,
-    MOST_HANDED,
     Said,
     Served,
     Told,
