@@ -199,13 +199,15 @@ class Search:
         """A reader waits for it from now on."""
         if self._is_over or self._gave_up:
             return
+        was_hurried, self.hurried = self.hurried, True
         if self._waits_until < math.inf:
             self.slot.promote()
-        if self.hurried:
+        if was_hurried:
             return
-        self.hurried = True
         now = _now()
         for question in self._questions:
+            if question.hurried:
+                continue
             question.until = min(question.until, now + self._patience(question.fetch, now))
             question.late = max(question.late, now + LEAST_LATE)
             if question.fetch:

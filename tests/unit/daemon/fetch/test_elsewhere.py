@@ -479,7 +479,8 @@ def test_a_home_that_is_behind_has_others_bring_blocks_and_gets_them_from_there(
         fourth = bench.ask_for_peer(2, may_take=True)
         question.give_block()
         assert bench.holds(2, await waiting)
-        assert not any(isinstance(await one, CachefsError | TakeIt) for one in (third, fourth))
+        others = await asyncio.gather(third, fourth)
+        assert not any(isinstance(one, CachefsError | TakeIt) for one in others)
         assert (bench.elsewhere.counts.given, bench.origin.requests) == (1, 1)
         bench.origin.open.set()
         await reader
