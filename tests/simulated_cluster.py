@@ -41,12 +41,12 @@ SNAPSHOT = "space"
 @dataclass(frozen=True)
 class Setting:
     nodes: int = 4
-    files: int = 2000
+    files: int = 1200
     # Bytes of all caches together, as a part of the dataset.
     capacity: float = 1.1
-    epochs: int = 4
-    rate: float = 100.0  # reads per second and node
-    tick: float = 0.05  # seconds
+    epochs: int = 3
+    rate: float = 50.0  # reads per second and node
+    tick: float = 0.1  # seconds
     # Reads by which the first node is ahead of all others.
     drift: int = 0
     # Seconds until the first epoch begins.
@@ -315,5 +315,3 @@ def simulated(setting: Setting) -> SimulatedCluster:
             threads.close()
 
     return asyncio.run(asyncio.wait_for(run(), 120))
-
-

@@ -129,6 +129,11 @@ class FetchPlan:
             self._standing.near = max(NEAR, self._window + max(margins.values(), default=0.0) + LOOK_AGAIN)
         return self._window
 
+    @property
+    def last_window(self) -> float:
+        """Seconds, as `window` gave them last."""
+        return self._window
+
     def late(self, waits: Sequence[float], reads: int, now: float) -> None:
         """Of so many reads of planned blocks, some have waited so many seconds each, for their blocks to come from an
         origin."""
