@@ -41,6 +41,7 @@ from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.node_sharing import NodeSharing, Surroundings, counters_of
 from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.peers.plane import Adopt, DataPlane
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage, StoreConfig
@@ -71,7 +72,8 @@ class Node:
         plan, presence = storage.foresight.plan, storage.foresight.presence
         state_dir, origin = config.daemon.state_dir, config.origin
         self.membership = open_membership(config.cluster, state_dir, config.memory_budget, config.ssd_budget)
-        self.traffic: Traffic = no_traffic
+        self.data_plane = DataPlane(config.cluster, self.membership, self.errors) if config.cluster.enabled else None
+        self.traffic: Traffic = self.data_plane.traffic if self.data_plane is not None else no_traffic
         snapshots = HeldSnapshots(state_dir / "snapshots", config.daemon.block_size)
         self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads)
         slots = FetchSlots(origin.max_connections, origin.max_bytes_in_flight)
@@ -80,7 +82,7 @@ class Node:
         )
         processes = config.fetch_processes if config.prefetch.enabled else 0
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
-        self.fetcher.carry = self.carrying.take
+        self.fetcher.bringing.carry = self.carrying.take
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
@@ -95,7 +97,7 @@ class Node:
         limits = FetchLimits(
             config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.most_planned
         )
-        fetches = FetchPlan(plan, presence, limits, time.monotonic())
+        fetches = FetchPlan(plan, presence, limits, time.monotonic(), storage.foresight.standing)
         attribution = Attribution(plan, self.jobs)
         pages = PageCaches(self.pushers.takes, self.pushers.guess)
         self.guesser = Guesser(self.fetcher, storage, threads, snapshots.get, pages)
@@ -153,6 +155,13 @@ class Node:
             Promoter(promotions, pace, storage.blocks, storage.tiering, threads, readers).run,
         ]
 
+    def open_data_plane(self, adopt: Adopt) -> None:
+        """Take the port that other nodes ask at, where there are any. To be called before `start`. adopt: serves a
+        connection of the fetch channel. Raises ConfigError."""
+        if self.data_plane is not None:
+            tiers = {usage.name: usage.directory for usage in self.storage.usage()}
+            self.data_plane.open_servers(self.storage.index.path, tiers, adopt)
+
     async def start(self) -> None:
         """Take up what the daemon before has left, and begin to work."""
         await self._mount_persistence.restore()
@@ -162,6 +171,8 @@ class Node:
         await self.membership.start()
         if self.sharing is not None:
             await self.sharing.start()
+        if self.data_plane is not None:
+            await self.data_plane.start()
         await self.membership.announce("active")
         self._background = [asyncio.create_task(run()) for run in self._endless]
 
@@ -205,6 +216,8 @@ class Node:
         if self.sharing is not None:
             await self.sharing.stop()
         await self.membership.stop()
+        if self.data_plane is not None:
+            await self.data_plane.stop()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -215,6 +228,8 @@ class Node:
     async def stop(self) -> None:
         """No call may be under way any more."""
         await self.membership.stop()
+        if self.data_plane is not None:
+            await self.data_plane.stop()
         await self.fetcher.close()
         await self.carrying.close()
         await self.catalog.close()

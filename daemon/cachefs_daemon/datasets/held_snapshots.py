@@ -175,7 +175,8 @@ class HeldSnapshots:
             offset=ref.number * snapshot.block_size,
             length=block_length(entry.size, snapshot.block_size, ref.number),
         )
-        return BlockSource(block_key(entry.content, ref.number), held.any_origin, wanted, ref.snapshot)
+        key = block_key(entry.content, ref.number)
+        return BlockSource(key, held.any_origin, wanted, ref.snapshot, ref.entry, ref.number)
 
     def keep(self, wanted: Mapping[str, list[Origin]]) -> None:
         """Let go of all snapshots but the *wanted* ones. wanted: by id of a snapshot, the origins that have its

@@ -104,6 +104,17 @@ class ConsumerProgress(msgspec.Struct, frozen=True, array_like=True):
     rate: float
 
 
+class HoldersFacts(msgspec.Struct, frozen=True, array_like=True):
+    """Who holds what of a snapshot, as this node has it: what others compare theirs with."""
+
+    # See cachefs_daemon.cooperation.holders.Known.
+    count: int
+    job: str
+    epoch: int
+    # Of the holders and of the nodes that they are among.
+    digest: str
+
+
 @dataclass(frozen=True)
 class Section(Generic[Value]):
     """One kind of values."""
@@ -197,6 +208,12 @@ def _check_progress(name: str, value: ConsumerProgress) -> None:
     _require(0 <= value.rate < math.inf, "a rate that nobody has")
 
 
+def _check_holders(name: str, value: HoldersFacts) -> None:
+    _require(is_digest(name) and is_digest(value.digest), "no id of a snapshot, or no digest")
+    _require(0 <= value.count <= MOST_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "numbers that nobody has")
+    _require(len(value.job) <= MAX_JOB_NAME + _MOST_OWNER and value.job.isprintable(), "a name that no job has")
+
+
 def _is_consumer(name: str) -> bool:
     job, slash, consumer = name.partition("/")
     short = len(job) <= MAX_JOB_NAME + _MOST_OWNER and len(consumer) <= MAX_CONSUMER_NAME
@@ -210,4 +227,6 @@ CONSUMERS: Final = Section("consumers", ConsumerFacts, 8192, 64 << 10, _check_co
 # Changes all the time, so it goes only to those who follow it: see `cachefs_daemon.sharing.state`.
 PROGRESS: Final = Section("progress", ConsumerProgress, 8192, 256, _check_progress)
 
-SECTIONS: Final[dict[str, Section[Any]]] = {one.name: one for one in (DATASETS, MOUNTED, CONSUMERS, PROGRESS)}
+HOLDERS: Final = Section("holders", HoldersFacts, 8192, 512, _check_holders)
+
+SECTIONS: Final[dict[str, Section[Any]]] = {one.name: one for one in (DATASETS, MOUNTED, CONSUMERS, PROGRESS, HOLDERS)}
