@@ -8,14 +8,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from cachefs.block import MEMORY, SSD
+from cachefs.cluster_messages import NodeCounters, TierUse
 from cachefs.errors import CachefsError
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
 from cachefs_daemon.cluster.opening import open_membership
 from cachefs_daemon.cluster.shown import Traffic, no_traffic
 from cachefs_daemon.config import Config
+from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
+from cachefs_daemon.content.shared_datasets import Here
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
@@ -36,6 +39,7 @@ from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
+from cachefs_daemon.node_sharing import NodeSharing, Surroundings, counters_of
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.peers.plane import Adopt, DataPlane
 from cachefs_daemon.runtime.errorlog import ErrorLog
@@ -78,10 +82,11 @@ class Node:
         )
         processes = config.fetch_processes if config.prefetch.enabled else 0
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
-        self.fetcher.carry = self.carrying.take
+        self.fetcher.bringing.carry = self.carrying.take
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
+        self.changes = DatasetChanges(self.catalog, self.pins, self.quotas, storage, threads)
         self.mounts = MountRegistry()
         room = PlanRoom(config.plan_memory)
         loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads, room)
@@ -92,7 +97,7 @@ class Node:
         limits = FetchLimits(
             config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.most_planned
         )
-        fetches = FetchPlan(plan, presence, limits, time.monotonic())
+        fetches = FetchPlan(plan, presence, limits, time.monotonic(), storage.foresight.standing)
         attribution = Attribution(plan, self.jobs)
         pages = PageCaches(self.pushers.takes, self.pushers.guess)
         self.guesser = Guesser(self.fetcher, storage, threads, snapshots.get, pages)
@@ -115,7 +120,29 @@ class Node:
         if config.prefetch.enabled and config.prefetch.guess:
             self.fetcher.on_ask = self.guesser.asked
             self._endless.append(self.guesser.run)
+        self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self._background: list[asyncio.Task[None]] = []
+
+    def _make_sharing(self, held: HeldSnapshots) -> NodeSharing:
+        here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
+        cluster = self.config.cluster
+        return NodeSharing(Surroundings(cluster, self.membership, here, self.jobs, self.threads, self._count))
+
+    def _mounted(self, dataset: str) -> str:
+        """Where a dataset is mounted on this node; empty where it is not."""
+        mount = self.mounts.using(dataset)
+        return mount.mountpoint if mount is not None else ""
+
+    async def _count(self) -> NodeCounters:
+        """What other nodes are told of this one."""
+        usage = await self.threads.run(self.storage.usage)
+        return counters_of(
+            self.started,
+            [TierUse(tier.name, tier.limit, tier.used) for tier in usage],
+            self.jobs,
+            (self.fetcher.fetched_blocks, self.fetcher.fetched_bytes),
+            self.sharing.datasets.problems() if self.sharing is not None else [],
+        )
 
     def _fetching_ahead(self, pace: Pace, fetches: FetchPlan) -> list[Endless]:
         """What runs as long as the daemon, to bring blocks before they are read."""
@@ -142,6 +169,8 @@ class Node:
         await self.quotas.apply()
         await self._job_persistence.restore()
         await self.membership.start()
+        if self.sharing is not None:
+            await self.sharing.start()
         if self.data_plane is not None:
             await self.data_plane.start()
         await self.membership.announce("active")
@@ -184,6 +213,8 @@ class Node:
 
     async def stop_background(self) -> None:
         """End what is under way without a caller; calls still get their answers."""
+        if self.sharing is not None:
+            await self.sharing.stop()
         await self.membership.stop()
         if self.data_plane is not None:
             await self.data_plane.stop()
