@@ -13,8 +13,8 @@ from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.peers import client as client_module
 from cachefs_daemon.peers import protocol
-from cachefs_daemon.peers.answers import TAKE_IT, Busy, Failed, NotHere, PeerBlock, TakeIt, Why
 from cachefs_daemon.peers.answers import NOT_HERE as NONE_HERE
+from cachefs_daemon.peers.answers import TAKE_IT, Busy, Failed, NotHere, PeerBlock, TakeIt, Why
 
 from cachefs import errors
 from cachefs.block import Location, piece_checksums
@@ -153,11 +153,11 @@ def test_answer_that_breaks_off_fails_what_has_not_come() -> None:
 
 def test_what_is_no_answer_ends_the_connection_and_is_told() -> None:
     async def run() -> None:
-        async with scripted(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n") as peer:
-            async with asker(peer) as one:
-                answer = await one.ask(peer, wanted(1))
-                assert isinstance(answer, Failed)
-                assert "what is no answer" in one.complaints()
+        nonsense = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+        async with scripted(nonsense) as peer, asker(peer) as one:
+            answer = await one.ask(peer, wanted(1))
+            assert isinstance(answer, Failed)
+            assert "what is no answer" in one.complaints()
 
     asyncio.run(run())
 

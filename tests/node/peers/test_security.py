@@ -7,7 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -103,15 +103,13 @@ def test_strangers_are_refused_each_with_a_line(root: Path, authority: Authority
                 """It gets no byte of an answer."""
 
                 def talk() -> bytes:
-                    with socket.create_connection(("127.0.0.1", node.servers.port), DEADLINE) as link:
-                        with files.wrap_socket(link) as tls:
-                            tls.sendall(b"GET /health HTTP/1.1\r\n\r\n")
-                            return tls.recv(100)
+                    link = socket.create_connection(("127.0.0.1", node.servers.port), DEADLINE)
+                    with link, files.wrap_socket(link) as tls:
+                        tls.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+                        return tls.recv(100)
 
-                try:
+                with suppress(ssl.SSLError, ConnectionError):
                     assert await asyncio.to_thread(talk) == b""
-                except (ssl.SSLError, ConnectionError):
-                    pass
 
             without = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             without.check_hostname, without.verify_mode = False, ssl.CERT_NONE
@@ -150,12 +148,12 @@ def test_client_refuses_a_server_that_is_somebody_else(root: Path, authority: Au
             (other.issue("node-1"), "TLS with node node-1"),
             (None, "TLS with node node-1"),
         ):
-            async with ServingNode(root, tls=files) as node:
-                async with asker(node.record, tls=authority.issue("asker")) as one:
-                    answer = await one.ask(node.record, wanted(1))
-                    assert isinstance(answer, Failed)
-                    assert expected in answer.reason
-                    assert expected in one.complaints()
+            mine = authority.issue("asker")
+            async with ServingNode(root, tls=files) as node, asker(node.record, tls=mine) as one:
+                answer = await one.ask(node.record, wanted(1))
+                assert isinstance(answer, Failed)
+                assert expected in answer.reason
+                assert expected in one.complaints()
             shutil.rmtree(root / "state")
 
     asyncio.run(run())
