@@ -31,6 +31,8 @@ _GAIN: Final = 1.5
 # What is assumed before anything was measured: bytes a second of a link of 1 Gbit/s, and seconds.
 _FIRST_RATE: Final = 1.25e8
 _FIRST_LATENCY: Final = 0.0005
+# Seconds that a latency counts as, at most.
+_LONGEST: Final = 0.1
 # Seconds for which measurements count.
 _REMEMBERED: Final = 10.0
 # Seconds over which a rate is measured, at least.
@@ -103,7 +105,7 @@ class ReceiveWindow:
 
     def answered(self, latency: float, round_trip: float, now: float) -> None:
         """The first byte of an answer came so many seconds after its question. round_trip: of its connection."""
-        self._latency += (latency - self._latency) * _SMOOTHING
+        self._latency += (min(max(0.0, latency), _LONGEST) - self._latency) * _SMOOTHING
         if round_trip > 0:
             self._round_trip.add(round_trip, now)
         self._update()
