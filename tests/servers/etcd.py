@@ -14,7 +14,8 @@ from typing import Any
 
 from cachefs_tools.scratch_node import memory_directory
 
-from tests.servers.process import free_port, start, stop
+from tests.servers.ports import free_port
+from tests.servers.process import start, stop
 
 _INSTALL = "apt-get install -y --no-install-recommends etcd-server"
 _WAIT = 60.0  # seconds until it answers

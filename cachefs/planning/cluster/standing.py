@@ -90,16 +90,27 @@ class Standing:
             return end, None
         return end, [(snapshot, ids) for _, snapshot, ids in new if ids is not None]
 
+    def raises(
+        self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64], near: float | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Which blocks are copies that go before all that is mine: shape (n,), bool.
+
+        ids: shape (n,); scores: of each of them, the highest is evicted first: shape (n,), float64. What scores *near*
+        at most is about to be read: by default seconds, `self.near`.
+        """
+        mine = self.mine.get(snapshot)
+        if mine is None:
+            return np.zeros(len(ids), np.bool_)
+        raised: npt.NDArray[np.bool_] = ~mine[ids.astype(np.intp, copy=False)]
+        raised &= scores > (self.near if near is None else near)
+        return raised
+
     def defer(
         self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64], near: float | None = None
     ) -> npt.NDArray[np.float64]:
-        """Change the scores of blocks (float64, shape (n,); the highest is evicted first) so that copies are evicted
-        before all that is mine, unless they score *near* at most: by default seconds, `self.near`. Returns *scores*."""
-        mine = self.mine.get(snapshot)
-        if mine is not None:
-            copies = ~mine[ids.astype(np.intp, copy=False)]
-            copies &= scores > (self.near if near is None else near)
-            scores[copies] += RAISED
+        """Change the scores of blocks so that what `raises` names is evicted first, and of that what scored highest.
+        Returns *scores*."""
+        scores[self.raises(snapshot, ids, scores, near)] += RAISED
         return scores
 
     def _note(self, snapshot: str, ids: Ids | None) -> None:

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 _PATIENCE: Final = 0.9
 _PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 2.0
+# Keys with nonsense that the log names.
+_MOST_SAID: Final = 100
 # Seconds that the end may take.
 _END: Final = 3.0
 
@@ -66,6 +68,8 @@ class EtcdStore:
         self._newest = 0  # revision of the last change that the watcher knows of
         self._keys = 0  # how many keys it knows of
         self._problems: dict[str, str] = {}  # by thread
+        # Used by the watcher only.
+        self._nonsense: set[KeyValue] = set()
         # Used by the keeper only.
         self._lease = 0
         self._revision = 0  # at which this node's key was put
@@ -118,11 +122,13 @@ class EtcdStore:
         while self._wait_for_work(due, pause):
             begun = time.monotonic()
             try:
-                if begun >= due:
+                is_due = begun >= due
+                if is_due:
                     self._keep_lease()
                     due = begun + self._step_seconds
                 self._write()
-                self._check_watch()
+                if is_due or self._look:
+                    self._check_watch()
             except CachefsError as error:
                 if not isinstance(error, _Taken):
                     self._say("keeper", str(error))
@@ -182,11 +188,12 @@ class EtcdStore:
                 self._revision, self._has_claimed = answer.revision, True
                 self._tell(self._listener.claimed)
                 return
-            self._revision = answer.found[0].revision if answer.found else 0
-            other = _decoded(answer.found[0]) if answer.found else None
+            there = answer.found[0] if answer.found else None
+            other = _decoded(there) if there is not None else None
             if other is not None and self._is_another(other, record):
                 self._tell(self._listener.taken, other)
                 raise _Taken(f"node {other.name} at {other.address} has this node's id")
+            self._revision = there.revision if there is not None else 0
         raise EtcdAway("this node's key in etcd changes all the time")
 
     def _is_another(self, other: NodeRecord, record: NodeRecord) -> bool:
@@ -243,7 +250,7 @@ class EtcdStore:
         with self._condition:
             number = self._round
         answer = self._client.range(self._prefix, self._call_seconds, prefix=True)
-        contents = _Contents(self._nodes, self._ring_key, answer.found)
+        contents = _Contents(self._nodes, self._ring_key, answer.found, self._nonsense)
         self._publish(contents)
         self._say("watcher", "")
         watch = self._client.watch(self._prefix, answer.revision + 1)
@@ -290,14 +297,15 @@ class EtcdStore:
 class _Contents:
     """The keys below the prefix."""
 
-    def __init__(self, nodes: bytes, ring_key: bytes, found: tuple[KeyValue, ...]) -> None:
+    def __init__(self, nodes: bytes, ring_key: bytes, found: tuple[KeyValue, ...], nonsense: set[KeyValue]) -> None:
+        """nonsense: what was said to hold nonsense; once is enough."""
         self._nodes = nodes
         self._ring_key = ring_key
         self._found = {each.key: each for each in found}
         self._records: dict[str, NodeRecord] = {}
         self._ring: Ring | None = None
         self._deleted = 0  # revision of the last key that went
-        self._nonsense: set[bytes] = set()  # keys that were said to hold nonsense
+        self._nonsense = nonsense
         for each in found:
             self._read(each)
 
@@ -346,8 +354,8 @@ class _Contents:
                     raise ValueError("it is that of another node")
                 self._records[record.id] = record
         except ValueError as error:
-            if change.key not in self._nonsense:
-                self._nonsense.add(change.key)
+            if change not in self._nonsense and len(self._nonsense) < _MOST_SAID:
+                self._nonsense.add(change)
                 log.warning("etcd: the key %r holds nothing of cachefs (%s) and is ignored", change.key, error)
 
 

@@ -195,6 +195,8 @@ class Watch:
         except codec.Malformed as error:
             raise EtcdRefuses(f"a watch says what no etcd does: {error}") from None
         except grpc.RpcError as error:
+            if self._ended.is_set():
+                return
             if error.code() in _PASSING:
                 raise EtcdAway(f"etcd has ended a watch ({_reason(error)})") from None
             raise EtcdRefuses(f"etcd refuses a watch: {error.details()}") from None

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import ConfigError
+from cachefs.planning.cluster.rendezvous import weight_of
 from cachefs_daemon.cluster.view import NodeRecord, is_id
 from cachefs_daemon.cluster_section import ClusterSection
 
 FILE_NAME: Final = "node"
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# A node without a weight in its configuration has one for each GiB of its tiers.
-_WEIGHT_UNIT: Final = 1 << 30
-_LEAST_WEIGHT: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def own_record(section: ClusterSection, identity: Identity, memory: int, ssd: in
         port,
         port + 1,
         zone=section.zone,
-        weight=section.weight or max(_LEAST_WEIGHT, round((memory + ssd) / _WEIGHT_UNIT, 3)),
+        weight=section.weight or weight_of(memory + ssd),
         memory=memory,
         ssd=ssd,
     )

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from cachefs.errors import ConfigError
 from cachefs_daemon.cluster.etcd import EtcdStore
 from cachefs_daemon.cluster.etcd_client import EtcdSettings
 from cachefs_daemon.cluster.identity import load_identity, own_record
+from cachefs_daemon.cluster.kubernetes import KubernetesStore
+from cachefs_daemon.cluster.kubernetes_api import pod_settings
 from cachefs_daemon.cluster.membership import Membership, NoMembership
 from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.static import StaticMembership
@@ -25,7 +26,8 @@ def open_membership(section: ClusterSection, state_dir: Path, memory: int, ssd: 
     if section.membership == "etcd":
         store = EtcdStore(_etcd_settings(section), section.key_prefix, record.id)
         return SharedMembership(store, record, section.grace, str(state_dir))
-    raise ConfigError(f"cluster.membership = {section.membership!r}: is not built yet")
+    leases = KubernetesStore(pod_settings(section.namespace), section.cluster, record.id)
+    return SharedMembership(leases, record, section.grace, str(state_dir))
 
 
 def _etcd_settings(section: ClusterSection) -> EtcdSettings:

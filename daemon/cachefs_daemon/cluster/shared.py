@@ -45,7 +45,8 @@ class SharedMembership:
         # Monotonic seconds since when the ring is not what it should be; None: it is.
         self._unlike: float | None = None
         self._other: NodeRecord | None = None  # a node that runs and has this one's id
-        self._first = asyncio.Event()  # the store has told something
+        self._read = asyncio.Event()  # the store has been read, or does not answer
+        self._answered = asyncio.Event()  # the store has this node's record, or that of another, or does not answer
         self._claimed = asyncio.Event()
         self._fresh = asyncio.Event()
         self._changed = asyncio.Event()
@@ -64,9 +65,9 @@ class SharedMembership:
         self._store.put(self._record)
         self._store.start(self)
         self._task = asyncio.create_task(self._keep_ring())
-        await _in_time(self._first, _FIRST)
-        if self._other is None:
-            await _in_time(self._claimed, _FIRST)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_in_time(self._read, _FIRST))
+            group.create_task(_in_time(self._answered, _FIRST))
         if (other := self._other) is None:
             return
         log.info("a record of %s at %s has this node's id; waiting until it vanishes", other.name, other.address)
@@ -114,14 +115,14 @@ class SharedMembership:
         self._version, self._has_ring = stored.version, stored.ring is not None
         records = {**stored.records, self._record.id: self._record}
         self._roster.update(records, stored.ring, time.monotonic())
-        self._first.set()
+        self._read.set()
         self._fresh.set()
         self._redraw()
 
     def claimed(self) -> None:
         """The store has this node's record."""
         self._claimed.set()
-        self._first.set()
+        self._answered.set()
         if self._other is not None:
             self._other = None
             log.info("this node has its id for itself again")
@@ -129,7 +130,7 @@ class SharedMembership:
 
     def taken(self, record: NodeRecord) -> None:
         """Another node that runs has this node's id."""
-        self._first.set()
+        self._answered.set()
         if self._other is None and self._claimed.is_set():
             log.warning("%s", self._says_taken(record))
         self._other = record
@@ -145,6 +146,8 @@ class SharedMembership:
         elif not self._problem:  # the reason may change with every attempt
             log.warning("%s; the cluster goes on as it was known before", text)
         self._problem = text
+        self._read.set()
+        self._answered.set()
         self._redraw()
 
     def fresh(self) -> None:
@@ -174,7 +177,7 @@ class SharedMembership:
         if now < due:
             return due - now
         self._unlike = now  # and again, should it come to nothing
-        self._store.propose(Ring(0, nodes), self._version)
+        self._store.propose(Ring(self._roster.ring.epoch + 1, nodes), self._version)
         return _SETTLE
 
     def _redraw(self) -> None:

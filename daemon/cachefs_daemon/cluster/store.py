@@ -60,7 +60,8 @@ class RecordStore(Protocol):
         """From now on this node's record is this one, which the store keeps until `stop`."""
 
     def propose(self, ring: Ring, version: object) -> None:
-        """Replace the ring, if its version is still this one. `stored` says whether it was."""
+        """Replace the ring, if its version is still this one. `stored` says whether it was. A store with revisions of
+        its own numbers epochs by these."""
 
     def refresh(self) -> None:
         """Look now."""

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from cachefs.block import KEY_SIZE, SSD, piece_count
+from cachefs_daemon.cluster.handshake import Greeting
 from cachefs_daemon.cluster.view import PROTOCOL, is_id
 from cachefs_daemon.origin.http_head import END, MOST_BYTES, Malformed, parse_head, parse_lines
 
@@ -61,10 +62,6 @@ _LINE_END: Final = b"\r\n"
 _MOST_DIGITS: Final = 8
 
 _PHRASES: Final = {200: "OK", 403: "Forbidden", 404: "Not Found", 409: "Conflict", 503: "Service Unavailable"}
-# Why an answer has the status 409.
-OTHER_EPOCH: Final = b"epoch"
-OTHER_NODE: Final = b"node"
-OTHER_CLUSTER: Final = b"cluster"
 
 
 class BadQuestion(Exception):
@@ -109,51 +106,40 @@ _decode = msgspec.msgpack.Decoder(Question).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """Who asks whom: the headers of a request."""
-
-    cluster: str
-    sender: str  # id of a node
-    addressee: str  # id of a node
-    incarnation: str  # of the addressee; empty where the sender does not know it
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
 class RequestHead:
     """The head of a request."""
 
     method: str
     target: str
-    # None where the request does not say: anybody may ask for /health.
-    asking: Asking | None
-    protocol: int
+    # Who asks whom; None where it does not say, as a person with curl.
+    greeting: Greeting | None
     seconds: float  # that the answer may take
     length: int  # of the body
     is_last: bool  # the client closes the connection then
 
 
-def encode_question(question: Question, asking: Asking, seconds: float) -> bytes:
+def encode_question(question: Question, greeting: Greeting, seconds: float) -> bytes:
     """The whole request."""
     body = _encode(question)
     head = (
-        f"POST /blocks HTTP/1.1\r\nHost: {asking.addressee}\r\n{_headers(asking)}"
+        f"POST /blocks HTTP/1.1\r\nHost: {greeting.addressee}\r\n{_headers(greeting)}"
         f"X-Cachefs-Deadline: {max(1, int(min(seconds, MOST_SECONDS) * 1000))}\r\n"
         f"Content-Type: application/msgpack\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode("ascii", "replace") + body
 
 
-def encode_probe(asking: Asking) -> bytes:
+def encode_probe(greeting: Greeting) -> bytes:
     """A request that only finds out who is there."""
-    head = f"GET /health HTTP/1.1\r\nHost: {asking.addressee}\r\n{_headers(asking)}Connection: close\r\n\r\n"
+    head = f"GET /health HTTP/1.1\r\nHost: {greeting.addressee}\r\n{_headers(greeting)}Connection: close\r\n\r\n"
     return head.encode("ascii", "replace")
 
 
-def _headers(asking: Asking) -> str:
+def _headers(greeting: Greeting) -> str:
     return (
-        f"X-Cachefs-Protocol: {PROTOCOL}\r\nX-Cachefs-Cluster: {asking.cluster}\r\nX-Cachefs-From: {asking.sender}\r\n"
-        f"X-Cachefs-To: {asking.addressee} {asking.incarnation}\r\nX-Cachefs-Epoch: {asking.epoch}\r\n"
+        f"X-Cachefs-Protocol: {greeting.protocol}\r\nX-Cachefs-Cluster: {greeting.cluster}\r\n"
+        f"X-Cachefs-From: {greeting.sender}\r\nX-Cachefs-To: {greeting.addressee} {greeting.incarnation}\r\n"
+        f"X-Cachefs-Epoch: {greeting.epoch}\r\n"
     )
 
 
@@ -174,14 +160,13 @@ def parse_request_head(text: bytes) -> RequestHead:
     if b"transfer-encoding" in headers:
         raise BadQuestion("a request without Content-Length", 411)
     length = _number(headers, b"content-length", 0, MOST_BODY, 413)
-    protocol = _number(headers, b"x-cachefs-protocol", PROTOCOL, 1 << 16)
     millis = _number(headers, b"x-cachefs-deadline", 60_000, int(MOST_SECONDS * 1000))
     is_last = b"close" in headers.get(b"connection", b"").lower()
     method, target = start[0].decode(), start[1].decode()
-    return RequestHead(method, target, _asking(headers), protocol, millis / 1000, length, is_last)
+    return RequestHead(method, target, _greeting(headers), millis / 1000, length, is_last)
 
 
-def _asking(headers: dict[bytes, bytes]) -> Asking | None:
+def _greeting(headers: dict[bytes, bytes]) -> Greeting | None:
     if b"x-cachefs-from" not in headers:
         return None
     cluster, sender, said = (
@@ -191,7 +176,9 @@ def _asking(headers: dict[bytes, bytes]) -> Asking | None:
     addressee, _, incarnation = said.partition(" ")
     if not (is_id(sender) and is_id(addressee) and (not incarnation or is_id(incarnation)) and len(cluster) <= 253):
         raise BadQuestion("the ids of the nodes that ask and are asked are no 16 hex digits")
-    return Asking(cluster, sender, addressee, incarnation, _number(headers, b"x-cachefs-epoch", 0, _MOST_EPOCH))
+    epoch = _number(headers, b"x-cachefs-epoch", 0, _MOST_EPOCH)
+    protocol = _number(headers, b"x-cachefs-protocol", PROTOCOL, 1 << 16)
+    return Greeting(cluster, sender, addressee, incarnation, epoch, protocol)
 
 
 def _number(headers: dict[bytes, bytes], name: bytes, missing: int, most: int, status: int = 400) -> int:
@@ -225,16 +212,16 @@ def answer_head(node: str, incarnation: str, epoch: int) -> bytes:
     ).encode()
 
 
-def refusal(status: int, who: tuple[str, str, int], text: str, reason: bytes = b"", *, close: bool = True) -> bytes:
+def refusal(status: int, who: tuple[str, str, int], text: str, verdict: str = "", *, close: bool = True) -> bytes:
     """An answer with no block. who: this node's id, its incarnation, and its ring epoch."""
     body = (" ".join(text.split())[:MOST_TEXT] + "\n").encode("ascii", "replace")
     name = {200: "OK", 403: "Forbidden", 404: "Not Found", 409: "Conflict", 503: "Service Unavailable"}.get(
         status, "No"
     )
-    extra = f"X-Cachefs-Reason: {reason.decode()}\r\n" if reason else ""
+    extra = f"X-Cachefs-Verdict: {verdict}\r\n" if verdict else ""
     extra += "Connection: close\r\n" if close else ""
-    head = f"HTTP/1.1 {status} {name}\r\nContent-Type: text/plain\r\n{_who(*who)}{extra}Content-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    extra += f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
+    return f"HTTP/1.1 {status} {name}\r\n{_who(*who)}{extra}".encode() + body
 
 
 def _who(node: str, incarnation: str, epoch: int) -> str:
@@ -266,7 +253,8 @@ def last_chunk(retransmitted: int) -> bytes:
 class Block(NamedTuple):
     """A block has come. Its bytes are not verified."""
 
-    index: int
+    # Its number in the question.
+    at: int
     tier: int
     checksums: bytes
     data: memoryview
@@ -276,7 +264,7 @@ class Block(NamedTuple):
 class NoBlock(NamedTuple):
     """None will come."""
 
-    index: int
+    at: int
     status: int
     text: str
 
@@ -285,7 +273,8 @@ class Refused(NamedTuple):
     """An answer with no block at all."""
 
     status: int
-    reason: bytes
+    # Why, where it is about who asks whom: the value of a Verdict.
+    verdict: str
     text: str
 
 
@@ -321,7 +310,7 @@ class AnswerParser:
         self._kept = 0  # end of the last block: what came behind it is not needed any more
         self._ended = False  # the chunk LAST was there
         self._body = 0  # of an answer that is no 200: where it ends
-        self._refused: tuple[int, bytes] | None = None
+        self._refused: tuple[int, str] | None = None
 
     def rewind(self, filled: int) -> int:
         """How many bytes of the buffer are in use, of *filled*: fewer where only beats have come since the last
@@ -337,10 +326,10 @@ class AnswerParser:
             return
         if self._refused is not None:
             if len(view) >= self._body:
-                status, reason = self._refused
+                status, verdict = self._refused
                 text = bytes(view[self.position : self._body]).decode("ascii", "replace").strip()
                 self._finish(view, self._body)
-                yield Refused(status, reason, text)
+                yield Refused(status, verdict, text)
             return
         while not self.is_done and len(view) >= self.wanted_to:
             found = self._parse_chunk(view)
@@ -370,7 +359,7 @@ class AnswerParser:
             if head.length is None or head.length > _MOST_REFUSAL:
                 raise BadAnswer(f"an answer with status {head.status} has no length, or a large one")
             self._body = self.position + head.length
-            self._refused = head.status, head.headers.get(b"x-cachefs-reason", b"")[:40]
+            self._refused = head.status, head.headers.get(b"x-cachefs-verdict", b"")[:40].decode("ascii", "replace")
         elif head.headers.get(b"transfer-encoding", b"").lower() != b"chunked":
             raise BadAnswer("an answer does not come in chunks")
         self.sender = Sender(node, incarnation, int(epoch))

@@ -2,7 +2,10 @@
 
 from typing import Final
 
+import msgspec
+
 from cachefs.messages import Message
+from cachefs_daemon.cluster.view import ClusterView
 
 # Bytes of a frame, at most: 1,000 members take 60 KB.
 MOST_TOLD: Final = 16 << 20
@@ -13,37 +16,23 @@ MOST_COMPLAINTS: Final = 50
 SAY_SECONDS: Final = 1.0
 
 
-class Member(Message, frozen=True, array_like=True):
-    """A node that may ask."""
-
-    id: str
-    # In its certificate.
-    name: str
-
-
 class Told(Message, frozen=True):
     """What a server has to know. It uses the last one that it was told."""
 
-    # The cluster, this node and this run of it.
+    # Name of the cluster, and the cluster as its daemon knows it.
     cluster: str
-    me: str
-    incarnation: str
-    # The ring epoch, and whether a larger one is a later one (it is not, where it is a digest of a list).
-    epoch: int
-    ordered: bool
-    # Whoever may ask.
-    members: list[Member]
+    view: ClusterView
 
 
-class Served(Message, frozen=True, array_like=True):
+class Served(msgspec.Struct, frozen=True, array_like=True):
     """What one node was given since its server has started."""
 
     node: str
     # Blocks and bytes out of tiers; blocks that were brought from the origin for it; blocks that it did not get.
-    blocks: int
-    bytes: int
-    fetched: int
-    refused: int
+    blocks: int = 0
+    bytes: int = 0
+    fetched: int = 0
+    refused: int = 0
 
 
 class Complaint(Message, frozen=True, array_like=True):
@@ -56,11 +45,11 @@ class Complaint(Message, frozen=True, array_like=True):
 class Said(Message, frozen=True):
     """What a server says once a second; the first one says that it is ready."""
 
-    served: list[Served] = []
-    complaints: list[Complaint] = []
+    served: tuple[Served, ...] = ()
+    complaints: tuple[Complaint, ...] = ()
     # Complaints for which there was no room.
     more: int = 0
-    # The latest ring epoch that anybody has named whose view is newer than ours; 0 for none.
-    newer_epoch: int = 0
+    # Has somebody asked whose view is newer than ours?
+    is_behind: bool = False
     # Connections that are open now.
     connections: int = 0

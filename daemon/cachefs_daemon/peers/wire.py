@@ -119,21 +119,12 @@ class TlsWire:
         self.connection = connection
         connection.settimeout(STALLED_SECONDS)
         self._room = memoryview(bytearray(_AT_ONCE))
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN | select.POLLRDHUP)
         self._kept = bytearray()  # what goes before the next bytes: a record is not made for so little
 
     def wait(self, seconds: float) -> bool:
-        if self.connection.pending():
-            return True
-        ready, _, _ = select.select([self.connection], [], [], max(0.0, seconds)) if self._is_small() else ([], [], [])
-        return bool(ready) or (not self._is_small() and self._poll(seconds))
-
-    def _is_small(self) -> bool:
-        return self.connection.fileno() < 1024
-
-    def _poll(self, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self.connection, select.POLLIN | select.POLLRDHUP)
-        return bool(poll.poll(max(0, seconds * 1000)))
+        return bool(self.connection.pending() or self._poll.poll(max(0, seconds * 1000)))
 
     def receive(self, most: int, seconds: float) -> bytes:
         if not self.wait(seconds):

@@ -17,16 +17,14 @@ from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME
 from cachefs.messages import OriginOptions
 from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES, SamplerSpec
 from cachefs_daemon.cluster.view import is_id
+from cachefs_daemon.datasets.stamps import MOST_ADDS, MOST_CLOCK, MOST_REMOVALS, NO_STAMP, Stamp
 
 # Orders that a consumer's facts name, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
 MOST_ORDERS: Final = 256
 # Two jobs of different users may have one name; so their names have the owners, of at most this many characters.
 _MOST_OWNER: Final = 32
-# Adds of one dataset on several nodes that became one dataset.
-MOST_ADDS: Final = 32
 MOST_URL: Final = 4096
 MOST_OPTION: Final = 1024
-MOST_CLOCK: Final = 1 << 53
 MOST_SIZE: Final = 1 << 60
 MOST_LOADER: Final = 1 << 32  # workers, batches and ranks: what is larger nobody has
 
@@ -37,34 +35,26 @@ _DATASET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 Value = TypeVar("Value", bound=msgspec.Struct)
 
 
-class Stamp(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Which of two changes is the later one: the one with the larger stamp. Every change has another."""
-
-    # One more than the largest clock that the node had seen of the dataset, so no time of day.
-    clock: int = 0
-    # Id of the node that made the change.
-    node: str = ""
-
-
 class SharedDataset(msgspec.Struct, frozen=True):
-    """A dataset, or that it was removed."""
+    """What a node knows of a name: the dataset that has it, and those that have been removed."""
 
-    # Where the same dataset (same URL, same options) was added on several nodes, there are several, in order.
-    added: list[Stamp]
-    # It was removed; all that follows is empty then, and *listed* says when.
-    removed: bool = False
-    # Of its current snapshot.
-    listed: Stamp = Stamp()
+    # When datasets of this name were added that have been removed since; in order.
+    gone: list[Stamp] = []
+    # When the dataset was added: several times, where the same (URL and options) was added on several nodes. In order;
+    # none where no dataset has the name now, and all that follows is empty then.
+    added: list[Stamp] = []
     url: str = ""
     options: OriginOptions = OriginOptions()
-    # Id of the current snapshot, the size of its file, and bytes of its blocks.
+    # When its current snapshot was made, and by which node (its id); the snapshot's id, the size of its file, and bytes
+    # of its blocks.
+    listed: Stamp = NO_STAMP
     snapshot: str = ""
     file_size: int = 0
     block_size: int = 0
     # See DatasetRecord, and when they were set.
     share: float = 1.0
     ttl: float = 0.0
-    limited: Stamp = Stamp()
+    limited: Stamp = NO_STAMP
 
 
 class MountedDataset(msgspec.Struct, frozen=True):
@@ -114,6 +104,17 @@ class ConsumerProgress(msgspec.Struct, frozen=True, array_like=True):
     rate: float
 
 
+class HoldersFacts(msgspec.Struct, frozen=True, array_like=True):
+    """Who holds what of a snapshot, as this node has it: what others compare theirs with."""
+
+    # See cachefs_daemon.cooperation.holders.Known.
+    count: int
+    job: str
+    epoch: int
+    # Of the holders and of the nodes that they are among.
+    digest: str
+
+
 @dataclass(frozen=True)
 class Section(Generic[Value]):
     """One kind of values."""
@@ -156,16 +157,19 @@ def _require(condition: bool, problem: str) -> None:
         raise ValueError(problem)
 
 
-def _check_stamp(stamp: Stamp) -> None:
-    _require(0 <= stamp.clock <= MOST_CLOCK and (not stamp.node or is_id(stamp.node)), "a stamp that nobody makes")
+def _check_stamps(stamps: list[Stamp], most: int) -> None:
+    _require(len(stamps) <= most and stamps == sorted(set(stamps)), "stamps that are in no order")
+    for stamp in stamps:
+        _require(0 <= stamp.clock < MOST_CLOCK and (not stamp.node or is_id(stamp.node)), "a stamp that nobody makes")
 
 
 def _check_dataset(name: str, value: SharedDataset) -> None:
     _require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
-    _require(0 < len(value.added) <= MOST_ADDS and value.added == sorted(set(value.added)), "no order of stamps")
-    for stamp in (*value.added, value.listed, value.limited):
-        _check_stamp(stamp)
-    if value.removed:
+    _check_stamps(value.gone, MOST_REMOVALS)
+    _check_stamps(value.added, MOST_ADDS)
+    _check_stamps([value.listed], 1)
+    _check_stamps([value.limited], 1)
+    if not value.added:
         return
     _require(0 < len(value.url) <= MOST_URL and value.url.isprintable(), "a URL that nobody has")
     options = (getattr(value.options, field) for field in value.options.__struct_fields__)
@@ -204,6 +208,12 @@ def _check_progress(name: str, value: ConsumerProgress) -> None:
     _require(0 <= value.rate < math.inf, "a rate that nobody has")
 
 
+def _check_holders(name: str, value: HoldersFacts) -> None:
+    _require(is_digest(name) and is_digest(value.digest), "no id of a snapshot, or no digest")
+    _require(0 <= value.count <= MOST_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "numbers that nobody has")
+    _require(len(value.job) <= MAX_JOB_NAME + _MOST_OWNER and value.job.isprintable(), "a name that no job has")
+
+
 def _is_consumer(name: str) -> bool:
     job, slash, consumer = name.partition("/")
     short = len(job) <= MAX_JOB_NAME + _MOST_OWNER and len(consumer) <= MAX_CONSUMER_NAME
@@ -217,4 +227,6 @@ CONSUMERS: Final = Section("consumers", ConsumerFacts, 8192, 64 << 10, _check_co
 # Changes all the time, so it goes only to those who follow it: see `cachefs_daemon.sharing.state`.
 PROGRESS: Final = Section("progress", ConsumerProgress, 8192, 256, _check_progress)
 
-SECTIONS: Final[dict[str, Section[Any]]] = {one.name: one for one in (DATASETS, MOUNTED, CONSUMERS, PROGRESS)}
+HOLDERS: Final = Section("holders", HoldersFacts, 8192, 512, _check_holders)
+
+SECTIONS: Final[dict[str, Section[Any]]] = {one.name: one for one in (DATASETS, MOUNTED, CONSUMERS, PROGRESS, HOLDERS)}

@@ -109,6 +109,10 @@ class SharedState:
         """It does not hold any more."""
         self._set(section, name, None)
 
+    def says(self, section: Section[Any], name: str) -> bool:
+        """Does this node say anything of that name?"""
+        return self._part(section).get(section.name, name) is not None
+
     def published(self, section: Section[Any]) -> list[str]:
         """The names of this node's values."""
         return self._part(section).names(section.name)

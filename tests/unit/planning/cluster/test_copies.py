@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.cluster.copies import WINDOWS, after_change, held, next_holders, rooms
-from cachefs.planning.cluster.duties import duty
 from cachefs.planning.cluster.homes import NOBODY, Homes
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, mix
@@ -211,31 +210,6 @@ def test_reads_of_what_is_not_there_are_refused() -> None:
     for node, block in ((0, 10), (0, -1), (NOBODY, 1)):
         with pytest.raises(ValueError, match="beyond the 10"):
             Reads.of(10, [(node, np.array([block], np.int32))])
-
-
-# --- duties -----------------------------------------------------------------------------------------------------------
-
-
-def test_duties_are_what_others_read_of_mine_in_their_order() -> None:
-    reads = Reads.of(8, [(0, np.array([0, 1, 2, 3], np.int32)), (1, np.array([7, 6], np.int32))])
-    holders = np.array([1, 0, 1, 1, 0, 1, 0, 0], np.uint16)
-    blocks, when = duty(reads, holders, 1)
-    assert blocks.tolist() == [0, 2, 3]
-    assert when.tolist() == [0.0, 0.5, 0.75]
-    blocks, when = duty(reads, holders, 0)
-    assert blocks.tolist() == [7, 6], "4 is read by nobody, 1 by this node itself"
-    with pytest.raises(ValueError, match="not known"):
-        duty(reads.without_places(), holders, 0)
-
-
-@given(st.integers(1, 6), st.integers(0, 200), st.integers(0, 9))
-def test_each_read_is_local_or_one_node_s_duty(nodes: int, blocks: int, seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    reads = ranks(draw, blocks, nodes)
-    holders = draw.integers(0, nodes, blocks).astype(np.uint16)
-    duties = [duty(reads, holders, node)[0] for node in range(nodes)]
-    local = np.flatnonzero(holders == reads.reader)
-    assert np.sort(np.concatenate([local, *duties])).tolist() == list(range(blocks))
 
 
 # --- members come and go in the middle of a job -----------------------------------------------------------------------
