@@ -5,11 +5,13 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from typing import Any, Final
 
 from cachefs.block import MEMORY, SSD
 from cachefs.cluster_messages import NodeCounters, TierUse
 from cachefs.errors import CachefsError
+from cachefs.messages import PeerCounts
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
 from cachefs_daemon.cluster.opening import open_membership
@@ -24,8 +26,10 @@ from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
 from cachefs_daemon.fetch.carrying import Carrying
+from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.guesser import Guesser
+from cachefs_daemon.fetch.home_routes import HomeRoutes
 from cachefs_daemon.fetch.pace import Pace
 from cachefs_daemon.fetch.prefetcher import Prefetcher
 from cachefs_daemon.fetch.promoter import Promoter
@@ -83,6 +87,8 @@ class Node:
         processes = config.fetch_processes if config.prefetch.enabled else 0
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
         self.fetcher.bringing.carry = self.carrying.take
+        if self.data_plane is not None:
+            self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
@@ -122,6 +128,28 @@ class Node:
             self._endless.append(self.guesser.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self._background: list[asyncio.Task[None]] = []
+
+    def _elsewhere(self, plane: DataPlane, slots: FetchSlots) -> Elsewhere:
+        """The other nodes, as a source of blocks. slots: of reads from origins."""
+        membership, steal = self.membership, self.config.cluster.steal
+        found = Elsewhere(plane.client, HomeRoutes(membership).route, membership, slots, steal=steal)
+        membership.listen(found.on_view)
+        return found
+
+    def peer_counts(self) -> PeerCounts:
+        """What other nodes and this one have given each other."""
+        bringing, plane = self.fetcher.bringing, self.data_plane
+        if bringing.elsewhere is None or plane is None:
+            return PeerCounts()
+        served = list(plane.servers.served().values()) if plane.servers is not None else []
+        return PeerCounts(
+            blocks=bringing.peer_blocks,
+            bytes=bringing.peer_bytes,
+            served_blocks=sum(one.blocks for one in served),
+            served_bytes=sum(one.bytes for one in served),
+            served_fetched=sum(one.fetched for one in served),
+            **asdict(bringing.elsewhere.counts),
+        )
 
     def _make_sharing(self, held: HeldSnapshots) -> NodeSharing:
         here = Here(self.catalog, held, self.changes, self._mounted, self.errors)

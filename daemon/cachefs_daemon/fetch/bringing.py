@@ -194,7 +194,7 @@ class Bringing:
             self._queue(flight)  # it is away since a moment ago
             return False
         flight.is_given = True
-        self.elsewhere.given += 1
+        self.elsewhere.counts.given += 1
         return True
 
     def _new(self, source: BlockSource, ahead: bool, patience: Patience, needed: float) -> Flight:

@@ -1,11 +1,12 @@
 """Blocks that other nodes of the cluster have, or bring from the origin for all nodes."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from cachefs.messages import BlockRef
-from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.view import ClusterView, NodeRecord
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.flights import Flight
 from cachefs_daemon.fetch.route import Route
@@ -29,21 +30,20 @@ class Elsewhere:
         self,
         peers: Peers,
         route: Callable[[BlockSource], Route | None],
-        member: Callable[[str], NodeRecord | None],
+        membership: Membership,
         origin_slots: FetchSlots,
         *,
         steal: bool = True,
     ) -> None:
         """route: of a block that is not on this node; None where only this node and the origin come into question.
-        member: that has this id. origin_slots: of reads from origins. steal: may nodes bring blocks for one that is
+        origin_slots: of reads from origins. steal: may nodes bring blocks for one that is
         behind?"""
         self.route = route
         # Reads from peers wait for a lane of their own, not for an origin's: peers are there when the origin hangs, and
         # their own windows say how many bytes are on the way.
         self.slots = FetchSlots(WIDER * origin_slots.count, origin_slots.capacity)
-        self.given = 0  # blocks that others bring for this node, since it was behind
         self._experience = Experience(peers)
-        self._member = member
+        self._membership = membership
         self._steal = steal
         self._lanes: dict[str, _Lane] = {}  # by id of the node
 
@@ -83,12 +83,12 @@ class Elsewhere:
         seconds. ahead: nobody waits for the block yet."""
         if not self._steal or seconds < (BEHIND_AHEAD if ahead else BEHIND):
             return None
-        node = self._member(node_id)
+        node = self._membership.view.get(node_id)
         return node if node is not None and self._experience.peers.usable(node_id) else None
 
-    def forget_others(self, members: Collection[str]) -> None:
-        """members: ids of all nodes there are."""
-        self._lanes = {node: lane for node, lane in self._lanes.items() if node in members}
+    def on_view(self, view: ClusterView) -> None:
+        """The cluster is like that now."""
+        self._lanes = {node: lane for node, lane in self._lanes.items() if view.get(node) is not None}
 
 
 class _Lane:
