@@ -24,6 +24,33 @@ class PeerTraffic(Message, frozen=True):
     cooling: bool = False
 
 
+class TierUse(Message, frozen=True, array_like=True):
+    """A tier of a node."""
+
+    name: str
+    # Bytes that it may take now, and that it takes.
+    limit: int
+    used: int
+
+
+class NodeCounters(Message, frozen=True):
+    """How a node is, as it says itself when it is asked."""
+
+    # Why nothing is known; empty where it is.
+    problem: str = ""
+    # Seconds since its daemon started.
+    uptime: float = 0.0
+    tiers: list[TierUse] = msgspec.field(default_factory=list)
+    # Running jobs that have published there, and their consumers.
+    jobs: int = 0
+    consumers: int = 0
+    # That came from origins since the daemon started.
+    origin_blocks: int = 0
+    origin_bytes: int = 0
+    # What is wrong there with datasets of the cluster, a line for each.
+    problems: list[str] = msgspec.field(default_factory=list)
+
+
 class MemberStatus(Message, frozen=True):
     """A node of the cluster."""
 
@@ -48,6 +75,8 @@ class MemberStatus(Message, frozen=True):
     ssd: int
     protocol: int = 0
     traffic: PeerTraffic = PeerTraffic()
+    # What it says of itself; None: it was not asked.
+    counters: NodeCounters | None = None
 
 
 class ClusterStatus(Message, frozen=True):

@@ -47,7 +47,7 @@ class Stall(Message, frozen=True, array_like=True):
     # Key of the block.
     key: bytes
     seconds: float
-    # What it waited for: `origin`, `ssd` or `daemon`.
+    # What it waited for: `origin`, `ssd`, `daemon`, or `peer NAME`.
     source: str
 
 
@@ -143,6 +143,8 @@ class FetchedBlock(Message, frozen=True, array_like=True):
     # For a node that asks: it is to take the block from the origin itself; or to ask others, as it is not here.
     take_it: bool = False
     not_here: bool = False
+    # Where it came from, if that was just now: `peer NAME`, or empty for its origin.
+    source: str = ""
 
 
 # --- cachectl <-> daemon ------------------------------------------------------------------------------------------

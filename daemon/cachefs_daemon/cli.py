@@ -126,6 +126,7 @@ async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
     settings = config.daemon
     admission = Admission(os.geteuid(), config.security.admin_group, settings.socket_group)
     channel = FetchChannel(fetch_socket(settings.socket), admission, node.fetcher, node.errors)
+    node.open_data_plane(channel.adopt)
     server = Server(Service(node), settings.socket, admission, channel)
     background: list[asyncio.Task[None]] = []
     try:

@@ -8,14 +8,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from cachefs.block import MEMORY, SSD
+from cachefs.cluster_messages import NodeCounters, TierUse
 from cachefs.errors import CachefsError
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
 from cachefs_daemon.cluster.opening import open_membership
 from cachefs_daemon.cluster.shown import Traffic, no_traffic
 from cachefs_daemon.config import Config
+from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
+from cachefs_daemon.content.shared_datasets import Here
 from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
@@ -36,7 +39,9 @@ from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
+from cachefs_daemon.node_sharing import NodeSharing, Surroundings, counters_of
 from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.peers.plane import Adopt, DataPlane
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage, StoreConfig
@@ -67,7 +72,8 @@ class Node:
         plan, presence = storage.foresight.plan, storage.foresight.presence
         state_dir, origin = config.daemon.state_dir, config.origin
         self.membership = open_membership(config.cluster, state_dir, config.memory_budget, config.ssd_budget)
-        self.traffic: Traffic = no_traffic
+        self.data_plane = DataPlane(config.cluster, self.membership, self.errors) if config.cluster.enabled else None
+        self.traffic: Traffic = self.data_plane.traffic if self.data_plane is not None else no_traffic
         snapshots = HeldSnapshots(state_dir / "snapshots", config.daemon.block_size)
         self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads)
         slots = FetchSlots(origin.max_connections, origin.max_bytes_in_flight)
@@ -76,10 +82,11 @@ class Node:
         )
         processes = config.fetch_processes if config.prefetch.enabled else 0
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
-        self.fetcher.carry = self.carrying.take
+        self.fetcher.bringing.carry = self.carrying.take
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
+        self.changes = DatasetChanges(self.catalog, self.pins, self.quotas, storage, threads)
         self.mounts = MountRegistry()
         room = PlanRoom(config.plan_memory)
         loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads, room)
@@ -90,7 +97,7 @@ class Node:
         limits = FetchLimits(
             config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.most_planned
         )
-        fetches = FetchPlan(plan, presence, limits, time.monotonic())
+        fetches = FetchPlan(plan, presence, limits, time.monotonic(), storage.foresight.standing)
         attribution = Attribution(plan, self.jobs)
         pages = PageCaches(self.pushers.takes, self.pushers.guess)
         self.guesser = Guesser(self.fetcher, storage, threads, snapshots.get, pages)
@@ -113,7 +120,29 @@ class Node:
         if config.prefetch.enabled and config.prefetch.guess:
             self.fetcher.on_ask = self.guesser.asked
             self._endless.append(self.guesser.run)
+        self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self._background: list[asyncio.Task[None]] = []
+
+    def _make_sharing(self, held: HeldSnapshots) -> NodeSharing:
+        here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
+        cluster = self.config.cluster
+        return NodeSharing(Surroundings(cluster, self.membership, here, self.jobs, self.threads, self._count))
+
+    def _mounted(self, dataset: str) -> str:
+        """Where a dataset is mounted on this node; empty where it is not."""
+        mount = self.mounts.using(dataset)
+        return mount.mountpoint if mount is not None else ""
+
+    async def _count(self) -> NodeCounters:
+        """What other nodes are told of this one."""
+        usage = await self.threads.run(self.storage.usage)
+        return counters_of(
+            self.started,
+            [TierUse(tier.name, tier.limit, tier.used) for tier in usage],
+            self.jobs,
+            (self.fetcher.fetched_blocks, self.fetcher.fetched_bytes),
+            self.sharing.datasets.problems() if self.sharing is not None else [],
+        )
 
     def _fetching_ahead(self, pace: Pace, fetches: FetchPlan) -> list[Endless]:
         """What runs as long as the daemon, to bring blocks before they are read."""
@@ -126,6 +155,13 @@ class Node:
             Promoter(promotions, pace, storage.blocks, storage.tiering, threads, readers).run,
         ]
 
+    def open_data_plane(self, adopt: Adopt) -> None:
+        """Take the port that other nodes ask at, where there are any. To be called before `start`. adopt: serves a
+        connection of the fetch channel. Raises ConfigError."""
+        if self.data_plane is not None:
+            tiers = {usage.name: usage.directory for usage in self.storage.usage()}
+            self.data_plane.open_servers(self.storage.index.path, tiers, adopt)
+
     async def start(self) -> None:
         """Take up what the daemon before has left, and begin to work."""
         await self._mount_persistence.restore()
@@ -133,6 +169,10 @@ class Node:
         await self.quotas.apply()
         await self._job_persistence.restore()
         await self.membership.start()
+        if self.sharing is not None:
+            await self.sharing.start()
+        if self.data_plane is not None:
+            await self.data_plane.start()
         await self.membership.announce("active")
         self._background = [asyncio.create_task(run()) for run in self._endless]
 
@@ -173,7 +213,11 @@ class Node:
 
     async def stop_background(self) -> None:
         """End what is under way without a caller; calls still get their answers."""
+        if self.sharing is not None:
+            await self.sharing.stop()
         await self.membership.stop()
+        if self.data_plane is not None:
+            await self.data_plane.stop()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -184,6 +228,8 @@ class Node:
     async def stop(self) -> None:
         """No call may be under way any more."""
         await self.membership.stop()
+        if self.data_plane is not None:
+            await self.data_plane.stop()
         await self.fetcher.close()
         await self.carrying.close()
         await self.catalog.close()

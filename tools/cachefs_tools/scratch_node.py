@@ -30,7 +30,7 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 # In the name of a directory there, it says that who made it has it locked while it is in use, and since when at most:
 # seconds after it was made.
 _LOCKED: Final = "locked-"
-_LOCKED_WITHIN: Final = 60.0
+LOCKED_WITHIN: Final = 60.0
 # What a mount in the foreground says once it serves.
 MOUNTED: Final = b"mounted on "
 Child = subprocess.Popen[bytes]
@@ -68,6 +68,12 @@ class ScratchNode:
         return self.work / "ssd"
 
 
+def require_fuse() -> None:
+    """Raises CachefsError where nothing can be mounted."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise CachefsError("/dev/fuse cannot be used here; in a container, start it with --device /dev/fuse")
+
+
 @contextmanager
 def s3_server(buckets: Path, log: Path) -> Iterator[str]:
     """rclone's S3 server over the directory *buckets*, whose subdirectories are the buckets. Yields its URL."""
@@ -84,7 +90,7 @@ def memory_directory(prefix: str) -> Iterator[Path]:
     """A directory in /dev/shm for a memory tier, removed in the end. Those that killed processes have left are removed
     first, as they cost memory."""
     prefix += _LOCKED
-    _remove_left_ones(prefix)
+    remove_left_ones(prefix)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=_SHARED_MEMORY, ignore_cleanup_errors=True) as directory:
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -96,14 +102,14 @@ def memory_directory(prefix: str) -> Iterator[Path]:
             os.close(lock)
 
 
-def _remove_left_ones(prefix: str) -> None:
+def remove_left_ones(prefix: str) -> None:
     """Remove directories of ours that nobody has locked. One that was just made may not be locked yet."""
     for directory in _SHARED_MEMORY.glob(f"{prefix}*"):
         with suppress(OSError):  # another user's, locked, or being removed
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 found = os.fstat(lock)
-                if found.st_uid == os.geteuid() and time.time() - found.st_ctime > _LOCKED_WITHIN:
+                if found.st_uid == os.geteuid() and time.time() - found.st_ctime > LOCKED_WITHIN:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(directory)
             finally:

@@ -102,7 +102,8 @@ def score_of(drawn: Hashes, weight: float) -> Scores:
 
 def in_order(hashes: Hashes, members: Sequence[Member]) -> npt.NDArray[np.uint16]:
     """All members for each of a few blocks, the one with the highest score first, ties to the smaller id: places in
-    *members*, which are sorted by id. Shape (blocks, members), uint16. Who cannot reach a block's home asks the next."""
+    *members*, which are sorted by id. Shape (blocks, members), uint16. Who cannot reach a block's home asks the next.
+    """
     table = np.stack([scores(hashes, member) for member in members], axis=1)
     order: npt.NDArray[np.uint16] = np.argsort(-table, axis=1, kind="stable").astype(np.uint16)
     return order

@@ -212,6 +212,12 @@ class Tiering:
         return 0 if self._policies[MEMORY].evicts or self._memory.problem else self._transient_share // 2
 
     @property
+    def keeps_copies(self) -> bool:
+        """May blocks that another node keeps take room beyond that of transient ones? Where a policy never evicts, they
+        would for ever, and this node's own blocks would find none."""
+        return self._policies[MEMORY].evicts
+
+    @property
     def step(self) -> int:
         """Bytes that `evicted_for` frees beyond what a block needs, over all tiers, at most."""
         return sum(self._ahead(tier) for tier in self._tiers)

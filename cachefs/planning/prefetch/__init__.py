@@ -1,4 +1,4 @@
 """What to fetch before it is read, how far ahead, and how much at once.
 
-May import cachefs.planning.cluster, .sequences and .blocks.
+May import cachefs.planning.sequences and .blocks.
 """

@@ -103,9 +103,6 @@ class FetchChannel:
         self.path = path
         self.place = SocketPlace(path)
         self.fetcher = fetcher
-        # Brings the blocks for which a peer asks, with its patience in seconds, and passes on what has come of them. It
-        # must ask no other peer.
-        self.ask_for_peer: Callable[[Fetch, float, Callable[[list[PeerOutcome]], None]], None] = self._ask_for_peer
         self.room = memoryview(bytearray(_AT_ONCE))  # in which each connection reads, one after the other
         self._admission = admission
         self._errors = errors
@@ -128,8 +125,9 @@ class FetchChannel:
         """Serve one end of a socket pair, whose other end a peer server of this daemon has."""
         await asyncio.get_running_loop().connect_accepted_socket(lambda: _Connection(self, for_peers=True), link)
 
-    def _ask_for_peer(self, fetch: Fetch, patience: float, answer: Callable[[list[PeerOutcome]], None]) -> None:
-        self.fetcher.ask(fetch.blocks, patience, lambda answers: answer([*answers]))
+    def ask_for_peer(self, fetch: Fetch, patience: float, answer: Callable[[Sequence[PeerOutcome]], None]) -> None:
+        """Bring the blocks for which a peer asks, within its patience in seconds, and pass on what has come of them."""
+        self.fetcher.ask_for_peer(fetch, patience, answer)
 
     async def stop(self, grace: float) -> None:
         """Take no more questions, and answer those in progress within *grace* seconds."""
@@ -339,8 +337,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._user.take(len(blocks))
         self._blocks += len(blocks)
 
-    def answer(self, asked: Asked, answers: Sequence[PeerOutcome] | CachefsError) -> None:
-        """What has come of a question."""
+    def answer(self, asked: Asked, answers: Sequence[PeerOutcome] | CachefsError, source: str = "") -> None:
+        """What has come of a question. source: what brought the block, where it has just come."""
         user, blocks = self._user, asked.fetch.blocks
         assert user is not None
         self._blocks -= len(blocks)
@@ -351,7 +349,8 @@ class _Connection(asyncio.BufferedProtocol):
         if isinstance(answers, CachefsError):
             self._send(asked.number, answers)
         else:
-            self._send(asked.number, None, [_fetched(*each) for each in zip(blocks, answers, strict=False)])
+            fetched = [_fetched(ref, one, source) for ref, one in zip(blocks, answers, strict=False)]
+            self._send(asked.number, None, fetched)
         if self._ending:
             self._close_if_answered()
 
@@ -411,7 +410,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._timer = None
 
 
-def _fetched(ref: BlockRef, answer: PeerOutcome) -> FetchedBlock:
+def _fetched(ref: BlockRef, answer: PeerOutcome, source: str) -> FetchedBlock:
     if isinstance(answer, TakeIt):
         return FetchedBlock(location=b"", take_it=True)
     if isinstance(answer, NotHere):
@@ -419,10 +418,11 @@ def _fetched(ref: BlockRef, answer: PeerOutcome) -> FetchedBlock:
     if isinstance(answer, PassingBlock) and ref.size <= 0:
         answer = StoreFull("no tier can hold the block, and who asks takes no bytes; see `cachectl status`")
     if isinstance(answer, PassingBlock):
-        return FetchedBlock(location=b"", data=answer.pieces(ref.start, ref.size), checksums=answer.checksums)
+        data = answer.pieces(ref.start, ref.size)
+        return FetchedBlock(location=b"", data=data, checksums=answer.checksums, source=source)
     if isinstance(answer, CachefsError):
         return FetchedBlock(location=b"", errno=answer.errno, message=str(answer))
-    return FetchedBlock(location=answer.pack())
+    return FetchedBlock(location=answer.pack(), source=source)
 
 
 def _line(error: CachefsError) -> str:

@@ -2,9 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from cachefs.cluster_messages import ClusterStatus, MemberStatus, PeerTraffic
+from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters, PeerTraffic
 from cachefs.messages import ClusterBrief
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.cluster_section import ClusterSection
@@ -18,8 +18,10 @@ def no_traffic(_: str) -> PeerTraffic:
     return PeerTraffic()
 
 
-def cluster_status(view: ClusterView, section: ClusterSection, traffic: Traffic) -> ClusterStatus:
-    """All of it."""
+def cluster_status(
+    view: ClusterView, section: ClusterSection, traffic: Traffic, counters: Mapping[str, NodeCounters]
+) -> ClusterStatus:
+    """All of it. counters: of those nodes that were asked, by id."""
     shares = view.shares()
     return ClusterStatus(
         name=section.cluster if section.enabled else "",
@@ -48,6 +50,7 @@ def cluster_status(view: ClusterView, section: ClusterSection, traffic: Traffic)
                 ssd=record.ssd,
                 protocol=record.protocol,
                 traffic=traffic(record.id),
+                counters=counters.get(record.id),
             )
             for record in sorted(view.members, key=lambda record: (record.name, record.id))
         ],

@@ -76,6 +76,7 @@ class JobRegistry:
 
     def __init__(self, datasets: Catalog, plan: Plan, presence: Presence, loader: EpochLoader) -> None:
         self.stalls = Stalls()
+        self.also_used: Callable[[], Collection[str]] = tuple  # ids of snapshots whose plans others need
         self.unsaved: set[str] = set()  # names of jobs that are not on disk as they are, for others to empty
         self._datasets = datasets
         self._plan = plan
@@ -329,7 +330,9 @@ class JobRegistry:
                 reason = consumer.liveness.lapsed(now)
                 if reason:
                     self._end_consumer(job, consumer, reason)
-        await self._loader.close_unused(lambda: {consumer.snapshot.id for consumer in self._consumers.values()})
+        await self._loader.close_unused(
+            lambda: {*self.also_used(), *(consumer.snapshot.id for consumer in self._consumers.values())}
+        )
 
     async def close(self) -> None:
         for consumer in self._consumers.values():

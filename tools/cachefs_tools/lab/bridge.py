@@ -48,8 +48,8 @@ class Bridge:
         self.hub.run("tc", "qdisc", "delete", "dev", _port(number), "root")
 
     def lose(self, number: int, share: float) -> None:
-        """This share of all packets between host *number* and the others, but not the hub, is lost: in whole percents,
-        each way."""
+        """This share of all packets between host *number* and the others, but not the hub, is lost, each way:
+        0 to 1, in thousandths."""
         self._loss[number] = share
         self._apply()
 
@@ -77,7 +77,8 @@ class Bridge:
             forwarded += [f"iifname {port} drop", f"oifname {port} drop"]
             to_hub += [port] if hub else []
         for number, share in self._loss.items():
-            port, lost = _port(number), f"numgen random mod 100 < {round(100 * share)} drop"
+            thousandths = round(1000 * share)
+            port, lost = _port(number), f"numgen random mod 1000 < {thousandths} drop" if thousandths < 1000 else "drop"
             forwarded += [f"iifname {port} {lost}", f"oifname {port} {lost}"]
         chains = {
             "forward": forwarded,

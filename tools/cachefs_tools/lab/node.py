@@ -19,6 +19,7 @@ from cachefs.messages import Empty, Status
 from cachefs.mount import kernel
 from cachefs.rpc import STATUS, DaemonClient
 from cachefs_tools.lab.host import Host, run
+from cachefs_tools.lab.scratch import MEMORY_PREFIX
 from cachefs_tools.scratch_config import NodeSettings, configuration
 from cachefs_tools.scratch_node import (
     MOUNTED,
@@ -201,7 +202,7 @@ def made_node(name: str, host: Host, work: Path, account: Account = SCRATCH) -> 
     """A node that does not run yet. *work* is made; nothing runs or is mounted in the end."""
     work.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        memory = stack.enter_context(memory_directory("cachefs-lab-"))
+        memory = stack.enter_context(memory_directory(MEMORY_PREFIX))
         node = Node(name, host, work, memory, account)
         try:
             yield node

@@ -1,7 +1,6 @@
 """`cachefs-bench cluster`: a scenario of several nodes, and its figures beside their bounds."""
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ from cachefs_tools.bench.cluster.faults import FAULTS, m5
 from cachefs_tools.bench.cluster.loss import m3
 from cachefs_tools.bench.cluster.run import Load
 from cachefs_tools.bench.cluster.steady import m1, m2
+from cachefs_tools.lab.scratch import scratch_directory
 
 Scenario = Callable[..., dict[str, Any]]
 SCENARIOS: Final[Mapping[str, Scenario]] = {"m1": m1, "m2": m2, "m3": m3, "m4": m4, "m5": m5}
@@ -79,8 +79,8 @@ def cluster_command(
         given["seconds"] = seconds
     if scenario == "m5" and only:
         given["only"] = only
-    with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
-        result = SCENARIOS[scenario](load, Path(work), _say, **given)
+    with scratch_directory("cachefs-bench-", directory) as work:
+        result = SCENARIOS[scenario](load, work, _say, **given)
     for check in result["checks"]:
         bound = f"at most {check['most']:g}" if check["most"] is not None else f"at least {check['least']:g}"
         _say(f"{'ok  ' if check['met'] else 'MISS'} {check['what']}: {check['value']:.4g} ({bound})")

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, TypedDict
 
-from cachefs_tools.bench.cluster.moments import Moment
-from cachefs_tools.bench.cluster.reader import EpochResult, Trouble
 from cachefs_tools.bench.cluster.run import Load
+from cachefs_tools.lab.counters import Moment
+from cachefs_tools.lab.reader import EpochResult, Trouble
 
 
 class Check(TypedDict):

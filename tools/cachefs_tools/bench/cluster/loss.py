@@ -6,11 +6,11 @@ from typing import Any
 
 from cachefs.errors import CachefsError
 from cachefs_tools.bench.cluster.figures import at_least, at_most, document, read_document, trouble_document
-from cachefs_tools.bench.cluster.job import started_job
-from cachefs_tools.bench.cluster.moments import Moment, counters_of, held_in_ssd, take
 from cachefs_tools.bench.cluster.run import Load, Run, running
 from cachefs_tools.bench.cluster.steady import Say, job_of, patience
+from cachefs_tools.lab.counters import Moment, counters_of, held_in_ssd
 from cachefs_tools.lab.host import until
+from cachefs_tools.lab.job import started_job
 
 _LEAST_EPOCHS = 4
 
@@ -25,25 +25,25 @@ def m3(load: Load, work: Path, say: Say) -> dict[str, Any]:
         seconds = patience(job.settings, load.nodes)
         *others, lost = job.ranks
         job.epoch(0, seconds)
-        before = take(run)
+        before = run.take()
         job.begin()
         half = load.files // load.nodes // 2
         until(lambda: lost.progress.epoch == 1 and lost.progress.position >= half, seconds, "half of epoch 2 is read")
         say(f"killing {lost.node.name} in epoch 2")
-        killed = take(run)
+        killed = run.take()
         lost.node.reboot()
         lost.stop(kill=True)
         job.join(1, seconds, others)
         job.epoch(2, seconds, others)
-        away = take(run)
+        away = run.take()
         say(f"{lost.node.name} comes back")
         _come_back(run, lost.node.name)
         found_on_ssd = held_in_ssd(lost.node)
         back = job.replace(lost, 3)
-        moments = [take(run)]
+        moments = [run.take()]
         for number in range(3, load.epochs):
             job.epoch(number, seconds)
-            moments.append(take(run))
+            moments.append(run.take())
         used = counters_of(back.node)
         other_results = [one for rank in others for one in rank.progress.results]
         troubles = [one for rank in others for one in rank.progress.troubles]

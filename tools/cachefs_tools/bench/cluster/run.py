@@ -1,6 +1,6 @@
 """A cluster to measure: nodes on hosts of a network, with a dataset in an S3 server whose requests are counted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import sqrt
@@ -15,14 +15,15 @@ from cachefs.rpc import DATASET_LIST
 from cachefs_tools.bench.directory_node import DATASET, list_dataset
 from cachefs_tools.bench.origin_server import BUCKET, filled_server
 from cachefs_tools.bench.scenario import Shape
-from cachefs_tools.bench.slow_link import Limits
-from cachefs_tools.bench.throttle import ProxyCounters, Throttle, throttled
 from cachefs_tools.bench.training_node import BLOCK_SIZE, LEAST_TIER, SEGMENT_SIZE, budget_for
 from cachefs_tools.lab.bridge import Bridge, bridge_network
 from cachefs_tools.lab.cluster import Cluster, ClusterSettings, Source, made_cluster
+from cachefs_tools.lab.counters import Moment, take
 from cachefs_tools.lab.host import LOOPBACK, Host, until
 from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.slow_link import Limits
 from cachefs_tools.lab.switch import Switch, switched_network
+from cachefs_tools.lab.throttle import ProxyCounters, Throttle, throttled
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
 
 # Seconds within which all nodes know a dataset that was added on one.
@@ -86,6 +87,10 @@ class Run:
     def origin(self) -> ProxyCounters:
         """What the origin was asked for by now."""
         return self.throttle.counters()
+
+    def take(self, nodes: Iterable[Node] | None = None) -> Moment:
+        """The counters now, of the nodes (None: all) that run and answer."""
+        return take(self.cluster.nodes if nodes is None else nodes, self.throttle)
 
     def mount(self, node: Node) -> None:
         """Mount the dataset on a node, once it knows it."""

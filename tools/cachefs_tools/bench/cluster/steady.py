@@ -1,4 +1,4 @@
-"""Jobs that nothing disturbs: how often the origin is asked (M1, M2), and how many reads find their block on the node."""
+"""Jobs that nothing disturbs: how often the origin is asked, how many reads find their block on the node (M1, M2)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,9 +12,10 @@ from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_tools.bench.bounds import belady_reads, least_reads
 from cachefs_tools.bench.cluster.figures import at_least, at_most, document, epoch_document, local_share
-from cachefs_tools.bench.cluster.job import Job, JobSettings, epoch_seconds, started_job
-from cachefs_tools.bench.cluster.moments import Moment, take
 from cachefs_tools.bench.cluster.run import Load, Run, running
+from cachefs_tools.bench.directory_node import DATASET
+from cachefs_tools.lab.counters import Moment
+from cachefs_tools.lab.job import Job, JobSettings, epoch_seconds, started_job
 
 # An epoch that waits for the origin all the time takes this many times what the rate asks for, and these seconds more.
 _PATIENCE: Final = 10.0
@@ -31,10 +32,10 @@ def patience(job: JobSettings, ranks: int) -> float:
 
 def read_epochs(run: Run, job: Job, say: Say, epochs: Sequence[int]) -> list[Moment]:
     """Have all ranks read these epochs, each together. Returns the counters before each, and in the end."""
-    moments = [take(run)]
+    moments = [run.take()]
     for number in epochs:
         job.epoch(number, patience(job.settings, len(job.ranks)))
-        moments.append(take(run))
+        moments.append(run.take())
         told = epoch_document(run.load, number, moments[-1] - moments[-2], job.results())
         say(
             f"  epoch {told['epoch']}: {told['seconds']:.1f} s, origin {told['origin_bytes_of_dataset']:.3f} of the "
@@ -46,7 +47,7 @@ def read_epochs(run: Run, job: Job, say: Say, epochs: Sequence[int]) -> list[Mom
 
 def job_of(load: Load, name: str = "train", seed: int = 0) -> JobSettings:
     """A job over the whole dataset."""
-    return JobSettings(name, load.files, load.epochs, seed, load.rate)
+    return JobSettings(name, DATASET, load.files, load.epochs, seed, load.rate)
 
 
 def m1(load: Load, work: Path, say: Say) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A proxy in front of a real S3 server that is as slow as it is told to be (see bench.slow_link).
+"""A proxy in front of a real S3 server that is as slow as it is told to be (see lab.slow_link).
 
     with throttled(server_url, Limits(latency=0.02, bandwidth=50e6), log) as throttle:
         ...                                   # reads through throttle.endpoint
@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs_tools.bench.slow_link import Latency, Limits, Pipe, TokenBucket
+from cachefs_tools.lab.slow_link import Latency, Limits, Pipe, TokenBucket
 from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 # Large enough to cost little, and small enough for concurrent answers to share the bandwidth evenly.
@@ -213,7 +213,7 @@ def throttled(upstream: str, limits: Limits, log: Path, listener: socket.socket 
     """A proxy in front of the URL *upstream*. It accepts from *listener*, which may be of another network namespace;
     None: on a loopback port."""
     given = () if listener is None else (listener.fileno(),)
-    command = [*WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.throttle", upstream, *map(str, given)]
+    command = [*WITH_PARENT, sys.executable, "-m", "cachefs_tools.lab.throttle", upstream, *map(str, given)]
     with log.open("wb") as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,

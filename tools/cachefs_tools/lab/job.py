@@ -1,24 +1,21 @@
-"""A job of the cluster: a reader on each of its nodes, which has published what it will read."""
+"""A job of the lab: a reader on each of its nodes, which has published what it will read."""
 
 import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobPublish, SampleMap
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_PUBLISH
-from cachefs_tools.bench.cluster.reader import EpochResult, Trouble
-from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.lab.host import until
 from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.reader import EpochResult, Trouble
 from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 _START_SECONDS: Final = 60.0
@@ -29,6 +26,7 @@ class JobSettings:
     """How a job reads."""
 
     name: str
+    dataset: str
     files: int  # of the dataset
     epochs: int
     seed: int = 0
@@ -61,7 +59,7 @@ class Rank:
         self._job = job
         self._log = node.work / f"{job.name}-{rank}.log"
         command = [
-            *WITH_PARENT, *node.host.enter, sys.executable, "-m", "cachefs_tools.bench.cluster.reader",
+            *WITH_PARENT, *node.host.enter, sys.executable, "-m", "cachefs_tools.lab.reader",
             str(node.mountpoint), "--files", str(job.files), "--epochs", str(job.epochs), "--rank", str(rank),
             "--replicas", str(ranks), "--seed", str(job.seed), "--threads", str(job.threads), "--rate", str(job.rate),
             "--first", str(first),
@@ -75,11 +73,13 @@ class Rank:
 
     def publish(self) -> None:
         """Tell the node what will be read. It may be told again, as after a restart."""
-        self.node.client.call(JOB_PUBLISH, JobPublish(
-            job=self._job.name, dataset=DATASET, consumer=str(self.rank), spec=self._spec, map=SampleMap(kind="tree"),
-            rank=self.rank, world_size=self._spec.replicas, workers=self._job.threads, batch_size=1, prefetch=1,
-            pid=self._process.pid, source="cachefs-bench",
-        ))  # fmt: skip
+        job = self._job
+        publication = JobPublish(
+            job=job.name, dataset=job.dataset, consumer=str(self.rank), spec=self._spec, map=SampleMap(kind="tree"),
+            rank=self.rank, world_size=self._spec.replicas, workers=job.threads, batch_size=1, prefetch=1,
+            pid=self._process.pid, source="lab",
+        )  # fmt: skip
+        self.node.client.call(JOB_PUBLISH, publication)
 
     def ready(self) -> None:
         """Wait until it has found its files."""
@@ -195,13 +195,3 @@ def _stop(job: Job) -> None:
 def epoch_seconds(job: JobSettings, ranks: int) -> float:
     """Seconds of an epoch that waits for nothing."""
     return job.files / ranks / job.rate
-
-
-def now() -> float:
-    """Seconds of the clock that readers use."""
-    return time.monotonic()
-
-
-def log_of(node: Node) -> Path:
-    """Where the daemon of a node says what it does."""
-    return node.log

@@ -21,7 +21,7 @@ from typing import Final
 
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
-from cachefs_tools.bench.sample_data import is_sample, sample_name
+from cachefs_tools.sample_data import is_sample, sample_name
 
 # Seconds. Reads that take longer have waited for something that is not in the memory of this node.
 SLOW: Final = 0.01

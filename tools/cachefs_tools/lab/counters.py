@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from cachefs.block import MEMORY, SSD, TIER_NAMES
+from cachefs.block import SSD, TIER_NAMES
 from cachefs.errors import DaemonUnavailable
 from cachefs.job_messages import JobName
-from cachefs.messages import Empty, Selection
-from cachefs.rpc import CACHED, CLUSTER, STALL_LIST
-from cachefs_tools.bench.cluster.run import Run
-from cachefs_tools.bench.directory_node import DATASET
+from cachefs.messages import Empty
+from cachefs.rpc import CLUSTER, STALL_LIST
 from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.throttle import Throttle
 
 # What a stall waited for begins with this where it was another node.
 _PEER: Final = "peer"
@@ -64,12 +63,11 @@ class Moment:
         return sum(self.nodes.values(), NodeCounters())
 
 
-def take(run: Run, nodes: Iterable[Node] | None = None) -> Moment:
-    """The counters now, of the nodes (None: all) that run and answer."""
-    asked = run.cluster.nodes if nodes is None else nodes
-    proxy = run.origin()
+def take(nodes: Iterable[Node], throttle: Throttle) -> Moment:
+    """The counters now, of the nodes that run and answer."""
+    proxy = throttle.counters()
     found = {}
-    for node in asked:
+    for node in nodes:
         if node.runs:
             try:
                 found[node.name] = counters_of(node)
@@ -94,22 +92,9 @@ def counters_of(node: Node) -> NodeCounters:
     )  # fmt: skip
 
 
-def held(node: Node) -> dict[bytes, int]:
-    """By path, the bytes of the dataset's files that the tiers of a node have."""
-    found: dict[bytes, int] = {}
-    for page in node.client.stream(CACHED, Selection(dataset=DATASET)):
-        found.update((file.path, sum(file.cached)) for file in page.files if any(file.cached))
-    return found
-
-
 def held_in_ssd(node: Node) -> int:
     """Blocks in the SSD tier of a node."""
     return sum(tier.blocks for tier in node.status().tiers if tier.name == TIER_NAMES[SSD])
-
-
-def held_in_memory(node: Node) -> int:
-    """Blocks in the memory tier of a node."""
-    return sum(tier.blocks for tier in node.status().tiers if tier.name == TIER_NAMES[MEMORY])
 
 
 def _each(left: NodeCounters, right: NodeCounters, sign: int) -> NodeCounters:
