@@ -100,3 +100,26 @@ class ClusterStatus(Message, frozen=True):
     grace: float = 0.0
     # By name, then id.
     members: list[MemberStatus] = msgspec.field(default_factory=list)
+
+
+class DrainNode(Message, frozen=True):
+    """Have a node give away what it holds, or ask how far that is."""
+
+    # Its name or id; empty: the node that is asked.
+    node: str = ""
+
+
+class DrainStatus(Message, frozen=True):
+    """How far a node that drains is."""
+
+    id: str
+    name: str
+    # What other nodes have still to get, as far as they have said.
+    blocks: int = 0
+    bytes: int = 0
+    # Names of the nodes that have not got all yet, or have not said so.
+    waiting: list[str] = msgspec.field(default_factory=list)
+    # Others have all that they take over.
+    done: bool = False
+    # It is no member any more. While jobs read on it, it stays one.
+    has_left: bool = False

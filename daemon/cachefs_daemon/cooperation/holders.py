@@ -4,6 +4,7 @@ Every node computes them for itself from the same facts (see `cachefs.planning.c
 current epoch are kept on disk and given to other nodes, since what is where depends on all that was before.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -60,6 +61,18 @@ class Known:
     holders: Nodes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Former:
+    """Who held what before other members came to count."""
+
+    # Ids of the nodes that the numbers in *holders* stand for.
+    ids: tuple[str, ...]
+    # Of each block: shape (blocks,), uint16.
+    holders: Nodes
+    # Loop time at which that ended.
+    until: float
+
+
 class Holders:
     """Of one snapshot. Used on the event loop; what it computes in threads is then put in place at once."""
 
@@ -69,6 +82,7 @@ class Holders:
         self.at: dict[int, Nodes] = {}
         self.reads: dict[int, Reads] = {}  # of the same epochs, and of those ahead
         self.job = ""
+        self.former: Former | None = None  # what they have not handed on yet may still be there
         self._space = space
         self._replicas = replicas
         self._threads = threads
@@ -95,6 +109,8 @@ class Holders:
         before, old_homes = self.ring.ids, self.homes
         homes = await self._threads.planning(self._rehome, ring)
         found = {}
+        if before:
+            self.former = Former(before, self.at[min(self.at)] if self.at else old_homes, _now())
         for epoch in sorted(self.at)[:2]:  # those that follow are decided anew
             found[epoch] = await self._threads.planning(
                 after_change, self.at[epoch], before, ring.ids, homes, old_homes if before else None
@@ -171,6 +187,10 @@ class Holders:
         if holders is None:
             return None
         return Known(self._count + epoch - self._began, self.job, epoch, self.ring.ids, holders)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _spans(sizes: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
