@@ -16,8 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from cachefs import __version__
-from cachefs.cluster_messages import ClusterStatus
-from cachefs.errors import Busy
+from cachefs.cluster_messages import ClusterStatus, DrainNode, DrainStatus
+from cachefs.errors import Busy, ConfigError
 from cachefs.job_messages import (
     JobEpoch,
     JobList,
@@ -178,6 +178,11 @@ class Service:
         node = self._node
         counters = await node.sharing.counters() if node.sharing is not None else {}
         return cluster_status(node.membership.view, node.config.cluster, node.traffic, counters)
+
+    async def drain(self, request: DrainNode) -> DrainStatus:
+        if self._node.draining is None:
+            raise ConfigError("this node is in no cluster; see [cluster] in its configuration")
+        return await self._node.draining.drain(request.node)
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:
         async for progress in verify.verify(self._node.storage.blocks, self._node.storage.index, self._node.threads):

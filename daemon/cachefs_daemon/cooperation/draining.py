@@ -43,12 +43,13 @@ class Draining:
         """Count for placement, once the other nodes have said what they know, or have had time to."""
         loop = asyncio.get_running_loop()
         until = loop.time() + JOIN_SECONDS
-        while loop.time() < until and not all(
-            self._shared.has_heard(one.id) for one in self._membership.view.reachable
-        ):
+        while loop.time() < until and self._has_to_hear():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(_POLL)
         if not self._draining:
             await self._membership.announce("active")
+
+    def _has_to_hear(self) -> bool:
+        return not all(self._shared.has_heard(one.id) for one in self._membership.view.reachable)
 
     async def drain(self, node: str) -> DrainStatus:
         """Drain a node, by its name or id; empty: this one. To be called again for how far that is. Raises NotFound,

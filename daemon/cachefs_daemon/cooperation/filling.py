@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 # Seconds for which the members stay the same before anything is moved: those that join or leave together count as one
 # change, and shared snapshots have followed it.
 SETTLED: Final = 1.0
+# Seconds within which they have followed it, mostly: it takes some 0.5 s per million blocks.
+FOLLOW_SECONDS: Final = 20.0
 # Blocks that are asked for at once, and their bytes.
 BATCH: Final = 64
 BATCH_BYTES: Final = 16 << 20
@@ -146,6 +148,7 @@ class Filling:
         parts, me = self._parts, self._parts.membership.view.me
         one = parts.cooperating(snapshot.id)
         if one is not None and one.space is not None and one.holders is not None:
+            await self._followed(one)
             former, mine = one.holders.former, parts.standing.mine.get(snapshot.id)
             if former is None or mine is None or former.ids != before.ids:
                 return None
@@ -160,6 +163,13 @@ class Filling:
             seconds = await parts.threads.planning(parts.plan.next_use_of, snapshot.id, ids)
             ids = ids[np.argsort(seconds, kind="stable")]
         return _Missing(space, ids.astype(np.int32), held[ids], nodes)
+
+    async def _followed(self, one: SharedSnapshot) -> None:
+        """Until it has followed the change of the ring, or for some seconds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + FOLLOW_SECONDS
+        while not one.is_up_to_date and loop.time() < until:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(SETTLED / 10)
 
     def _are_absent(self, space: BlockSpace, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         absent = np.zeros(len(ids), np.bool_)
@@ -242,9 +252,7 @@ def _newly_mine(mine: npt.NDArray[np.bool_], held: Nodes, nodes: tuple[str, ...]
     return np.flatnonzero(mine & (held != before) & (held != NOBODY))
 
 
-def _moved(
-    space: BlockSpace, before: Ring, now: Ring, me: str, replicas: int
-) -> tuple[npt.NDArray[np.intp], Nodes]:
+def _moved(space: BlockSpace, before: Ring, now: Ring, me: str, replicas: int) -> tuple[npt.NDArray[np.intp], Nodes]:
     """The blocks whose home is on this node now and was not before, and the homes of all before."""
     homes = Homes(space_hashes(space), replicas)
     homes.set_members(before.members)

@@ -245,4 +245,6 @@ FILLING_NAME: Final = "filling"
 FILLING: Final = Section("filling", FillingFacts, 1, 256, _check_filling)
 HOLDERS: Final = Section("holders", HoldersFacts, 8192, 512, _check_holders)
 
-SECTIONS: Final[dict[str, Section[Any]]] = {one.name: one for one in (DATASETS, MOUNTED, CONSUMERS, PROGRESS, HOLDERS, FILLING)}
+SECTIONS: Final[dict[str, Section[Any]]] = {
+    one.name: one for one in (DATASETS, MOUNTED, CONSUMERS, PROGRESS, HOLDERS, FILLING)
+}

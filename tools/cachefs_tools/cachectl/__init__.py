@@ -13,6 +13,7 @@ with quiet_loading():
     from cachefs_tools.cachectl.cluster import cluster
     from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
     from cachefs_tools.cachectl.dataset import dataset
+    from cachefs_tools.cachectl.drain import drain
     from cachefs_tools.cachectl.index import index
     from cachefs_tools.cachectl.job import job, stalls
     from cachefs_tools.cachectl.mount_points import mount, umount
@@ -33,7 +34,7 @@ def main() -> None:
 
 COMMANDS = (
     status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls, cluster,
-    ring, index,
+    drain, ring, index,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)
