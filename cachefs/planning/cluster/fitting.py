@@ -1,5 +1,5 @@
-"""Homes are shared out by hashing, so one node has a few more than another: with 500 blocks each, one node in six has 4 %
-more than its part. Where caches are full of one dataset, that is what a node could not keep."""
+"""Homes are shared out by hashing, so one node has a few more than another: with 500 blocks each, one node in six has
+4 % more than its part. Where caches are full of one dataset, that is what a node could not keep."""
 
 import numpy as np
 
