@@ -21,9 +21,9 @@ from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.shared_datasets import Here
+from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.cooperation.cooperation import Cooperation, Parts
 from cachefs_daemon.cooperation.routes import Routes
-from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners

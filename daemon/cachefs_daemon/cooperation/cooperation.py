@@ -1,5 +1,5 @@
-"""This node's part in what the cluster's jobs read: a shared snapshot for each snapshot that consumers read, on whichever
-nodes, kept up to date as consumers come, read on and go, and as members do."""
+"""This node's part in what the cluster's jobs read: a shared snapshot for each snapshot that consumers read, on
+whichever nodes, kept up to date as consumers come, read on and go, and as members do."""
 
 import asyncio
 import logging

@@ -1,4 +1,5 @@
-"""Where a block is that is not on this node: with its holder, as the sequences of the cluster's jobs have it, or at home."""
+"""Where a block is that is not on this node: with its holder, as the sequences of the cluster's jobs have it, or at
+home."""
 
 from collections.abc import Callable
 

@@ -3,9 +3,9 @@ others will read here.
 
 Where exactly one group of consumers shares out the samples of the snapshot, copies are coordinated: they go where they
 are read next (`cachefs.planning.cluster.copies`). Else blocks stay at home. A copy changes hands when the reader that
-is to keep it has got it: the reader counts the block as its own from shortly before it reads it, and the one who has given
-it away does not from that moment on. To wait for the word of how far the reader is would cost both a place meanwhile:
-2 to 10 % more bytes from the origin in a simulation with epochs of 5 to 20 s.
+is to keep it has got it: the reader counts the block as its own from shortly before it reads it, and the one who has
+given it away does not from that moment on. To wait for the word of how far the reader is would cost both a place
+meanwhile: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
 """
 
 import asyncio

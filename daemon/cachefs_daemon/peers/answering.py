@@ -70,7 +70,7 @@ class Host(Protocol):
     def recognise(self, address: str, node: str) -> str:
         """It is that member. Why it may not stay; empty where it may."""
 
-    def complain(self, address: str, text: str) -> None:
+    def complain(self, address: str, kind: str, text: str) -> None:
         """Of what somebody there does."""
 
     def behind(self) -> None:
@@ -106,9 +106,9 @@ class Answering:
                 pass
         except Gone as gone:
             if str(gone) and not self.node:
-                self.host.complain(self.address, f"a connection that has not said who it is: {gone}")
+                self.host.complain(self.address, "strangers", f"a connection that has not said who it is: {gone}")
         except BadQuestion as error:
-            self.host.complain(self.address, str(error))
+            self.host.complain(self.address, "requests", str(error))
             self._refuse(error.status, str(error))
 
     def _serve(self) -> bool:
@@ -143,6 +143,7 @@ class Answering:
         if verdict.serves and self.proven is not None and greeting.sender not in self.proven:
             host.complain(
                 self.address,
+                "certificates",
                 f"its certificate is not that of {_named(view, greeting.sender)}, as which it asks for blocks: refused",
             )
             self._refuse(403, f"your certificate is not that of node {greeting.sender}", Verdict.STRANGER)
@@ -150,7 +151,7 @@ class Answering:
         if not verdict.serves:
             text = explain(verdict, view, host.cluster, greeting)
             if verdict not in (Verdict.OLD_EPOCH, Verdict.OTHER_INCARNATION):
-                host.complain(self.address, f"node {greeting.sender} asks for blocks and is refused: {text}")
+                host.complain(self.address, f"node {greeting.sender}", f"it asks for blocks and is refused: {text}")
             self._refuse(_STATUS.get(verdict, 409), text, verdict)
             return False
         if self.node != greeting.sender:
@@ -159,7 +160,7 @@ class Answering:
             self.node = greeting.sender
             crowded = host.recognise(self.address, self.node)
             if crowded:
-                host.complain(self.address, f"{crowded}: no more are taken")
+                host.complain(self.address, "connections", f"{crowded}: no more are taken")
                 self._refuse(503, crowded)
                 return False
         return True

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_daemon.cooperation.groups import Group, groups_of
 from cachefs_daemon.sharing.sections import ConsumerFacts
+
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
 
 SPEC = SamplerSpec(kind="torch-distributed", size=100, epochs=3, replicas=3)
 

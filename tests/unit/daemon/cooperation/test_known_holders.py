@@ -6,11 +6,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from cachefs_daemon.cooperation.holders import Known
 from cachefs_daemon.cooperation.known_holders import HolderFiles, decode, digest_of, encode
+from hypothesis import given
+from hypothesis import strategies as st
 
 IDS = ("0" * 16, "1" * 16)
 KNOWN = Known(7, "train", 3, IDS, np.array([0, 1, 1, 0, 65535], np.uint16))

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.sequences.sampler import Order, epoch_order
-from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_daemon.cooperation.groups import Group, Member, groups_of
 from cachefs_daemon.cooperation.orders import GroupOrders, Orders, is_last, knows
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
+
+from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.sequences.sampler import Order, epoch_order
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from tests.simulated import space_of
 
 SPACE = space_of([10] * 101)

@@ -1,11 +1,11 @@
 """What others read here, in the node's plan."""
 
 import numpy as np
+from cachefs_daemon.cooperation.peer_reads import PeerReads
 
 from cachefs.planning.cluster.duties import Duty
 from cachefs.planning.sequences.epoch import Epoch
 from cachefs.planning.sequences.plan import Plan
-from cachefs_daemon.cooperation.peer_reads import PeerReads
 from tests.simulated import space_of
 
 SPACE = space_of([10] * 8)
