@@ -123,3 +123,46 @@ class DrainStatus(Message, frozen=True):
     done: bool = False
     # It is no member any more. While jobs read on it, it stays one.
     has_left: bool = False
+
+
+class ScaleNode(Message, frozen=True):
+    """A node that keeps blocks."""
+
+    name: str
+    # Bytes that its tiers have room for, and that they take.
+    capacity: int
+    used: int
+    # Why it is not known how it is; empty where it is.
+    problem: str = ""
+
+
+class ScaleOutcome(Message, frozen=True):
+    """What so many nodes would make of the published jobs."""
+
+    nodes: int
+    # Bytes that their tiers have room for.
+    capacity: int
+    # Of the bytes that jobs read, those that stay in the cluster from one epoch to the next.
+    kept: int
+    # Bytes from the origins until the jobs end, beyond what comes for the first time; None: nobody knows how long they
+    # read.
+    origin_bytes: float | None
+    # Bytes in a second from the origins, and from node to node, as the jobs read now.
+    origin_rate: float
+    peer_rate: float
+
+
+class ScaleStatus(Message, frozen=True):
+    """How many nodes the published jobs need."""
+
+    nodes: list[ScaleNode]
+    # Bytes that jobs read, each block counted once.
+    needed: int
+    # Snapshots that they read.
+    snapshots: int
+    # Nodes of average capacity that would keep all of it; 0: nothing is read, or no capacity is known.
+    nodes_needed: int
+    now: ScaleOutcome
+    one_more: ScaleOutcome
+    # None for the last node.
+    one_fewer: ScaleOutcome | None = None

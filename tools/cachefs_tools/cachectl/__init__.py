@@ -18,6 +18,7 @@ with quiet_loading():
     from cachefs_tools.cachectl.job import job, stalls
     from cachefs_tools.cachectl.mount_points import mount, umount
     from cachefs_tools.cachectl.ring import ring
+    from cachefs_tools.cachectl.scale_hint import scale_hint
     from cachefs_tools.cachectl.stats import stats
     from cachefs_tools.cachectl.status import errors, mounts, status
 
@@ -34,7 +35,7 @@ def main() -> None:
 
 COMMANDS = (
     status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls, cluster,
-    drain, ring, index,
+    drain, ring, scale_hint, index,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)
