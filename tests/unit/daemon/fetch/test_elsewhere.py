@@ -337,6 +337,7 @@ def test_of_late_answers_a_few_have_another_one_asked_beside_them(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "FIRST_LATE", 0.01)
+    monkeypatch.setattr(search, "ORIGIN_LATE", 0.01)
     monkeypatch.setattr(search, "LEAST_LATE", 0.0)
 
     async def scene(bench: Bench) -> None:
@@ -366,6 +367,7 @@ def test_a_block_that_comes_late_all_the_same_counts_if_it_is_first(
 ) -> None:
     monkeypatch.setattr(search.Experience, "may_hedge", lambda _: True)
     monkeypatch.setattr(search, "FIRST_LATE", 0.01)
+    monkeypatch.setattr(search, "ORIGIN_LATE", 0.01)
 
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
@@ -666,3 +668,22 @@ def test_every_kind_of_route() -> None:
     assert route(ONE, ONE, TWO, ONE) == Route((TWO,), None)
     assert Route.of(ONE.id, TWO, TWO, THREE).stands_in is THREE
     assert Route.of(ONE.id, TWO, TWO, ONE).stands_in is None
+
+
+def test_a_late_answer_has_another_node_asked_soon_and_the_origin_only_after_a_second(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search.Experience, "may_hedge", lambda _: True)
+    monkeypatch.setattr(search, "FIRST_LATE", 0.01)
+    monkeypatch.setattr(search, "ORIGIN_LATE", 0.3)
+
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(may_have=(TWO, THREE), brings=TWO)
+        began = asyncio.get_running_loop().time()
+        answer = bench.ask(1)
+        await bench.question(2)
+        assert bench.holds(1, await answer)  # from the origin: the third question is late too
+        assert bench.peers.asked == [("node-2", False), ("node-3", False), ("node-2", True)]
+        assert asyncio.get_running_loop().time() - began >= 0.6
+
+    on_bench(store, scene)
