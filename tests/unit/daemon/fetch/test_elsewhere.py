@@ -4,7 +4,7 @@ block leaves the origin once. The nodes are real fetchers over real stores; what
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -226,7 +226,7 @@ def test_those_that_may_have_it_are_asked_in_turn_then_who_brings_it(store: Open
 
 def test_the_node_that_keeps_a_block_looks_for_it_and_brings_it_itself(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
-        bench.route = Route(may_have=(TWO,))
+        bench.route = Route(may_have=(TWO,), is_mine=True)
         answer = bench.ask(1)
         (await bench.question()).give(NOT_HERE)
         assert bench.holds(1, await answer)
@@ -605,7 +605,7 @@ def test_who_prefetches_asks_peers_and_no_fetch_process_brings_what_is_not_ours(
         await until(lambda: all(flight.has_landed for flight in flights))
         assert all(isinstance(flight.outcome, Location) for flight in flights)
         assert [flight.via for flight in flights] == ["peer node-2", ""]
-        bench.route = Route(may_have=(TWO,))
+        bench.route = Route(may_have=(TWO,), is_mine=True)
         own = await bench.ahead(3)
         (await bench.question(3)).give(NOT_HERE)
         await until(lambda: own.has_landed)
@@ -655,17 +655,17 @@ def test_every_kind_of_route() -> None:
     def route(holder: NodeRecord | None, home: NodeRecord | None, *before: NodeRecord) -> Route:
         return Route.of(ONE.id, holder, home, None, before)
 
-    leaving = record(3, 1003)
-    object.__setattr__(leaving, "state", "draining")
+    leaving = replace(THREE, state="draining")
     assert route(TWO, TWO) == Route((), TWO)
-    assert route(TWO, THREE) == Route((TWO, THREE), TWO)
-    assert route(TWO, None) == route(TWO, ONE) == Route((), TWO)
-    assert route(ONE, TWO) == route(None, TWO) == Route((TWO,), None)
-    assert route(ONE, ONE) == Route((), None)
-    assert route(leaving, TWO) == Route((TWO, leaving), TWO)
-    assert route(leaving, ONE) == Route((leaving,), None)
+    assert route(TWO, THREE) == Route((TWO,), THREE)
+    assert route(TWO, None) == route(TWO, ONE) == Route((TWO,), None)
+    assert route(ONE, TWO) == route(None, TWO) == Route((), TWO, is_mine=True)
+    assert route(ONE, TWO, THREE) == Route((THREE,), TWO, is_mine=True)
+    assert route(ONE, ONE) == Route((), None, is_mine=True)
+    assert route(leaving, TWO) == Route((leaving,), TWO)
+    assert route(leaving, ONE) == Route((leaving,), None, is_mine=True)
     assert route(TWO, TWO, THREE) == Route((TWO, THREE), TWO)
-    assert route(ONE, ONE, TWO, ONE) == Route((TWO,), None)
+    assert route(ONE, ONE, TWO, ONE) == Route((TWO,), None, is_mine=True)
     assert Route.of(ONE.id, TWO, TWO, THREE).stands_in is THREE
     assert Route.of(ONE.id, TWO, TWO, ONE).stands_in is None
 
