@@ -14,9 +14,11 @@ from aiohttp import web
 from cachefs.errors import CachefsError, NotFound
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.cluster.homes import Homes
 from cachefs.planning.cluster.rendezvous import Member as Placed
+from cachefs.planning.cluster.rendezvous import space_hashes
 from cachefs.planning.cluster.scale import Demand
-from cachefs.planning.cluster.standing import Standing
+from cachefs.planning.cluster.standing import Mine, Standing
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import Order
 from cachefs_daemon.cluster.view import ClusterView
@@ -42,6 +44,9 @@ STEP_SECONDS: Final = 0.1
 # a little ahead of where they were last seen.
 LONGER: Final = 1.25
 NEAR: Final = 0.5
+# Reads per second that a consumer is taken to do before it has begun. The plan would take it to be quicker. A window of
+# half an epoch would then be fetched from other nodes before it begins, and push out what only this node has.
+FIRST_RATE: Final = 100.0
 # Seconds that another node may take to say who holds what.
 ASK_SECONDS: Final = 10.0
 # Seconds between two times that one snapshot's holders are taken from another node, as they differ from ours.
@@ -97,6 +102,8 @@ class Cooperation:
             remembered=self._remembered,
             remember=self._remember,
         )
+        parts.loader.first_rate = FIRST_RATE
+        parts.loader.on_space = self._keep_home
         parts.jobs.also_used = lambda: self._snapshots.keys()
         parts.shared.listen(CONSUMERS, lambda node, name, value: self._note_news())
         parts.shared.listen(HOLDERS, self._on_holders)
@@ -180,6 +187,15 @@ class Cooperation:
             if snapshot not in self._snapshots:
                 self._snapshots[snapshot] = SharedSnapshot(snapshot, ring, self._around)
             self._snapshots[snapshot].regroup(groups)
+
+    async def _keep_home(self, space: BlockSpace) -> None:
+        """Before anything of a snapshot is planned: its blocks are at home. What is not this node's would be fetched
+        ahead else, until it is known who reads."""
+        view = self._parts.shared.membership.view
+        ring = ring_of(view)
+        if view.me in ring.ids and space.snapshot not in self._parts.standing.mine:
+            mine = await self._parts.threads.planning(at_home, space, ring, view.me, self._parts.replicas)
+            self._parts.standing.set(space.snapshot, mine)
 
     async def _samples(self, group: Group) -> Samples | None:
         snapshot = self._parts.snapshots.get(group.snapshot)
@@ -324,6 +340,15 @@ class Cooperation:
         if known is None:
             return web.Response(status=404, text="nothing is known of who holds what of it")
         return web.Response(body=await self._parts.threads.planning(encode, known))
+
+
+def at_home(space: BlockSpace, ring: Ring, me: str, replicas: int) -> Mine:
+    """Which blocks of *space* have their home, or that of their second copy, on node *me*: shape (blocks,), bool."""
+    homes = Homes(space_hashes(space), replicas)
+    homes.set_members(ring.members)
+    number = ring.ids.index(me)
+    mine: Mine = (homes.first == number) | (homes.second == number)
+    return mine
 
 
 def ring_of(view: ClusterView) -> Ring:

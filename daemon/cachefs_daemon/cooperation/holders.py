@@ -23,6 +23,9 @@ from cachefs_daemon.store.segment_writer import span
 # The part of its tiers that a node is taken to have for blocks: some is room that is made ahead, and some is for what
 # is read here and held elsewhere.
 USABLE: Final = 0.97
+# Epochs from the current one on of whose reads the places are kept: 6 bytes per block each in place of 2.
+PLACED: Final = 2
+
 # Gives the reads of an epoch, by ids of nodes in the ring; None where they are not known.
 ReadsOf = Callable[[int, tuple[str, ...]], Awaitable[Reads | None]]
 
@@ -173,11 +176,15 @@ class Holders:
             ahead = epochs_ahead(len(ids))
             epochs = []
             for one in range(number, number + ahead + 1):
-                reads = self.reads.get(one) or await reads_of(one, ids)
+                has_places = one <= number + 1
+                reads = self.reads.get(one)
+                if reads is None or (has_places and reads.when is None):
+                    reads = await reads_of(one, ids)
                 if reads is None:
                     break
-                self.reads[one] = reads
-                epochs.append(reads)
+                self.reads[one] = reads if one <= epoch + PLACED else reads.without_places()
+                # Whatever a node happens to know besides, all decide by the same.
+                epochs.append(reads if has_places else reads.without_places())
             if not epochs or self.ring.ids != ids or number not in self.at:
                 break
             holders, ring = self.at[number], self.ring

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,6 +71,10 @@ class EpochLoader:
         room: PlanRoom,
     ) -> None:
         self.room = room  # for the plans of all consumers
+        # Reads per second that the plan takes a consumer to do until it has begun; 0: as the plan has it.
+        self.first_rate = 0.0
+        # Is told of each space before anything is planned with it.
+        self.on_space: Callable[[BlockSpace], Awaitable[None]] | None = None
         self._plan = plan
         self._presence = presence
         self._blocks = blocks
@@ -88,6 +92,8 @@ class EpochLoader:
             space = self._spaces.get(snapshot.id)
             if space is None:
                 space = self._spaces[snapshot.id] = await self._threads.planning(BlockSpace.of, snapshot)
+                if self.on_space is not None:
+                    await self.on_space(space)
             if snapshot.id not in self._presence.watched:
                 await self._threads.background(self._presence.watch, space)
             if sample_map.kind == "tree":
