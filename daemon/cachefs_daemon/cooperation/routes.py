@@ -45,7 +45,5 @@ class Routes:
         if at_home is None:
             route = Route.of(view.me, holder, home, None, tuple(before))
         else:
-            # Whoever stands in for the holder is its home, or else the next in rendezvous order.
-            after = home if home is not holder and home is not None and home.id != view.me else at_home.stands_in
-            route = Route.of(view.me, holder, home, after, (*before, *at_home.may_have))
+            route = Route.of(view.me, holder, home, at_home.stands_in, (*before, *at_home.may_have))
         return route if route.brings is not None or route.may_have else None
