@@ -315,5 +315,3 @@ def simulated(setting: Setting) -> SimulatedCluster:
             threads.close()
 
     return asyncio.run(asyncio.wait_for(run(), 120))
-
-

@@ -4,6 +4,7 @@ There is a channel for each endpoint, and all calls go to the one that answered 
 addresses only, and keeps a stopped endpoint in its round until a ping has failed.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -73,6 +74,7 @@ class EtcdClient:
     def __init__(self, settings: EtcdSettings) -> None:
         """Connects to nobody yet. Raises EtcdRefuses where a file of certificates cannot be read."""
         self._settings = settings
+        self._stamps = _stamps(settings)
         self._channels = [_open_channel(url, settings) for url in settings.endpoints]
         self._current = 0  # of the endpoint that is asked first
         self._lock = threading.Lock()
@@ -140,7 +142,19 @@ class EtcdClient:
                 raise EtcdRefuses(f"{url} answers as no etcd does: {error}") from None
             if deadline - time.monotonic() < 0.05:
                 break
+        self._follow_certificates()
         raise EtcdAway(f"etcd at {', '.join(self._settings.endpoints)} does not answer ({why})")
+
+    def _follow_certificates(self) -> None:
+        """Open the channels anew where a certificate has been replaced: gRPC has no way to tell one of that."""
+        stamps = _stamps(self._settings)
+        with self._lock:
+            if stamps == self._stamps:
+                return
+            self._stamps, before = stamps, self._channels
+            self._channels = [_open_channel(url, self._settings) for url in self._settings.endpoints]
+        for channel in before:
+            channel.close()
 
     def _ask(
         self, name: str, request: bytes, decode: Callable[[bytes], Answer], timeout: float, streams: bool
@@ -225,6 +239,15 @@ def _reason(error: grpc.RpcError) -> str:
         return "not in time"
     details = (error.details() or str(error.code())).strip().splitlines() or [""]
     return details[0].rpartition("last error: ")[2].removeprefix("UNKNOWN: ")[:200]
+
+
+def _stamps(settings: EtcdSettings) -> list[int]:
+    """Another list when a certificate has been replaced."""
+    found = []
+    for path in (settings.ca, settings.certificate, settings.key):
+        with contextlib.suppress(OSError):
+            found.append(path.stat().st_mtime_ns if path is not None else 0)
+    return found
 
 
 def _open_channel(url: str, settings: EtcdSettings) -> grpc.Channel:
