@@ -159,7 +159,9 @@ class EtcdStore:
 
     def _keep_lease(self) -> None:
         if self._lease and self._client.keep_alive(self._lease, self._call_seconds) <= 0:
-            log.warning("etcd had given up this node, which was silent for %.0f s; joining again", self._seconds)
+            log.warning(
+                "etcd has given up the lease of this node (after %.0f s without a word); joining", self._seconds
+            )
             self._lease = 0
         if not self._lease:
             self._lease = self._client.grant(max(1, round(self._seconds)), self._call_seconds)

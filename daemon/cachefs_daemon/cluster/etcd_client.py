@@ -108,10 +108,11 @@ class EtcdClient:
         return seconds
 
     def watch(self, prefix: bytes, revision: int) -> "Watch":
-        """All changes below *prefix* from *revision* on. It has no deadline: somebody has to look after it."""
+        """All changes below *prefix* from *revision* on. It has no deadline: somebody has to look after it. A call
+        before has to have asked for the token."""
         channel = self._channels[self._current]
         method = channel.stream_stream("/etcdserverpb.Watch/Watch")
-        return Watch(method, codec.watch_request(prefix, revision), self._metadata(_LEAST_ATTEMPT))
+        return Watch(method, codec.watch_request(prefix, revision), self._metadata())
 
     def close(self) -> None:
         for channel in self._channels:
@@ -161,7 +162,9 @@ class EtcdClient:
     ) -> Answer:
         channel = self._channels[self._current]
         for attempt in (1, 2):
-            metadata = self._metadata(timeout)
+            if self._settings.user and not self._token:
+                self._token = self._authenticate(timeout)
+            metadata = self._metadata()
             try:
                 if streams:
                     method = channel.stream_stream(f"/etcdserverpb.{name}")
@@ -176,9 +179,7 @@ class EtcdClient:
                 self._token = ""
         raise AssertionError("unreachable")
 
-    def _metadata(self, timeout: float) -> tuple[tuple[str, str], ...]:
-        if self._settings.user and not self._token:
-            self._token = self._authenticate(timeout)
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (*_NEEDS_LEADER, ("token", self._token)) if self._token else _NEEDS_LEADER
 
     def _authenticate(self, timeout: float) -> str:

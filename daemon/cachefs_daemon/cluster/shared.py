@@ -241,7 +241,10 @@ class SharedMembership:
         self.view = view
         _tell_changes(before, view)
         for callback in self._listeners:
-            callback(view)
+            try:
+                callback(view)
+            except Exception:  # a bug of one part is none of the others'
+                log.exception("internal error of a part that was told of a change of the cluster")
 
     def _says_taken(self, other: NodeRecord) -> str:
         return (
