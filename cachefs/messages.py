@@ -249,6 +249,28 @@ class ClusterBrief(Message, frozen=True):
     problem: str = ""
 
 
+class PeerCounts(Message, frozen=True):
+    """What this node and the others of its cluster have given each other since the daemon started."""
+
+    # Blocks and bytes that came from other nodes. They count for no origin.
+    blocks: int = 0
+    bytes: int = 0
+    # Blocks and bytes that others were given out of tiers, and blocks that were brought from the origin for them.
+    served_blocks: int = 0
+    served_bytes: int = 0
+    served_fetched: int = 0
+    # Questions to other nodes for one block each; those that were answered without the block; those that failed.
+    asked: int = 0
+    not_here: int = 0
+    failed: int = 0
+    # Questions to a second node, and reads of an origin, that came beside a node that was late.
+    hedged: int = 0
+    # Blocks that this node has brought from the origin in place of a home that was behind; and that others have brought
+    # for this one.
+    taken: int = 0
+    given: int = 0
+
+
 class Status(Message, frozen=True):
     """The state of a node."""
 
@@ -262,6 +284,7 @@ class Status(Message, frozen=True):
     datasets: int
     # Reads that had to wait for a fetch.
     misses: int
+    # That came from origins.
     fetched_blocks: int
     fetched_bytes: int
     origin_requests: int
@@ -282,6 +305,7 @@ class Status(Message, frozen=True):
     endpoints: list[EndpointStatus] = []
     guessed: GuessCounts = GuessCounts()
     fetch_processes: list[FetchProcessStatus] = []
+    peers: PeerCounts = PeerCounts()
     cluster: ClusterBrief = ClusterBrief()
 
 

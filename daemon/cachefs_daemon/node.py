@@ -5,11 +5,13 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from typing import Any, Final
 
 from cachefs.block import MEMORY, SSD
 from cachefs.cluster_messages import NodeCounters, TierUse
 from cachefs.errors import CachefsError
+from cachefs.messages import PeerCounts
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
 from cachefs_daemon.cluster.opening import open_membership
@@ -20,12 +22,16 @@ from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.shared_datasets import Here
 from cachefs_daemon.content.warmup import Warmups
+from cachefs_daemon.cooperation.cooperation import Cooperation, Parts
+from cachefs_daemon.cooperation.routes import Routes
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
 from cachefs_daemon.fetch.carrying import Carrying
+from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.guesser import Guesser
+from cachefs_daemon.fetch.home_routes import HomeRoutes
 from cachefs_daemon.fetch.pace import Pace
 from cachefs_daemon.fetch.prefetcher import Prefetcher
 from cachefs_daemon.fetch.promoter import Promoter
@@ -83,6 +89,8 @@ class Node:
         processes = config.fetch_processes if config.prefetch.enabled else 0
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
         self.fetcher.bringing.carry = self.carrying.take
+        if self.data_plane is not None:
+            self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
@@ -121,7 +129,41 @@ class Node:
             self.fetcher.on_ask = self.guesser.asked
             self._endless.append(self.guesser.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
+        self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
         self._background: list[asyncio.Task[None]] = []
+
+    def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> Cooperation | None:
+        """What this node does for what others read. None where nothing is fetched ahead."""
+        foresight, sharing = self.storage.foresight, self.sharing
+        if foresight.standing is None or sharing is None or not self.config.prefetch.enabled:
+            return None
+        cooperation = Cooperation(
+            Parts(
+                plan=foresight.plan,
+                standing=foresight.standing,
+                jobs=self.jobs,
+                loader=loader,
+                snapshots=held,
+                threads=self.threads,
+                shared=sharing.shared,
+                consumers=sharing.consumers,
+                window=lambda: fetches.last_window,
+                directory=self.config.daemon.state_dir / "holders",
+                replicas=self.config.cluster.replicas,
+            )
+        )
+        self._endless.append(cooperation.run)
+        if self.data_plane is not None:
+            self.data_plane.on_served = cooperation.on_served
+        elsewhere = self.fetcher.bringing.elsewhere
+        if elsewhere is not None:
+            elsewhere.route = Routes(self.membership, elsewhere.route, cooperation.get).route
+        return cooperation
+
+    def _margins(self) -> dict[str, float]:
+        """By consumer, seconds by which it may be ahead of where the plan has it."""
+        others = self.cooperation.margins() if self.cooperation is not None else {}
+        return {**self.jobs.margins(), **others}
 
     def _make_sharing(self, held: HeldSnapshots) -> NodeSharing:
         here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
@@ -144,11 +186,33 @@ class Node:
             self.sharing.datasets.problems() if self.sharing is not None else [],
         )
 
+    def _elsewhere(self, plane: DataPlane, slots: FetchSlots) -> Elsewhere:
+        """The other nodes, as a source of blocks. slots: of reads from origins."""
+        membership, steal = self.membership, self.config.cluster.steal
+        found = Elsewhere(plane.client, HomeRoutes(membership).route, membership, slots, steal=steal)
+        membership.listen(found.on_view)
+        return found
+
+    def peer_counts(self) -> PeerCounts:
+        """What other nodes and this one have given each other."""
+        bringing, plane = self.fetcher.bringing, self.data_plane
+        if bringing.elsewhere is None or plane is None:
+            return PeerCounts()
+        served = list(plane.servers.served().values()) if plane.servers is not None else []
+        return PeerCounts(
+            blocks=bringing.peer_blocks,
+            bytes=bringing.peer_bytes,
+            served_blocks=sum(one.blocks for one in served),
+            served_bytes=sum(one.bytes for one in served),
+            served_fetched=sum(one.fetched for one in served),
+            **asdict(bringing.elsewhere.counts),
+        )
+
     def _fetching_ahead(self, pace: Pace, fetches: FetchPlan) -> list[Endless]:
         """What runs as long as the daemon, to bring blocks before they are read."""
         config, storage, threads = self.config, self.storage, self.threads
         plan, presence = storage.foresight.plan, storage.foresight.presence
-        readers = Readers(self.jobs.margins, self.jobs.fetched, self.pushers.is_active)
+        readers = Readers(self._margins, self.jobs.fetched, self.pushers.is_active)
         promotions = PromotionPlan(plan, presence, config.prefetch.memory_ahead)
         return [
             Prefetcher(fetches, pace, self.fetcher, storage.tiering, threads, readers).run,
@@ -221,6 +285,8 @@ class Node:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        if self.cooperation is not None:
+            await self.cooperation.close()
         self.pushers.close()
         await self.warmups.close()
         await self.jobs.close()

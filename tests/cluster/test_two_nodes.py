@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.nodes import small_cluster
 from tests.servers.s3 import S3Server
-
-pytestmark = pytest.mark.cluster
 
 
 def test_two_nodes_are_one_cache(tmp_path: Path, rclone: S3Server) -> None:

@@ -103,6 +103,9 @@ class FetchChannel:
         self.path = path
         self.place = SocketPlace(path)
         self.fetcher = fetcher
+        # Brings the blocks for which a peer asks, with its patience in seconds, and passes on what has come of them. It
+        # must have no other peer bring them.
+        self.ask_for_peer: Callable[[Fetch, float, Callable[[Sequence[PeerOutcome]], None]], None] = self._ask_for_peer
         self.room = memoryview(bytearray(_AT_ONCE))  # in which each connection reads, one after the other
         self._admission = admission
         self._errors = errors
@@ -125,8 +128,7 @@ class FetchChannel:
         """Serve one end of a socket pair, whose other end a peer server of this daemon has."""
         await asyncio.get_running_loop().connect_accepted_socket(lambda: _Connection(self, for_peers=True), link)
 
-    def ask_for_peer(self, fetch: Fetch, patience: float, answer: Callable[[Sequence[PeerOutcome]], None]) -> None:
-        """Bring the blocks for which a peer asks, within its patience in seconds, and pass on what has come of them."""
+    def _ask_for_peer(self, fetch: Fetch, patience: float, answer: Callable[[Sequence[PeerOutcome]], None]) -> None:
         self.fetcher.ask_for_peer(fetch, patience, answer)
 
     async def stop(self, grace: float) -> None:

@@ -169,6 +169,7 @@ class Service:
             passed_blocks=self._node.fetcher.passing.count,
             endpoints=self._node.catalog.endpoints(),
             fetch_processes=self._node.carrying.status(),
+            peers=self._node.peer_counts(),
             guessed=GuessCounts(**asdict(self._node.guesser.counts)),
             cluster=cluster_brief(self._node.membership.view, self._node.config.cluster),
         )

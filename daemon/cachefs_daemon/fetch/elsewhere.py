@@ -1,11 +1,12 @@
 """Blocks that other nodes of the cluster have, or bring from the origin for all nodes."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from cachefs.messages import BlockRef
-from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.view import ClusterView, NodeRecord
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.flights import Flight
 from cachefs_daemon.fetch.route import Route
@@ -20,6 +21,8 @@ WIDER: Final = 2
 # to do there: where readers wait, and where nobody does yet.
 BEHIND: Final = 0.5
 BEHIND_AHEAD: Final = 2.0
+# Nodes that are asked for a block that this node cannot get from its origin, at most.
+MOST_ASKED: Final = 8
 
 
 class Elsewhere:
@@ -29,21 +32,20 @@ class Elsewhere:
         self,
         peers: Peers,
         route: Callable[[BlockSource], Route | None],
-        member: Callable[[str], NodeRecord | None],
+        membership: Membership,
         origin_slots: FetchSlots,
         *,
         steal: bool = True,
     ) -> None:
         """route: of a block that is not on this node; None where only this node and the origin come into question.
-        member: that has this id. origin_slots: of reads from origins. steal: may nodes bring blocks for one that is
+        origin_slots: of reads from origins. steal: may nodes bring blocks for one that is
         behind?"""
         self.route = route
         # Reads from peers wait for a lane of their own, not for an origin's: peers are there when the origin hangs, and
         # their own windows say how many bytes are on the way.
         self.slots = FetchSlots(WIDER * origin_slots.count, origin_slots.capacity)
-        self.given = 0  # blocks that others bring for this node, since it was behind
         self._experience = Experience(peers)
-        self._member = member
+        self._membership = membership
         self._steal = steal
         self._lanes: dict[str, _Lane] = {}  # by id of the node
 
@@ -56,8 +58,22 @@ class Elsewhere:
         self, flight: Flight, route: Route, may_take: Callable[[], bool], found: Callable[[Found | None], None]
     ) -> Search | None:
         """What looks for a block once it begins; None where no peer can be asked. may_take, found: see `Search`."""
-        source, steps = flight.source, _steps(route)
+        return self._search(flight, _steps(route), may_take, found)
+
+    def search_all(self, flight: Flight, found: Callable[[Found | None], None]) -> Search | None:
+        """The same where this node cannot get the block from its origin, as with a directory that only some nodes have:
+        what asks some of all nodes to bring it."""
         usable = self._experience.peers.usable
+        nodes = [node for node in self._membership.view.reachable if usable(node.id)][:MOST_ASKED]
+        search = self._search(flight, [(node, True) for node in nodes], _never, found)
+        if search is not None:
+            search.insists = True
+        return search
+
+    def _search(
+        self, flight: Flight, steps: Steps, may_take: Callable[[], bool], found: Callable[[Found | None], None]
+    ) -> Search | None:
+        source, usable = flight.source, self._experience.peers.usable
         first = next((node for node, _ in steps if usable(node.id)), None)
         if first is None:
             return None
@@ -83,12 +99,12 @@ class Elsewhere:
         seconds. ahead: nobody waits for the block yet."""
         if not self._steal or seconds < (BEHIND_AHEAD if ahead else BEHIND):
             return None
-        node = self._member(node_id)
+        node = self._membership.view.get(node_id)
         return node if node is not None and self._experience.peers.usable(node_id) else None
 
-    def forget_others(self, members: Collection[str]) -> None:
-        """members: ids of all nodes there are."""
-        self._lanes = {node: lane for node, lane in self._lanes.items() if node in members}
+    def on_view(self, view: ClusterView) -> None:
+        """The cluster is like that now."""
+        self._lanes = {node: lane for node, lane in self._lanes.items() if view.get(node) is not None}
 
 
 class _Lane:

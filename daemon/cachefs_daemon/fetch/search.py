@@ -35,8 +35,11 @@ HEDGED: Final = 0.02
 # Seconds after a reader has come to wait for a block that a peer brings without haste, until the peer is told so.
 ASKED_AGAIN: Final = 0.05
 # Seconds until peers are asked anew where two nodes did not agree on who is in the cluster: the one that has missed a
-# change asks for it meanwhile.
+# change, or a restart, asks for it meanwhile. For so many seconds reads wait for that; then they agree, or they never
+# will until somebody mends a list.
 AGREED: Final = 0.3
+AGREEING: Final = 2.0
+AT_ODDS: Final = 60.0
 # Reasons for which the origin is asked next, and no other peer. The peer lives; and another one would ask the origin.
 _FOR_ORIGIN: Final = (Why.FAILED, Why.LATE, Why.WRONG)
 _TOO_LATE: Final = Failed("it has not answered in time", Why.LATE)
@@ -84,8 +87,10 @@ class SearchCounts:
     failed: int = 0
     # Those, and reads of an origin, that came beside one that was late.
     hedged: int = 0
-    # Those that were given back, since the peer was behind and this node was not.
+    # Those that were given back, since the peer was behind and this node was not; and blocks that this node has given
+    # to others for the same reason.
     taken: int = 0
+    given: int = 0
 
 
 class Experience:
@@ -95,8 +100,16 @@ class Experience:
         self.peers = peers
         self.counts = SearchCounts()
         self._budget = HedgeBudget(HEDGED)
+        self._disagreed: dict[str, float] = {}  # by id of a node: loop time since when it has not agreed with this one
         # How long it takes to get a block: of peers that had it, and of those that were to bring it.
         self._times = {False: TimesBySize(), True: TimesBySize()}
+
+    def may_agree(self, node_id: str, now: float) -> bool:
+        """A node did not agree with this one. Will it in a moment?"""
+        since = self._disagreed.get(node_id, -math.inf)
+        if now - since > AT_ODDS:
+            since = self._disagreed[node_id] = now
+        return now - since < AGREEING and self.peers.usable(node_id)
 
     def can_ask(self, node: NodeRecord, length: int, seconds: float) -> bool:
         """May it answer within so many seconds?"""
@@ -166,11 +179,12 @@ class Search:
     # may come from a peer all the same.
     found: Callable[[Found | None], None]
     experience: Experience
+    # Ask all of them until one gives it: this node cannot.
+    insists: bool = False
     _questions: list[_Question] = field(default_factory=list)  # that are not answered yet
     _timer: asyncio.TimerHandle | None = None
     _waits_until: float = math.inf  # for its slot, in loop time; inf once it has one
     _anew: float = math.inf  # loop time at which others are asked, since two nodes did not agree
-    _has_disagreed: bool = False
     _gave_up: bool = False
     _is_over: bool = False
 
@@ -187,13 +201,15 @@ class Search:
         """A reader waits for it from now on."""
         if self._is_over or self._gave_up:
             return
+        was_hurried, self.hurried = self.hurried, True
         if self._waits_until < math.inf:
             self.slot.promote()
-        if self.hurried:
+        if was_hurried:
             return
-        self.hurried = True
         now = _now()
         for question in self._questions:
+            if question.hurried:
+                continue
             question.until = min(question.until, now + self._patience(question.fetch, now))
             question.late = max(question.late, now + LEAST_LATE)
             if question.fetch:
@@ -283,11 +299,10 @@ class Search:
             counts.taken += 1
         else:
             counts.failed += 1
-        if isinstance(answer, Failed) and answer.why is Why.EPOCH and not (self._has_disagreed or self._gave_up):
-            self._has_disagreed = True
+        if _is_disagreement(answer) and not self._gave_up and self.experience.may_agree(question.node.id, _now()):
             self._anew = _now() + AGREED
             self._set_timer()
-        elif question.fetch and not _is_for_others(answer):
+        elif question.fetch and not (self.insists or _is_for_others(answer)):
             self._give_up()
         elif not self._questions:  # else the next one was asked already, beside this one
             self._next()
@@ -349,6 +364,11 @@ class Search:
 def _is_for_others(answer: PeerAnswer) -> bool:
     """Should another peer bring the block, since the one that was asked cannot, and others will ask that one too?"""
     return isinstance(answer, Busy) or (isinstance(answer, Failed) and answer.why not in _FOR_ORIGIN)
+
+
+def _is_disagreement(answer: PeerAnswer) -> bool:
+    """Do two nodes not agree on who is in the cluster?"""
+    return isinstance(answer, Failed) and answer.why in (Why.EPOCH, Why.STRANGER)
 
 
 def _now() -> float:

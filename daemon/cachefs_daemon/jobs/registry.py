@@ -67,8 +67,9 @@ class Job:
     datasets: dict[str, str] = field(default_factory=dict)
     # How those of its consumers were that have ended.
     last: list[ConsumerView] = field(default_factory=list)
-    # Bytes that were fetched for the sake of the job.
+    # Bytes that were fetched for the sake of the job: from origins, and from other nodes.
     fetched_bytes: int = 0
+    peer_bytes: int = 0
 
 
 class JobRegistry:
@@ -113,6 +114,7 @@ class JobRegistry:
             stalls=waited,
             stall_seconds=seconds,
             fetched_bytes=job.fetched_bytes,
+            peer_bytes=job.peer_bytes,
             reason=job.reason,
         )
 
@@ -313,12 +315,15 @@ class JobRegistry:
         positions = ((key, consumer.position) for key, consumer in self._consumers.items())
         return {key: one.margin(now) if one is not None else REPORT_SECONDS for key, one in positions}
 
-    def fetched(self, key: str, size: int) -> None:
-        """*size* bytes were fetched ahead for the consumer *key*."""
+    def fetched(self, key: str, size: int, via: str = "") -> None:
+        """*size* bytes were fetched for the consumer *key*. via: what brought them; empty for an origin."""
         consumer = self._consumers.get(key)
         job = self._jobs.get(consumer.request.job) if consumer is not None else None
         if job is not None:
-            job.fetched_bytes += size
+            if via:
+                job.peer_bytes += size
+            else:
+                job.fetched_bytes += size
 
     # --- their ends ---------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,9 @@ class Host(Protocol):
     def given(self, node: str) -> Given:
         """Its counters."""
 
+    def handed_over(self, node: str, key: bytes) -> None:
+        """That node was sent this block."""
+
     def may_fetch(self, count: int) -> bool:
         """Add that to the blocks that the daemon brings now, if there is room."""
 
@@ -237,6 +240,7 @@ class Answering:
         if self.host.outlet.send(self.wire, at, block, location):
             given.blocks += 1
             given.bytes += block.length
+            self.host.handed_over(self.node, block.key)
         else:
             self.send_none(at, NOT_HERE, given)
 
@@ -317,6 +321,7 @@ class _Fetched:
             answering.send_none(at, FAILED, given, outcome.message)
         elif not outcome.location:
             given.fetched += 1
+            answering.host.handed_over(answering.node, block.key)
             if not answering.host.outlet.send_bytes(answering.wire, at, block, outcome):
                 answering.send_none(at, FAILED, given, "the block has another length here")
         else:

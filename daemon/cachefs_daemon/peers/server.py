@@ -23,7 +23,9 @@ from cachefs_daemon.peers.crowd import Crowd
 from cachefs_daemon.peers.daemon_fetches import DaemonFetches
 from cachefs_daemon.peers.outlet import Outlet
 from cachefs_daemon.peers.server_messages import (
+    HANDED_SECONDS,
     MOST_COMPLAINTS,
+    MOST_HANDED,
     MOST_TOLD,
     SAY_SECONDS,
     Complaint,
@@ -69,6 +71,10 @@ class PeerServer:
         self._more = 0
         self._is_behind = False
         self._fetching = 0
+        self._handed: dict[str, bytearray] = {}  # by id of the node: keys of blocks, one after the other
+        self._handed_count = 0
+        self._news = threading.Event()  # there is something in `_handed`
+        self._telling = threading.Lock()  # of the pipe
 
     def use(self, certificates: Certificates | None) -> None:
         """None: connections are not encrypted."""
@@ -82,6 +88,7 @@ class PeerServer:
         poll.register(self._listening, select.POLLIN)
         poll.register(self._pipe, select.POLLIN)
         self._say()
+        threading.Thread(target=self._tell_handed, daemon=True).start()
         last = time.monotonic()
         while True:
             for descriptor, _ in poll.poll(max(0, (last + SAY_SECONDS - time.monotonic()) * 1000)):
@@ -117,6 +124,13 @@ class PeerServer:
             if len(self._given) > _MOST_GIVEN:
                 self._given.popitem(last=False)
             return given
+
+    def handed_over(self, node: str, key: bytes) -> None:
+        with self._lock:
+            if self._handed_count < MOST_HANDED:
+                self._handed.setdefault(node, bytearray()).extend(key)
+                self._handed_count += 1
+        self._news.set()
 
     def may_fetch(self, count: int) -> bool:
         with self._lock:
@@ -221,8 +235,23 @@ class PeerServer:
                 connections=self._crowd.size,
             )
             self._complaints, self._more, self._is_behind = [], 0, False
+        self._send(said)
+
+    def _tell_handed(self) -> None:
+        """Runs as long as the server."""
+        while True:
+            self._news.wait()
+            time.sleep(HANDED_SECONDS)
+            self._news.clear()
+            with self._lock:
+                handed = {node: bytes(keys) for node, keys in self._handed.items()}
+                self._handed, self._handed_count = {}, 0
+            self._send(Said(brief=True, handed=handed))
+
+    def _send(self, said: Said) -> None:
         try:
-            self._pipe.sendall(frame(said))
+            with self._telling:
+                self._pipe.sendall(frame(said))
         except OSError:
             os._exit(0)  # the daemon is gone, or does not listen to anything any more
 

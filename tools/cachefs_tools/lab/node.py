@@ -53,7 +53,6 @@ class Node:
         self._account = account
         self._daemon: Child | None = None
         self._mount: Child | None = None
-        self._mounted = ""  # the dataset
 
     @property
     def socket(self) -> Path:
@@ -113,8 +112,9 @@ class Node:
             program("mount.cachefs"), dataset, str(self.mountpoint), "-f", "-o",
             ",".join((f"socket={self.socket}", *options)),
         ]  # fmt: skip
-        self._mount, self._mounted = self._run(command, log), dataset
-        wait_until(lambda: MOUNTED in log.read_bytes(), self._mount, log)
+        said = log.stat().st_size if log.exists() else 0  # by those that were mounted there before
+        self._mount = self._run(command, log)
+        wait_until(lambda: MOUNTED in log.read_bytes()[said:], self._mount, log)
 
     def status(self) -> Status:
         """What `cachectl status` shows. Raises DaemonUnavailable."""
