@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import page_cache_lock
+from tests import page_cache_lock, taken_pages
 from tests.blockstore import memory_directory
 from tests.servers import radosgw as radosgw_server
 from tests.servers import rclone as rclone_server
@@ -29,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The Makefile tells xdist to keep this order; its own begins with the files that have the most tests.
     """
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG_FILES))
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Tests that count pages know of machines that take them."""
+    if "steady_page_cache" not in getattr(item, "fixturenames", ()):
+        return None
+    taken_pages.run(item, nextitem)
+    return True
 
 
 @pytest.fixture

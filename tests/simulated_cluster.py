@@ -10,6 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+from cachefs_daemon.cooperation.groups import Group, groups_of
+from cachefs_daemon.cooperation.holders import Known, Ring
+from cachefs_daemon.cooperation.orders import GroupOrders
+from cachefs_daemon.cooperation.shared_snapshot import Place, SharedSnapshot, Surroundings
+from cachefs_daemon.jobs.plan_room import PlanRoom
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.sections import ConsumerFacts
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.blocks.samples import Samples
@@ -23,13 +30,6 @@ from cachefs.planning.prefetch.latency import Latency
 from cachefs.planning.prefetch.lookahead import Upcoming
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
-from cachefs_daemon.cooperation.groups import Group, groups_of
-from cachefs_daemon.cooperation.holders import Known, Ring
-from cachefs_daemon.cooperation.orders import GroupOrders
-from cachefs_daemon.cooperation.shared_snapshot import Place, SharedSnapshot, Surroundings
-from cachefs_daemon.jobs.plan_room import PlanRoom
-from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing.sections import ConsumerFacts
 from tests.simulated import space_of
 
 SIZE = 110_000
@@ -41,12 +41,12 @@ SNAPSHOT = "space"
 @dataclass(frozen=True)
 class Setting:
     nodes: int = 4
-    files: int = 2000
+    files: int = 1200
     # Bytes of all caches together, as a part of the dataset.
     capacity: float = 1.1
-    epochs: int = 4
-    rate: float = 100.0  # reads per second and node
-    tick: float = 0.05  # seconds
+    epochs: int = 3
+    rate: float = 50.0  # reads per second and node
+    tick: float = 0.1  # seconds
     # Reads by which the first node is ahead of all others.
     drift: int = 0
     # Seconds until the first epoch begins.
@@ -191,7 +191,7 @@ class SimulatedCluster:
         self.remembered: dict[str, Known] = {}
         self.names = [chr(ord("a") + number) for number in range(setting.nodes)]
         self._later: list[tuple[float, partial[None]]] = []
-        self._orders: dict[tuple[int, int], "np.ndarray[tuple[int], np.dtype[np.int32]]"] = {}
+        self._orders: dict[tuple[int, int], np.ndarray[tuple[int], np.dtype[np.int32]]] = {}
         self.nodes = [SimulatedPeer(self, name, number) for number, name in enumerate(self.names)]
         [group] = groups_of({node.name: [self._facts(node)] for node in self.nodes})
         for node in self.nodes:
@@ -300,7 +300,7 @@ class SimulatedCluster:
         return self
 
     async def _settle(self) -> None:
-        while not all(node.shared.is_up_to_date for node in self.nodes):
+        while not all(node.shared.is_up_to_date for node in self.nodes):  # noqa: ASYNC110 - no news are told
             await asyncio.sleep(0.001)
 
 

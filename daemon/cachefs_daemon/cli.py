@@ -99,7 +99,7 @@ def run(config: Config) -> None:
     if config.daemon.socket_group:
         _share_with(config.daemon.socket_group)
     store = store_config(config)
-    storage = Storage(store, Foresight.empty())
+    storage = Storage(store, Foresight.empty(in_cluster=config.cluster.enabled))
     threads = Threads()
     try:
         if config.daemon.socket_group:

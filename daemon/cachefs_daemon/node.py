@@ -22,6 +22,8 @@ from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.shared_datasets import Here
 from cachefs_daemon.content.warmup import Warmups
+from cachefs_daemon.cooperation.cooperation import Cooperation, Parts
+from cachefs_daemon.cooperation.routes import Routes
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
@@ -127,7 +129,62 @@ class Node:
             self.fetcher.on_ask = self.guesser.asked
             self._endless.append(self.guesser.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
+        self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
         self._background: list[asyncio.Task[None]] = []
+
+    def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> Cooperation | None:
+        """What this node does for what others read. None where nothing is fetched ahead."""
+        foresight, sharing = self.storage.foresight, self.sharing
+        if foresight.standing is None or sharing is None or not self.config.prefetch.enabled:
+            return None
+        cooperation = Cooperation(
+            Parts(
+                plan=foresight.plan,
+                standing=foresight.standing,
+                jobs=self.jobs,
+                loader=loader,
+                snapshots=held,
+                threads=self.threads,
+                shared=sharing.shared,
+                consumers=sharing.consumers,
+                window=lambda: fetches.last_window,
+                directory=self.config.daemon.state_dir / "holders",
+                replicas=self.config.cluster.replicas,
+            )
+        )
+        self._endless.append(cooperation.run)
+        if self.data_plane is not None:
+            self.data_plane.on_served = cooperation.on_served
+        elsewhere = self.fetcher.bringing.elsewhere
+        if elsewhere is not None:
+            elsewhere.route = Routes(self.membership, elsewhere.route, cooperation.get).route
+        return cooperation
+
+    def _margins(self) -> dict[str, float]:
+        """By consumer, seconds by which it may be ahead of where the plan has it."""
+        others = self.cooperation.margins() if self.cooperation is not None else {}
+        return {**self.jobs.margins(), **others}
+
+    def _make_sharing(self, held: HeldSnapshots) -> NodeSharing:
+        here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
+        cluster = self.config.cluster
+        return NodeSharing(Surroundings(cluster, self.membership, here, self.jobs, self.threads, self._count))
+
+    def _mounted(self, dataset: str) -> str:
+        """Where a dataset is mounted on this node; empty where it is not."""
+        mount = self.mounts.using(dataset)
+        return mount.mountpoint if mount is not None else ""
+
+    async def _count(self) -> NodeCounters:
+        """What other nodes are told of this one."""
+        usage = await self.threads.run(self.storage.usage)
+        return counters_of(
+            self.started,
+            [TierUse(tier.name, tier.limit, tier.used) for tier in usage],
+            self.jobs,
+            (self.fetcher.fetched_blocks, self.fetcher.fetched_bytes),
+            self.sharing.datasets.problems() if self.sharing is not None else [],
+        )
 
     def _elsewhere(self, plane: DataPlane, slots: FetchSlots) -> Elsewhere:
         """The other nodes, as a source of blocks. slots: of reads from origins."""
@@ -151,32 +208,11 @@ class Node:
             **asdict(bringing.elsewhere.counts),
         )
 
-    def _make_sharing(self, held: HeldSnapshots) -> NodeSharing:
-        here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
-        cluster = self.config.cluster
-        return NodeSharing(Surroundings(cluster, self.membership, here, self.jobs, self.threads, self._count))
-
-    def _mounted(self, dataset: str) -> str:
-        """Where a dataset is mounted on this node; empty where it is not."""
-        mount = self.mounts.using(dataset)
-        return mount.mountpoint if mount is not None else ""
-
-    async def _count(self) -> NodeCounters:
-        """What other nodes are told of this one."""
-        usage = await self.threads.run(self.storage.usage)
-        return counters_of(
-            self.started,
-            [TierUse(tier.name, tier.limit, tier.used) for tier in usage],
-            self.jobs,
-            (self.fetcher.fetched_blocks, self.fetcher.fetched_bytes),
-            self.sharing.datasets.problems() if self.sharing is not None else [],
-        )
-
     def _fetching_ahead(self, pace: Pace, fetches: FetchPlan) -> list[Endless]:
         """What runs as long as the daemon, to bring blocks before they are read."""
         config, storage, threads = self.config, self.storage, self.threads
         plan, presence = storage.foresight.plan, storage.foresight.presence
-        readers = Readers(self.jobs.margins, self.jobs.fetched, self.pushers.is_active)
+        readers = Readers(self._margins, self.jobs.fetched, self.pushers.is_active)
         promotions = PromotionPlan(plan, presence, config.prefetch.memory_ahead)
         return [
             Prefetcher(fetches, pace, self.fetcher, storage.tiering, threads, readers).run,
@@ -249,6 +285,8 @@ class Node:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        if self.cooperation is not None:
+            await self.cooperation.close()
         self.pushers.close()
         await self.warmups.close()
         await self.jobs.close()

@@ -33,6 +33,10 @@ WINDOWS: Final = 100
 SLACK: Final = 0.01
 # Of sqrt(blocks / nodes) blocks. One node in forty has so much more than its part when readers choose by chance.
 RESERVED_DEVIATIONS: Final = 2.0
+# Epochs ahead that say who reads a block sooner: a quarter of the nodes, within these limits. With 4, 8 and 64 nodes
+# that gives .451, .306 and .102 local reads; all of the future gives .451, .309 and .103. Each takes 2 bytes per block.
+_LEAST_AHEAD: Final = 4
+_MOST_AHEAD: Final = 16
 
 
 def next_holders(holders: Nodes, epochs: Sequence[Reads], rooms: Bytes, sizes: npt.NDArray[np.uint32]) -> Nodes:
@@ -60,6 +64,11 @@ def next_holders(holders: Nodes, epochs: Sequence[Reads], rooms: Bytes, sizes: n
         taken = np.flatnonzero(fitting) + start
         found[moves.blocks[taken]] = moves.targets[taken]
     return found
+
+
+def epochs_ahead(nodes: int) -> int:
+    """How many epochs beyond the current one are worth looking at, with so many nodes."""
+    return min(max(math.ceil(nodes / 4), _LEAST_AHEAD), _MOST_AHEAD)
 
 
 def held(holders: Nodes, sizes: npt.NDArray[np.uint32], nodes: int) -> Bytes:

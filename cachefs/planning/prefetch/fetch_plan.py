@@ -91,7 +91,7 @@ class FetchPlan:
         self._pauses = Pauses()
         self._learned = LearnedWindow(limits.stall_worth)
         self._window = 0.0  # seconds, as it was asked for last
-        self._is_full = False  # only then does the window bound what is fetched
+        self._is_full = False  # or there are copies: only then does the window bound what is fetched
         self._price, self._priced = 0.0, -math.inf  # of a second of window, and when it was found out
         self._looked = -math.inf  # when blocks were looked at again
         self._version, self._planned = plan.version, -math.inf  # of the plan, and when it was seen to change
@@ -129,6 +129,11 @@ class FetchPlan:
             self._standing.near = max(NEAR, self._window + max(margins.values(), default=0.0) + LOOK_AGAIN)
         return self._window
 
+    @property
+    def last_window(self) -> float:
+        """Seconds, as `window` gave them last."""
+        return self._window
+
     def late(self, waits: Sequence[float], reads: int, now: float) -> None:
         """Of so many reads of planned blocks, some have waited so many seconds each, for their blocks to come from an
         origin."""
@@ -139,7 +144,8 @@ class FetchPlan:
     def for_free_room(self, free: int) -> list[Upcoming]:
         """Blocks for *free* bytes of the tiers, from which what is in flight is still to be taken."""
         free -= self._bytes_in_flight
-        self._is_full = free <= 0
+        # Copies are fetched within the window, however much is free.
+        self._is_full = free <= 0 or (self._standing is not None and bool(self._standing.mine))
         return self._choose(self._some_time, math.inf, free) if free > 0 else []
 
     def for_window(self, window: float) -> Batch | None:

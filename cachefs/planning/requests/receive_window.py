@@ -6,13 +6,13 @@ timeout of TCP. So the receiver asks for no more at a time than keeps its link b
     2 g <= W    and    C (RTT + serve) <= W <= C RTT + Q
 
 with grains of g bytes, a link of C bytes a second, and a queue of Q bytes. C, RTT and the time to serve are measured.
-Q is not known: it begins at 256 KiB, which the smallest switches have for a port, and grows while a window that needs
-more is used and nothing is sent twice; where something is, it goes back. What decides is the upper bound where the two
-cannot both be met, since a drop costs more than an idle moment.
+Q is not known: it begins at 256 KiB, which the smallest switches have for a port. Where a window needs more, it is
+tried out: Q stays larger where blocks come faster then and nothing is sent twice, and else is what it was. What decides
+is the upper bound where the two cannot both be met, since a drop costs more than an idle moment.
 
-The idea to bound what is asked for, and not what is sent, is that of request-limited data centre transports; the rate
-and the latency are taken as BBR takes them (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue
-14(5), 2016): the largest rate and the least latency of the last seconds.
+To bound what is asked for, and not what is sent, is the idea of receiver-driven transports; the rate is taken as BBR
+takes it (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016): the largest of the last
+seconds.
 """
 
 import math
@@ -23,7 +23,7 @@ from typing import Final
 GRAIN: Final = 128 << 10
 # Bytes of the queue of a switch port, at first and at most.
 FIRST_QUEUE: Final = 256 << 10
-MOST_QUEUE: Final = 16 << 20
+MOST_QUEUE: Final = 4 << 20
 # Bytes of the window, at most: those of a question.
 MOST: Final = 64 << 20
 # How many times the window is that which just keeps the link busy: what takes a moment longer then leaves no gap.
@@ -31,16 +31,22 @@ _GAIN: Final = 1.5
 # What is assumed before anything was measured: bytes a second of a link of 1 Gbit/s, and seconds.
 _FIRST_RATE: Final = 1.25e8
 _FIRST_LATENCY: Final = 0.0005
+# Seconds that a latency counts as, at most.
+_LONGEST: Final = 0.1
 # Seconds for which measurements count.
 _REMEMBERED: Final = 10.0
 # Seconds over which a rate is measured, at least.
 _SPAN: Final = 0.02
-# Bytes that come without one being sent twice before the queue is assumed to be larger, in windows; and how much.
-_QUIET_WINDOWS: Final = 64
-_GROWTH: Final = 1.25
-# Seconds after something was sent twice in which the queue is not assumed to be larger again, at first and at most.
-_HOLD: Final = 10.0
-_LONGEST_HOLD: Final = 640.0
+# A larger queue is tried out over so many windows, at least; it is so many times larger, and stays where the rate is so
+# many times higher.
+_TRIAL_WINDOWS: Final = 48
+_GROWTH: Final = 1.5
+_WORTH: Final = 1.04
+# Seconds between a trial that gained nothing, or packets that were sent twice, and the next trial: at first, at most.
+_HOLD: Final = 1.0
+_LONGEST_HOLD: Final = 60.0
+# The part of each new time in the smoothed one.
+_SMOOTHING: Final = 1 / 32
 
 
 class _Best:
@@ -69,10 +75,13 @@ class ReceiveWindow:
         """fixed: bytes, where people know better; 0 to learn it."""
         self._fixed = fixed
         self._rate = _Best(_FIRST_RATE, largest=True)  # bytes a second
-        self._latency = _Best(_FIRST_LATENCY, largest=False)  # seconds from a question to the first byte of its answer
+        self._latency = _FIRST_LATENCY  # seconds from a question to the first byte of its answer, smoothed
         self._round_trip = _Best(_FIRST_LATENCY / 2, largest=False)
         self._queue = float(FIRST_QUEUE)
-        self._quiet = 0  # bytes that have come since the queue was last changed
+        self._kept_queue = self._queue  # what it was before the trial
+        self._kept_rate = 0.0  # bytes a second before the trial; 0: there is none
+        self._trial_bytes = 0
+        self._trial_began = 0.0
         self._hold = _HOLD
         self._held_until = -math.inf
         self._span_began = -math.inf
@@ -90,20 +99,19 @@ class ReceiveWindow:
         return int(self._queue)
 
     def room(self, in_flight: int, length: int) -> bool:
-        """May a block of *length* bytes be asked for while others of *in_flight* bytes are on the way? One always
-        may."""
-        return in_flight == 0 or in_flight + length <= self.size
+        """May a block of *length* bytes be asked for while others of *in_flight* bytes are on the way? One always may.
+        What is larger than half of the window is asked for when the rest of the one before is not."""
+        return in_flight == 0 or in_flight + min(length, self.size // 2) <= self.size
 
     def answered(self, latency: float, round_trip: float, now: float) -> None:
         """The first byte of an answer came so many seconds after its question. round_trip: of its connection."""
-        self._latency.add(max(1e-5, latency), now)
+        self._latency += (min(max(0.0, latency), _LONGEST) - self._latency) * _SMOOTHING
         if round_trip > 0:
             self._round_trip.add(round_trip, now)
         self._update()
 
     def received(self, count: int, now: float, *, is_full: bool) -> None:
         """Bytes have come. is_full: the window was, so that more could not have been asked for."""
-        self._quiet += count
         if not is_full:
             # Less may have come than could.
             self._span_began = -math.inf
@@ -112,34 +120,45 @@ class ReceiveWindow:
             self._span_began, self._span_bytes = now, 0
             return
         self._span_bytes += count
+        self._trial_bytes += count
         if now - self._span_began >= _SPAN:
             self._rate.add(self._span_bytes / (now - self._span_began), now)
             self._span_began, self._span_bytes = now, 0
-            self._grow(now)
+            self._try(now)
             self._update()
 
     def sent_twice(self, packets: int, now: float) -> None:
         """Peers had to send packets again."""
-        if packets <= 0:
-            return
-        self._quiet = 0
-        if now < self._held_until:
-            return  # sent before the window has shrunk
-        self._queue = max(float(FIRST_QUEUE), self._queue / 2)
-        self._held_until = now + self._hold
-        self._hold = min(_LONGEST_HOLD, self._hold * 2)
+        if packets <= 0 or now < self._held_until:
+            return  # or it was sent before the window has shrunk
+        self._queue = self._kept_queue if self._kept_rate else max(float(FIRST_QUEUE), self._queue / 2)
+        self._end_trial(now)
         self._update()
 
-    def _grow(self, now: float) -> None:
-        is_bound = self.size >= self._upper - 1 and self._needed > self._upper
-        if is_bound and now >= self._held_until and self._quiet >= _QUIET_WINDOWS * self.size:
-            self._quiet = 0
-            self._queue = min(float(MOST_QUEUE), self._queue * _GROWTH)
+    def _try(self, now: float) -> None:
+        """Is the queue larger than was thought?"""
+        if self._trial_bytes < _TRIAL_WINDOWS * self.size:
+            return
+        rate = self._trial_bytes / max(1e-6, now - self._trial_began)
+        self._trial_bytes, self._trial_began = 0, now
+        if self._kept_rate and rate < self._kept_rate * _WORTH:
+            self._queue = self._kept_queue
+            self._end_trial(now)
+        elif now >= self._held_until and self._queue < MOST_QUEUE and self._needed > self._upper:
+            self._kept_queue, self._kept_rate = self._queue, rate
+            self._queue *= _GROWTH
+        else:
+            self._kept_rate = 0.0
+
+    def _end_trial(self, now: float) -> None:
+        self._kept_rate, self._trial_bytes, self._trial_began = 0.0, 0, now
+        self._held_until = now + self._hold
+        self._hold = min(_LONGEST_HOLD, self._hold * 2)
 
     @property
     def _needed(self) -> float:
         """Bytes that keep the link busy."""
-        return self._rate.value * self._latency.value * _GAIN + 2 * GRAIN
+        return self._rate.value * self._latency * _GAIN + 2 * GRAIN
 
     @property
     def _upper(self) -> float:

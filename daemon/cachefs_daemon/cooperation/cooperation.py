@@ -1,9 +1,9 @@
-"""This node's part in what the cluster's jobs read: a shared snapshot for each snapshot that consumers read, on whichever
-nodes, kept up to date as consumers come, read on and go, and as members do."""
+"""This node's part in what the cluster's jobs read: a shared snapshot for each snapshot that consumers read, on
+whichever nodes, kept up to date as consumers come, read on and go, and as members do."""
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from cachefs.errors import CachefsError, NotFound
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.cluster.rendezvous import Member as Placed
+from cachefs.planning.cluster.scale import Demand
 from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import Order
@@ -37,6 +38,10 @@ log = logging.getLogger(__name__)
 
 # Seconds between two looks at where consumers are. One takes 0.1 ms with a few consumers, 5 ms with a thousand.
 STEP_SECONDS: Final = 0.1
+# What is read within the window, times the first and plus the second (seconds), counts as about to be read: readers are
+# a little ahead of where they were last seen.
+LONGER: Final = 1.25
+NEAR: Final = 0.5
 # Seconds that another node may take to say who holds what.
 ASK_SECONDS: Final = 10.0
 # Seconds between two times that one snapshot's holders are taken from another node, as they differ from ours.
@@ -57,6 +62,8 @@ class Parts:
     threads: Threads
     shared: SharedState
     consumers: Consumers
+    # Seconds ahead of readers within which blocks are fetched that others keep.
+    window: Callable[[], float]
     # Of files that are kept over a restart.
     directory: Path
     replicas: int
@@ -120,6 +127,10 @@ class Cooperation:
     def snapshots(self) -> Mapping[str, SharedSnapshot]:
         return self._snapshots
 
+    def demands(self) -> list[Demand]:
+        """What consumers of all nodes read, by snapshot."""
+        return [one.demand() for one in self._snapshots.values()]
+
     def margins(self) -> dict[str, float]:
         """By name in the plan: seconds by which other nodes may ask before the plan has them come."""
         return {key: PEERS_AHEAD for one in self._snapshots.values() for key in one.reader_keys}
@@ -141,6 +152,8 @@ class Cooperation:
         self._regroup = True
 
     async def _step(self) -> None:
+        # A block that was fetched to be read is worth what the plan says until it is read.
+        self._parts.standing.near = LONGER * self._parts.window() + NEAR
         self._keys = {(one.request.job, one.name): one.key for one in self._parts.jobs.consumers}
         own = self._parts.consumers.own_consumers()
         everybody = [*own, *self._parts.consumers.remote_consumers()]

@@ -4,7 +4,6 @@ Every node computes them for itself from the same facts (see `cachefs.planning.c
 current epoch are kept on disk and given to other nodes, since what is where depends on all that was before.
 """
 
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.cluster.copies import Bytes, after_change, next_holders, rooms
+from cachefs.planning.cluster.copies import Bytes, after_change, epochs_ahead, next_holders, rooms
 from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, space_hashes
@@ -22,10 +21,6 @@ from cachefs_daemon.store.segment_writer import span
 # The part of its tiers that a node is taken to have for blocks: some is room that is made ahead, and some is for what
 # is read here and held elsewhere.
 USABLE: Final = 0.97
-# Epochs ahead that decide who holds a block: a quarter of the nodes, within these limits. Each takes 2 bytes per block.
-LEAST_AHEAD: Final = 4
-MOST_AHEAD: Final = 16
-
 # Gives the reads of an epoch, by ids of nodes in the ring; None where they are not known.
 ReadsOf = Callable[[int, tuple[str, ...]], Awaitable[Reads | None]]
 
@@ -145,7 +140,7 @@ class Holders:
             if number + 1 in self.at or not self.ring.is_known:
                 continue
             ids = self.ring.ids
-            ahead = min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(len(ids) / 4)))
+            ahead = epochs_ahead(len(ids))
             epochs = []
             for one in range(number, number + ahead + 1):
                 reads = self.reads.get(one) or await reads_of(one, ids)

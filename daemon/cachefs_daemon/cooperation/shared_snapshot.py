@@ -3,13 +3,14 @@ others will read here.
 
 Where exactly one group of consumers shares out the samples of the snapshot, copies are coordinated: they go where they
 are read next (`cachefs.planning.cluster.copies`). Else blocks stay at home. A copy changes hands when the reader that
-is to keep it has got it: the reader counts the block as its own from shortly before it reads it, and the one who has given
-it away does not from that moment on. To wait for the word of how far the reader is would cost both a place meanwhile:
-2 to 10 % more bytes from the origin in a simulation with epochs of 5 to 20 s.
+is to keep it has got it: the reader counts the block as its own from shortly before it reads it, and the one who has
+given it away does not from that moment on. To wait for the word of how far the reader is would cost both a place
+meanwhile: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -23,6 +24,7 @@ from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.cluster.duties import Duty
 from cachefs.planning.cluster.homes import NOBODY
 from cachefs.planning.cluster.reads import Reads
+from cachefs.planning.cluster.scale import Demand
 from cachefs.planning.cluster.standing import Mine, Standing, mine_now
 from cachefs.planning.sequences.epoch import Epoch
 from cachefs.planning.sequences.plan import Plan
@@ -39,8 +41,9 @@ log = logging.getLogger(__name__)
 PER_BLOCK: Final = 64
 # Seconds until it is tried again after something failed.
 RETRY_SECONDS: Final = 2.0
-# Seconds on top of the window in which blocks are fetched: what a node is to keep is its own so long before it is read.
-LEAD: Final = 1.0
+# Seconds on top of those in which a block is about to be read: what a node is to keep is its own so long before it is
+# read.
+LEAD: Final = 0.25
 
 
 class Place(NamedTuple):
@@ -91,6 +94,7 @@ class SharedSnapshot:
         self._ring = ring
         self._groups: list[Group] = []
         self._samples: dict[str, Samples] = {}  # by digest of the map
+        self._bytes: dict[str, int] = {}  # of the blocks that these are, each counted once; by digest of the map
         self._readers: dict[object, PeerReads] = {}  # by key of the group
         self._led: dict[str, tuple[int, int]] = {}  # by own consumer: epoch and read up to which it has its copies
         self._at: dict[object, Place] = {}  # by key of the group: its slowest consumer, as of the last step
@@ -191,6 +195,14 @@ class SharedSnapshot:
             if reads is not None and reads.when is not None and reads.when[block] < done:
                 now, others = others[0], (now,)
         return now, others, home
+
+    def demand(self) -> Demand:
+        """What is read of it, by all groups together."""
+        size = max((self._bytes.get(group.map, 0) for group in self._groups), default=0)
+        places = [(group, self._slowest(group)) for group in self._groups]
+        left = [group.spec.epochs - at.epoch - at.done if group.spec else math.inf for group, at in places]
+        rate = max((at.rate for _, at in places), default=0.0)
+        return Demand(size, max(0.0, *left, 0.0), 1 / rate if rate > 0 else 0.0)
 
     def known(self) -> Known | None:
         """What others may learn of who holds what."""
@@ -296,6 +308,7 @@ class SharedSnapshot:
                 if samples is None:
                     return False
                 self._begin(samples)
+                self._bytes[group.map] = await around.threads.planning(_bytes_of, samples)
                 self._samples[group.map] = samples
         holders, space = self.holders, self.space
         if holders is None or space is None:
@@ -318,7 +331,9 @@ class SharedSnapshot:
         await self._plan_reads(holders, space, groups)
         if changed or self.snapshot not in around.standing.mine:
             await self._stand_anew(holders)
-        return holders.ring == self._ring and groups == self._groups
+        if holders.ring != self._ring or groups != self._groups:
+            self._news.set()
+        return True
 
     def _begin(self, samples: Samples) -> None:
         """Groups with other maps share the space."""
@@ -436,6 +451,12 @@ class SharedSnapshot:
         self._led = {}
         if group is not None:
             self._take_over(group)
+
+
+def _bytes_of(samples: Samples) -> int:
+    own = samples.own()
+    sizes = samples.space.sizes
+    return int((sizes if own is None else sizes[own]).sum(dtype=np.int64))
 
 
 def _reads(count: int, orders: Orders, ids: tuple[str, ...]) -> Reads:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from cachefs.block import Location
-from cachefs.errors import CachefsError, OriginError, OriginUnavailable, StoreFull
+from cachefs.errors import CachefsError, ObjectChanged, OriginError, OriginUnavailable, StoreFull
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.elsewhere import Elsewhere
@@ -53,6 +53,9 @@ PASSING_PART: Final = 8
 # Seconds that a reader waits for a fetch process, at least. After that, and once such a request is late, the block is
 # fetched beside it. While nobody knows what is late, or it takes long, it is so once the process says nothing for 1 s.
 LEAST_LATE: Final = 0.1
+
+# Seconds of a reader's time that must be left for other nodes to be asked where the origin has failed.
+LEAST_LEFT: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class Bringing:
             flight = None  # it has just been given up
         if flight is None:
             flight = self._new(source, ahead, Patience(until), needed)
-            flight.transient = transient
+            flight.transient, flight.is_for_peer = transient, for_peer
             if self.elsewhere is None or for_peer or not self._look_elsewhere(flight, self.elsewhere):
                 self._queue(flight)
             return flight
@@ -210,6 +213,11 @@ class Bringing:
         if flight.slot.ask(partial(self._begin, flight)):
             self._begin(flight)
 
+    def refusal(self, source: BlockSource) -> CachefsError | None:
+        """Why this node cannot bring a block that it looks for on all others now; None where it does not do that."""
+        flight = self._flights.get(source.key)
+        return flight.refusal if flight is not None else None
+
     # --- from other nodes ---------------------------------------------------------------------------------------------
 
     def _look_elsewhere(self, flight: Flight, elsewhere: Elsewhere) -> bool:
@@ -233,9 +241,30 @@ class Bringing:
         search.begin()
         return True
 
+    def _ask_all(self, flight: Flight, error: CachefsError) -> bool:
+        """The origin does not give it to this node. Ask others, who may have other credentials or disks. False where
+        that is of no use."""
+        if self.elsewhere is None or flight.is_for_peer or flight.refusal is not None:
+            return False
+        if isinstance(error, ObjectChanged) or flight.patience.left < LEAST_LEFT:
+            return False
+        if flight.search is not None:
+            flight.search.cancel()
+        search = self.elsewhere.search_all(flight, partial(self._found, flight))
+        if search is None:
+            return False
+        flight.slot.leave()
+        flight.refusal, flight.search, flight.task = error, search, None
+        search.begin()
+        return True
+
     def _found(self, flight: Flight, found: Found | None) -> None:
         """A peer gave it, or the origin is to be asked, too."""
         if flight.has_landed or flight.is_being_stored:
+            return
+        if found is None and flight.refusal is not None:
+            self._errors.add(flight.source.subject, str(flight.refusal))
+            self._end(flight, flight.refusal)
             return
         if found is None:
             self._queue(flight)
@@ -310,12 +339,14 @@ class Bringing:
                 outcome = await self._bring(flight)
         except CachefsError as error:
             outcome = error
+            if block is None and self._ask_all(flight, error):
+                return
             self._errors.add(flight.source.subject, str(error))
         except Exception as error:
             outcome = CachefsError(f"{flight.source.subject}: internal error ({error!r}); see the daemon's log")
             self._errors.add(flight.source.subject, str(outcome), bug=error)
         finally:
-            if flight.task is asyncio.current_task():  # else a peer was quicker than the origin
+            if flight.task is asyncio.current_task():  # else a peer was quicker than the origin, or is asked now
                 self._end(flight, outcome)
 
     def _end(self, flight: Flight, outcome: Outcome) -> None:

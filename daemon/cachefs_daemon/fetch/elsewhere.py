@@ -21,6 +21,8 @@ WIDER: Final = 2
 # to do there: where readers wait, and where nobody does yet.
 BEHIND: Final = 0.5
 BEHIND_AHEAD: Final = 2.0
+# Nodes that are asked for a block that this node cannot get from its origin, at most.
+MOST_ASKED: Final = 8
 
 
 class Elsewhere:
@@ -56,8 +58,22 @@ class Elsewhere:
         self, flight: Flight, route: Route, may_take: Callable[[], bool], found: Callable[[Found | None], None]
     ) -> Search | None:
         """What looks for a block once it begins; None where no peer can be asked. may_take, found: see `Search`."""
-        source, steps = flight.source, _steps(route)
+        return self._search(flight, _steps(route), may_take, found)
+
+    def search_all(self, flight: Flight, found: Callable[[Found | None], None]) -> Search | None:
+        """The same where this node cannot get the block from its origin, as with a directory that only some nodes have:
+        what asks some of all nodes to bring it."""
         usable = self._experience.peers.usable
+        nodes = [node for node in self._membership.view.reachable if usable(node.id)][:MOST_ASKED]
+        search = self._search(flight, [(node, True) for node in nodes], _never, found)
+        if search is not None:
+            search.insists = True
+        return search
+
+    def _search(
+        self, flight: Flight, steps: Steps, may_take: Callable[[], bool], found: Callable[[Found | None], None]
+    ) -> Search | None:
+        source, usable = flight.source, self._experience.peers.usable
         first = next((node for node, _ in steps if usable(node.id)), None)
         if first is None:
             return None

@@ -122,6 +122,9 @@ class Fetcher:
         source = self._at_once(refs, until, tell, for_peer=True)
         if not isinstance(source, BlockSource):
             return
+        if (refusal := self.bringing.refusal(source)) is not None:
+            answer([refusal])
+            return
         if fetch.may_take and self.bringing.give(source, fetch.peer, ahead=fetch.unhurried):
             answer([TAKE_IT])
             return

@@ -57,6 +57,10 @@ class Flight:
     search: Search | None = None
     # Is this node the one that keeps the block, as far as is known? Else it is a copy of another's.
     is_mine: bool = True
+    # Was it begun since another node asked? Then it is looked for on no third one.
+    is_for_peer: bool = False
+    # Why its origin does not give it to this node, while others are asked whether it gives it to them.
+    refusal: CachefsError | None = None
     # Does another node bring it, which has asked for it itself, since this one is behind?
     is_given: bool = False
     # What brought it, as stalls tell: empty for its origin.

@@ -179,6 +179,8 @@ class Search:
     # may come from a peer all the same.
     found: Callable[[Found | None], None]
     experience: Experience
+    # Ask all of them until one gives it: this node cannot.
+    insists: bool = False
     _questions: list[_Question] = field(default_factory=list)  # that are not answered yet
     _timer: asyncio.TimerHandle | None = None
     _waits_until: float = math.inf  # for its slot, in loop time; inf once it has one
@@ -300,7 +302,7 @@ class Search:
         if _is_disagreement(answer) and not self._gave_up and self.experience.may_agree(question.node.id, _now()):
             self._anew = _now() + AGREED
             self._set_timer()
-        elif question.fetch and not _is_for_others(answer):
+        elif question.fetch and not (self.insists or _is_for_others(answer)):
             self._give_up()
         elif not self._questions:  # else the next one was asked already, beside this one
             self._next()

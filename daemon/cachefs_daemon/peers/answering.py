@@ -70,7 +70,7 @@ class Host(Protocol):
     def recognise(self, address: str, node: str) -> str:
         """It is that member. Why it may not stay; empty where it may."""
 
-    def complain(self, address: str, text: str) -> None:
+    def complain(self, address: str, kind: str, text: str) -> None:
         """Of what somebody there does."""
 
     def behind(self) -> None:
@@ -78,6 +78,9 @@ class Host(Protocol):
 
     def given(self, node: str) -> Given:
         """Its counters."""
+
+    def handed_over(self, node: str, key: bytes) -> None:
+        """That node was sent this block."""
 
     def may_fetch(self, count: int) -> bool:
         """Add that to the blocks that the daemon brings now, if there is room."""
@@ -103,9 +106,9 @@ class Answering:
                 pass
         except Gone as gone:
             if str(gone) and not self.node:
-                self.host.complain(self.address, f"a connection that has not said who it is: {gone}")
+                self.host.complain(self.address, "strangers", f"a connection that has not said who it is: {gone}")
         except BadQuestion as error:
-            self.host.complain(self.address, str(error))
+            self.host.complain(self.address, "requests", str(error))
             self._refuse(error.status, str(error))
 
     def _serve(self) -> bool:
@@ -140,6 +143,7 @@ class Answering:
         if verdict.serves and self.proven is not None and greeting.sender not in self.proven:
             host.complain(
                 self.address,
+                "certificates",
                 f"its certificate is not that of {_named(view, greeting.sender)}, as which it asks for blocks: refused",
             )
             self._refuse(403, f"your certificate is not that of node {greeting.sender}", Verdict.STRANGER)
@@ -147,7 +151,7 @@ class Answering:
         if not verdict.serves:
             text = explain(verdict, view, host.cluster, greeting)
             if verdict not in (Verdict.OLD_EPOCH, Verdict.OTHER_INCARNATION):
-                host.complain(self.address, f"node {greeting.sender} asks for blocks and is refused: {text}")
+                host.complain(self.address, f"node {greeting.sender}", f"it asks for blocks and is refused: {text}")
             self._refuse(_STATUS.get(verdict, 409), text, verdict)
             return False
         if self.node != greeting.sender:
@@ -156,7 +160,7 @@ class Answering:
             self.node = greeting.sender
             crowded = host.recognise(self.address, self.node)
             if crowded:
-                host.complain(self.address, f"{crowded}: no more are taken")
+                host.complain(self.address, "connections", f"{crowded}: no more are taken")
                 self._refuse(503, crowded)
                 return False
         return True
@@ -236,6 +240,7 @@ class Answering:
         if self.host.outlet.send(self.wire, at, block, location):
             given.blocks += 1
             given.bytes += block.length
+            self.host.handed_over(self.node, block.key)
         else:
             self.send_none(at, NOT_HERE, given)
 
@@ -316,6 +321,7 @@ class _Fetched:
             answering.send_none(at, FAILED, given, outcome.message)
         elif not outcome.location:
             given.fetched += 1
+            answering.host.handed_over(answering.node, block.key)
             if not answering.host.outlet.send_bytes(answering.wire, at, block, outcome):
                 answering.send_none(at, FAILED, given, "the block has another length here")
         else:

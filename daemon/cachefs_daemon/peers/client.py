@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 import statistics
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -198,11 +199,25 @@ class PeerClient:
                 queue.popleft()
             if not queue or not self._has_room(lane, queue[0].wanted.length, 0):
                 return
+            if lane == HERE and self._is_worth_waiting(queue):
+                return
             if not peer.idle:
                 self._open(peer)
                 return
             asks = self._pick(peer, lane, ahead=ahead)
             self._send(peer, peer.idle.pop(), asks, lane)
+
+    def _is_worth_waiting(self, queue: deque[Ask]) -> bool:
+        """Would the question be for a few of many blocks? Half of what a question costs is the same for each."""
+        free, size = self._window.size - self._in_flight[HERE], self._window.size
+        if 4 * free >= size or not self._in_flight[HERE]:
+            return False
+        wanted = 0
+        for ask in queue:
+            wanted += ask.wanted.length
+            if wanted > free:
+                return queue[0].wanted.length < size // 4
+        return False
 
     def _has_room(self, lane: int, length: int, before: int) -> bool:
         in_flight = self._in_flight[lane] + before
@@ -230,6 +245,8 @@ class PeerClient:
         how = asks[0].how
         lengths = [ask.wanted.length for ask in asks]
         exchange = Exchange([ask.wanted.key for ask in asks], lengths, now)
+        if lane == HERE and lengths[-1] > self._window.size // 2:
+            exchange.tail = protocol.answer_room(()) + self._window.size // 2
         batch = Batch(peer, lane, how.ahead, connection, exchange, asks, set(range(len(asks))), sum(lengths))
         seconds = max(ask.how.until for ask in asks) - now
         question = Question([_asked(ask) for ask in asks], how.fetch, how.ahead, how.may_take)
@@ -302,6 +319,8 @@ class PeerClient:
         self._note_sender(peer, batch)
         if news.outcomes:
             self._take_outcomes(peer, batch, news)
+        if news.is_tail:
+            self._credit(batch)
         if news.refused is not None:
             self._take_refusal(peer, batch, news.refused)
         if news.done or news.ended:
@@ -345,8 +364,16 @@ class PeerClient:
 
     def _release(self, batch: Batch, blocks: int, size: int) -> None:
         batch.bytes_left -= size
-        self._in_flight[batch.lane] -= size
+        credit = min(batch.credit, size)
+        batch.credit -= credit
+        self._in_flight[batch.lane] -= size - credit
         self._fetches -= blocks if batch.lane == FETCH else 0
+
+    def _credit(self, batch: Batch) -> None:
+        """All but the tail of a large block has come: what has come is not on the way any more."""
+        credit = batch.bytes_left - min(batch.bytes_left, self._window.size // 2)
+        batch.credit += credit
+        self._in_flight[batch.lane] -= credit
 
     def _conclude(self, peer: Peer, ask: Ask, outcome: Outcome, now: float) -> None:
         counters = peer.counters

@@ -60,6 +60,8 @@ class Exchange:
     parser: AnswerParser = field(init=False)
     first: float = 0.0  # when the first byte of the answer came; 0 before
     last: float = 0.0  # when the last bytes came, or were sent
+    # Where so few bytes are left to come, it is told once: the next question can be asked. 0 for never.
+    tail: int = 0
 
     def __post_init__(self) -> None:
         self.parser = AnswerParser(self.lengths)
@@ -75,8 +77,9 @@ class News:
     # By number in the question.
     outcomes: Sequence[tuple[int, Outcome]] = ()
     refused: Refused | None = None
-    # The answer is whole.
+    # The answer is whole; or all but its tail has come.
     done: bool = False
+    is_tail: bool = False
     # The connection is closed; why.
     ended: bool = False
     reason: str = ""
@@ -190,7 +193,10 @@ class PeerConnection:
             self.used += 1
             self._view = memoryview(b"")
             return News(self, exchange, outcomes, refused, done=True, ended=parser.is_last)
-        return News(self, exchange, outcomes) if outcomes else None
+        is_tail = exchange.tail > 0 and len(self._view) - self._filled <= exchange.tail
+        if is_tail:
+            exchange.tail = 0
+        return News(self, exchange, outcomes, is_tail=is_tail) if outcomes or is_tail else None
 
     def close(self) -> None:
         self._link.close()

@@ -82,6 +82,8 @@ class Batch:
     # Numbers of those for which nothing has come yet, and their bytes.
     left: set[int]
     bytes_left: int
+    # Of these, bytes that count no more, as they come in a moment.
+    credit: int = 0
     # When something has last come for one of them, in loop time: for rates.
     timed: float = 0.0
     # Why the loop has ended its connection; empty where it has not.

@@ -1,7 +1,7 @@
 """The data plane of a node that is in a cluster: its client and its servers, as the rest of the node has them."""
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from cachefs.cluster_messages import PeerTraffic
@@ -29,12 +29,15 @@ class DataPlane:
         self.certificates = Certificates(self._files) if self._files is not None else None
         self.client = PeerClient(section.cluster, membership, errors, self.certificates, section.window)
         self.servers: PeerServers | None = None  # until `open_servers`
+        # Is told which blocks a node has got from here, by its id and their keys.
+        self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
 
     def open_servers(self, index: Path, tiers: dict[str, Path], adopt: Adopt) -> None:
         """Take the port. index, tiers: what servers read: the node's index, and the directories of tiers by name.
         Raises ConfigError."""
         places = ServerPlaces(self._section.listens, index, tiers, self._files)
         self.servers = PeerServers(self._section.cluster, self._membership, places, adopt, self._errors)
+        self.servers.on_served = lambda node, keys: self.on_served(node, keys)
 
     async def start(self) -> None:
         """Serve."""

@@ -29,7 +29,7 @@ MOST_DATA: Final = 64 << 20
 MOST_BODY: Final = 64 << 10
 MOST_HEAD: Final = 4 << 10
 MOST_SECONDS: Final = 3600.0
-# Bytes of a text that says why, and of the body of an answer that is no 200.
+# Bytes of a text that says why, and of the body of an answer that has no blocks.
 MOST_TEXT: Final = 500
 _MOST_REFUSAL: Final = 2 << 10
 # Seconds between two chunks of an answer, at most.
@@ -270,7 +270,7 @@ class NoBlock(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An answer with no block at all."""
+    """An answer with no block at all: a refusal, or the answer to a probe."""
 
     status: int
     # Why, where it is about who asks whom: the value of a Verdict.
@@ -309,7 +309,7 @@ class AnswerParser:
         self._left = set(range(len(lengths)))
         self._kept = 0  # end of the last block: what came behind it is not needed any more
         self._ended = False  # the chunk LAST was there
-        self._body = 0  # of an answer that is no 200: where it ends
+        self._body = 0  # of an answer that has no blocks: where it ends
         self._refused: tuple[int, str] | None = None
 
     def rewind(self, filled: int) -> int:
@@ -355,7 +355,7 @@ class AnswerParser:
         epoch = head.headers.get(b"x-cachefs-epoch", b"0")
         if not is_id(node) or not is_id(incarnation) or not epoch.isdigit() or len(epoch) > 20:
             raise BadAnswer(f"an answer with status {head.status} does not say which node it is from")
-        if head.status != 200:
+        if head.status != 200 or head.length is not None:
             if head.length is None or head.length > _MOST_REFUSAL:
                 raise BadAnswer(f"an answer with status {head.status} has no length, or a large one")
             self._body = self.position + head.length

@@ -23,7 +23,9 @@ from cachefs_daemon.peers.crowd import Crowd
 from cachefs_daemon.peers.daemon_fetches import DaemonFetches
 from cachefs_daemon.peers.outlet import Outlet
 from cachefs_daemon.peers.server_messages import (
+    HANDED_SECONDS,
     MOST_COMPLAINTS,
+    MOST_HANDED,
     MOST_TOLD,
     SAY_SECONDS,
     Complaint,
@@ -69,6 +71,10 @@ class PeerServer:
         self._more = 0
         self._is_behind = False
         self._fetching = 0
+        self._handed: dict[str, bytearray] = {}  # by id of the node: keys of blocks, one after the other
+        self._handed_count = 0
+        self._news = threading.Event()  # there is something in `_handed`
+        self._telling = threading.Lock()  # of the pipe
 
     def use(self, certificates: Certificates | None) -> None:
         """None: connections are not encrypted."""
@@ -82,6 +88,7 @@ class PeerServer:
         poll.register(self._listening, select.POLLIN)
         poll.register(self._pipe, select.POLLIN)
         self._say()
+        threading.Thread(target=self._tell_handed, daemon=True).start()
         last = time.monotonic()
         while True:
             for descriptor, _ in poll.poll(max(0, (last + SAY_SECONDS - time.monotonic()) * 1000)):
@@ -99,10 +106,11 @@ class PeerServer:
     def recognise(self, address: str, node: str) -> str:
         return self._crowd.recognise(address, node)
 
-    def complain(self, address: str, text: str) -> None:
+    def complain(self, address: str, kind: str, text: str) -> None:
+        # Each kind is a subject of its own, as the log has one line a minute of a subject.
         with self._lock:
             if len(self._complaints) < MOST_COMPLAINTS:
-                self._complaints.append(Complaint(subject=f"peers at {address}", text=text[:500]))
+                self._complaints.append(Complaint(subject=f"peers at {address}, {kind}", text=text[:500]))
             else:
                 self._more += 1
 
@@ -116,6 +124,13 @@ class PeerServer:
             if len(self._given) > _MOST_GIVEN:
                 self._given.popitem(last=False)
             return given
+
+    def handed_over(self, node: str, key: bytes) -> None:
+        with self._lock:
+            if self._handed_count < MOST_HANDED:
+                self._handed.setdefault(node, bytearray()).extend(key)
+                self._handed_count += 1
+        self._news.set()
 
     def may_fetch(self, count: int) -> bool:
         with self._lock:
@@ -132,21 +147,21 @@ class PeerServer:
         except BlockingIOError:  # another process was quicker
             return
         except OSError as error:
-            self.complain("any address", f"no connection can be taken: {error.strerror}")
+            self.complain("any address", "connections", f"no connection can be taken: {error.strerror}")
             time.sleep(_PAUSE)
             return
         address = str(peer[0])
         crowded = self._crowd.enter(address)
         if crowded:
             connection.close()
-            self.complain(address, f"{crowded}: no more are taken")
+            self.complain(address, "connections", f"{crowded}: no more are taken")
             return
         try:
             threading.Thread(target=self._serve, args=(connection, address), daemon=True).start()
         except RuntimeError as error:
             connection.close()
             self._crowd.leave(address, "")
-            self.complain("any address", f"no connection can be taken: {error}")
+            self.complain("any address", "connections", f"no connection can be taken: {error}")
 
     def _serve(self, connection: socket.socket, address: str) -> None:
         node = ""
@@ -159,11 +174,11 @@ class PeerServer:
                 node = answering.node
                 wire.close()
         except Gone as gone:
-            self.complain(address, str(gone))
+            self.complain(address, gone.kind, str(gone))
         except OSError:
             pass  # it has gone before it was anybody
         except Exception as error:
-            self.complain(address, f"internal error of the peer server ({error!r})")
+            self.complain(address, "bug", f"internal error of the peer server ({error!r})")
         finally:
             connection.close()
             self._crowd.leave(address, node)
@@ -177,15 +192,16 @@ class PeerServer:
         try:
             tls = self._certificates.server.wrap_socket(connection, server_side=True, suppress_ragged_eofs=True)
         except ssl.SSLError as error:
-            raise Gone(f"refused, as TLS with it fails: {_reason(error)}") from None
+            raise Gone("refused, as TLS has failed", _reason(error)) from None
         except TimeoutError:
-            raise Gone(f"refused, as it has not said who it is within {HANDSHAKE_SECONDS:.0f} s") from None
+            raise Gone(f"refused, as TLS takes more than {HANDSHAKE_SECONDS:.0f} s", "slow handshakes") from None
         names = names_of(tls.getpeercert())
         proven = frozenset(record.id for record in self.view.others if record.name.lower() in names)
         if not proven:
             tls.close()
             shown = ", ".join(sorted(names)[:3])[:200].encode("ascii", "backslashreplace").decode() or "nobody"
-            raise Gone(f"refused, as its certificate names {shown}, which is no member of cluster {self.cluster}")
+            text = f"refused, as its certificate names {shown}, which is no member of cluster {self.cluster}"
+            raise Gone(text, "certificates")
         return TlsWire(tls), proven
 
     # --- the daemon -----------------------------------------------------------------------------------------------
@@ -219,8 +235,23 @@ class PeerServer:
                 connections=self._crowd.size,
             )
             self._complaints, self._more, self._is_behind = [], 0, False
+        self._send(said)
+
+    def _tell_handed(self) -> None:
+        """Runs as long as the server."""
+        while True:
+            self._news.wait()
+            time.sleep(HANDED_SECONDS)
+            self._news.clear()
+            with self._lock:
+                handed = {node: bytes(keys) for node, keys in self._handed.items()}
+                self._handed, self._handed_count = {}, 0
+            self._send(Said(brief=True, handed=handed))
+
+    def _send(self, said: Said) -> None:
         try:
-            self._pipe.sendall(frame(said))
+            with self._telling:
+                self._pipe.sendall(frame(said))
         except OSError:
             os._exit(0)  # the daemon is gone, or does not listen to anything any more
 

@@ -14,6 +14,10 @@ MOST_SAID: Final = 1 << 20
 MOST_COMPLAINTS: Final = 50
 # Seconds between two messages of a server, at most: it lives.
 SAY_SECONDS: Final = 1.0
+# Seconds after which the daemon learns which blocks others were given, and how many of them it learns in one message.
+# Copies change hands by that; what it does not learn it finds out as the others read on.
+HANDED_SECONDS: Final = 0.1
+MOST_HANDED: Final = 32768
 
 
 class Told(Message, frozen=True):
@@ -43,8 +47,12 @@ class Complaint(Message, frozen=True, array_like=True):
 
 
 class Said(Message, frozen=True):
-    """What a server says once a second; the first one says that it is ready."""
+    """What a server says once a second; the first one says that it is ready. Between these, as soon as others have got
+    blocks, only which (brief)."""
 
+    brief: bool = False
+    # By id of the node, the keys of the blocks that it has got since the last message, one after the other.
+    handed: dict[str, bytes] = msgspec.field(default_factory=dict)
     served: tuple[Served, ...] = ()
     complaints: tuple[Complaint, ...] = ()
     # Complaints for which there was no room.

@@ -20,7 +20,11 @@ _TCP_INFO_SIZE: Final = 104
 
 
 class Gone(Exception):
-    """The other side has closed the connection, or does not go on."""
+    """The other side has closed the connection, or does not go on, or may not."""
+
+    def __init__(self, text: str = "", kind: str = "connections") -> None:
+        super().__init__(text)
+        self.kind = kind  # of what happened: for the log
 
 
 class Wire(Protocol):

@@ -47,10 +47,10 @@ class Foresight:
     standing: Standing | None = None  # which blocks are this node's to keep; None where there is no other node
 
     @classmethod
-    def empty(cls) -> "Foresight":
-        """Nothing is published, and nothing is pushed."""
+    def empty(cls, *, in_cluster: bool = False) -> "Foresight":
+        """Nothing is published, and nothing is pushed. in_cluster: other nodes have copies too."""
         plan = Plan()
-        return cls(plan, Coverage(plan), Presence())
+        return cls(plan, Coverage(plan), Presence(), Standing() if in_cluster else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,7 @@ def test_attributes_are_those_of_the_origin(tree: Path, mount: Path) -> None:
     assert len(set(inodes)) == len(inodes)
 
 
+@pytest.mark.usefixtures("steady_page_cache")
 def test_a_warm_pass_sends_no_request(daemon: Daemon, mount: Path) -> None:
     read_tree(mount / "images")
 

@@ -102,9 +102,9 @@ def waits_for_a_page(pid: int) -> bool:
 def test_pushed_files_are_read_without_a_request(
     tree: Path, daemon: Daemon, view: DatasetView, mount: Path, daemon_side: Orders
 ) -> None:
+    before = counters(daemon.client, mount)  # which takes seconds
     assert daemon_side.failed(daemon_side.give(view, FILES)) == []
     assert [resident_bytes([mount / name]) for name in FILES] == [whole_pages(size) for size in SIZES]
-    before = counters(daemon.client, mount)
     assert all((mount / name).read_bytes() == (tree / name).read_bytes() for name in FILES)
     assert counters(daemon.client, mount)["read"] == before["read"]
     # The kernel had not heard of the files before.

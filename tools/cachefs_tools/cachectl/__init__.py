@@ -16,6 +16,7 @@ with quiet_loading():
     from cachefs_tools.cachectl.index import index
     from cachefs_tools.cachectl.job import job, stalls
     from cachefs_tools.cachectl.mount_points import mount, umount
+    from cachefs_tools.cachectl.ring import ring
     from cachefs_tools.cachectl.stats import stats
     from cachefs_tools.cachectl.status import errors, mounts, status
 
@@ -32,7 +33,7 @@ def main() -> None:
 
 COMMANDS = (
     status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls, cluster,
-    index,
+    ring, index,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

@@ -35,7 +35,7 @@ from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
 from cachefs.block import MEMORY, Location, block_key, piece_checksums
-from cachefs.errors import CachefsError, ObjectChanged
+from cachefs.errors import CachefsError, NotFound, ObjectChanged
 from cachefs.messages import BlockRef, Fetch
 from tests.blockstore import OpenStore
 from tests.peering import KnownMembership, record, view_of
@@ -283,6 +283,30 @@ def test_an_object_that_has_changed_is_the_origins_to_say(store: OpenStore) -> N
         answer = bench.ask(1)
         (await bench.question()).give(Failed("node-2: it has changed"))
         assert isinstance(await answer, ObjectChanged)
+
+    on_bench(store, scene)
+
+
+def test_what_the_origin_does_not_give_to_this_node_other_nodes_may_get(store: OpenStore) -> None:
+    """As with a directory that only some nodes have."""
+
+    async def scene(bench: Bench) -> None:
+        bench.origin.failure = NotFound("no such directory here")
+        answer = bench.ask(1)
+        (await bench.question()).give(Failed("node-2: no such directory"))
+        (await bench.question(2)).give(Failed("node-2: no such directory"))
+        third = await bench.question(3)
+        assert third.asked == ("node-3", True)
+        assert isinstance(await bench.ask_for_peer(1), NotFound)  # who asks here is not kept waiting
+        third.give_block()
+        assert bench.holds(1, await answer)
+        bench.peers.away = {THREE.id}
+        answer = bench.ask(2)
+        for number in (4, 5):
+            (await bench.question(number)).give(Failed("node-2: no such directory"))
+        assert str(await answer) == "no such directory here"
+        assert isinstance(await bench.ask_for_peer(3), NotFound)
+        assert len(bench.peers.questions) == 5
 
     on_bench(store, scene)
 

@@ -315,6 +315,18 @@ def test_what_the_window_brings_is_not_evicted_as_a_copy() -> None:
     assert standing.near > window + 3.0
 
 
+def test_late_copies_widen_the_window_though_there_is_room() -> None:
+    """They are fetched within it however much is free."""
+    scene, _ = clustered(range(0, 1000, 4))
+    scene.look_again(SETTLED + LOOK_AGAIN)
+    latency = Latency(0.1)
+    usual = scene.fetches.window({}, latency, scene.now)
+    scene.fill(10)
+    scene.fetches.note_idle()
+    scene.fetches.late([0.3], 1, scene.now)
+    assert scene.fetches.window({}, latency, scene.now) == pytest.approx(usual + 0.3)
+
+
 def test_the_backlog_counts_only_what_comes_from_the_origin() -> None:
     """All of it would be too much for the origin; a quarter of it is not, where it begins some seconds ahead."""
     scene, standing = clustered(range(100, 1000, 4))
