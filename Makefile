@@ -4,10 +4,13 @@ BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
 BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_isatty.c daemon/cachefs_daemon/store/_batch_io.c
 
-.PHONY: demo test soak lint clean
+.PHONY: demo demo-cluster test cluster soak lint clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
+
+demo-cluster: $(VENV)/.ready-demo
+	$(BIN)/cachefs-demo-cluster $(DEMO_OPTIONS)
 
 # Tests run in a directory with a short name, since the path of a socket has at most 107 bytes.
 IN_SHORT_DIRECTORY := directory=$$(mktemp -d /tmp/t.XXXX) && trap "rm -rf $$directory" EXIT &&
@@ -25,6 +28,9 @@ test: lint
 
 soak: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -m soak --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)
+
+cluster: $(VENV)/.ready-test
+	$(IN_SHORT_DIRECTORY) $(PYTEST) -m cluster --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check

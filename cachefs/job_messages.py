@@ -108,7 +108,9 @@ class JobView(Message, frozen=True):
     consumers: list[ConsumerView]
     stalls: int = 0
     stall_seconds: float = 0.0
+    # Bytes that were fetched for it: from origins, and from other nodes of the cluster.
     fetched_bytes: int = 0
+    peer_bytes: int = 0
     reason: str = ""  # why it ended; empty where it said so itself or was cancelled, and while it runs
 
 

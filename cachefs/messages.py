@@ -47,7 +47,7 @@ class Stall(Message, frozen=True, array_like=True):
     # Key of the block.
     key: bytes
     seconds: float
-    # What it waited for: `origin`, `ssd` or `daemon`.
+    # What it waited for: `origin`, `ssd`, `daemon`, or `peer NAME`.
     source: str
 
 
@@ -121,6 +121,11 @@ class Fetch(Message, frozen=True):
     ahead: bool = False
     # Seconds from now within which the reply is needed.
     deadline: float = 60.0
+    # Id of the node that asks: only the daemon's own peer servers ask for others. And whether nobody there waits for
+    # the blocks yet; whether it would take them from the origin itself.
+    peer: str = ""
+    unhurried: bool = False
+    may_take: bool = False
 
 
 class FetchedBlock(Message, frozen=True, array_like=True):
@@ -135,6 +140,11 @@ class FetchedBlock(Message, frozen=True, array_like=True):
     # checksums of all pieces of the block.
     data: memoryview = memoryview(b"")
     checksums: bytes = b""
+    # For a node that asks: it is to take the block from the origin itself; or to ask others, as it is not here.
+    take_it: bool = False
+    not_here: bool = False
+    # Where it came from, if that was just now: `peer NAME`, or empty for its origin.
+    source: str = ""
 
 
 # --- cachectl <-> daemon ------------------------------------------------------------------------------------------
@@ -227,6 +237,40 @@ class GuessCounts(Message, frozen=True):
     bytes: int = 0
 
 
+class ClusterBrief(Message, frozen=True):
+    """The cluster in a line."""
+
+    # Of the cluster; none, static, etcd or kubernetes.
+    name: str = ""
+    source: str = "none"
+    epoch: int = 0
+    # Nodes by state.
+    states: dict[str, int] = {}
+    problem: str = ""
+
+
+class PeerCounts(Message, frozen=True):
+    """What this node and the others of its cluster have given each other since the daemon started."""
+
+    # Blocks and bytes that came from other nodes. They count for no origin.
+    blocks: int = 0
+    bytes: int = 0
+    # Blocks and bytes that others were given out of tiers, and blocks that were brought from the origin for them.
+    served_blocks: int = 0
+    served_bytes: int = 0
+    served_fetched: int = 0
+    # Questions to other nodes for one block each; those that were answered without the block; those that failed.
+    asked: int = 0
+    not_here: int = 0
+    failed: int = 0
+    # Questions to a second node, and reads of an origin, that came beside a node that was late.
+    hedged: int = 0
+    # Blocks that this node has brought from the origin in place of a home that was behind; and that others have brought
+    # for this one.
+    taken: int = 0
+    given: int = 0
+
+
 class Status(Message, frozen=True):
     """The state of a node."""
 
@@ -240,6 +284,7 @@ class Status(Message, frozen=True):
     datasets: int
     # Reads that had to wait for a fetch.
     misses: int
+    # That came from origins.
     fetched_blocks: int
     fetched_bytes: int
     origin_requests: int
@@ -260,6 +305,8 @@ class Status(Message, frozen=True):
     endpoints: list[EndpointStatus] = []
     guessed: GuessCounts = GuessCounts()
     fetch_processes: list[FetchProcessStatus] = []
+    peers: PeerCounts = PeerCounts()
+    cluster: ClusterBrief = ClusterBrief()
 
 
 class OriginOptions(Message, frozen=True):

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from cachefs import errors
+from cachefs.cluster_messages import ClusterStatus
 from cachefs.identity import FOR_SOMEBODY, IDENTITY_KEY, ask_identity
 from cachefs.job_messages import (
     JobEpoch,
@@ -115,6 +116,7 @@ class Method(Generic[Request, Reply]):
 REPORT: Final = Method(MountReport, NodeView, Right.MOUNT)
 NODE: Final = Method(Empty, NodeView, Right.LOOK)
 STATUS: Final = Method(Empty, Status, Right.LOOK)
+CLUSTER: Final = Method(Empty, ClusterStatus, Right.LOOK)
 DATASET_ADD: Final = Method(DatasetAdd, ListingProgress, Right.ADMINISTER, streams=True)
 DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, Right.ADMINISTER, streams=True)
 DATASET_LIST: Final = Method(Empty, DatasetList, Right.LOOK)

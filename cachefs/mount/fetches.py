@@ -38,6 +38,13 @@ class _Flight:
     # Has it failed because its time was over?
     timed_out: bool = False
 
+    @property
+    def source(self) -> str:
+        """What its readers wait for, as stalls tell (see cachefs.messages.Stall)."""
+        if self.daemon_away:
+            return "daemon"
+        return (self.answer.source if self.answer is not None else "") or "origin"
+
 
 class Fetches:
     """The fetches of one worker."""
@@ -78,12 +85,12 @@ class Fetches:
             with trio.move_on_at(deadline):
                 await flight.landed.wait()
             if not flight.landed.is_set():
-                self._note_stall(key, began, "daemon" if flight.daemon_away else "origin")
+                self._note_stall(key, began, flight.source)
                 raise DaemonUnavailable("the block did not come within the read deadline")
             if has_come_before or not flight.timed_out or deadline <= flight.deadline + _NEAR_DEADLINE:
                 break
             over = flight
-        self._note_stall(key, began, "daemon" if flight.daemon_away else "origin")
+        self._note_stall(key, began, flight.source)
         if flight.answer is None:
             raise flight.error or CachefsError("the mount is ending")
         return flight.answer

@@ -99,7 +99,7 @@ def run(config: Config) -> None:
     if config.daemon.socket_group:
         _share_with(config.daemon.socket_group)
     store = store_config(config)
-    storage = Storage(store, Foresight.empty())
+    storage = Storage(store, Foresight.empty(in_cluster=config.cluster.enabled))
     threads = Threads()
     try:
         if config.daemon.socket_group:
@@ -126,6 +126,7 @@ async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
     settings = config.daemon
     admission = Admission(os.geteuid(), config.security.admin_group, settings.socket_group)
     channel = FetchChannel(fetch_socket(settings.socket), admission, node.fetcher, node.errors)
+    node.open_data_plane(channel.adopt)
     server = Server(Service(node), settings.socket, admission, channel)
     background: list[asyncio.Task[None]] = []
     try:

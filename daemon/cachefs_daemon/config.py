@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import psutil
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from cachefs.block import PIECE_SIZE
 from cachefs.cgroup import memory_limits
 from cachefs.errors import ConfigError
 from cachefs.planning.eviction.policies import PolicyName
-from cachefs.sizes import Share, format_size, parse_share, parse_size
+from cachefs.sizes import Share, format_size
 from cachefs.socket_path import DEFAULT_SOCKET, MAX_SOCKET_PATH
+from cachefs_daemon import cluster_section
+from cachefs_daemon.cluster_section import ClusterSection
+from cachefs_daemon.section import AbsolutePath, Amount, Count, OptionalPath, Seconds, Section, Size
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")
 MIN_BLOCK_SIZE: Final = PIECE_SIZE
@@ -46,14 +49,6 @@ class InvalidConfig(ConfigError):
         self.problems = problems  # one line each
 
 
-def _absolute(path: Path) -> Path:
-    if not path.is_absolute():
-        raise ValueError("expected an absolute path")
-    if "\0" in str(path):
-        raise ValueError("expected a path without NUL")
-    return Path(os.path.normpath(path))
-
-
 def _processes(value: object) -> int:
     if value == "auto":
         return AUTO
@@ -62,53 +57,41 @@ def _processes(value: object) -> int:
     return value
 
 
-Size = Annotated[int, BeforeValidator(parse_size)]
-Amount = Annotated[Share, BeforeValidator(parse_share)]
-Directory = Annotated[Path, AfterValidator(_absolute)]
-OptionalDirectory = Annotated[Directory | None, BeforeValidator(lambda value: None if value == "" else value)]
-Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 Processes = Annotated[int, BeforeValidator(_processes)]
-Count = Annotated[int, Field(ge=1, le=1024)]
 
 
-class _Section(BaseModel):
-    """A table of the file. Keys that it does not have are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DaemonSection(_Section):
+class DaemonSection(Section):
     """[daemon]: the daemon as a whole."""
 
-    socket: Directory = DEFAULT_SOCKET
+    socket: AbsolutePath = DEFAULT_SOCKET
     socket_group: str = ""
-    state_dir: Directory = Path("/var/lib/cachefs")
+    state_dir: AbsolutePath = Path("/var/lib/cachefs")
     block_size: Size = 4 << 20
     policy: PolicyName = PolicyName.CLAIRVOYANT
     read_deadline: Seconds = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class MemorySection(_Section):
+class MemorySection(Section):
     """[memory]: the memory tier."""
 
-    dir: Directory = Path("/dev/shm/cachefs")
+    dir: AbsolutePath = Path("/dev/shm/cachefs")
     budget: Amount = Share(percent=25)
     min_free: Amount = Share(percent=5)
     segment_size: Size = 64 << 20
 
 
-class SsdSection(_Section):
+class SsdSection(Section):
     """[ssd]: the SSD tier. There is one where the file has this table, with a budget above 0."""
 
-    dir: Directory = Path("/var/lib/cachefs/ssd")
+    dir: AbsolutePath = Path("/var/lib/cachefs/ssd")
     budget: Amount = Share(percent=50)
     min_free: Amount = Share(percent=10)
     segment_size: Size = 256 << 20
-    require_mount: OptionalDirectory = None
+    require_mount: OptionalPath = None
 
 
-class OriginSection(_Section):
+class OriginSection(Section):
     """[origin]: limits for reading from origins."""
 
     max_connections: Count = 64
@@ -121,7 +104,7 @@ class OriginSection(_Section):
     max_pages: Annotated[int, Field(ge=1)] = 100_000
 
 
-class PrefetchSection(_Section):
+class PrefetchSection(Section):
     """[prefetch]: what is brought nearer before it is read."""
 
     enabled: bool = True
@@ -132,15 +115,15 @@ class PrefetchSection(_Section):
     processes: Processes = AUTO
 
 
-class SecuritySection(_Section):
+class SecuritySection(Section):
     """[security]: who may do what, and what a dataset may show."""
 
     admin_group: str = ""
-    file_roots: tuple[Directory, ...] = ()
+    file_roots: tuple[AbsolutePath, ...] = ()
     follow_symlinks: bool = False
 
 
-class Config(_Section):
+class Config(Section):
     """The whole file. docs/configuration.md says what each key means."""
 
     daemon: DaemonSection = DaemonSection()
@@ -149,6 +132,7 @@ class Config(_Section):
     origin: OriginSection = OriginSection()
     prefetch: PrefetchSection = PrefetchSection()
     security: SecuritySection = SecuritySection()
+    cluster: ClusterSection = ClusterSection()
 
     @property
     def origin_timeouts(self) -> tuple[float, float]:
@@ -211,6 +195,7 @@ class Config(_Section):
         if not self.prefetch.enabled and self.prefetch.processes > 0:
             given = self.prefetch.processes
             yield f"prefetch.processes = {given}: no fetch processes run, since prefetch.enabled is false"
+        yield from cluster_section.remarks(self.cluster)
 
     def summary(self) -> str:
         """What it says, in one line for people."""
@@ -218,7 +203,7 @@ class Config(_Section):
         return (
             f"policy {self.daemon.policy}, blocks of {format_size(self.daemon.block_size)}, "
             f"memory tier {format_size(self.memory_budget)} in {self.memory.dir}, ssd tier {ssd}, "
-            f"socket {self.daemon.socket}"
+            f"socket {self.daemon.socket}{cluster_section.summary(self.cluster)}"
         )
 
 
@@ -290,9 +275,9 @@ def _nearest(location: list[str]) -> str:
     return f"known here: {', '.join(known)}"
 
 
-_SECTIONS: Final[dict[str, type[_Section]]] = {
+_SECTIONS: Final[dict[str, type[Section]]] = {
     "daemon": DaemonSection, "memory": MemorySection, "ssd": SsdSection, "origin": OriginSection,
-    "prefetch": PrefetchSection, "security": SecuritySection,
+    "prefetch": PrefetchSection, "security": SecuritySection, "cluster": ClusterSection,
 }  # fmt: skip
 
 # Keys of earlier releases, and what became of them.
@@ -342,6 +327,7 @@ def _contradictions(config: Config) -> Iterator[str]:
     ):
         if group and not _is_group(group):
             yield f"{key} = {group!r}: no such group on this machine"
+    yield from cluster_section.problems(config.cluster)
 
 
 def _is_group(name: str) -> bool:

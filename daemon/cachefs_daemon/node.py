@@ -5,22 +5,33 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from typing import Any, Final
 
 from cachefs.block import MEMORY, SSD
+from cachefs.cluster_messages import NodeCounters, TierUse
 from cachefs.errors import CachefsError
+from cachefs.messages import PeerCounts
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
+from cachefs_daemon.cluster.opening import open_membership
+from cachefs_daemon.cluster.shown import Traffic, no_traffic
 from cachefs_daemon.config import Config
+from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
+from cachefs_daemon.content.shared_datasets import Here
 from cachefs_daemon.content.warmup import Warmups
+from cachefs_daemon.cooperation.cooperation import Cooperation, Parts
+from cachefs_daemon.cooperation.routes import Routes
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
 from cachefs_daemon.fetch.carrying import Carrying
+from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.guesser import Guesser
+from cachefs_daemon.fetch.home_routes import HomeRoutes
 from cachefs_daemon.fetch.pace import Pace
 from cachefs_daemon.fetch.prefetcher import Prefetcher
 from cachefs_daemon.fetch.promoter import Promoter
@@ -34,7 +45,9 @@ from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
+from cachefs_daemon.node_sharing import NodeSharing, Surroundings, counters_of
 from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.peers.plane import Adopt, DataPlane
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage, StoreConfig
@@ -64,6 +77,9 @@ class Node:
         self.errors = ErrorLog()
         plan, presence = storage.foresight.plan, storage.foresight.presence
         state_dir, origin = config.daemon.state_dir, config.origin
+        self.membership = open_membership(config.cluster, state_dir, config.memory_budget, config.ssd_budget)
+        self.data_plane = DataPlane(config.cluster, self.membership, self.errors) if config.cluster.enabled else None
+        self.traffic: Traffic = self.data_plane.traffic if self.data_plane is not None else no_traffic
         snapshots = HeldSnapshots(state_dir / "snapshots", config.daemon.block_size)
         self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads)
         slots = FetchSlots(origin.max_connections, origin.max_bytes_in_flight)
@@ -72,10 +88,13 @@ class Node:
         )
         processes = config.fetch_processes if config.prefetch.enabled else 0
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
-        self.fetcher.carry = self.carrying.take
+        self.fetcher.bringing.carry = self.carrying.take
+        if self.data_plane is not None:
+            self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
+        self.changes = DatasetChanges(self.catalog, self.pins, self.quotas, storage, threads)
         self.mounts = MountRegistry()
         room = PlanRoom(config.plan_memory)
         loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads, room)
@@ -86,7 +105,7 @@ class Node:
         limits = FetchLimits(
             config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.most_planned
         )
-        fetches = FetchPlan(plan, presence, limits, time.monotonic())
+        fetches = FetchPlan(plan, presence, limits, time.monotonic(), storage.foresight.standing)
         attribution = Attribution(plan, self.jobs)
         pages = PageCaches(self.pushers.takes, self.pushers.guess)
         self.guesser = Guesser(self.fetcher, storage, threads, snapshots.get, pages)
@@ -109,18 +128,103 @@ class Node:
         if config.prefetch.enabled and config.prefetch.guess:
             self.fetcher.on_ask = self.guesser.asked
             self._endless.append(self.guesser.run)
+        self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
+        self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
         self._background: list[asyncio.Task[None]] = []
+
+    def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> Cooperation | None:
+        """What this node does for what others read. None where nothing is fetched ahead."""
+        foresight, sharing = self.storage.foresight, self.sharing
+        if foresight.standing is None or sharing is None or not self.config.prefetch.enabled:
+            return None
+        cooperation = Cooperation(
+            Parts(
+                plan=foresight.plan,
+                standing=foresight.standing,
+                jobs=self.jobs,
+                loader=loader,
+                snapshots=held,
+                threads=self.threads,
+                shared=sharing.shared,
+                consumers=sharing.consumers,
+                window=lambda: fetches.last_window,
+                directory=self.config.daemon.state_dir / "holders",
+                replicas=self.config.cluster.replicas,
+            )
+        )
+        self._endless.append(cooperation.run)
+        if self.data_plane is not None:
+            self.data_plane.on_served = cooperation.on_served
+        elsewhere = self.fetcher.bringing.elsewhere
+        if elsewhere is not None:
+            elsewhere.route = Routes(self.membership, elsewhere.route, cooperation.get).route
+        return cooperation
+
+    def _margins(self) -> dict[str, float]:
+        """By consumer, seconds by which it may be ahead of where the plan has it."""
+        others = self.cooperation.margins() if self.cooperation is not None else {}
+        return {**self.jobs.margins(), **others}
+
+    def _make_sharing(self, held: HeldSnapshots) -> NodeSharing:
+        here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
+        cluster = self.config.cluster
+        return NodeSharing(Surroundings(cluster, self.membership, here, self.jobs, self.threads, self._count))
+
+    def _mounted(self, dataset: str) -> str:
+        """Where a dataset is mounted on this node; empty where it is not."""
+        mount = self.mounts.using(dataset)
+        return mount.mountpoint if mount is not None else ""
+
+    async def _count(self) -> NodeCounters:
+        """What other nodes are told of this one."""
+        usage = await self.threads.run(self.storage.usage)
+        return counters_of(
+            self.started,
+            [TierUse(tier.name, tier.limit, tier.used) for tier in usage],
+            self.jobs,
+            (self.fetcher.fetched_blocks, self.fetcher.fetched_bytes),
+            self.sharing.datasets.problems() if self.sharing is not None else [],
+        )
+
+    def _elsewhere(self, plane: DataPlane, slots: FetchSlots) -> Elsewhere:
+        """The other nodes, as a source of blocks. slots: of reads from origins."""
+        membership, steal = self.membership, self.config.cluster.steal
+        found = Elsewhere(plane.client, HomeRoutes(membership).route, membership, slots, steal=steal)
+        membership.listen(found.on_view)
+        return found
+
+    def peer_counts(self) -> PeerCounts:
+        """What other nodes and this one have given each other."""
+        bringing, plane = self.fetcher.bringing, self.data_plane
+        if bringing.elsewhere is None or plane is None:
+            return PeerCounts()
+        served = list(plane.servers.served().values()) if plane.servers is not None else []
+        return PeerCounts(
+            blocks=bringing.peer_blocks,
+            bytes=bringing.peer_bytes,
+            served_blocks=sum(one.blocks for one in served),
+            served_bytes=sum(one.bytes for one in served),
+            served_fetched=sum(one.fetched for one in served),
+            **asdict(bringing.elsewhere.counts),
+        )
 
     def _fetching_ahead(self, pace: Pace, fetches: FetchPlan) -> list[Endless]:
         """What runs as long as the daemon, to bring blocks before they are read."""
         config, storage, threads = self.config, self.storage, self.threads
         plan, presence = storage.foresight.plan, storage.foresight.presence
-        readers = Readers(self.jobs.margins, self.jobs.fetched, self.pushers.is_active)
+        readers = Readers(self._margins, self.jobs.fetched, self.pushers.is_active)
         promotions = PromotionPlan(plan, presence, config.prefetch.memory_ahead)
         return [
             Prefetcher(fetches, pace, self.fetcher, storage.tiering, threads, readers).run,
             Promoter(promotions, pace, storage.blocks, storage.tiering, threads, readers).run,
         ]
+
+    def open_data_plane(self, adopt: Adopt) -> None:
+        """Take the port that other nodes ask at, where there are any. To be called before `start`. adopt: serves a
+        connection of the fetch channel. Raises ConfigError."""
+        if self.data_plane is not None:
+            tiers = {usage.name: usage.directory for usage in self.storage.usage()}
+            self.data_plane.open_servers(self.storage.index.path, tiers, adopt)
 
     async def start(self) -> None:
         """Take up what the daemon before has left, and begin to work."""
@@ -128,6 +232,12 @@ class Node:
         await self.pins.apply()
         await self.quotas.apply()
         await self._job_persistence.restore()
+        await self.membership.start()
+        if self.sharing is not None:
+            await self.sharing.start()
+        if self.data_plane is not None:
+            await self.data_plane.start()
+        await self.membership.announce("active")
         self._background = [asyncio.create_task(run()) for run in self._endless]
 
     async def maintain(self) -> None:
@@ -167,15 +277,25 @@ class Node:
 
     async def stop_background(self) -> None:
         """End what is under way without a caller; calls still get their answers."""
+        if self.sharing is not None:
+            await self.sharing.stop()
+        await self.membership.stop()
+        if self.data_plane is not None:
+            await self.data_plane.stop()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        if self.cooperation is not None:
+            await self.cooperation.close()
         self.pushers.close()
         await self.warmups.close()
         await self.jobs.close()
 
     async def stop(self) -> None:
         """No call may be under way any more."""
+        await self.membership.stop()
+        if self.data_plane is not None:
+            await self.data_plane.stop()
         await self.fetcher.close()
         await self.carrying.close()
         await self.catalog.close()

@@ -80,7 +80,7 @@ class Bench:
         self.listed: dict[int, ObjectRange] = {}
         self.fetcher = Fetcher(store.blocks, self.source, threads, FetchSlots(32, 1 << 30), self.errors, 20)
         self.carrying = Carrying(store.storage.rooms, threads, self.errors, count, 20)
-        self.fetcher.carry = self.carrying.take
+        self.fetcher.bringing.carry = self.carrying.take
 
     async def prepare(self, *, ready: bool = True) -> None:
         """List the bucket, learn the way to it, and wait until a process is *ready*."""

@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cachefs.errors import CachefsError
 from cachefs.extras import needs_extra
 from cachefs.messages import DatasetAdd, Empty, OriginOptions, Status
 from cachefs.rpc import DATASET_ADD, STATUS, DaemonClient
@@ -38,7 +37,7 @@ with needs_extra("demo", "cachefs-demo"):
     from cachefs_tools.orderly_exit import orderly_exit
     from cachefs_tools.reading import Pass, find_files, read_shuffled
     from cachefs_tools.scratch_config import NodeSettings, TierSettings
-    from cachefs_tools.scratch_node import daemon, memory_directory, mounted, s3_server
+    from cachefs_tools.scratch_node import daemon, memory_directory, mounted, require_fuse, s3_server
 
 BUCKET: Final = "demo-bucket"
 DATASET: Final = "demo"
@@ -105,8 +104,7 @@ def main(files: int, file_size: int, as_json: bool) -> None:
 
 def demonstrate(files: int, file_size: int) -> list[Run]:
     """The rows of the table; the last one is of the local disk. Raises CachefsError where a part does not work."""
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise CachefsError("/dev/fuse cannot be used here; in a container, start it with --device /dev/fuse")
+    require_fuse()
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cachefs-demo-")))
         source = work / "buckets" / BUCKET

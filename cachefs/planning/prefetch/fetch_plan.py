@@ -5,6 +5,10 @@ fetched no further ahead than Little's law asks for: what is read during the lat
 A block that is evicted too early could have been a better choice later, since every block that is read meanwhile is
 needed only in the next epoch. Blocks are fetched further ahead only where the origins' bandwidth would not suffice
 later (see cachefs.planning.prefetch.backlog). So no step evicts a block that is needed sooner than what it fetches.
+
+In a cluster, only what is this node's to keep (see cachefs.planning.cluster.standing) is fetched that far ahead. Copies
+of what other nodes keep are fetched within the window alone: they come from there, and would take the room of blocks of
+which the cluster has no other.
 """
 
 import itertools
@@ -16,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from cachefs.planning.blocks.presence import ABSENT, Presence
+from cachefs.planning.cluster.standing import NEAR, Standing
 from cachefs.planning.prefetch import backlog
 from cachefs.planning.prefetch.backlog import Backlog
 from cachefs.planning.prefetch.bandwidth import Bandwidth
@@ -68,13 +73,17 @@ class FetchPlan:
     It has more than 12 attributes: a lookahead for each purpose, and what is learned of origins and readers.
     """
 
-    def __init__(self, plan: Plan, presence: Presence, limits: FetchLimits, now: float) -> None:
+    def __init__(
+        self, plan: Plan, presence: Presence, limits: FetchLimits, now: float, standing: Standing | None = None
+    ) -> None:
+        """standing: which blocks are this node's to keep; None where there is no other node."""
         self._plan = plan
+        self._standing = standing
         self._presence = presence
         self._limits = limits
-        self._some_time = Lookahead(plan, ABSENT)  # for free room
+        self._some_time = Lookahead(plan, ABSENT, standing)  # for free room
         self._soon = Lookahead(plan, ABSENT)  # for the window
-        self._in_time = Lookahead(plan, ABSENT)  # for the backlog
+        self._in_time = Lookahead(plan, ABSENT, standing)  # for the backlog
         self._backlog: Backlog | None = None
         self._bandwidth = Bandwidth(now)
         self._in_flight: dict[Name, int] = {}  # bytes of each block
@@ -82,7 +91,7 @@ class FetchPlan:
         self._pauses = Pauses()
         self._learned = LearnedWindow(limits.stall_worth)
         self._window = 0.0  # seconds, as it was asked for last
-        self._is_full = False  # only then does the window bound what is fetched
+        self._is_full = False  # or there are copies: only then does the window bound what is fetched
         self._price, self._priced = 0.0, -math.inf  # of a second of window, and when it was found out
         self._looked = -math.inf  # when blocks were looked at again
         self._version, self._planned = plan.version, -math.inf  # of the plan, and when it was seen to change
@@ -102,7 +111,9 @@ class FetchPlan:
         self._some_time.rewind()
         self._pauses.end(now)
         self._bandwidth.measure(delivered, now)
-        self._backlog = backlog.find(self._plan, self._presence.states, self._bandwidth.value, self._window)
+        self._backlog = backlog.find(
+            self._plan, self._presence.states, self._bandwidth.value, self._window, self._standing
+        )
         self._in_time.rewind()
 
     def window(self, margins: Mapping[str, float], latency: Latency, now: float) -> float:
@@ -114,6 +125,13 @@ class FetchPlan:
         self._soon.margins = self._in_time.margins = margins
         expected = self._limits.safety * (latency.mean + 2 * latency.deviation)
         self._window = min(LONGEST_WINDOW, expected + self._learned.extra(now))
+        if self._standing is not None:  # what the window brings is not evicted as a copy before it is read
+            self._standing.near = max(NEAR, self._window + max(margins.values(), default=0.0) + LOOK_AGAIN)
+        return self._window
+
+    @property
+    def last_window(self) -> float:
+        """Seconds, as `window` gave them last."""
         return self._window
 
     def late(self, waits: Sequence[float], reads: int, now: float) -> None:
@@ -126,7 +144,8 @@ class FetchPlan:
     def for_free_room(self, free: int) -> list[Upcoming]:
         """Blocks for *free* bytes of the tiers, from which what is in flight is still to be taken."""
         free -= self._bytes_in_flight
-        self._is_full = free <= 0
+        # Copies are fetched within the window, however much is free.
+        self._is_full = free <= 0 or (self._standing is not None and bool(self._standing.mine))
         return self._choose(self._some_time, math.inf, free) if free > 0 else []
 
     def for_window(self, window: float) -> Batch | None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import TierStates
 from cachefs.planning.blocks.space import Ids
+from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.sequences.plan import Plan
 
 Name = tuple[str, int]  # snapshot, number of the block in its space
@@ -64,10 +65,12 @@ class _Found:
 class Lookahead:
     """Finds blocks in one state in the futures of all consumers, and gives each of them once."""
 
-    def __init__(self, plan: Plan, wanted: int) -> None:
-        """wanted: the state of the blocks it looks for (see cachefs.planning.blocks.presence)."""
+    def __init__(self, plan: Plan, wanted: int, standing: Standing | None = None) -> None:
+        """wanted: the state of the blocks it looks for (see cachefs.planning.blocks.presence). standing: it looks for
+        those only that are this node's to keep; None: for all."""
         self._plan = plan
         self._wanted = wanted
+        self._standing = standing
         # By consumer: seconds by which it may be ahead of its place in the plan. None where it is not named.
         self.margins: Mapping[str, float] = {}
         # By consumer: its generation (see Plan.generation) when it was looked at, and the read up to which it was.
@@ -104,11 +107,14 @@ class Lookahead:
         ids: list[Ids] = []
         due: list[npt.NDArray[np.float64]] = []
         count, seen, look = 0, 0, _FIRST_LOOK
+        mine = self._standing.mine.get(generation[0]) if self._standing is not None else None
         margin = self.margins.get(consumer, 0.0)
         while count < blocks and seen < _MOST_LOOKS and (window := self._plan.window(consumer, end, look)) is not None:
             first = window.seconds - margin
             near = int(min(len(window.blocks), max(0.0, (seconds - first) / window.period + 1)))
             here = np.flatnonzero(state[window.blocks[:near]] == self._wanted)
+            if mine is not None:
+                here = here[mine[window.blocks[here]]]
             # What workers have read ahead of the others is evicted soon, and is not wanted again: it would take the
             # places of what is. In a job with 4 workers all of them: nothing was fetched for a second.
             here = here[self._plan.is_coming(consumer, window.start + here, window.blocks[here])]

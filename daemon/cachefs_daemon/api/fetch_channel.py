@@ -10,7 +10,7 @@ bytes of a frame, answers that are not read. Who does not keep to that loses the
 import asyncio
 import itertools
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,13 +31,14 @@ from cachefs.fetch_frames import (
     decoder,
     frame,
 )  # fmt: skip
-from cachefs.messages import BlockRef, FetchedBlock, Message
+from cachefs.messages import BlockRef, Fetch, FetchedBlock, Message
 from cachefs_daemon.api.identity import Admission, peer
 from cachefs_daemon.api.socket_place import AT_ONCE, BACKLOG, SocketPlace
 from cachefs_daemon.fetch.fetcher import MOST_EARLY, Fetcher
 from cachefs_daemon.fetch.flights import Answer
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.slots import ASKER
+from cachefs_daemon.peers.answers import NotHere, TakeIt
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
 # Of one user, and a mount is one too: connections (a mount has one for each worker, 64 at most), and blocks that are
@@ -60,6 +61,11 @@ _MOST_EARLY: Final = 16
 _SEND_ROOM: Final = MOST_EARLY
 # Bytes of questions that are read in one turn of the loop: 150 of them, which take 5 ms.
 _AT_ONCE: Final = 16 << 10
+
+# What a question of a peer is answered with.
+PeerOutcome = Answer | TakeIt | NotHere
+# The "user" whose connections are those of the daemon's peer servers.
+_PEERS: Final = -1
 
 _hello, _asked = decoder(Hello), decoder(Asked)
 # Connections: who waits for blocks. A mount has several, and they take turns with those of others.
@@ -97,6 +103,9 @@ class FetchChannel:
         self.path = path
         self.place = SocketPlace(path)
         self.fetcher = fetcher
+        # Brings the blocks for which a peer asks, with its patience in seconds, and passes on what has come of them. It
+        # must have no other peer bring them.
+        self.ask_for_peer: Callable[[Fetch, float, Callable[[Sequence[PeerOutcome]], None]], None] = self._ask_for_peer
         self.room = memoryview(bytearray(_AT_ONCE))  # in which each connection reads, one after the other
         self._admission = admission
         self._errors = errors
@@ -114,6 +123,13 @@ class FetchChannel:
         listening.listen(BACKLOG)
         if former is not None:
             former.close()
+
+    async def adopt(self, link: socket.socket) -> None:
+        """Serve one end of a socket pair, whose other end a peer server of this daemon has."""
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: _Connection(self, for_peers=True), link)
+
+    def _ask_for_peer(self, fetch: Fetch, patience: float, answer: Callable[[Sequence[PeerOutcome]], None]) -> None:
+        self.fetcher.ask_for_peer(fetch, patience, answer)
 
     async def stop(self, grace: float) -> None:
         """Take no more questions, and answer those in progress within *grace* seconds."""
@@ -136,6 +152,10 @@ class FetchChannel:
     def enter(self, connection: "_Connection", client: socket.socket) -> _User:
         """A connection was made. Who that is; raises CachefsError where it may not be."""
         self._connections.add(connection)
+        if connection.for_peers:
+            user = self._users.setdefault(_PEERS, _User(_PEERS))
+            user.connections += 1
+            return user
         try:
             uid, groups = peer(client)
         except (OSError, KeyError) as error:
@@ -163,7 +183,7 @@ class FetchChannel:
             self._users.pop(user.uid, None)
 
     def complain(self, user: _User | None, text: str, bug: BaseException | None = None) -> None:
-        who = f"user {user.uid}" if user is not None else "somebody"
+        who = "somebody" if user is None else f"user {user.uid}" if user.uid != _PEERS else "peers"
         self._errors.add(f"{self.path}, {who}", text, bug=bug)
 
     def hint(self, connection: "_Connection", asked: Asked) -> None:
@@ -185,7 +205,9 @@ class FetchChannel:
 class _Connection(asyncio.BufferedProtocol):
     """One client."""
 
-    def __init__(self, channel: FetchChannel) -> None:
+    def __init__(self, channel: FetchChannel, *, for_peers: bool = False) -> None:
+        """for_peers: a peer server of this daemon is at the other end."""
+        self.for_peers = for_peers
         self._channel = channel
         self._transport: Any = None  # asyncio.Transport, once it is made
         self._user: _User | None = None  # None: it is refused
@@ -297,6 +319,9 @@ class _Connection(asyncio.BufferedProtocol):
         seconds = min(max(0.0, fetch.deadline), MOST_PATIENCE)
         ASKER.set(self._number)
         try:
+            if self.for_peers:
+                self._channel.ask_for_peer(fetch, seconds - min(1.0, seconds / 20), partial(self.answer, asked))
+                return
             self._channel.fetcher.ask(
                 fetch.blocks, seconds - min(1.0, seconds / 20), partial(self.answer, asked),
                 early=self._blocks <= _MOST_EARLY,
@@ -314,8 +339,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._user.take(len(blocks))
         self._blocks += len(blocks)
 
-    def answer(self, asked: Asked, answers: list[Answer] | CachefsError) -> None:
-        """What has come of a question."""
+    def answer(self, asked: Asked, answers: Sequence[PeerOutcome] | CachefsError, source: str = "") -> None:
+        """What has come of a question. source: what brought the block, where it has just come."""
         user, blocks = self._user, asked.fetch.blocks
         assert user is not None
         self._blocks -= len(blocks)
@@ -326,7 +351,8 @@ class _Connection(asyncio.BufferedProtocol):
         if isinstance(answers, CachefsError):
             self._send(asked.number, answers)
         else:
-            self._send(asked.number, None, [_fetched(*each) for each in zip(blocks, answers, strict=False)])
+            fetched = [_fetched(ref, one, source) for ref, one in zip(blocks, answers, strict=False)]
+            self._send(asked.number, None, fetched)
         if self._ending:
             self._close_if_answered()
 
@@ -386,14 +412,19 @@ class _Connection(asyncio.BufferedProtocol):
             self._timer = None
 
 
-def _fetched(ref: BlockRef, answer: Answer) -> FetchedBlock:
+def _fetched(ref: BlockRef, answer: PeerOutcome, source: str) -> FetchedBlock:
+    if isinstance(answer, TakeIt):
+        return FetchedBlock(location=b"", take_it=True)
+    if isinstance(answer, NotHere):
+        return FetchedBlock(location=b"", not_here=True)
     if isinstance(answer, PassingBlock) and ref.size <= 0:
         answer = StoreFull("no tier can hold the block, and who asks takes no bytes; see `cachectl status`")
     if isinstance(answer, PassingBlock):
-        return FetchedBlock(location=b"", data=answer.pieces(ref.start, ref.size), checksums=answer.checksums)
+        data = answer.pieces(ref.start, ref.size)
+        return FetchedBlock(location=b"", data=data, checksums=answer.checksums, source=source)
     if isinstance(answer, CachefsError):
         return FetchedBlock(location=b"", errno=answer.errno, message=str(answer))
-    return FetchedBlock(location=answer.pack())
+    return FetchedBlock(location=answer.pack(), source=source)
 
 
 def _line(error: CachefsError) -> str:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from cachefs import __version__
+from cachefs.cluster_messages import ClusterStatus
 from cachefs.errors import Busy
 from cachefs.job_messages import (
     JobEpoch,
@@ -53,11 +54,10 @@ from cachefs.messages import (
     WarmupProgress,
 )
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
-from cachefs.snapshot import Snapshot
 from cachefs_daemon.caller import Caller
+from cachefs_daemon.cluster.shown import cluster_brief, cluster_status
 from cachefs_daemon.content import inventory, verify
 from cachefs_daemon.datasets import browsing, selection
-from cachefs_daemon.datasets.catalog import Dataset
 from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
 from cachefs_daemon.node import Node
 from cachefs_daemon.runtime.unbroken import unbroken
@@ -169,8 +169,15 @@ class Service:
             passed_blocks=self._node.fetcher.passing.count,
             endpoints=self._node.catalog.endpoints(),
             fetch_processes=self._node.carrying.status(),
+            peers=self._node.peer_counts(),
             guessed=GuessCounts(**asdict(self._node.guesser.counts)),
+            cluster=cluster_brief(self._node.membership.view, self._node.config.cluster),
         )
+
+    async def cluster(self, _: Empty) -> ClusterStatus:
+        node = self._node
+        counters = await node.sharing.counters() if node.sharing is not None else {}
+        return cluster_status(node.membership.view, node.config.cluster, node.traffic, counters)
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:
         async for progress in verify.verify(self._node.storage.blocks, self._node.storage.index, self._node.threads):
@@ -208,39 +215,21 @@ class Service:
                 async for progress in steps:
                     if progress.dataset is not None:
                         followed = dataset.current
-                        await unbroken(self._follow(dataset, before))
+                        await unbroken(self._node.changes.follow(dataset, before))
                     yield progress
         finally:
             # The caller may go away after there is another snapshot, and before it is told so.
             if followed is not dataset.current:
-                await unbroken(self._follow(dataset, before))
-
-    async def _follow(self, dataset: Dataset, before: Snapshot | None) -> None:
-        """A dataset has another snapshot than *before*, or the same in a new file."""
-        if before is not None and before.is_replaced():
-            before = None
-        await self._node.pins.follow(before, dataset.record.pins)
-        await self._node.quotas.follow(dataset)
+                await unbroken(self._node.changes.follow(dataset, before))
 
     async def dataset_remove(self, request: DatasetName) -> Freed:
         """Blocks that other datasets have as well stay."""
         mount = self._node.mounts.using(request.name)
         if mount is not None:
             raise Busy(f"dataset {request.name} is mounted at {mount.mountpoint} (pid {mount.pid}); unmount that first")
-        return await unbroken(self._remove(request.name))
-
-    async def _remove(self, name: str) -> Freed:
-        removed = self._node.catalog.generations(self._node.catalog.get(name))
-        dataset = await self._node.catalog.remove(name)
-        await self._node.pins.follow(dataset.current, dataset.record.pins)
-        self._node.quotas.removed(name)
-        kept = [snapshot for other in self._node.catalog for snapshot in self._node.catalog.generations(other)]
-        storage = self._node.storage
-        freed = await self._node.threads.background(
-            inventory.evict_unshared, storage.blocks, storage.index, removed, kept
-        )
-        await dataset.origin.close()
-        return freed
+        if self._node.sharing is not None:
+            self._node.sharing.datasets.check_unused(request.name)
+        return await unbroken(self._node.changes.remove(request.name))
 
     async def dataset_limit(self, request: DatasetLimit) -> DatasetView:
         return await self._node.quotas.change(request)

@@ -16,6 +16,9 @@ class BlockSource:
     range: ObjectRange
     # Id of the snapshot for whose sake the block is fetched.
     snapshot: str = ""
+    # Number of its file in that snapshot, and of the block in the file.
+    entry: int = 0
+    number: int = 0
 
     @property
     def length(self) -> int:

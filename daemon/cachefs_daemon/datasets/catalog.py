@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,8 @@ from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
 from cachefs_daemon.datasets.listing_journal import journal_path, remove_stale
-from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
+from cachefs_daemon.datasets.records import DatasetRecord, Registry, RemovedRecord, SnapshotRecord
+from cachefs_daemon.datasets.stamps import NO_STAMP, Stamp, with_removed
 from cachefs_daemon.origin.base import Origin, OriginSettings, PreparedOrigin, open_origin
 from cachefs_daemon.origin.endpoint import told_apart
 from cachefs_daemon.origin.unusable import UnusableOrigin
@@ -70,7 +71,13 @@ class Catalog:
         self._preparing: set[asyncio.Task[None]] = set()  # in which origins are opened
         self._changing: set[str] = set()  # names of datasets that are being listed or removed
         self._saving = threading.Lock()
-        for record in records.load(state_dir):
+        # In a cluster: gives the stamp of a change that is made on this node; and is told the name of each dataset that
+        # has changed, whoever changed it.
+        self.stamp: Callable[[], Stamp] = lambda: NO_STAMP
+        self.on_change: Callable[[str], None] = lambda name: None
+        known = records.load(state_dir)
+        self._removed = {one.name: one.added for one in known.removed}
+        for record in known.datasets:
             self._load(record)
         # Older ones come later: where descriptors are short, each dataset has its current snapshot.
         for dataset in self:
@@ -83,6 +90,10 @@ class Catalog:
 
     def __len__(self) -> int:
         return len(self._datasets)
+
+    def find(self, name: str) -> Dataset | None:
+        """The dataset of that name."""
+        return self._datasets.get(name)
 
     def get(self, name: str) -> Dataset:
         """The dataset of that name. Raises NotFound."""
@@ -142,7 +153,9 @@ class Catalog:
             raise AlreadyExists(_taken(known.record, request.url))
         origin = open_origin(request.url, request.options, self._settings)
         resumed = 0
-        dataset = Dataset(DatasetRecord(name, origin.url, request.options, []), origin, None)
+        stamp = self.stamp()
+        added = [stamp] if stamp != NO_STAMP else []
+        dataset = Dataset(DatasetRecord(name, origin.url, request.options, [], added=added), origin, None)
         try:
             with self._changing_name(name):
                 async with contextlib.aclosing(self._list(dataset)) as steps:
@@ -185,13 +198,17 @@ class Catalog:
         """Forget the dataset and its snapshots; its blocks stay. Raises NotFound, Busy."""
         dataset = self.get(name)
         with self._changing_name(name):
+            removed = self._removed
             del self._datasets[name]
+            if self.stamp() != NO_STAMP:  # outside of a cluster it concerns this node only
+                self._removed = with_removed(removed, name, dataset.record.added)
             try:
                 await self._save()
             except CachefsError:
-                self._datasets[name] = dataset
+                self._datasets[name], self._removed = dataset, removed
                 raise
         log.info("dataset %s removed", name)
+        self.on_change(name)
         return dataset
 
     async def set_pins(self, name: str, pins: list[bytes]) -> None:
@@ -200,7 +217,8 @@ class Catalog:
 
     async def set_limits(self, name: str, share: float, ttl: float) -> None:
         """See DatasetRecord. Raises NotFound, CachefsError."""
-        await self._change(self.get(name), share=share, ttl=ttl)
+        await self._change(self.get(name), share=share, ttl=ttl, limited=self.stamp())
+        self.on_change(name)
 
     async def _change(self, dataset: Dataset, **fields: object) -> None:
         before = dataset.record
@@ -210,6 +228,74 @@ class Catalog:
         except CachefsError:
             dataset.record = before
             raise
+
+    # --- in a cluster -----------------------------------------------------------------------------------------------
+
+    @property
+    def removed(self) -> Mapping[str, list[Stamp]]:
+        """By name, when the datasets were added that have been removed."""
+        return self._removed
+
+    async def note_removed(self, name: str, added: list[Stamp]) -> None:
+        """Datasets of that name that were added then have been removed, on another node. Raises CachefsError."""
+        self._removed = with_removed(self._removed, name, added)
+        await self._save()
+
+    async def check(self, wanted: DatasetRecord) -> None:
+        """Raises CachefsError where this node cannot have such a dataset."""
+        if wanted.name not in self._datasets:
+            await open_origin(wanted.url, wanted.options, self._settings).close()
+
+    async def stamp_all(self) -> None:
+        """Changes that were made outside of a cluster are made now. Raises CachefsError."""
+        for dataset in self:
+            record = dataset.record
+            if not record.added or record.listed == NO_STAMP:
+                stamp = self.stamp()
+                dataset.record = msgspec.structs.replace(
+                    record, added=record.added or [stamp], listed=stamp, limited=stamp
+                )
+        await self._save()
+
+    async def restamp(self, name: str, **fields: object) -> None:
+        """Change nothing of a dataset but its stamps and limits. Raises NotFound, CachefsError."""
+        await self._change(self.get(name), **fields)
+
+    async def adopt(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
+        """Have a dataset that another node has listed, with the snapshot that *wanted* names as its only one. It may be
+        here, with another snapshot. received: where the file of the snapshot is; None where it is in its place.
+
+        Raises Busy while it is listed or removed, CachefsError.
+        """
+        with self._changing_name(wanted.name):
+            return await self._adopt_from(wanted, received)
+
+    async def _adopt_from(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
+        known = self._datasets.get(wanted.name)
+        origin = known.origin if known is not None else open_origin(wanted.url, wanted.options, self._settings)
+        (current,) = wanted.snapshots
+        before = known.record if known is not None else msgspec.structs.replace(wanted, snapshots=[])
+        record = msgspec.structs.replace(
+            before,
+            added=wanted.added,
+            listed=wanted.listed,
+            share=wanted.share,
+            ttl=wanted.ttl,
+            limited=wanted.limited,
+        )
+        dataset, was = known or Dataset(record, origin, None), before
+        dataset.record = record
+        try:
+            if received is not None:
+                await self._threads.background(self._held.put, received, current.id)
+            await self._adopt(dataset, self._held.path(current.id), wanted.listed)
+        except BaseException:
+            if known is None:
+                await origin.close()
+            else:
+                dataset.record = was
+            raise
+        return dataset
 
     async def prune(self, in_use: Callable[[SnapshotRecord], bool]) -> None:
         """Forget snapshots that are older than the last KEPT_GENERATIONS and that nobody uses, and listings that were
@@ -296,23 +382,24 @@ class Catalog:
                 if isinstance(step, ListingProgress):
                     yield msgspec.structs.replace(step, expected=expected)
                 else:
-                    await unbroken(self._adopt(dataset, step))
+                    await unbroken(self._adopt(dataset, step, self.stamp()))
 
-    async def _adopt(self, dataset: Dataset, path: Path) -> None:
-        """Make the snapshot at *path* the current one of *dataset*, which may be new."""
+    async def _adopt(self, dataset: Dataset, path: Path, listed: Stamp) -> None:
+        """Make the snapshot at *path*, which was made at *listed*, the current one of *dataset*, which may be new."""
         record = dataset.record
         before = record.snapshots
         fresh = path.stem
         if before and before[0].id == fresh and dataset.current is not None:
             self._held.hold(fresh, dataset.origin)  # the file at *path* is another one than before
             self._show_held()
+            await self._save()
             return
         moment = boot_clock.now()
         retired = [SnapshotRecord(before[0].id, moment.seconds, moment.boot), *before[1:]] if before else []
         kept = [SnapshotRecord(fresh), *(snapshot for snapshot in retired if snapshot.id != fresh)]
         snapshot = self._held.hold(fresh, dataset.origin)
         was_current = dataset.current
-        dataset.record = msgspec.structs.replace(record, snapshots=kept)
+        dataset.record = msgspec.structs.replace(record, snapshots=kept, listed=listed)
         dataset.current = snapshot
         is_new = record.name not in self._datasets
         self._datasets[record.name] = dataset
@@ -324,6 +411,7 @@ class Catalog:
             if is_new:
                 del self._datasets[record.name]
             raise
+        self.on_change(record.name)
 
     def _last_progress(self, dataset: Dataset, resumed: int) -> ListingProgress:
         view = self.view(dataset)
@@ -372,7 +460,8 @@ class Catalog:
         """In a thread. One save at a time, and each writes what is true when its turn comes. So the last one never
         writes an older state."""
         with self._saving:
-            records.save(self._state_dir, [dataset.record for dataset in self])
+            removed = [RemovedRecord(name, added) for name, added in self._removed.items()]
+            records.save(self._state_dir, Registry([dataset.record for dataset in self], removed))
 
     @contextlib.contextmanager
     def _changing_name(self, name: str) -> Iterator[None]:

@@ -1,7 +1,10 @@
 """The open snapshots of this node, and the origins that have their files."""
 
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,6 +54,7 @@ class HeldSnapshots:
         self.directory = directory
         self.block_size = block_size  # bytes of the blocks of new snapshots, and of the largest that this node takes
         self._damaged: dict[str, str] = {}  # why a snapshot is not held that was; replaced, as `_held` is
+        self._incoming: set[Path] = set()  # files that are on their way here from other nodes
         self._held: dict[str, _Held] = {}  # by snapshot id; replaced, not shrunk, for the threads that look into it
         try:
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -86,6 +90,38 @@ class HeldSnapshots:
             held = self._held[snapshot_id] = _Held.of(held.snapshot, [*held.origins, origin])
         self._damaged = {lost: why for lost, why in self._damaged.items() if lost != snapshot_id}
         return held.snapshot
+
+    @contextlib.contextmanager
+    def receiving(self) -> Iterator[Path]:
+        """A file into which another node's snapshot may come. At the end of the block it is gone, unless it was `put`
+        in its place. Raises CachefsError."""
+        try:
+            fd, name = tempfile.mkstemp(prefix=".receiving-", suffix=snapshots.SUFFIX, dir=self.directory)
+        except OSError as error:
+            raise CachefsError(f"{self.directory} cannot be written: {error.strerror}") from None
+        os.close(fd)
+        path = Path(name)
+        self._incoming.add(path)
+        try:
+            yield path
+        finally:
+            self._incoming.discard(path)
+            path.unlink(missing_ok=True)
+
+    def put(self, received: Path, snapshot_id: str) -> None:
+        """What was *received* is this snapshot. A file of it that is there, and whole, stays: mounts have it open. It
+        may be called in any thread. Raises CachefsError."""
+        path = self.path(snapshot_id)
+        try:
+            with contextlib.suppress(CachefsError):
+                snapshots.verify(path)
+                return
+            with received.open("rb") as file:
+                os.fchmod(file.fileno(), 0o644)
+                os.fsync(file.fileno())
+            received.rename(path)
+        except OSError as error:
+            raise CachefsError(f"{path} cannot be written: {error.strerror}") from None
 
     def _open(self, snapshot_id: str) -> Snapshot:
         """Raises SnapshotDamaged, ConfigError."""
@@ -139,7 +175,8 @@ class HeldSnapshots:
             offset=ref.number * snapshot.block_size,
             length=block_length(entry.size, snapshot.block_size, ref.number),
         )
-        return BlockSource(block_key(entry.content, ref.number), held.any_origin, wanted, ref.snapshot)
+        key = block_key(entry.content, ref.number)
+        return BlockSource(key, held.any_origin, wanted, ref.snapshot, ref.entry, ref.number)
 
     def keep(self, wanted: Mapping[str, list[Origin]]) -> None:
         """Let go of all snapshots but the *wanted* ones. wanted: by id of a snapshot, the origins that have its
@@ -155,6 +192,6 @@ class HeldSnapshots:
         """Remove all files but those of the *wanted* snapshots: also what a broken listing left."""
         kept = {self.path(snapshot_id) for snapshot_id in wanted}
         for path in self.directory.iterdir():
-            if path not in kept and path.is_file():
+            if path not in kept and path not in self._incoming and path.is_file():
                 log.info("removing %s, which no dataset refers to", path)
                 path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import msgspec
 
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
+from cachefs_daemon.datasets.stamps import NO_STAMP, Stamp
 from cachefs_daemon.runtime.boot_clock import Moment
 
 FILE_NAME: Final = "datasets.json"
@@ -48,35 +49,49 @@ class DatasetRecord(msgspec.Struct, frozen=True):
     share: float = 1.0
     # Seconds that its blocks stay after their last read; 0 where nothing limits that.
     ttl: float = 0.0
+    # In a cluster: when it was added (several times, where several nodes have added the same), in order; when its
+    # current snapshot was made; when its limits were set. Else empty.
+    added: list[Stamp] = []
+    listed: Stamp = NO_STAMP
+    limited: Stamp = NO_STAMP
 
 
-class _File(msgspec.Struct, frozen=True):
+class RemovedRecord(msgspec.Struct, frozen=True):
+    """What has been removed in a cluster under one name: whoever was away has it still."""
+
+    name: str
+    # When it was added; in order.
+    added: list[Stamp]
+
+
+class Registry(msgspec.Struct, frozen=True):
     """The content of the file."""
 
-    datasets: list[DatasetRecord]
+    datasets: list[DatasetRecord] = []
+    removed: list[RemovedRecord] = []
 
 
-def load(state_dir: Path) -> list[DatasetRecord]:
-    """The datasets of an earlier run. Raises CachefsError where the file is there but cannot be understood: with a
+def load(state_dir: Path) -> Registry:
+    """What is kept of an earlier run. Raises CachefsError where the file is there but cannot be understood: with a
     guess, datasets would be lost."""
     path = state_dir / FILE_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_File).datasets
+        return msgspec.json.decode(path.read_bytes(), type=Registry)
     except FileNotFoundError:
-        return []
+        return Registry()
     except (OSError, msgspec.MsgspecError) as error:
         raise CachefsError(
             f"the dataset registry {path} cannot be read ({error}); repair it, or remove it and add the datasets again"
         ) from None
 
 
-def save(state_dir: Path, datasets: list[DatasetRecord]) -> None:
+def save(state_dir: Path, registry: Registry) -> None:
     """Replace the file. Raises CachefsError where it cannot be written; the old file then stays."""
     path = state_dir / FILE_NAME
     fresh = path.with_suffix(".new")
     try:
         with fresh.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(_File(datasets)), indent=1))
+            file.write(msgspec.json.format(msgspec.json.encode(registry), indent=1))
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)

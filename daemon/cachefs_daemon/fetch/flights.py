@@ -11,6 +11,7 @@ from cachefs.block import Location
 from cachefs.errors import CachefsError
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.passing import PassingBlock
+from cachefs_daemon.fetch.search import Search
 from cachefs_daemon.fetch.slots import Slot
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
@@ -52,6 +53,20 @@ class Flight:
     has_landed: bool = False
     # Was a fetch process to bring it? There is a task then only where that is late, or cannot.
     is_carried: bool = False
+    # Where it is looked for among the nodes of the cluster.
+    search: Search | None = None
+    # Is this node the one that keeps the block, as far as is known? Else it is a copy of another's.
+    is_mine: bool = True
+    # Was it begun since another node asked? Then it is looked for on no third one.
+    is_for_peer: bool = False
+    # Why its origin does not give it to this node, while others are asked whether it gives it to them.
+    refusal: CachefsError | None = None
+    # Does another node bring it, which has asked for it itself, since this one is behind?
+    is_given: bool = False
+    # What brought it, as stalls tell: empty for its origin.
+    via: str = ""
+    # Of all its pieces, where they are known.
+    checksums: bytes = b""
     # What came of it, once it has landed.
     outcome: Outcome = None
     # Its bytes for those who take them before they are in a tier: only while they are being stored.
@@ -69,6 +84,11 @@ class Flight:
         """Have its bytes come, which are in no tier yet?"""
         return self.came < math.inf and not self.has_landed
 
+    @property
+    def is_under_way(self) -> bool:
+        """Does anybody bring it already?"""
+        return self.slot.held or self.task is not None or self.search is not None or self.is_carried
+
     def on_landing(self, tell: Callable[["Flight"], None]) -> None:
         """Call *tell* when it lands: at once, since a turn of the event loop for each would take longer than what is
         done then. It has not landed yet."""
@@ -79,16 +99,23 @@ class Flight:
         if not self.is_being_stored:
             self._takers.append(tell)
             return
-        self.early = self.early or PassingBlock.of(self.source.key, self.data)
+        self.show()
         tell(self)
 
-    def arrive(self, data: Data, now: float) -> None:
-        """Its bytes have come, *now* in loop time."""
-        self.data, self.came = data, now
+    def arrive(self, data: Data, now: float, checksums: bytes = b"") -> None:
+        """Its bytes have come, *now* in loop time. checksums: of all pieces, where they are known."""
+        self.data, self.came, self.checksums = data, now, checksums
         takers, self._takers = self._takers, []
         if takers:
-            self.early = PassingBlock.of(self.source.key, data)
+            self.show()
             self._tell(takers)
+
+    def show(self) -> PassingBlock:
+        """Have its bytes, which have come, in `early`."""
+        if self.early is None:
+            self.early = PassingBlock.of(self.source.key, self.data, self.checksums)
+            self.checksums = self.early.checksums
+        return self.early
 
     def landing(self) -> "asyncio.Future[None]":
         """Is done when it has landed."""
@@ -105,7 +132,7 @@ class Flight:
         """It ends with that."""
         self.outcome, self.has_landed = outcome, True
         # Nothing may keep its bytes until Python's collector finds it: the connection uses their memory again.
-        self.data, self.early, self.patience.rest = b"", None, asyncio.sleep
+        self.data, self.early, self.search, self.patience.rest = b"", None, None, asyncio.sleep
         told, self._told, self._takers = self._told, [], []
         self._tell(told)
 

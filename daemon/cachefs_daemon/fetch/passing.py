@@ -31,8 +31,9 @@ class PassingBlock:
     checksums: bytes  # of all its pieces, 8 bytes each
 
     @classmethod
-    def of(cls, key: bytes, data: Data) -> "PassingBlock":
-        return cls(data, piece_checksums(key, data))
+    def of(cls, key: bytes, data: Data, checksums: bytes = b"") -> "PassingBlock":
+        """checksums: where they are known."""
+        return cls(data, checksums or piece_checksums(key, data))
 
     def pieces(self, start: int, size: int) -> memoryview:
         """The whole pieces around the bytes [start, start + size): a reader can verify only these."""

@@ -141,6 +141,21 @@ class FetchSlots:
         """
         return Slot(self, key, size, server, ahead, needed)
 
+    @property
+    def count(self) -> int:
+        """Reads at once."""
+        return self._slots
+
+    def waiting(self, server: Server) -> tuple[int, int]:
+        """Reads of the *server* that wait for a slot, and those that have one."""
+        lane = self._lanes.get(server)
+        return (len(lane.demand.by_key) + len(lane.ahead.by_key), lane.in_use) if lane is not None else (0, 0)
+
+    def is_idle(self, server: Server) -> bool:
+        """Has the *server* more free slots than others, and does nobody wait for it?"""
+        waiting, running = self.waiting(server)
+        return not waiting and self.free(server) > running
+
     def free(self, server: Server) -> int:
         """Slots that reads of the *server* could have now."""
         lane = self._lanes.get(server)
@@ -367,6 +382,10 @@ class Slot:
         except asyncio.CancelledError:
             self.leave()
             raise
+
+    def promote(self) -> None:
+        """Somebody waits now for what it is for."""
+        self._slots.promote(self.key)
 
     def leave(self) -> None:
         """Hold it no longer, nor wait for it."""

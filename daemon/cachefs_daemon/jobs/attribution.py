@@ -30,7 +30,7 @@ class Observed:
     tripped: Mapping[str, Ids]
     # By key of a consumer: how many of the reads were its own.
     own_reads: Mapping[str, int]
-    # Seconds that each read of a planned block has waited for an origin.
+    # Seconds that each read of a planned block has waited for an origin, or for another node.
     late: Sequence[float]
 
 
@@ -104,7 +104,7 @@ class Attribution:
 
     def _attribute(self, stalls: Sequence[Stall]) -> tuple[dict[str, float], list[float]]:
         """Count the stalls, each for whom it was. Seconds that each consumer has waited, by its key; and seconds of
-        each stall of a consumer for an origin."""
+        each stall of a consumer for an origin or another node."""
         waited: dict[str, float] = {}
         late: list[float] = []
         for stall, owner in zip(stalls, self._owners(stalls), strict=True):
@@ -113,7 +113,7 @@ class Attribution:
             else:
                 self._jobs.stalls.add(owner.request.job, owner.name, owner.epoch, stall.source, stall.seconds)
                 waited[owner.key] = waited.get(owner.key, 0.0) + stall.seconds
-                if stall.source == "origin":
+                if _is_fetch(stall.source):
                     late.append(stall.seconds)
         return waited, late
 
@@ -131,8 +131,9 @@ class Attribution:
                 for place in here[theirs].tolist():
                     if owners[place] is None:
                         owners[place] = one.consumer
-                        if stalls[place].source == "origin":
-                            self._jobs.fetched(one.consumer.key, int(space.sizes[ids[place]]))
+                        if _is_fetch(source := stalls[place].source):
+                            size = int(space.sizes[ids[place]])
+                            self._jobs.fetched(one.consumer.key, size, "" if source == "origin" else source)
         return owners
 
     def _by_snapshot(self) -> dict[str, list[_Followed]]:
@@ -154,6 +155,11 @@ def _observe(followed: Sequence[_Followed], ids: Ids) -> None:
         for one in followed:
             if one.follower is failure.follower:
                 one.consumer.fail(cause)
+
+
+def _is_fetch(source: str) -> bool:
+    """Was the block on no tier of this node? source: of a stall (see cachefs.messages.Stall)."""
+    return source == "origin" or source.startswith("peer ")
 
 
 def _claims(follower: Follower, ids: Ids) -> npt.NDArray[np.bool_]:

@@ -80,6 +80,7 @@ class Consumer:
         self.request = request
         self.key = f"{request.job}/{request.consumer}#{next(_serial)}"  # its name in the plan
         self.snapshot = snapshot
+        self.sample_map = sample_map
         self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace, user_of(request.job))
         self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
         self._plan = plan
@@ -217,6 +218,11 @@ class Consumer:
         epoch, position = self.follower.place
         reads = self._epochs.reads.get(epoch)
         return (epoch, reads.samples_after(position)) if reads is not None else None
+
+    @property
+    def rate(self) -> float:
+        """Samples per second; 0 while nobody knows."""
+        return self._epochs.in_samples(self.follower.rate.value) if self.follower is not None else 0.0
 
     @property
     def published_orders(self) -> dict[int, Order]:
@@ -372,7 +378,7 @@ class Consumer:
             position=reads.samples_after(position) if reads is not None else 0,
             epoch_length=reads.samples if reads is not None else 0,
             known_epochs=self._epochs.known(epoch),
-            rate=self._epochs.in_samples(follower.rate.value) if follower is not None else 0.0,
+            rate=self.rate,
             matched=follower.evidence.matched if follower is not None else 0,
             mismatched=follower.evidence.mismatched if follower is not None else 0,
             state=state,

@@ -67,8 +67,9 @@ class Job:
     datasets: dict[str, str] = field(default_factory=dict)
     # How those of its consumers were that have ended.
     last: list[ConsumerView] = field(default_factory=list)
-    # Bytes that were fetched for the sake of the job.
+    # Bytes that were fetched for the sake of the job: from origins, and from other nodes.
     fetched_bytes: int = 0
+    peer_bytes: int = 0
 
 
 class JobRegistry:
@@ -76,6 +77,7 @@ class JobRegistry:
 
     def __init__(self, datasets: Catalog, plan: Plan, presence: Presence, loader: EpochLoader) -> None:
         self.stalls = Stalls()
+        self.also_used: Callable[[], Collection[str]] = tuple  # ids of snapshots whose plans others need
         self.unsaved: set[str] = set()  # names of jobs that are not on disk as they are, for others to empty
         self._datasets = datasets
         self._plan = plan
@@ -112,6 +114,7 @@ class JobRegistry:
             stalls=waited,
             stall_seconds=seconds,
             fetched_bytes=job.fetched_bytes,
+            peer_bytes=job.peer_bytes,
             reason=job.reason,
         )
 
@@ -312,12 +315,15 @@ class JobRegistry:
         positions = ((key, consumer.position) for key, consumer in self._consumers.items())
         return {key: one.margin(now) if one is not None else REPORT_SECONDS for key, one in positions}
 
-    def fetched(self, key: str, size: int) -> None:
-        """*size* bytes were fetched ahead for the consumer *key*."""
+    def fetched(self, key: str, size: int, via: str = "") -> None:
+        """*size* bytes were fetched for the consumer *key*. via: what brought them; empty for an origin."""
         consumer = self._consumers.get(key)
         job = self._jobs.get(consumer.request.job) if consumer is not None else None
         if job is not None:
-            job.fetched_bytes += size
+            if via:
+                job.peer_bytes += size
+            else:
+                job.fetched_bytes += size
 
     # --- their ends ---------------------------------------------------------------------------------------------------
 
@@ -329,7 +335,9 @@ class JobRegistry:
                 reason = consumer.liveness.lapsed(now)
                 if reason:
                     self._end_consumer(job, consumer, reason)
-        await self._loader.close_unused(lambda: {consumer.snapshot.id for consumer in self._consumers.values()})
+        await self._loader.close_unused(
+            lambda: {*self.also_used(), *(consumer.snapshot.id for consumer in self._consumers.values())}
+        )
 
     async def close(self) -> None:
         for consumer in self._consumers.values():

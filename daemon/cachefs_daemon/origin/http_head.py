@@ -55,11 +55,14 @@ def parse_head(text: bytes) -> Head:
     if text.count(b"\r") != count or text.count(b"\n") != count:
         raise Malformed("it has a CR or LF within a line")
     status = _parse_start(lines[0])
-    del lines[0]
-    headers = dict(map(_parse_line, lines))
-    if len(headers) != count:
-        headers = _joined(lines)
+    headers = parse_lines(lines[1:])
     return Head(status, headers, _length(headers) if status not in _BODILESS else None)
+
+
+def parse_lines(lines: list[bytes]) -> dict[bytes, bytes]:
+    """Header lines without their ends, by name in lower case. Raises Malformed."""
+    headers = dict(map(_parse_line, lines))
+    return headers if len(headers) == len(lines) else _joined(lines)
 
 
 def _joined(lines: list[bytes]) -> dict[bytes, bytes]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cachefs.block import MEMORY, SSD
 from cachefs.planning.blocks.presence import Presence
+from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.eviction.policies import Policy, open_policy
 from cachefs.planning.eviction.policies.uses import Uses
 from cachefs.planning.eviction.quotas import Quotas
@@ -43,12 +44,13 @@ class Foresight:
     plan: Plan
     coverage: Coverage
     presence: Presence
+    standing: Standing | None = None  # which blocks are this node's to keep; None where there is no other node
 
     @classmethod
-    def empty(cls) -> "Foresight":
-        """Nothing is published, and nothing is pushed."""
+    def empty(cls, *, in_cluster: bool = False) -> "Foresight":
+        """Nothing is published, and nothing is pushed. in_cluster: other nodes have copies too."""
         plan = Plan()
-        return cls(plan, Coverage(plan), Presence())
+        return cls(plan, Coverage(plan), Presence(), Standing() if in_cluster else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def _tiering(tiers: Sequence[Tier], index: IndexWriter, foresight: Foresight, bl
         # Blocks in the page cache need not be in memory twice; the SSD tier keeps them.
         covered = [foresight.coverage if tier.number == MEMORY else None for tier in tiers]
         return [
-            open_policy(tier.config.policy, foresight.plan, one, uses)
+            open_policy(tier.config.policy, foresight.plan, one, uses, foresight.standing)
             for tier, one in zip(tiers, covered, strict=True)
         ]  # fmt: skip
 

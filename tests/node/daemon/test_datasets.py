@@ -104,10 +104,10 @@ def test_a_dataset_that_cannot_be_used_any_more_concerns_no_other_one(
     origin.mkdir()
     (origin / "file").write_bytes(b"x")
     with_datasets(state, lambda datasets: _drain(datasets.add(DatasetAdd(name="good", url=f"file://{origin}"))))
-    (good,) = registry.load(state)
+    (good,) = registry.load(state).datasets
     lost = msgspec.structs.replace(good, name="lost", snapshots=[registry.SnapshotRecord("0" * 32)])
     wrong = msgspec.structs.replace(good, name="wrong", url="ftp://nowhere")
-    registry.save(state, [lost, wrong, good])
+    registry.save(state, registry.Registry([lost, wrong, good]))
 
     async def scene(datasets: Catalog) -> None:
         assert [dataset.record.name for dataset in datasets if dataset.current] == ["wrong", "good"]
@@ -185,7 +185,7 @@ def test_changes_at_once_are_all_remembered(tmp_path: Path, monkeypatch: pytest.
         await asyncio.gather(datasets.set_pins("a", [b"file"]), datasets.set_pins("b", [b"file"]))
 
     with_datasets(state, scene)
-    assert [record.pins for record in registry.load(state)] == [[b"file"], [b"file"]]
+    assert [record.pins for record in registry.load(state).datasets] == [[b"file"], [b"file"]]
 
 
 async def _drain(steps: AsyncIterator[ListingProgress]) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cachefs_tools.bench.slow_link import Limits
-from cachefs_tools.bench.throttle import Throttle, throttled
 from cachefs_tools.cachectl.status import describe_endpoint
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.throttle import Throttle, throttled
 
 from cachefs.messages import DatasetView, OriginOptions
 from tests.daemon import Daemon, block_ref

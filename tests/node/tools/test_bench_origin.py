@@ -6,9 +6,9 @@ import pytest
 from cachefs_tools.bench import origin_get, origin_limits
 from cachefs_tools.bench.origin_get import Load
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer
-from cachefs_tools.bench.sample_data import sample_name
-from cachefs_tools.bench.slow_link import Limits
-from cachefs_tools.bench.throttle import throttled
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.throttle import throttled
+from cachefs_tools.sample_data import sample_name
 from cachefs_tools.scratch_node import Account
 
 from cachefs.errors import ConfigError

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from cachefs_tools.bench.ceiling import measure
-from cachefs_tools.bench.slow_link import CATCH_UP, Limits
-from cachefs_tools.bench.throttle import Throttle, throttled
+from cachefs_tools.lab.slow_link import CATCH_UP, Limits
+from cachefs_tools.lab.throttle import Throttle, throttled
 from cachefs_tools.scratch_node import SCRATCH, s3_server
 
 from cachefs.errors import CachefsError

@@ -10,8 +10,8 @@ import pytest
 from cachefs_tools.bench import push_large, resident_pages
 from cachefs_tools.bench.hotread import compile_hotread, first_round
 from cachefs_tools.bench.push_reader import PROGRESS
-from cachefs_tools.bench.sample_data import sample_name, write_samples
 from cachefs_tools.kernel_pages import forget_pages
+from cachefs_tools.sample_data import sample_name, write_samples
 
 pytestmark = pytest.mark.usefixtures("steady_page_cache")
 

@@ -3,7 +3,7 @@
 import statistics
 
 import pytest
-from cachefs_tools.bench.slow_link import CATCH_UP, Latency, Limits, Pipe, TokenBucket
+from cachefs_tools.lab.slow_link import CATCH_UP, Latency, Limits, Pipe, TokenBucket
 from hypothesis import given
 from hypothesis import strategies as st
 

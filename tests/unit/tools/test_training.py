@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cachefs_tools.bench.sample_data import is_sample, sample_name, write_samples
 from cachefs_tools.bench.scenario import PRESETS, Loader, Scenario, Shape, preset
 from cachefs_tools.bench.training_figures import JobResult, merged_sequence
 from cachefs_tools.bench.training_loop import EpochReport, list_samples, read_report
+from cachefs_tools.sample_data import is_sample, sample_name, write_samples
 
 FILES, EPOCHS = 210, 2
 

@@ -20,8 +20,9 @@ from cachefs_tools.orderly_exit import orderly_exit
 from cachefs_tools.quiet_loading import quiet_loading
 
 with quiet_loading(), needs_extra("bench", "cachefs-bench"):
-    from cachefs_tools.bench import first_epoch, metadata, origin_get, origin_limits, planning, reads
+    from cachefs_tools.bench import first_epoch, growth, metadata, origin_get, origin_limits, planning, reads
     from cachefs_tools.bench.block_command import block_command
+    from cachefs_tools.bench.cluster.command import cluster_command
     from cachefs_tools.bench.listing_command import listing_command
     from cachefs_tools.bench.miss_command import miss_command
     from cachefs_tools.bench.own_process import in_own_process
@@ -95,6 +96,30 @@ def plan_command(samples: int, consumers: int, reads: int) -> None:
     once jobs of their own.
     """
     runs = [in_own_process(planning.measure, samples, consumers, reads, share=share) for share in (True, False)]
+    click.echo(json.dumps(runs, indent=2))
+
+
+@main.command("growth")
+@click.option(
+    "--blocks", default=1_300_000, show_default=True, type=click.IntRange(min=1000), help="Blocks of the dataset."
+)
+@click.option(
+    "--nodes",
+    "sizes",
+    multiple=True,
+    default=(8, 64, 1000),
+    show_default=True,
+    type=click.IntRange(2, 65_000),
+    help="Number of nodes; may be given several times.",
+)
+@click.option("--epochs", default=5, show_default=True, type=click.IntRange(1, 1000), help="Epochs that are decided.")
+def growth_command(blocks: int, sizes: tuple[int, ...], epochs: int) -> None:
+    """Measure what a node of a large cluster computes.
+
+    Processor time and memory of placement, copies and duties, as each node computes them for itself, with so many
+    simulated peers; and the messages that nodes send each other while nothing happens, and while a job reads.
+    """
+    runs = [in_own_process(growth.measure, blocks, nodes, epochs) for nodes in sizes]
     click.echo(json.dumps(runs, indent=2))
 
 
@@ -175,6 +200,7 @@ main.add_command(push_command)
 main.add_command(block_command)
 main.add_command(listing_command)
 main.add_command(miss_command)
+main.add_command(cluster_command)
 
 
 def _print(measure: Callable[[Path], dict[str, object]], directory: Path | None) -> None:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from botocore.config import Config
 from botocore.session import Session
 
-from cachefs_tools.bench.slow_link import Limits
-from cachefs_tools.bench.throttle import Throttle
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.throttle import Throttle
 from cachefs_tools.scratch_node import Account
 
 CONNECTIONS: Final = 16

@@ -25,9 +25,9 @@ from cachefs_tools.bench.directory_node import DATASET, list_dataset
 from cachefs_tools.bench.origin_server import OriginServer, filled_server
 from cachefs_tools.bench.other_mounts import installed, other_mount
 from cachefs_tools.bench.raw_client import RawClient
-from cachefs_tools.bench.sample_data import PER_CLASS, is_sample, sample_name
 from cachefs_tools.bench.scenario import Shape
 from cachefs_tools.bench.training_node import budget_for
+from cachefs_tools.sample_data import PER_CLASS, is_sample, sample_name
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
 from cachefs_tools.scratch_node import daemon, memory_directory, mounted
 

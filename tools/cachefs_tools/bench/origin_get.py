@@ -24,9 +24,9 @@ from cachefs.messages import OriginOptions
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
 from cachefs_tools.bench.own_process import in_own_process
 from cachefs_tools.bench.raw_client import RawClient
-from cachefs_tools.bench.sample_data import sample_name, write_samples
 from cachefs_tools.bench.scenario import Shape
 from cachefs_tools.bench.static_server import find_nginx, static_server
+from cachefs_tools.sample_data import sample_name, write_samples
 from cachefs_tools.scratch_node import SCRATCH
 
 SMALL: Final = 110 << 10

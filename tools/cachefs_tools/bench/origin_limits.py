@@ -22,8 +22,8 @@ from cachefs_tools.bench.origin_get import Load, filled, gets_of
 from cachefs_tools.bench.origin_server import BUCKET
 from cachefs_tools.bench.own_process import in_own_process
 from cachefs_tools.bench.scenario import Shape
-from cachefs_tools.bench.slow_link import Limits
-from cachefs_tools.bench.throttle import throttled
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.throttle import throttled
 
 FILES: Final = 256
 # Seconds of a request that is not slow, where some are; and those that a reader waits at most.

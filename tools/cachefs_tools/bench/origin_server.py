@@ -13,8 +13,8 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cachefs.errors import CachefsError, ConfigError
-from cachefs_tools.bench.sample_data import write_samples
 from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.sample_data import write_samples
 from cachefs_tools.scratch_node import SCRATCH, Account, s3_server
 
 BUCKET: Final = "cachefs-bench"

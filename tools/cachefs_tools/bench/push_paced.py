@@ -24,8 +24,8 @@ from cachefs_tools.bench.processor_time import accounted
 from cachefs_tools.bench.push_node import Way, cold_mount, mount_options, published, push_node, pushed, room_for
 from cachefs_tools.bench.push_reader import PROGRESS
 from cachefs_tools.bench.resident_pages import watched
-from cachefs_tools.bench.sample_data import sample_name, write_samples
 from cachefs_tools.kernel_pages import load_pages_alike
+from cachefs_tools.sample_data import sample_name, write_samples
 from cachefs_tools.scratch_node import WITH_PARENT, ScratchNode, wait
 
 SEED: Final = 1

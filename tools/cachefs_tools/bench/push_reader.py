@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs_tools.bench.sample_data import is_sample, sample_name
+from cachefs_tools.sample_data import is_sample, sample_name
 
 PROGRESS: Final = struct.Struct("<QQ")
 

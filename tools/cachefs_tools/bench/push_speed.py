@@ -22,8 +22,8 @@ from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.bench.hotread import HotRead, compile_hotread, first_round
 from cachefs_tools.bench.processor_time import accounted
 from cachefs_tools.bench.push_node import Way, cold_mount, mount_options, published, push_node, pushed, room_for
-from cachefs_tools.bench.sample_data import sample_name, write_samples
 from cachefs_tools.kernel_pages import forget_pages
+from cachefs_tools.sample_data import sample_name, write_samples
 from cachefs_tools.scratch_node import ScratchNode
 
 # The first epoch is cold. The others find all pages in the kernel if the pages fit.

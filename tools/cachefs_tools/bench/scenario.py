@@ -7,7 +7,7 @@ from typing import Final
 
 from cachefs.planning.eviction.policies import PolicyName
 from cachefs.planning.sequences.sampler import SamplerSpec
-from cachefs_tools.bench.slow_link import Limits
+from cachefs_tools.lab.slow_link import Limits
 
 POLICIES: Final = tuple(policy.value for policy in PolicyName)
 # Seconds between the starts of two jobs on one dataset.

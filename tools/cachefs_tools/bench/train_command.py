@@ -15,10 +15,10 @@ from cachefs_tools.bench import ceiling, scenario, training_run
 from cachefs_tools.bench.busy_cores import busy_cores
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
 from cachefs_tools.bench.report import summary, table
-from cachefs_tools.bench.sample_data import sample_name
 from cachefs_tools.bench.scenario import Loader, Publishing, Scenario, Shape, Tiers, TrainingJob, best_publishing
-from cachefs_tools.bench.slow_link import Limits
-from cachefs_tools.bench.throttle import throttled
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.throttle import throttled
+from cachefs_tools.sample_data import sample_name
 
 # The proxy must be able to do this many times what it lets through. If it is slower, it is part of what is measured.
 HEADROOM: Final = 2.0

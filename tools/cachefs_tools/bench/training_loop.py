@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cachefs_tools.bench.sample_data import is_sample
+from cachefs_tools.sample_data import is_sample
 
 # Seconds. A read that takes longer has waited for something that is not in the memory of this machine.
 SLOW_READ: Final = 0.01

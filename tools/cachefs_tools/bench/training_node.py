@@ -15,8 +15,8 @@ from cachefs.rpc import DaemonClient
 from cachefs_tools.bench.directory_node import DATASET, list_dataset
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer
 from cachefs_tools.bench.scenario import Scenario
-from cachefs_tools.bench.slow_link import Limits
-from cachefs_tools.bench.throttle import Throttle, throttled
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.throttle import Throttle, throttled
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
 from cachefs_tools.scratch_node import daemon, memory_directory, mounted
 

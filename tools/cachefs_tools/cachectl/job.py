@@ -278,7 +278,9 @@ def describe(view: JobView) -> Iterator[str | Table]:
     job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
     yield f"{shown(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'nobody known'}"
     yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
-    yield f"fetched for it: {size(view.fetched_bytes)}; {view.stalls:,} reads waited, {view.stall_seconds:.1f} s in all"
+    peers = f" from origins, {size(view.peer_bytes)} from other nodes" if view.peer_bytes else ""
+    waited = f"{view.stalls:,} reads waited, {view.stall_seconds:.1f} s in all"
+    yield f"fetched for it: {size(view.fetched_bytes)}{peers}; {waited}"
     yield ""
     yield table("NAME =STATE >EPOCH >SAMPLE >OF >RATE >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers))
     for consumer in view.consumers:

@@ -7,8 +7,9 @@ from typing import Final
 import click
 from rich.table import Table
 
-from cachefs.messages import Empty, EndpointStatus, MountView, Status
+from cachefs.messages import Empty, EndpointStatus, MountView, PeerCounts, Status
 from cachefs.rpc import STATUS
+from cachefs_tools.cachectl.cluster import brief
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.display import duration, name, share, size, table
 
@@ -84,6 +85,8 @@ def describe(now: Status) -> Iterator[str | Table]:
     yield f"misses     {now.misses:,} reads waited for a fetch ({share(now.misses, reads)})"
     in_flight = f"{now.in_flight_blocks:,} blocks, {size(now.in_flight_bytes)}"
     yield f"fetched    {now.fetched_blocks:,} blocks, {size(now.fetched_bytes)}; in flight {in_flight}"
+    if now.peers != PeerCounts():
+        yield from describe_peers(now.peers)
     if now.fetch_processes:
         carried = sum(one.blocks for one in now.fetch_processes)
         pids = ", ".join(str(one.pid) for one in now.fetch_processes)
@@ -98,11 +101,25 @@ def describe(now: Status) -> Iterator[str | Table]:
     detours = f", {now.origin_detours:,} reads took a detour (see the daemon's log)" if now.origin_detours else ""
     yield f"origin     {now.origin_requests:,} requests, {now.origin_errors:,} failed{detours}"
     yield from map(describe_endpoint, now.endpoints)
+    yield from brief(now.cluster)
     yield f"repairs    {now.repairs:,} damaged blocks dropped"
     yield f"datasets   {now.datasets}, warmups running {now.warmups}, recent errors {len(now.errors)}"
     if now.mounts:
         yield ""
         yield mount_table(now.mounts)
+
+
+def describe_peers(peers: PeerCounts) -> Iterator[str]:
+    """Lines about what nodes of the cluster have given each other."""
+    in_vain = f"{peers.asked:,} times asked, {peers.not_here:,} not there, {peers.failed:,} failed"
+    late = f"{peers.hedged:,} late ones asked for elsewhere"
+    yield f"peers      {peers.blocks:,} blocks, {size(peers.bytes)} from other nodes: {in_vain}, {late}"
+    yield (
+        f"           {peers.served_blocks:,} blocks, {size(peers.served_bytes)} for other nodes, "
+        f"{peers.served_fetched:,} of them fetched"
+    )
+    if peers.taken or peers.given:
+        yield f"           {peers.taken:,} blocks fetched for nodes that were behind, {peers.given:,} given away so"
 
 
 def describe_endpoint(one: EndpointStatus) -> str:

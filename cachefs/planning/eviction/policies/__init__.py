@@ -1,7 +1,7 @@
 """Policies: which blocks a tier takes, and which it evicts.
 
 The store calls a policy under its lock, and a simulator can call the very same object in a loop. Sizes are bytes as the
-tier accounts for them. May import cachefs.planning.pagecache, .sequences and .blocks.
+tier accounts for them. May import cachefs.planning.pagecache, .cluster, .sequences and .blocks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from cachefs.errors import ConfigError
+from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.eviction.policies.alsd import Alsd
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.eviction.policies.fifo import Fifo
@@ -83,21 +84,28 @@ class Policy(Protocol):
         ...
 
 
-POLICIES: Final[Mapping[PolicyName, Callable[[Plan, Coverage | None, Uses | None], Policy]]] = {
-    PolicyName.CLAIRVOYANT: lambda plan, cached, uses: Clairvoyant(plan, cached),
-    PolicyName.ALSD: lambda plan, cached, uses: Alsd(plan, cached),
-    PolicyName.REFCOUNT: lambda plan, cached, uses: Refcount(plan, cached),
-    PolicyName.MINIO: lambda plan, cached, uses: Minio(),
-    PolicyName.LRU: lambda plan, cached, uses: Lru(uses),
-    PolicyName.LFU: lambda plan, cached, uses: Lfu(),
-    PolicyName.FIFO: lambda plan, cached, uses: Fifo(uses),
+POLICIES: Final[Mapping[PolicyName, Callable[[Plan, Coverage | None, Uses | None, Standing | None], Policy]]] = {
+    PolicyName.CLAIRVOYANT: lambda plan, cached, uses, standing: Clairvoyant(plan, cached, standing),
+    PolicyName.ALSD: lambda plan, cached, uses, standing: Alsd(plan, cached, standing),
+    PolicyName.REFCOUNT: lambda plan, cached, uses, standing: Refcount(plan, cached, standing),
+    PolicyName.MINIO: lambda plan, cached, uses, standing: Minio(),
+    PolicyName.LRU: lambda plan, cached, uses, standing: Lru(uses),
+    PolicyName.LFU: lambda plan, cached, uses, standing: Lfu(),
+    PolicyName.FIFO: lambda plan, cached, uses, standing: Fifo(uses),
 }
 
 
-def open_policy(name: str, plan: Plan, cached: Coverage | None = None, uses: Uses | None = None) -> Policy:
-    """The policy of one tier. Policies that know the future know it from *plan*, and evict what is *cached* first.
-    uses: what tiers have in common between which blocks move. Raises ConfigError for a name that is not in POLICIES."""
+def open_policy(
+    name: str,
+    plan: Plan,
+    cached: Coverage | None = None,
+    uses: Uses | None = None,
+    standing: Standing | None = None,
+) -> Policy:
+    """The policy of one tier. Policies that know the future know it from *plan*, and evict what is *cached* first, or
+    in a cluster what is not this node's to keep, as *standing* says. uses: what tiers have in common between which
+    blocks move. Raises ConfigError for a name that is not in POLICIES."""
     try:
-        return POLICIES[PolicyName(name)](plan, cached, uses)
+        return POLICIES[PolicyName(name)](plan, cached, uses, standing)
     except ValueError:
         raise ConfigError(f"policy {name!r} does not exist; choose one of: {', '.join(POLICIES)}") from None

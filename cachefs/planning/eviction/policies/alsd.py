@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from cachefs.planning.blocks.space import Numbers
+from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.eviction.policies.ranked import Ranked
 from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.sequences.course import Future, Seconds
@@ -30,8 +31,14 @@ CERTAIN_READS: Final = 1024
 class Alsd(Ranked):
     """Scores are expected seconds until the next read."""
 
-    def __init__(self, plan: Plan, cached: Coverage | None = None, certain: int = CERTAIN_READS) -> None:
-        super().__init__(plan, cached)
+    def __init__(
+        self,
+        plan: Plan,
+        cached: Coverage | None = None,
+        standing: Standing | None = None,
+        certain: int = CERTAIN_READS,
+    ) -> None:
+        super().__init__(plan, cached, standing)
         self._certain = certain
 
     def _scores(self, snapshot: str, ids: Numbers) -> Seconds:

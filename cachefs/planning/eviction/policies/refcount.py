@@ -11,6 +11,8 @@ from cachefs.planning.sequences.course import Seconds
 class Refcount(Ranked):
     """Scores are the number of consumers that still come to a block in their current epoch, negated."""
 
+    _NEAR = -1.0  # a copy stays as long as anybody comes to it
+
     def _scores(self, snapshot: str, ids: Numbers) -> Seconds:
         score = np.zeros(len(ids))
         for future, where, theirs in self._plan.futures(snapshot, ids):

@@ -31,7 +31,7 @@ class Bench:
         url = f"file://{root}"
         listed = (ListedObject(b"%02d" % number, 1000, 1, b"v") for number in range(FILES))
         path = build(listed, url, BLOCK_SIZE, lambda key: b"file:" + key, state / "snapshots")
-        records.save(state, [DatasetRecord("d", url, OriginOptions(), [SnapshotRecord(path.stem)])])
+        records.save(state, records.Registry([DatasetRecord("d", url, OriginOptions(), [SnapshotRecord(path.stem)])]))
         self.threads = Threads()
         self.catalog = Catalog(state, HeldSnapshots(state / "snapshots", BLOCK_SIZE), OriginSettings(), self.threads)
         self.pins = Pins(store.tiering, self.catalog, self.threads)

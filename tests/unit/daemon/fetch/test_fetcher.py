@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import fetcher, flights, passing
+from cachefs_daemon.fetch import bringing, fetcher, flights, passing
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.flights import Answer, Flight
 from cachefs_daemon.fetch.load import Tell
@@ -100,7 +100,7 @@ class Bench:
         if not self.asks:
             return await self.fetcher.demand(refs, patience)
         answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        self.fetcher.ask(refs, patience, lambda answer: answered.done() or answered.set_result(answer))
+        self.fetcher.ask(refs, patience, lambda answer, _: answered.done() or answered.set_result(answer))
         return await answered
 
     def resolve(self, ref: BlockRef) -> BlockSource:
@@ -180,7 +180,7 @@ def test_who_waits_for_a_slot_is_told_when_the_daemon_stops(store: OpenStore) ->
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         asked = [asyncio.create_task(bench.fetcher.demand([ref(number)], 20)) for number in (1, 2)]
-        await until(lambda: len(bench.fetcher._flights) == 2)
+        await until(lambda: len(bench.fetcher.bringing._flights) == 2)
         assert bench.fetcher.in_flight[0] == 1
         await bench.fetcher.close()
         assert [str(outcome) for answer in asked for outcome in await answer] == ["the daemon is stopping"] * 2
@@ -196,7 +196,7 @@ def test_who_asks_for_one_block_does_not_wait_for_all_of_another(store: OpenStor
         for asker, number in [*((1, number) for number in range(1, 8)), (2, 9), (3, 7)]:
             ASKER.set(asker)
             calls.append(asyncio.create_task(bench.demand([ref(number)], 20)))
-            await until(lambda wanted=number: key_of(wanted) in bench.fetcher._flights)  # type: ignore[misc]
+            await until(lambda wanted=number: key_of(wanted) in bench.fetcher.bringing._flights)  # type: ignore[misc]
         await until(lambda: bench.fetcher._slots._turns.get(3) is not None)
         bench.origin.open.set()
         await asyncio.gather(*calls)
@@ -303,7 +303,7 @@ def test_who_comes_when_a_flight_has_just_been_given_up_gets_one_of_its_own(stor
 def test_a_failure_that_may_pass_is_not_told_to_who_comes_later(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "OUTAGE_MEMORY", 0)
+    monkeypatch.setattr(bringing, "OUTAGE_MEMORY", 0)
 
     async def scene(bench: Bench) -> None:
         bench.origin.failure = OriginUnavailable("down")
@@ -339,12 +339,12 @@ def test_between_two_attempts_the_slot_is_for_others(store: OpenStore) -> None:
 
 
 def test_refusals_of_snapshots_long_gone_are_forgotten(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetcher, "REFUSAL_MEMORY", 0)
+    monkeypatch.setattr(bringing, "REFUSAL_MEMORY", 0)
 
     async def scene(bench: Bench) -> None:
         for number in range(1, 301):
             await bench.fetcher.ahead([BlockRef(f"snapshot {number}", number, 0)])
-        assert len(bench.fetcher._refused) == 1
+        assert len(bench.fetcher.bringing._refused) == 1
 
     on_bench(store, scene)
 
@@ -371,7 +371,9 @@ def test_a_bug_is_an_answer_to_each_who_waits(store: OpenStore) -> None:
 
         bench.fetcher._look_ups._resolve = resolve
         answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        bench.fetcher.ask([BlockRef("s", 1, 0), BlockRef("s", 2, 0)], 20, answered.set_result)
+        bench.fetcher.ask(
+            [BlockRef("s", 1, 0), BlockRef("s", 2, 0)], 20, lambda outcomes, _: answered.set_result(outcomes)
+        )
         assert [str(one).partition(";")[0] for one in await answered] == [
             "internal error (ZeroDivisionError('a bug'))"
         ] * 2
@@ -505,7 +507,12 @@ def test_a_reader_of_a_small_block_gets_it_before_it_is_stored(
     async def scene(bench: Bench) -> None:
         def ask(size: int, *, early: bool = True) -> "asyncio.Future[list[Answer]]":
             answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-            bench.fetcher.ask([BlockRef("snapshot", 1, 0, size=size)], 20, answered.set_result, early=early)
+            bench.fetcher.ask(
+                [BlockRef("snapshot", 1, 0, size=size)],
+                20,
+                lambda outcomes, _: answered.set_result(outcomes),
+                early=early,
+            )
             return answered
 
         try:
@@ -532,7 +539,9 @@ def test_a_large_block_is_read_where_it_was_put(store: OpenStore, monkeypatch: p
 
     async def scene(bench: Bench) -> None:
         answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        bench.fetcher.ask([BlockRef("snapshot", 1, 0, size=SIZE)], 20, answered.set_result, early=True)
+        bench.fetcher.ask(
+            [BlockRef("snapshot", 1, 0, size=SIZE)], 20, lambda outcomes, _: answered.set_result(outcomes), early=True
+        )
         assert bench.bytes_at(1, (await answered)[0])
 
     on_bench(store, scene)
@@ -561,7 +570,7 @@ def test_a_store_with_a_bug_costs_no_reader_its_bytes(store: OpenStore, monkeypa
 def test_what_a_process_has_brought_and_no_tier_has_is_fetched_with_a_slot(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "LEAST_LATE", 0.0)
+    monkeypatch.setattr(bringing, "LEAST_LATE", 0.0)
     carried: list[BlockSource] = []
     running: list[int] = []
     wanted = [ref(number) for number in range(1, 7)]
@@ -577,7 +586,7 @@ def test_what_a_process_has_brought_and_no_tier_has_is_fetched_with_a_slot(
             await asyncio.sleep(0)
             return await ObedientOrigin.read(bench.origin, asked, patience)
 
-        bench.fetcher.carry = carry
+        bench.fetcher.bringing.carry = carry
         monkeypatch.setattr(bench.origin, "read", read)
         assert bench.origin.endpoint.late_after(SIZE) == math.inf
         ahead = asyncio.ensure_future(bench.fetcher.ahead(wanted))
@@ -595,11 +604,11 @@ def test_a_block_that_is_fetched_beside_a_process_keeps_its_slot_when_that_has_i
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Endpoint, "late_after", lambda endpoint, size: 0.0)
-    monkeypatch.setattr(fetcher, "LEAST_LATE", 0.0)
+    monkeypatch.setattr(bringing, "LEAST_LATE", 0.0)
     arrivals: list[Callable[[], None]] = []
 
     async def scene(bench: Bench) -> None:
-        bench.fetcher.carry = lambda source, tell, arrived: arrivals.append(arrived) is None
+        bench.fetcher.bringing.carry = lambda source, tell, arrived: arrivals.append(arrived) is None
         bench.origin.open.clear()
         ahead = asyncio.ensure_future(bench.fetcher.ahead([ref(1)]))
         await until(lambda: bool(arrivals))
@@ -681,7 +690,7 @@ def test_what_passes_is_kept_for_a_moment_and_only_a_little_of_it(
     monkeypatch.setattr(passing, "KEPT_SECONDS", 0.05)
 
     async def scene(bench: Bench) -> None:
-        bench.fetcher.passing = kept = passing.Passing(3 * SIZE)
+        bench.fetcher.bringing.passing = kept = passing.Passing(3 * SIZE)
         for number in range(1, 11):
             await bench.demand([ref(number)], 20)
         assert sum(kept.get(key_of(number)) is not None for number in range(1, 11)) <= 3

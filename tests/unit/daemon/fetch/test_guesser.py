@@ -83,7 +83,9 @@ class Scene:
         key = block_key(entry.content, 0)
         if self._store.get(key) is None:
             answered: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            self._fetcher.ask([BlockRef(self.snapshot.id, entry.number, 0)], 20, answered.set_result)
+            self._fetcher.ask(
+                [BlockRef(self.snapshot.id, entry.number, 0)], 20, lambda outcomes, _: answered.set_result(outcomes)
+            )
             await answered
         self.guesser.on_reads(mount, [key])
 

@@ -103,8 +103,8 @@ def on_bench(
         try:
             await asyncio.wait_for(scene(bench), 30)
             assert (bench.slots.in_use, bench.slots.bytes_in_use) == (0, 0)
-            assert not bench.fetcher._ranges._waiting
-            assert not bench.fetcher._ranges._parts
+            assert not bench.fetcher.bringing._ranges._waiting
+            assert not bench.fetcher.bringing._ranges._parts
         finally:
             await bench.fetcher.close()
             bench.threads.close()
@@ -183,7 +183,7 @@ def test_whoever_gives_up_takes_no_other_block_along(store: OpenStore) -> None:
         fetching = asyncio.create_task(bench.fetcher.demand(refs(*range(4)), 20))
         while not bench.origin.asked:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        flights = list(bench.fetcher._flights.values())
+        flights = list(bench.fetcher.bringing._flights.values())
         flights[0].task.cancel()
         for _ in range(4):
             bench.origin.parts.release()

@@ -50,8 +50,9 @@ class Node:
     def keys(self, blocks: Any) -> list[bytes]:
         return self.space.keys(np.asarray(blocks))
 
-    def _fetched(self, key: str, size: int) -> None:
-        self.fetched[key] = self.fetched.get(key, 0) + size
+    def _fetched(self, key: str, size: int, via: str) -> None:
+        name = f"{key} {via}".strip()
+        self.fetched[name] = self.fetched.get(name, 0) + size
 
 
 def test_reads_are_those_of_the_consumer_whose_sequence_has_them_next() -> None:
@@ -82,6 +83,9 @@ def test_a_stall_is_that_of_the_consumer_that_reads_the_block_next() -> None:
     rows = {(row.job, row.consumer, row.source): row.seconds for row in node.jobs.stalls.rows()}
     assert rows == {("job1", "0", "origin"): 0.5, ("", "", "ssd"): 2.0}
     assert node.fetched == {"job1": 1000}
+    observed = node.attribution.on_reads([], [Stall(key=key, seconds=0.25, source="peer b")], NOW)
+    assert list(observed.late) == [0.25]
+    assert node.fetched == {"job1": 1000, "job1 peer b": 1000}
 
 
 def test_of_a_single_consumer_every_stall_on_its_snapshot_is_its_own() -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from cachefs.planning.blocks.presence import IN_MEMORY, Presence
+from cachefs.planning.cluster.standing import Standing
+from cachefs.planning.prefetch import backlog
 from cachefs.planning.prefetch.fetch_plan import (
     LONGEST_WINDOW,
     LOOK_AGAIN,
@@ -276,3 +278,63 @@ def test_blocks_are_named_as_the_origin_knows_them() -> None:
     [one] = scene.fill(1)
     assert scene.fetches.places([one]) == [(5, 0)]
     assert scene.fetches.key(one) == scene.plan.spaces["job"].key(5)
+
+
+# --- in a cluster -----------------------------------------------------------------------------------------------------
+
+
+def clustered(mine: range, limits: FetchLimits | None = None) -> tuple[Scene, Standing]:
+    """A job that reads 0, 1, 2, ...; blocks *mine* are this node's to keep."""
+    scene, standing = Scene(limits, job=list(range(1000))), Standing()
+    marks = np.zeros(1000, np.bool_)
+    marks[list(mine)] = True
+    standing.set("job", marks)
+    scene.fetches = FetchPlan(
+        scene.plan, scene.presence, limits or FetchLimits(2.0, WORTH, MANY, 1000), scene.now, standing
+    )
+    scene.look_again()
+    return scene, standing
+
+
+def test_free_room_is_for_what_is_this_node_s_to_keep_and_the_window_for_all() -> None:
+    scene, standing = clustered(range(0, 1000, 4))
+    assert numbers(scene.fill(5)) == [0, 4, 8, 12, 16]
+    assert numbers(scene.fetches.for_window(1.0)) == [1, 2, 3, 5, 6, 7, 9, 10]
+    standing.update("job", np.array([1, 3], np.int32), True)
+    scene.look_again(2 * LOOK_AGAIN)
+    assert numbers(scene.fill(9)) == [1, 3, 20, 24], "what has become this node's is seen within a second"
+    standing.forget("job")
+    scene.look_again(2 * LOOK_AGAIN)
+    assert numbers(scene.fill(11)) == [2, 5]
+
+
+def test_what_the_window_brings_is_not_evicted_as_a_copy() -> None:
+    scene, standing = clustered(range(0))
+    slow = Latency(4.0)
+    window = scene.fetches.window({"job": 3.0}, slow, scene.now)
+    assert standing.near > window + 3.0
+
+
+def test_late_copies_widen_the_window_though_there_is_room() -> None:
+    """They are fetched within it however much is free."""
+    scene, _ = clustered(range(0, 1000, 4))
+    scene.look_again(SETTLED + LOOK_AGAIN)
+    latency = Latency(0.1)
+    usual = scene.fetches.window({}, latency, scene.now)
+    scene.fill(10)
+    scene.fetches.note_idle()
+    scene.fetches.late([0.3], 1, scene.now)
+    assert scene.fetches.window({}, latency, scene.now) == pytest.approx(usual + 0.3)
+
+
+def test_the_backlog_counts_only_what_comes_from_the_origin() -> None:
+    """All of it would be too much for the origin; a quarter of it is not, where it begins some seconds ahead."""
+    scene, standing = clustered(range(100, 1000, 4))
+    states = scene.presence.states
+    bandwidth = 0.5 * RATE * SIZE
+    assert backlog.find(scene.plan, states, bandwidth) is not None
+    assert backlog.find(scene.plan, states, bandwidth, standing=standing) is None
+    standing.set("job", np.arange(1000) >= 500)
+    found = backlog.find(scene.plan, states, bandwidth, standing=standing)
+    assert found is not None
+    assert (found.last, found.seconds) == (999, pytest.approx(99.9))

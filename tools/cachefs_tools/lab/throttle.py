@@ -1,4 +1,4 @@
-"""A proxy in front of a real S3 server that is as slow as it is told to be (see bench.slow_link).
+"""A proxy in front of a real S3 server that is as slow as it is told to be (see lab.slow_link).
 
     with throttled(server_url, Limits(latency=0.02, bandwidth=50e6), log) as throttle:
         ...                                   # reads through throttle.endpoint
@@ -15,6 +15,7 @@ empty line changes nothing. It answers each line with a line of its counters, an
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs_tools.bench.slow_link import Latency, Limits, Pipe, TokenBucket
+from cachefs_tools.lab.slow_link import Latency, Limits, Pipe, TokenBucket
 from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 # Large enough to cost little, and small enough for concurrent answers to share the bandwidth evenly.
@@ -208,13 +209,16 @@ class Throttle:
 
 
 @contextmanager
-def throttled(upstream: str, limits: Limits, log: Path) -> Iterator[Throttle]:
-    """A proxy on a loopback port in front of the URL *upstream*."""
-    command = [*WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.throttle", upstream]
+def throttled(upstream: str, limits: Limits, log: Path, listener: socket.socket | None = None) -> Iterator[Throttle]:
+    """A proxy in front of the URL *upstream*. It accepts from *listener*, which may be of another network namespace;
+    None: on a loopback port."""
+    given = () if listener is None else (listener.fileno(),)
+    command = [*WITH_PARENT, sys.executable, "-m", "cachefs_tools.lab.throttle", upstream, *map(str, given)]
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+            pass_fds=given,
+        )  # fmt: skip
     try:
         throttle = Throttle(process)
         throttle.limit(limits)
@@ -224,15 +228,16 @@ def throttled(upstream: str, limits: Limits, log: Path) -> Iterator[Throttle]:
         wait(process)
 
 
-async def _run(upstream: str) -> None:
+async def _run(upstream: str, listener: socket.socket | None) -> None:
     # A real network does not wait for the processors of this machine, so the proxy comes before other processes.
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     parts = urlsplit(upstream)
     proxy = Proxy(parts.hostname or "127.0.0.1", parts.port or 80)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, limit=BUFFER, backlog=1024)
-    port = server.sockets[0].getsockname()[1]
-    _say(f"http://127.0.0.1:{port}")
+    listener = listener or socket.create_server(("127.0.0.1", 0))
+    server = await asyncio.start_server(proxy.serve, sock=listener, limit=BUFFER, backlog=1024)
+    host, port = server.sockets[0].getsockname()
+    _say(f"http://{host}:{port}")
     loop = asyncio.get_running_loop()
     commands = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin.buffer)
@@ -248,4 +253,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_run(sys.argv[1]))
+    asyncio.run(_run(sys.argv[1], socket.socket(fileno=int(sys.argv[2])) if len(sys.argv) > 2 else None))

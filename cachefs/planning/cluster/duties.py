@@ -1,0 +1,44 @@
+"""A node's duty in an epoch: the reads of other nodes for which it holds the block, in the order in which they come."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.cluster.homes import Nodes
+from cachefs.planning.cluster.reads import Places
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Duty:
+    """As arrays with one element per read. A block that several nodes read, or one reads again, is there as often."""
+
+    # Which block: shape (reads,), int32.
+    blocks: Ids
+    # At which place of the epoch: shape (reads,), float32.
+    when: Places
+    # By which node: shape (reads,), uint16.
+    readers: Nodes
+
+    @classmethod
+    def of(cls, orders: Iterable[tuple[int, Ids]], kept: npt.NDArray[np.bool_], me: int) -> "Duty":
+        """Of node *me*. orders: of each consumer its node, and the blocks that it reads in the epoch, in order: shape
+        (reads,), int32. kept: which blocks *me* keeps until they are read: shape (blocks,), bool. 20 ms per million
+        reads."""
+        blocks, when, readers = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], [np.zeros(0, np.uint16)]
+        for node, order in sorted(orders, key=lambda one: one[0]):
+            if node == me:
+                continue
+            reads = np.flatnonzero(kept[order])
+            blocks.append(order[reads])
+            when.append(reads.astype(np.float32) / np.float32(max(1, len(order))))
+            readers.append(np.full(len(reads), node, np.uint16))
+        places = np.concatenate(when)
+        sorted_by = np.argsort(places, kind="stable")
+        return cls(np.concatenate(blocks)[sorted_by], places[sorted_by], np.concatenate(readers)[sorted_by])
+
+    def done(self, place: float) -> int:
+        """How many of the reads come before *place*."""
+        return int(np.searchsorted(self.when, np.float32(place)))

@@ -1,0 +1,160 @@
+"""Homes of all blocks of a snapshot, and of their second copies, kept up to date as members come and go.
+
+The best score of each block is kept. So who joins is compared with that alone, and only the blocks of who left are
+compared anew with all others.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.cluster.rendezvous import Hashes, Member, Scores, draws, score_of, scores
+
+# Per block: a member, as its place in the list of members, or NOBODY. Shape (blocks,), uint16.
+Nodes = npt.NDArray[np.uint16]
+NOBODY: Final = 0xFFFF
+# Members at most: each has a number below NOBODY.
+MOST_MEMBERS: Final = NOBODY
+
+# Blocks whose intermediate results stay in a processor's cache: twice as fast as a million at once.
+_IN_CACHE: Final = 1 << 14
+
+
+class Homes:
+    """Who of the members is each block's home. One thread at a time may change it; `first` and `second` are replaced
+    and never changed, so that any thread may read them."""
+
+    def __init__(self, hashes: Hashes, replicas: int = 1) -> None:
+        """hashes: of all blocks (see cachefs.planning.cluster.rendezvous.key_hashes). replicas: copies of each block
+        that the cluster is to have, 1 or 2."""
+        self.members: tuple[Member, ...] = ()  # in ascending order of their ids
+        # The home of each block, NOBODY where there is no member.
+        self.first: Nodes = np.full(len(hashes), NOBODY, np.uint16)
+        # Where its second copy belongs: in another zone if there is any. NOBODY where one copy is enough, or one member
+        # is there.
+        self.second: Nodes = self.first
+        self._hashes = hashes
+        self._replicas = replicas
+        self._first_scores: Scores = np.full(len(hashes), -np.inf)
+        self._second_scores: Scores = self._first_scores
+
+    def set_members(self, members: Sequence[Member]) -> Ids:
+        """These are the members from now on. Returns the numbers of the blocks whose home is another one than before,
+        in ascending order: shape (n,), int32. Raises ValueError for two members with one id, or too many."""
+        members = tuple(sorted(members, key=lambda one: one.id))
+        if len({one.id for one in members}) < len(members) or len(members) > MOST_MEMBERS:
+            raise ValueError(f"{len(members):,} members; at most {MOST_MEMBERS:,}, and each with an id of its own")
+        known = {(one.id, one.seed, one.weight): number for number, one in enumerate(self.members)}
+        numbers = [known.get((one.id, one.seed, one.weight)) for one in members]
+        renumbered = np.full(NOBODY + 1, NOBODY, np.uint16)  # from places in the old list to places in the new one
+        for number, old in enumerate(numbers):
+            if old is not None:
+                renumbered[old] = number
+        came = [number for number, old in enumerate(numbers) if old is None]
+        ring = _Ring(self._hashes, members)
+
+        stayed = renumbered[self.first]
+        first, best = stayed.copy(), self._first_scores.copy()
+        ring.choose(first, best, np.flatnonzero(first == NOBODY), came)
+        if self._replicas > 1:
+            second, best_second = renumbered[self.second], self._second_scores.copy()
+            again = (
+                (first != stayed)
+                | (second == NOBODY)
+                | (_zones(self.members, members) != _zones(members, self.members))
+            )
+            ring.choose(second, best_second, np.flatnonzero(again), came, first)
+            self.second, self._second_scores = second, best_second
+        else:
+            self.second = np.full(len(first), NOBODY, np.uint16)
+        moved = first != reindexed(self.first, [one.id for one in self.members], [one.id for one in members])
+        moved |= (first == NOBODY) & (self.first != NOBODY)
+        self.members, self.first, self._first_scores = members, first, best
+        return np.flatnonzero(moved).astype(np.int32)
+
+
+class _Ring:
+    """The members to choose from."""
+
+    def __init__(self, hashes: Hashes, members: Sequence[Member]) -> None:
+        """hashes: of all blocks."""
+        self._hashes = hashes
+        self._members = members
+        by_weight = sorted(range(len(members)), key=lambda number: (members[number].weight, number))
+        self._by_weight = [list(group) for _, group in groupby(by_weight, key=lambda number: members[number].weight)]
+        zones = list(_zones(members, members).values())
+        names = {zone: number for number, zone in enumerate(dict.fromkeys(zones))}
+        # Of each member, and of NOBODY at the end.
+        self._zones = np.array([*(names[zone] for zone in zones), -1], np.int32)
+
+    def choose(
+        self, chosen: Nodes, best: Scores, anew: npt.NDArray[np.intp], came: Sequence[int], apart: Nodes | None = None
+    ) -> None:
+        """Bring *chosen*, and the scores *best* of those who are, up to date: both of shape (blocks,).
+
+        anew: the blocks for which none of those who were members before is chosen: shape (n,), intp; came: who was no
+        member before; apart: per block a member from whose zone none is chosen.
+        """
+        for start in range(0, len(anew), _IN_CACHE):
+            ids = anew[start : start + _IN_CACHE]
+            chosen[ids], best[ids] = self._best(self._hashes[ids], None if apart is None else apart[ids])
+        if len(anew) == len(chosen):
+            return
+        for start in range(0, len(chosen), _IN_CACHE):
+            part = slice(start, start + _IN_CACHE)
+            for number in came:
+                score = scores(self._hashes[part], self._members[number])
+                wins = (score > best[part]) | ((score == best[part]) & (number < chosen[part]))
+                if apart is not None:
+                    wins &= self._apart(number, apart[part])
+                best[part][wins] = score[wins]
+                chosen[part][wins] = number
+
+    def _best(self, hashes: Hashes, apart: Nodes | None) -> tuple[Nodes, Scores]:
+        """The members with the highest scores, and these. Of members with one weight the highest draw wins, so that it
+        takes one logarithm for all of them."""
+        chosen = np.full(len(hashes), NOBODY, np.uint16)
+        best = np.full(len(hashes), -np.inf)
+        for group in self._by_weight:
+            who = np.full(len(hashes), NOBODY, np.uint16)
+            highest = np.zeros(len(hashes), np.uint64)
+            for number in group:
+                drawn = draws(hashes, self._members[number].seed)
+                wins = drawn > highest
+                if apart is not None:
+                    wins &= self._apart(number, apart)
+                np.copyto(highest, drawn, where=wins)
+                np.copyto(who, number, where=wins)
+            score = score_of(highest, self._members[group[0]].weight)
+            wins = (who != NOBODY) & ((score > best) | ((score == best) & (who < chosen)))
+            np.copyto(best, score, where=wins)
+            np.copyto(chosen, who, where=wins)
+        return chosen, best
+
+    def _apart(self, number: int, others: Nodes) -> npt.NDArray[np.bool_]:
+        """Is the member with this number in another zone than each of *others*?"""
+        apart: npt.NDArray[np.bool_] = self._zones.take(others, mode="clip") != self._zones[number]
+        return apart
+
+
+def _zones(members: Sequence[Member], common: Sequence[Member]) -> Mapping[str, str]:
+    """By id, the zone of each of the *members* that are in *common* too. Who has none is a zone for itself, and so is
+    everybody where there is only one zone."""
+    alone = len({one.zone for one in members}) < 2
+    ids = {one.id for one in common}
+    return {one.id: one.zone if one.zone and not alone else f"\0{one.id}" for one in members if one.id in ids}
+
+
+def reindexed(nodes: Nodes, before: Sequence[str], after: Sequence[str]) -> Nodes:
+    """*nodes* as places in the list of ids *before*, as places in the list *after*: NOBODY for those who are not there
+    any more. Shape (n,), uint16."""
+    places = {name: number for number, name in enumerate(after)}
+    renumbered = np.full(len(before) + 1, NOBODY, np.uint16)
+    for number, name in enumerate(before):
+        renumbered[number] = places.get(name, NOBODY)
+    moved: Nodes = renumbered.take(nodes, mode="clip")
+    return moved

@@ -1,0 +1,49 @@
+"""One epoch of a job whose consumers are on several nodes: which node reads each block first, and when."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.cluster.homes import NOBODY, Nodes
+
+# Places in an epoch, from 0 (its start) to 1 (its end): shape (n,), float32.
+Places = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reads:
+    """The first read of each block in one epoch. Nodes go through an epoch at about the same pace."""
+
+    # The node that reads it first, NOBODY where none does: shape (blocks,), uint16.
+    reader: Nodes
+    # Where in its consumer's epoch that read is; 2 where there is none: shape (blocks,), float32. None where it has
+    # been forgotten.
+    when: Places | None
+
+    @classmethod
+    def of(cls, blocks: int, orders: Iterable[tuple[int, Ids]]) -> "Reads":
+        """orders: of each consumer its node, and the blocks that it reads, in order: shape (reads,), int32. blocks: how
+        many there are in the space. 20 ms per million reads.
+
+        Of two reads at the same place that of the smaller node counts, so that all come to the same result. Raises
+        ValueError for a node or a block that cannot be.
+        """
+        reader = np.full(blocks, NOBODY, np.uint16)
+        when = np.full(blocks, 2, np.float32)
+        for node, order in sorted(orders, key=lambda one: one[0]):
+            if not 0 <= node < NOBODY or (len(order) and not 0 <= int(order.min()) <= int(order.max()) < blocks):
+                raise ValueError(f"node {node} is said to read blocks beyond the {blocks:,} of the snapshot")
+            backwards = order[::-1].astype(np.intp)
+            places = (np.arange(len(order), dtype=np.float32) / np.float32(max(1, len(order))))[::-1]
+            sooner = places < when[backwards]
+            # Of several reads of one block numpy keeps the one that it assigns last, and that is the first one.
+            when[backwards[sooner]] = places[sooner]
+            reader[backwards[sooner]] = node
+        return cls(reader, when)
+
+    def without_places(self) -> "Reads":
+        """The same, as it is kept of epochs that are far ahead: 2 bytes per block in place of 6."""
+        return replace(self, when=None)

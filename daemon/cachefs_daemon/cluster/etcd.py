@@ -1,0 +1,366 @@
+"""etcd as the store of a cluster's records: a key for each node, kept by a lease, and one for the ring.
+
+Two threads, since a lease that is not kept in time makes a node that works seem gone, and the event loop may be busy
+for seconds. The keeper keeps lease and record, changes the ring, and looks whether the watch has missed anything: no
+watch says so when it has (a stopped etcd, a network that drops all packets, a compaction). The watcher reads all keys,
+follows their changes, and begins again whenever that ends.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from cachefs.errors import CachefsError
+from cachefs_daemon.cluster.etcd_client import EtcdAway, EtcdClient, EtcdSettings, Watch
+from cachefs_daemon.cluster.etcd_codec import KeyValue, WatchAnswer
+from cachefs_daemon.cluster.ring import Ring, decode_ring
+from cachefs_daemon.cluster.store import RECORD_SECONDS, Stored, StoreListener
+from cachefs_daemon.cluster.view import NodeRecord, decode_record, encode_record
+
+log = logging.getLogger(__name__)
+
+# Of the seconds between two keep-alives, those that a call may take.
+_PATIENCE: Final = 0.9
+_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 2.0
+# Keys with nonsense that the log names.
+_MOST_SAID: Final = 100
+# Seconds that the end may take.
+_END: Final = 3.0
+
+
+class _Taken(CachefsError):
+    """Another node that runs has this node's key."""
+
+
+class EtcdStore:
+    """See store.RecordStore."""
+
+    source: Final = "etcd"
+
+    def __init__(self, settings: EtcdSettings, prefix: str, node_id: str, seconds: float = RECORD_SECONDS) -> None:
+        """prefix: of the keys, without a slash at its end. seconds: that a record stays when nobody keeps it."""
+        self._settings = settings
+        self._prefix = f"{prefix}/".encode()
+        self._nodes = f"{prefix}/nodes/".encode()
+        self._ring_key = f"{prefix}/ring".encode()
+        self._key = self._nodes + node_id.encode()
+        self._seconds = seconds
+        self._step_seconds = seconds / 3
+        self._call_seconds = self._step_seconds * _PATIENCE
+        self._client: EtcdClient
+        self._loop: asyncio.AbstractEventLoop
+        self._listener: StoreListener
+        self._threads: list[threading.Thread] = []
+        # What follows is guarded by this.
+        self._condition = threading.Condition()
+        self._stopping = False
+        self._record: NodeRecord | None = None
+        self._unsaved = False
+        self._proposal: tuple[Ring, int] | None = None
+        self._look = False  # now, in place of at the next step
+        self._watch: Watch | None = None
+        self._round = 0  # of watches: another one when the watch is to begin again
+        self._newest = 0  # revision of the last change that the watcher knows of
+        self._keys = 0  # how many keys it knows of
+        self._problems: dict[str, str] = {}  # by thread
+        # Used by the watcher only.
+        self._nonsense: set[KeyValue] = set()
+        # Used by the keeper only.
+        self._lease = 0
+        self._revision = 0  # at which this node's key was put
+        self._has_claimed = False
+        self._in_doubt: tuple[int, int] | None = None  # what the watcher knew when it seemed to have missed something
+
+    # --- on the event loop -------------------------------------------------------------------------------------------
+
+    def start(self, listener: StoreListener) -> None:
+        self._client = EtcdClient(self._settings)
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        for name, work in (("etcd-keeper", self._keep), ("etcd-watcher", self._follow_always)):
+            thread = threading.Thread(target=work, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def put(self, record: NodeRecord) -> None:
+        with self._condition:
+            self._record, self._unsaved = record, True
+            self._condition.notify_all()
+
+    def propose(self, ring: Ring, version: object) -> None:
+        with self._condition:
+            self._proposal = (ring, version if isinstance(version, int) else 0)
+            self._condition.notify_all()
+
+    def refresh(self) -> None:
+        with self._condition:
+            self._look = True
+            self._condition.notify_all()
+
+    async def stop(self) -> None:
+        with self._condition:
+            self._stopping = True
+            self._begin_again()
+            self._condition.notify_all()
+        await asyncio.get_running_loop().run_in_executor(None, self._end)
+
+    def _end(self) -> None:
+        deadline = time.monotonic() + _END
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._client.close()
+
+    # --- the keeper --------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        due, pause = 0.0, 0.0
+        while self._wait_for_work(due, pause):
+            begun = time.monotonic()
+            try:
+                is_due = begun >= due
+                if is_due:
+                    self._keep_lease()
+                    due = begun + self._step_seconds
+                self._write()
+                if is_due or self._look:
+                    self._check_watch()
+            except CachefsError as error:
+                if not isinstance(error, _Taken):
+                    self._say("keeper", str(error))
+                pause = min(_LONGEST_PAUSE, 2 * pause or _PAUSE)
+                due = 0.0
+                if isinstance(error, EtcdAway):
+                    with self._condition:
+                        self._begin_again()
+            except Exception:
+                log.exception("etcd: internal error; trying again")
+                pause = _LONGEST_PAUSE
+            else:
+                self._say("keeper", "")
+                pause = 0.0
+        self._leave()
+
+    def _wait_for_work(self, due: float, pause: float) -> bool:
+        """Wait until something is to be done, but for *pause* seconds after a failure. False at the end."""
+        with self._condition:
+            if pause:
+                self._condition.wait_for(lambda: self._stopping, pause)
+            else:
+                self._condition.wait_for(
+                    lambda: self._stopping or self._unsaved or self._look or self._proposal is not None,
+                    max(0.0, due - time.monotonic()),
+                )
+            return not self._stopping
+
+    def _keep_lease(self) -> None:
+        if self._lease and self._client.keep_alive(self._lease, self._call_seconds) <= 0:
+            log.warning("etcd had given up this node, which was silent for %.0f s; joining again", self._seconds)
+            self._lease = 0
+        if not self._lease:
+            self._lease = self._client.grant(max(1, round(self._seconds)), self._call_seconds)
+            self._unsaved = True
+
+    def _write(self) -> None:
+        """Put what is to be put. Raises CachefsError; then it stays to be put."""
+        with self._condition:
+            record, proposal = self._record, self._proposal
+            unsaved, self._unsaved, self._proposal = self._unsaved, False, None
+        if unsaved and record is not None:
+            try:
+                self._save(record)
+            except CachefsError:
+                self._unsaved = True
+                raise
+        if proposal is not None:
+            ring, version = proposal
+            self._client.put_if(self._ring_key, ring.encoded(), 0, version, self._call_seconds)
+
+    def _save(self, record: NodeRecord) -> None:
+        text = encode_record(record)
+        for _ in range(3):
+            answer = self._client.put_if(self._key, text, self._lease, self._revision, self._call_seconds)
+            if answer.done:
+                self._revision, self._has_claimed = answer.revision, True
+                self._tell(self._listener.claimed)
+                return
+            there = answer.found[0] if answer.found else None
+            other = _decoded(there) if there is not None else None
+            if other is not None and self._is_another(other, record):
+                self._tell(self._listener.taken, other)
+                raise _Taken(f"node {other.name} at {other.address} has this node's id")
+            self._revision = there.revision if there is not None else 0
+        raise EtcdAway("this node's key in etcd changes all the time")
+
+    def _is_another(self, other: NodeRecord, record: NodeRecord) -> bool:
+        """Is it no earlier daemon of this node? At its address no other can be while this one listens there."""
+        if other.incarnation == record.incarnation:
+            return False
+        return self._has_claimed or other.address != record.address
+
+    def _check_watch(self) -> None:
+        """Has the watch missed anything? Then it begins again."""
+        with self._condition:
+            asked, self._look = self._look, False
+        answer = self._client.range(self._prefix, self._call_seconds, prefix=True, newest=True)
+        newest = answer.found[0].revision if answer.found else 0
+        with self._condition:
+            known = (self._newest, self._keys)
+            went_back = answer.revision < self._newest
+            missed = newest > self._newest or answer.count != self._keys
+            # What is on its way may come; what has not come by the next look will not. Who asks has waited.
+            if went_back or (missed and (asked or known == self._in_doubt)):
+                self._begin_again()
+            self._in_doubt = known if missed else None
+        if not missed:
+            self._tell(self._listener.fresh)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(CachefsError):
+            if self._lease:
+                self._client.revoke(self._lease, _END / 2)
+
+    # --- the watcher -------------------------------------------------------------------------------------------------
+
+    def _follow_always(self) -> None:
+        pause = _PAUSE
+        while True:
+            endpoint = self._client.endpoint
+            begun = time.monotonic()
+            try:
+                self._follow()
+            except CachefsError as error:
+                if self._stopping:
+                    return
+                self._say("watcher", str(error))
+                self._client.go_on(endpoint)
+            except Exception:
+                log.exception("etcd: internal error; watching again")
+            pause = _PAUSE if time.monotonic() - begun > 10 else min(_LONGEST_PAUSE, 2 * pause)
+            with self._condition:
+                if self._condition.wait_for(lambda: self._stopping, pause):
+                    return
+
+    def _follow(self) -> None:
+        """Read all, and follow the changes until the watch ends."""
+        with self._condition:
+            number = self._round
+        answer = self._client.range(self._prefix, self._call_seconds, prefix=True)
+        contents = _Contents(self._nodes, self._ring_key, answer.found, self._nonsense)
+        self._publish(contents)
+        self._say("watcher", "")
+        watch = self._client.watch(self._prefix, answer.revision + 1)
+        with self._condition:
+            self._watch = watch
+            if self._stopping or self._round != number:
+                watch.cancel()
+        for message in watch:
+            if message.ended:
+                return  # also where its revision is compacted: all is read again
+            if contents.apply(message) and not message.fragment:
+                self._publish(contents)
+
+    def _publish(self, contents: "_Contents") -> None:
+        with self._condition:
+            self._newest, self._keys = contents.newest, len(contents)
+            if self._has_claimed and contents.revision(self._key) not in range(1, self._revision + 1):
+                self._unsaved = True  # somebody has removed it, or put another
+                self._condition.notify_all()
+        self._tell(self._listener.stored, contents.stored())
+
+    # --- both --------------------------------------------------------------------------------------------------------
+
+    def _begin_again(self) -> None:
+        """End the watch, so that all is read again. With the condition held."""
+        self._round += 1
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def _say(self, who: str, problem: str) -> None:
+        with self._condition:
+            if self._problems.get(who, "") == problem:
+                return
+            self._problems[who] = problem
+            said = self._problems.get("keeper") or self._problems.get("watcher") or ""
+        self._tell(self._listener.problem, said)
+
+    def _tell(self, function: Callable[..., None], *values: Any) -> None:
+        """On the event loop, which may have ended."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *values)
+
+
+class _Contents:
+    """The keys below the prefix."""
+
+    def __init__(self, nodes: bytes, ring_key: bytes, found: tuple[KeyValue, ...], nonsense: set[KeyValue]) -> None:
+        """nonsense: what was said to hold nonsense; once is enough."""
+        self._nodes = nodes
+        self._ring_key = ring_key
+        self._found = {each.key: each for each in found}
+        self._records: dict[str, NodeRecord] = {}
+        self._ring: Ring | None = None
+        self._deleted = 0  # revision of the last key that went
+        self._nonsense = nonsense
+        for each in found:
+            self._read(each)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def revision(self, key: bytes) -> int:
+        """At which the key was put; 0 where there is none."""
+        return self._found[key].revision if key in self._found else 0
+
+    @property
+    def newest(self) -> int:
+        """Revision of the last change."""
+        return max([self._deleted, *(each.revision for each in self._found.values())])
+
+    def stored(self) -> Stored:
+        ring = self._found.get(self._ring_key)
+        return Stored(dict(self._records), self._ring, ring.revision if ring is not None else 0)
+
+    def apply(self, message: WatchAnswer) -> bool:
+        """Has it changed anything?"""
+        for gone, change in message.puts_and_deletes:
+            if gone:
+                self._found.pop(change.key, None)
+                self._deleted = max(self._deleted, change.revision)
+                self._forget(change.key)
+            else:
+                self._found[change.key] = change
+                self._read(change)
+        return bool(message.puts_and_deletes)
+
+    def _forget(self, key: bytes) -> None:
+        if key == self._ring_key:
+            self._ring = None
+        elif key.startswith(self._nodes):
+            self._records.pop(key[len(self._nodes) :].decode("ascii", "replace"), None)
+
+    def _read(self, change: KeyValue) -> None:
+        self._forget(change.key)
+        try:
+            if change.key == self._ring_key:
+                self._ring = decode_ring(change.value, change.revision)
+            elif change.key.startswith(self._nodes):
+                record = decode_record(change.value)
+                if self._nodes + record.id.encode() != change.key:
+                    raise ValueError("it is that of another node")
+                self._records[record.id] = record
+        except ValueError as error:
+            if change not in self._nonsense and len(self._nonsense) < _MOST_SAID:
+                self._nonsense.add(change)
+                log.warning("etcd: the key %r holds nothing of cachefs (%s) and is ignored", change.key, error)
+
+
+def _decoded(found: KeyValue) -> NodeRecord | None:
+    try:
+        return decode_record(found.value)
+    except ValueError:
+        return None

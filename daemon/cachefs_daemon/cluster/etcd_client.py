@@ -1,0 +1,241 @@
+"""Calls to etcd over gRPC: each has a deadline, and goes to the next endpoint where one does not answer.
+
+There is a channel for each endpoint, and all calls go to the one that answered last. gRPC's own round_robin takes
+addresses only, and keeps a stopped endpoint in its round until a ping has failed.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from cachefs.errors import CachefsError
+from cachefs_daemon.cluster import etcd_codec as codec
+
+Answer = TypeVar("Answer")
+
+# An attempt at one of several endpoints takes at least so long: a loaded etcd answers in half a second.
+_LEAST_ATTEMPT: Final = 1.0
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 32 << 20),
+    # etcd takes pings that come more often than each 5 s for abuse. Without the second timeout gRPC notices nothing.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_http_proxy", 0),
+    # Each client has connections of its own: gRPC otherwise shares them, with those that were closed by another test.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+# A member of etcd that has lost its leader then ends a stream, in place of saying nothing.
+_NEEDS_LEADER: Final = (("hasleader", "true"),)
+# What passes when another endpoint is asked, or later.
+_PASSING: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+)
+
+
+class EtcdAway(CachefsError):
+    """No endpoint has answered in time."""
+
+
+class EtcdRefuses(CachefsError):
+    """etcd has answered, and does not do it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdSettings:
+    """Where etcd is, and who asks."""
+
+    # URLs, all http or all https, with ports.
+    endpoints: Sequence[str]
+    user: str = ""
+    password_file: Path | None = None
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+class EtcdClient:
+    """Blocking calls; used by several threads."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        """Connects to nobody yet. Raises EtcdRefuses where a file of certificates cannot be read."""
+        self._settings = settings
+        self._channels = [_open_channel(url, settings) for url in settings.endpoints]
+        self._current = 0  # of the endpoint that is asked first
+        self._lock = threading.Lock()
+        self._token = ""
+
+    @property
+    def endpoint(self) -> str:
+        """URL of the endpoint that is asked first."""
+        return self._settings.endpoints[self._current]
+
+    def range(self, key: bytes, timeout: float, *, prefix: bool = False, newest: bool = False) -> codec.RangeAnswer:
+        request = codec.range_request(key, prefix=prefix, newest=newest)
+        return self._call("KV/Range", request, codec.range_answer, timeout)
+
+    def put_if(self, key: bytes, value: bytes, lease: int, revision: int, timeout: float) -> codec.TxnAnswer:
+        """See `etcd_codec.put_if`. Where an answer is lost, the next attempt finds what the first has put."""
+        return self._call("KV/Txn", codec.put_if(key, value, lease, revision), codec.txn_answer, timeout)
+
+    def grant(self, seconds: int, timeout: float) -> int:
+        """Id of a new lease."""
+        lease, _ = self._call("Lease/LeaseGrant", codec.grant_request(seconds), codec.lease_answer, timeout)
+        return lease
+
+    def revoke(self, lease: int, timeout: float) -> None:
+        """With all its keys."""
+        self._call("Lease/LeaseRevoke", codec.lease_request(lease), bytes, timeout)
+
+    def keep_alive(self, lease: int, timeout: float) -> int:
+        """Seconds that the lease lives from now on; 0 where there is no such lease."""
+        _, seconds = self._call("Lease/LeaseKeepAlive", codec.lease_request(lease), codec.lease_answer, timeout, True)
+        return seconds
+
+    def watch(self, prefix: bytes, revision: int) -> "Watch":
+        """All changes below *prefix* from *revision* on. It has no deadline: somebody has to look after it."""
+        channel = self._channels[self._current]
+        method = channel.stream_stream("/etcdserverpb.Watch/Watch")
+        return Watch(method, codec.watch_request(prefix, revision), self._metadata(_LEAST_ATTEMPT))
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+    def go_on(self, url: str) -> None:
+        """Ask another endpoint than *url* first."""
+        with self._lock:
+            if self.endpoint == url:
+                self._current = (self._current + 1) % len(self._channels)
+
+    def _call(
+        self, name: str, request: bytes, decode: Callable[[bytes], Answer], timeout: float, streams: bool = False
+    ) -> Answer:
+        """Raises EtcdAway or EtcdRefuses within *timeout* seconds."""
+        deadline = time.monotonic() + timeout
+        attempt = max(_LEAST_ATTEMPT, timeout / len(self._channels))
+        for _ in self._channels:
+            url = self.endpoint
+            try:
+                return self._ask(name, request, decode, min(attempt, deadline - time.monotonic()), streams)
+            except grpc.RpcError as error:
+                if error.code() not in _PASSING:
+                    raise EtcdRefuses(f"etcd at {url} refuses: {error.details()}") from None
+                why = _reason(error)
+                self.go_on(url)
+            except codec.Malformed as error:
+                raise EtcdRefuses(f"{url} answers as no etcd does: {error}") from None
+            if deadline - time.monotonic() < 0.05:
+                break
+        raise EtcdAway(f"etcd at {', '.join(self._settings.endpoints)} does not answer ({why})")
+
+    def _ask(
+        self, name: str, request: bytes, decode: Callable[[bytes], Answer], timeout: float, streams: bool
+    ) -> Answer:
+        channel = self._channels[self._current]
+        for attempt in (1, 2):
+            metadata = self._metadata(timeout)
+            try:
+                if streams:
+                    method = channel.stream_stream(f"/etcdserverpb.{name}")
+                    answer = _first(method(iter([request]), timeout=timeout, metadata=metadata))
+                else:
+                    answer = channel.unary_unary(f"/etcdserverpb.{name}")(request, timeout=timeout, metadata=metadata)
+                return decode(answer)
+            except grpc.RpcError as error:
+                stale = error.code() is grpc.StatusCode.UNAUTHENTICATED or "auth token" in (error.details() or "")
+                if not (stale and self._settings.user and attempt == 1):
+                    raise
+                self._token = ""
+        raise AssertionError("unreachable")
+
+    def _metadata(self, timeout: float) -> tuple[tuple[str, str], ...]:
+        if self._settings.user and not self._token:
+            self._token = self._authenticate(timeout)
+        return (*_NEEDS_LEADER, ("token", self._token)) if self._token else _NEEDS_LEADER
+
+    def _authenticate(self, timeout: float) -> str:
+        path = self._settings.password_file
+        try:
+            password = path.read_text().rstrip("\n") if path is not None else ""
+        except (OSError, ValueError) as error:
+            raise EtcdRefuses(f"cluster.etcd_password_file {path} cannot be read: {error}") from None
+        call = self._channels[self._current].unary_unary("/etcdserverpb.Auth/Authenticate")
+        return codec.token_answer(call(codec.authenticate_request(self._settings.user, password), timeout=timeout))
+
+
+class Watch:
+    """A stream of changes."""
+
+    def __init__(self, method: Any, request: bytes, metadata: Any) -> None:
+        self._ended = threading.Event()
+        self._stream = method(self._requests(request), metadata=metadata)
+
+    def _requests(self, request: bytes) -> Iterator[bytes]:
+        yield request
+        self._ended.wait()  # etcd ends a watch whose requests have ended
+
+    def __iter__(self) -> Iterator[codec.WatchAnswer]:
+        """Ends where the stream does. Raises EtcdAway, EtcdRefuses."""
+        try:
+            yield from map(codec.watch_answer, self._stream)
+        except codec.Malformed as error:
+            raise EtcdRefuses(f"a watch says what no etcd does: {error}") from None
+        except grpc.RpcError as error:
+            if self._ended.is_set():
+                return
+            if error.code() in _PASSING:
+                raise EtcdAway(f"etcd has ended a watch ({_reason(error)})") from None
+            raise EtcdRefuses(f"etcd refuses a watch: {error.details()}") from None
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End it. Any thread."""
+        self._ended.set()
+        self._stream.cancel()
+
+
+def _first(stream: Any) -> bytes:
+    """The first answer of a stream, which is then ended."""
+    try:
+        answer: bytes = next(stream)
+        return answer
+    except StopIteration:
+        raise codec.Malformed("a stream without an answer") from None
+    finally:
+        stream.cancel()
+
+
+def _reason(error: grpc.RpcError) -> str:
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "not in time"
+    details = (error.details() or str(error.code())).strip().splitlines() or [""]
+    return details[0][:200]
+
+
+def _open_channel(url: str, settings: EtcdSettings) -> grpc.Channel:
+    scheme, _, target = url.partition("://")
+    if scheme == "http":
+        return grpc.insecure_channel(target, options=_OPTIONS)
+    try:
+        ca, certificate, key = (
+            path.read_bytes() if path is not None else None
+            for path in (settings.ca, settings.certificate, settings.key)
+        )
+    except OSError as error:
+        raise EtcdRefuses(f"{error.filename}, a certificate for etcd, cannot be read: {error.strerror}") from None
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(ca, key, certificate), options=_OPTIONS)

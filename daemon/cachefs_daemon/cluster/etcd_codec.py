@@ -1,0 +1,257 @@
+"""The few messages of etcd's API that membership needs, in protobuf's wire format.
+
+Numbers of fields are those of etcd's rpc.proto and kv.proto (API 3.x). A message is a sequence of fields: a number in
+groups of seven bits (varint) says which field and of which type, then comes a varint, or a length and bytes. Fields
+that are not known are skipped, so a newer etcd can say more.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_BYTES: Final = 2
+_FIXED32: Final = 5
+_WRAP: Final = 1 << 64
+# Sort order and sort target of a range; target of a comparison.
+_DESCENDING: Final = 2
+_BY_MODIFICATION: Final = 3
+_MODIFICATION: Final = 2
+_DELETE: Final = 1
+
+
+class Malformed(ValueError):
+    """Bytes that are no message."""
+
+
+# --- the wire format --------------------------------------------------------------------------------------------------
+
+
+def varint(value: int) -> bytes:
+    """A number from -2**63 to 2**64 - 1."""
+    value %= _WRAP
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def number(index: int, value: int) -> bytes:
+    """A field that is a number. One that is 0 is left out, which means the same."""
+    return varint(index << 3 | _VARINT) + varint(value) if value else b""
+
+
+def text(index: int, value: bytes) -> bytes:
+    """A field of bytes, or a message within a message."""
+    return varint(index << 3 | _BYTES) + varint(len(value)) + value
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise Malformed("a number that ends in the middle")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value % _WRAP, at
+    raise Malformed("a number of more than 64 bits")
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field that is a varint or bytes. Raises Malformed."""
+    at = 0
+    while at < len(data):
+        key, at = _read_varint(data, at)
+        kind = key & 7
+        if kind == _VARINT:
+            value, at = _read_varint(data, at)
+            yield key >> 3, value
+            continue
+        if kind == _BYTES:
+            length, at = _read_varint(data, at)
+        elif kind in (_FIXED64, _FIXED32):
+            length = 8 if kind == _FIXED64 else 4
+        else:
+            raise Malformed(f"a field of type {kind}")
+        if length > len(data) - at:
+            raise Malformed("a field that is longer than its message")
+        if kind == _BYTES:
+            yield key >> 3, data[at : at + length]
+        at += length
+
+
+class _Fields:
+    """The fields of a message by number; where one comes twice, the last."""
+
+    def __init__(self, data: bytes) -> None:
+        self._values = dict(fields(data))
+
+    def number(self, index: int) -> int:
+        """With its sign, as int64 has it; 0 where it is not there."""
+        value = self._values.get(index, 0)
+        if not isinstance(value, int):
+            raise Malformed(f"field {index} is no number")
+        return value - _WRAP if value >= _WRAP >> 1 else value
+
+    def bytes(self, index: int) -> bytes:
+        value = self._values.get(index, b"")
+        if not isinstance(value, bytes):
+            raise Malformed(f"field {index} is no text")
+        return value
+
+    def text(self, index: int) -> str:
+        return self.bytes(index).decode("utf-8", "replace")
+
+
+def _parts(data: bytes, index: int) -> Iterator[bytes]:
+    """Each message within a message that a repeated field has."""
+    for found, value in fields(data):
+        if found == index:
+            if not isinstance(value, bytes):
+                raise Malformed(f"field {index} is no message")
+            yield value
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def end_of_prefix(prefix: bytes) -> bytes:
+    """The first key after all that begin with *prefix*, which does not end in 0xff."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def range_request(key: bytes, *, prefix: bool = False, newest: bool = False) -> bytes:
+    """What is at a key, or below a prefix. newest: only the key that was changed last, without its value; the answer's
+    count is of all."""
+    request = text(1, key) + (text(2, end_of_prefix(key)) if prefix else b"")
+    if newest:
+        request += number(3, 1) + number(5, _DESCENDING) + number(6, _BY_MODIFICATION) + number(8, 1)
+    return request
+
+
+def put_if(key: bytes, value: bytes, lease: int, revision: int) -> bytes:
+    """Put where the key was last changed at *revision* (0: is not there). Else say what is there."""
+    compare = number(2, _MODIFICATION) + text(3, key) + varint(6 << 3 | _VARINT) + varint(revision)
+    put = text(1, key) + text(2, value) + number(3, lease)
+    return text(1, compare) + text(2, text(2, put)) + text(3, text(1, range_request(key)))
+
+
+def grant_request(seconds: int) -> bytes:
+    """A new lease."""
+    return number(1, seconds)
+
+
+def lease_request(lease: int) -> bytes:
+    """Keep a lease alive, or revoke it."""
+    return number(1, lease)
+
+
+def watch_request(prefix: bytes, revision: int) -> bytes:
+    """All changes below a prefix from a revision on."""
+    return text(1, text(1, prefix) + text(2, end_of_prefix(prefix)) + number(3, revision))
+
+
+def authenticate_request(user: str, password: str) -> bytes:
+    """A token for a user."""
+    return text(1, user.encode()) + text(2, password.encode())
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key, what is there, and the revision that has put it there."""
+
+    key: bytes
+    value: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeAnswer:
+    """What is in a range."""
+
+    # Of the whole store.
+    revision: int
+    found: tuple[KeyValue, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TxnAnswer:
+    """Whether something was put."""
+
+    revision: int
+    done: bool
+    # What is there where it was not.
+    found: tuple[KeyValue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchAnswer:
+    """Some changes, or the end of a watch."""
+
+    revision: int
+    # The watch has ended, since its revision is compacted (then *compacted* is one that is not) or for another reason.
+    ended: bool
+    compacted: int
+    reason: str
+    # More changes of the same revision follow.
+    fragment: bool
+    puts_and_deletes: tuple[tuple[bool, KeyValue], ...] = field(default=())  # with True where a key is gone
+
+
+def _header_revision(answer: _Fields) -> int:
+    return _Fields(answer.bytes(1)).number(3)
+
+
+def _key_value(data: bytes) -> KeyValue:
+    parts = _Fields(data)
+    return KeyValue(parts.bytes(1), parts.bytes(5), parts.number(3))
+
+
+def range_answer(data: bytes) -> RangeAnswer:
+    """Raises Malformed, as all of these."""
+    parts = _Fields(data)
+    return RangeAnswer(_header_revision(parts), tuple(map(_key_value, _parts(data, 2))), parts.number(4))
+
+
+def txn_answer(data: bytes) -> TxnAnswer:
+    parts = _Fields(data)
+    found: list[KeyValue] = []
+    for response in _parts(data, 3):
+        for each in _parts(response, 1):
+            found.extend(range_answer(each).found)
+    return TxnAnswer(_header_revision(parts), bool(parts.number(2)), tuple(found))
+
+
+def lease_answer(data: bytes) -> tuple[int, int]:
+    """Id and seconds to live of a lease that was granted or kept alive. 0 seconds: there is no such lease."""
+    parts = _Fields(data)
+    return parts.number(2), parts.number(3)
+
+
+def watch_answer(data: bytes) -> WatchAnswer:
+    parts = _Fields(data)
+    changes = []
+    for event in _parts(data, 11):
+        change = _Fields(event)
+        changes.append((change.number(1) == _DELETE, _key_value(change.bytes(2))))
+    return WatchAnswer(
+        _header_revision(parts),
+        bool(parts.number(4)) or parts.number(5) > 0,
+        parts.number(5),
+        parts.text(6),
+        bool(parts.number(7)),
+        tuple(changes),
+    )
+
+
+def token_answer(data: bytes) -> str:
+    return _Fields(data).text(2)

@@ -1,0 +1,106 @@
+"""What a request of another node says of itself, and whether this node is the one that was meant.
+
+An address may have been given to another machine, a node may have started again, and two nodes may know different
+rings. Whoever asks is told which of these it is, and what to do.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from cachefs_daemon.cluster.view import PROTOCOL, ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What each request of a node to another begins with."""
+
+    # Name of the cluster.
+    cluster: str
+    # Ids of who asks and who is asked.
+    sender: str
+    addressee: str
+    # Of who is asked, as the sender knows it; empty: not known yet.
+    incarnation: str
+    # The sender's ring epoch.
+    epoch: int
+    protocol: int = PROTOCOL
+
+
+class Verdict(StrEnum):
+    """What this node makes of a greeting. All but WELCOME refuse the request."""
+
+    WELCOME = "welcome"
+    # The sender knows a newer ring than this node, which serves it, and asks its source for that ring.
+    NEWER_EPOCH = "newer-epoch"
+    # The sender is to ask its source for the ring, and then again.
+    OLD_EPOCH = "old-epoch"
+    # The two have different static lists: somebody has to mend that.
+    OTHER_LIST = "other-list"
+    # Another node has the address now.
+    OTHER_NODE = "other-node"
+    # The node has started again since the sender learnt of it.
+    OTHER_INCARNATION = "other-incarnation"
+    OTHER_CLUSTER = "other-cluster"
+    OTHER_PROTOCOL = "other-protocol"
+    # The sender is no member.
+    STRANGER = "stranger"
+
+    @property
+    def serves(self) -> bool:
+        """Is the request answered?"""
+        return self in (Verdict.WELCOME, Verdict.NEWER_EPOCH)
+
+
+def judge(view: ClusterView, cluster: str, greeting: Greeting) -> Verdict:
+    """What this node, which has *view* and is in *cluster*, makes of a request.
+
+    A sender that is not known yet may be a node that has joined a moment ago: where its epoch is newer than ours it is
+    served, and else it is a stranger.
+    """
+    mine = view.mine
+    if greeting.cluster != cluster or mine is None:
+        return Verdict.OTHER_CLUSTER
+    if greeting.protocol != PROTOCOL:
+        return Verdict.OTHER_PROTOCOL
+    if greeting.addressee != mine.id:
+        return Verdict.OTHER_NODE
+    if greeting.incarnation not in ("", mine.incarnation):
+        return Verdict.OTHER_INCARNATION
+    if view.source == "static":
+        return _judge_by_list(view, greeting)
+    if greeting.epoch > view.epoch:
+        return Verdict.NEWER_EPOCH
+    if view.get(greeting.sender) is None:
+        return Verdict.STRANGER
+    return Verdict.WELCOME if greeting.epoch == view.epoch else Verdict.OLD_EPOCH
+
+
+def _judge_by_list(view: ClusterView, greeting: Greeting) -> Verdict:
+    if greeting.epoch != view.epoch:
+        return Verdict.OTHER_LIST
+    return Verdict.WELCOME if view.get(greeting.sender) is not None else Verdict.STRANGER
+
+
+def explain(verdict: Verdict, view: ClusterView, cluster: str, greeting: Greeting) -> str:
+    """A line for the log of whoever asked, and for that of this node."""
+    mine = view.mine
+    here = f"{mine.name} ({mine.id})" if mine is not None else "a node of no cluster"
+    match verdict:
+        case Verdict.WELCOME | Verdict.NEWER_EPOCH:
+            return ""
+        case Verdict.OLD_EPOCH:
+            return f"ring epoch {greeting.epoch} is old, {here} has {view.epoch}"
+        case Verdict.OTHER_LIST:
+            return f"{here} has another list of nodes; make cluster.nodes the same on all nodes"
+        case Verdict.OTHER_NODE:
+            return f"the address belongs to {here} now, not to {greeting.addressee}"
+        case Verdict.OTHER_INCARNATION:
+            return f"{here} has started again since"
+        case Verdict.OTHER_CLUSTER:
+            return f"{here} is in cluster {cluster!r}, not in {greeting.cluster!r}"
+        case Verdict.OTHER_PROTOCOL:
+            return f"{here} speaks protocol {PROTOCOL}, not {greeting.protocol}; give both nodes one release"
+        case Verdict.STRANGER:
+            return f"{here} knows no member {greeting.sender}"
+    assert_never(verdict)

@@ -1,0 +1,400 @@
+"""Leases of Kubernetes as the store of a cluster's records: one for each node, and one for the ring.
+
+What Kubernetes calls a Lease does not end by itself: whoever watches it sees that it is renewed no more. So each node
+judges by what it sees, with a clock of its own, which stands still while nothing can be seen. The work is done in a
+thread with an event loop of its own, as that of the daemon may be busy for seconds.
+"""
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import xxhash
+
+from cachefs.errors import CachefsError
+from cachefs_daemon.cluster.kubernetes_api import ApiSettings, Conflict, Expired, KubernetesApi, Lease, Missing
+from cachefs_daemon.cluster.ring import Ring, decode_ring
+from cachefs_daemon.cluster.store import RECORD_SECONDS, Stored, StoreListener
+from cachefs_daemon.cluster.view import NodeRecord, decode_record, encode_record
+
+log = logging.getLogger(__name__)
+
+LABEL: Final = "cachefs.io/cluster"
+RECORD: Final = "cachefs.io/record"
+RING: Final = "cachefs.io/ring"
+EPOCH: Final = "cachefs.io/epoch"
+_PATIENCE: Final = 0.9
+_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 5.0
+_END: Final = 3.0
+# Clocks of machines differ by no more, or a node is seen a renewal later.
+_CLOCKS: Final = 30.0
+
+
+class _Taken(CachefsError):
+    """Another node that runs has the Lease with this node's id."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A Lease of a node."""
+
+    record: NodeRecord
+    version: str
+    # Its renewTime, as it stands there.
+    renewed: str
+    # By the clock of what can be seen: when that changed last. None: a Lease of old, not seen to be renewed.
+    at: float | None
+
+
+class KubernetesStore:
+    """See store.RecordStore."""
+
+    source: Final = "kubernetes"
+
+    def __init__(self, settings: ApiSettings, cluster: str, node_id: str, seconds: float = RECORD_SECONDS) -> None:
+        """seconds: after which a Lease that is not renewed counts as gone."""
+        self._settings = settings
+        self._cluster = cluster
+        self._start_of_name = f"cachefs-{xxhash.xxh3_64_hexdigest(cluster.encode())[:8]}-"
+        self._name = self._start_of_name + node_id
+        self._ring_name = self._start_of_name + "ring"
+        self._selector = f"{LABEL}={cluster}"
+        self._seconds = seconds
+        self._main: asyncio.AbstractEventLoop  # the daemon's
+        self._loop: asyncio.AbstractEventLoop | None = None  # ours
+        self._listener: StoreListener
+        self._thread: threading.Thread | None = None
+        self._started = threading.Event()
+        # What follows is used on our loop only.
+        self._api: KubernetesApi
+        self._work = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._record: NodeRecord | None = None
+        self._unsaved = False
+        self._proposal: tuple[Ring, str] | None = None
+        self._own: Lease | None = None  # this node's, as the server has it
+        self._has_claimed = False
+        self._other: tuple[str, float] | None = None  # version of another's Lease with our name, and since when
+        self._watching: asyncio.Task[None] | None = None
+        self._refreshing = False
+        self._seen: dict[str, _Seen] = {}  # by name
+        self._ring: Ring | None = None
+        self._ring_lease: Lease | None = None
+        self._clock = 0.0  # of what can be seen: see the module
+        self._sees = False
+        self._told: Stored | None = None
+        self._problems: dict[str, str] = {}
+        self._nonsense: set[tuple[str, str]] = set()
+
+    # --- on the daemon's event loop -----------------------------------------------------------------------------------
+
+    def start(self, listener: StoreListener) -> None:
+        self._main = asyncio.get_running_loop()
+        self._listener = listener
+        self._thread = threading.Thread(target=asyncio.run, args=(self._run(),), name="kubernetes", daemon=True)
+        self._thread.start()
+        self._started.wait(_END)
+
+    def put(self, record: NodeRecord) -> None:
+        if self._loop is None:
+            self._put(record)
+        else:
+            self._do(self._put, record)
+
+    def propose(self, ring: Ring, version: object) -> None:
+        self._do(self._propose, ring, version)
+
+    def refresh(self) -> None:
+        self._do(self._list_again)
+
+    async def stop(self) -> None:
+        self._do(self._end)
+        if (thread := self._thread) is not None:
+            await asyncio.get_running_loop().run_in_executor(None, thread.join, _END)
+
+    def _do(self, function: Callable[..., None], *values: Any) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(function, *values)
+
+    # --- on our own ---------------------------------------------------------------------------------------------------
+
+    def _put(self, record: NodeRecord) -> None:
+        self._record, self._unsaved = record, True
+        self._work.set()
+
+    def _propose(self, ring: Ring, version: object) -> None:
+        self._proposal = (ring, str(version or ""))
+        self._work.set()
+
+    def _list_again(self) -> None:
+        self._refreshing = True
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._work.set()
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._started.set()
+        try:
+            self._api = KubernetesApi(self._settings, self._seconds / 3 * _PATIENCE)
+        except CachefsError as error:
+            self._say("keeper", str(error))
+            return
+        tasks = [asyncio.create_task(work()) for work in (self._keep, self._follow, self._expire)]
+        await self._ended.wait()
+        if self._watching is not None:
+            tasks.append(self._watching)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(CachefsError):
+            if self._own is not None:
+                await self._api.delete(self._name, self._own["metadata"]["resourceVersion"])
+        await self._api.close()
+
+    # --- this node's Lease, and the ring ------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Renew the Lease, and write what is to be written."""
+        due, pause = 0.0, 0.0
+        while True:
+            await _wait(self._work, pause or max(0.0, due - time.monotonic()), at_least=pause)
+            self._work.clear()
+            begun = time.monotonic()
+            try:
+                if self._record is not None and (self._unsaved or begun >= due):
+                    await self._renew(self._record)
+                    due = begun + self._seconds / 3
+                await self._change_ring()
+            except CachefsError as error:
+                if not isinstance(error, _Taken):
+                    self._say("keeper", str(error))
+                pause = min(_LONGEST_PAUSE, 2 * pause or _PAUSE)
+            except Exception:
+                log.exception("kubernetes: internal error; trying again")
+                pause = _LONGEST_PAUSE
+            else:
+                self._say("keeper", "")
+                pause = 0.0
+
+    async def _renew(self, record: NodeRecord) -> None:
+        """Raises CachefsError; then it is to be tried again."""
+        self._unsaved = True
+        try:
+            self._own = await self._write_own(record, self._own)
+        except (Conflict, Missing):
+            self._own = await self._claim(record)
+        if self._own is not None:
+            self._unsaved, self._has_claimed = self._record is not record, True
+            self._tell(self._listener.claimed)
+
+    async def _write_own(self, record: NodeRecord, before: Lease | None) -> Lease:
+        lease = self._lease(self._name, {RECORD: encode_record(record).decode()}, record.incarnation)
+        if before is None:
+            return await self._api.create(lease)
+        lease["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+        return await self._api.update(lease)
+
+    async def _claim(self, record: NodeRecord) -> Lease | None:
+        """Take the Lease over, unless another node renews it. Raises Conflict where it changed at that moment."""
+        try:
+            there = await self._api.get(self._name)
+        except Missing:
+            return await self._write_own(record, None)
+        other = _record_of(there)
+        if other is not None and self._is_another(other, record, there["metadata"]["resourceVersion"]):
+            self._tell(self._listener.taken, other)
+            self._own = None
+            raise _Taken(f"node {other.name} at {other.address} has this node's id")
+        return await self._write_own(record, there)
+
+    def _is_another(self, other: NodeRecord, record: NodeRecord, version: str) -> bool:
+        """Is it no earlier daemon of this node, and is it renewed?"""
+        if other.incarnation == record.incarnation:
+            return False
+        if not self._has_claimed and other.address == record.address:
+            return False
+        if self._other is None or self._other[0] != version:
+            self._other = (version, time.monotonic())
+        return time.monotonic() - self._other[1] < self._seconds
+
+    async def _change_ring(self) -> None:
+        if self._proposal is None:
+            return
+        (ring, version), self._proposal = self._proposal, None
+        lease = self._lease(self._ring_name, {RING: ring.encoded().decode(), EPOCH: str(ring.epoch)}, "ring")
+        with contextlib.suppress(Conflict, Missing):  # another node was quicker: the watch tells what it has made
+            if not version:
+                await self._api.create(lease)
+            else:
+                lease["metadata"]["resourceVersion"] = version
+                await self._api.update(lease)
+            await self._remove_old(ring)
+
+    async def _remove_old(self, ring: Ring) -> None:
+        """Leases that nobody renews and that the ring does not have. Nobody else would remove them."""
+        placed = {self._start_of_name + node.id for node in ring.nodes}
+        for name, seen in list(self._seen.items()):
+            if name not in placed and name != self._name and not self._is_live(seen):
+                with contextlib.suppress(Conflict, Missing):
+                    await self._api.delete(name, seen.version)
+
+    def _lease(self, name: str, annotations: dict[str, str], holder: str) -> Lease:
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": name, "labels": {LABEL: self._cluster}, "annotations": annotations},
+            "spec": {"holderIdentity": holder, "leaseDurationSeconds": max(1, round(self._seconds)), "renewTime": now},
+        }
+
+    # --- what others have ---------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """List, and watch, again and again."""
+        pause = _PAUSE
+        while True:
+            begun = time.monotonic()
+            self._watching = asyncio.create_task(self._list_and_watch())
+            await asyncio.wait([self._watching])
+            self._sees = False
+            if not self._watching.cancelled() and (error := self._watching.exception()) is not None:
+                if not isinstance(error, CachefsError):
+                    log.error("kubernetes: internal error; watching again", exc_info=error)
+                elif not isinstance(error, Expired):
+                    self._say("watcher", str(error))
+            pause = _PAUSE if time.monotonic() - begun > 10 else min(_LONGEST_PAUSE, 2 * pause)
+            await asyncio.sleep(0 if self._refreshing else pause)
+
+    async def _list_and_watch(self) -> None:
+        self._refreshing = False
+        leases, version = await self._api.list(self._selector)
+        names = {lease["metadata"]["name"] for lease in leases}
+        self._seen = {name: seen for name, seen in self._seen.items() if name in names}
+        if self._ring_name not in names:
+            self._ring = self._ring_lease = None
+        for lease in leases:
+            self._note(lease)
+        self._sees = True
+        self._publish(again=True)
+        self._say("watcher", "")
+        # This node's own renewals are changes too: a watch that is silent for longer is dead.
+        async for kind, lease in self._api.watch(self._selector, version, self._seconds):
+            if kind == "DELETED":
+                self._forget(lease["metadata"]["name"])
+            elif kind != "BOOKMARK":
+                self._note(lease)
+            self._publish()
+
+    def _note(self, lease: Lease) -> None:
+        """A Lease that is new or has changed."""
+        metadata = lease.get("metadata") or {}
+        name, version = str(metadata.get("name", "")), str(metadata.get("resourceVersion", ""))
+        annotations = metadata.get("annotations") or {}
+        try:
+            if name == self._ring_name:
+                epoch = int(str(annotations.get(EPOCH, ""))[:18])
+                self._ring_lease, self._ring = lease, None
+                self._ring = decode_ring(str(annotations.get(RING, "")).encode(), epoch)
+                return
+            record = decode_record(str(annotations.get(RECORD, "")).encode())
+            if name != self._start_of_name + record.id:
+                raise ValueError("it is that of another node")
+        except ValueError as error:
+            self._seen.pop(name, None)
+            if (name, version) not in self._nonsense and len(self._nonsense) < 100:
+                self._nonsense.add((name, version))
+                log.warning("kubernetes: the Lease %r holds nothing of cachefs (%s) and is ignored", name, error)
+            return
+        renewed = str((lease.get("spec") or {}).get("renewTime", ""))
+        known = self._seen.get(name)
+        at: float | None = self._clock
+        if known is None:
+            at = self._clock if _age(renewed) < self._seconds + _CLOCKS else None
+        elif known.renewed == renewed:
+            at = known.at
+        self._seen[name] = _Seen(record, version, renewed, at)
+
+    def _forget(self, name: str) -> None:
+        self._seen.pop(name, None)
+        if name == self._ring_name:
+            self._ring = self._ring_lease = None
+        if name == self._name and not self._ended.is_set():
+            self._own = None  # somebody has removed it
+            self._unsaved = True
+            self._work.set()
+
+    async def _expire(self) -> None:
+        """Let the clock go on while there is anything to be seen, and tell of Leases that have ended."""
+        step = min(1.0, self._seconds / 10)
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(step)
+            now = time.monotonic()
+            if self._sees and not self._problems.get("keeper"):
+                self._clock += min(now - last, 2 * step)  # a process that was stopped has seen nothing
+            last = now
+            self._publish()
+
+    def _is_live(self, seen: _Seen) -> bool:
+        return seen.at is not None and self._clock - seen.at < self._seconds
+
+    def _publish(self, *, again: bool = False) -> None:
+        """Tell what there is, where that has changed or *again*."""
+        if self._told is None and not self._sees:
+            return
+        live = {seen.record.id: seen.record for seen in self._seen.values() if self._is_live(seen)}
+        version = str(self._ring_lease["metadata"]["resourceVersion"]) if self._ring_lease is not None else ""
+        stored = Stored(live, self._ring, version)
+        if stored != self._told or again:
+            self._told = stored
+            self._tell(self._listener.stored, stored)
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _say(self, who: str, problem: str) -> None:
+        if self._problems.get(who, "") != problem:
+            self._problems[who] = problem
+            self._tell(self._listener.problem, self._problems.get("keeper") or self._problems.get("watcher") or "")
+
+    def _tell(self, function: Callable[..., None], *values: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the daemon's loop has ended
+            self._main.call_soon_threadsafe(function, *values)
+
+
+def _record_of(lease: Lease) -> NodeRecord | None:
+    annotations = (lease.get("metadata") or {}).get("annotations") or {}
+    try:
+        return decode_record(str(annotations.get(RECORD, "")).encode())
+    except ValueError:
+        return None
+
+
+def _age(renewed: str) -> float:
+    """Seconds since a renewTime, by this machine's clock; endless where it is none."""
+    try:
+        then = datetime.datetime.fromisoformat(renewed)
+        return abs((datetime.datetime.now(datetime.UTC) - then).total_seconds())
+    except (ValueError, TypeError):
+        return float("inf")
+
+
+async def _wait(event: asyncio.Event, seconds: float, at_least: float) -> None:
+    """Wait for it so many seconds; *at_least* so many in any case."""
+    if at_least:
+        await asyncio.sleep(at_least)
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

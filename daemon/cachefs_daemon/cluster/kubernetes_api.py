@@ -1,0 +1,223 @@
+"""Calls to a Kubernetes API server about Leases (coordination.k8s.io/v1), as a pod makes them.
+
+The token is read again for each call, since the kubelet replaces it every hour or so.
+"""
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from cachefs.errors import CachefsError, ConfigError
+
+ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# Of a list; with 1,000 nodes it has two pages.
+_PAGE: Final = 500
+# Seconds after which the server ends a watch. It would by itself, after half an hour to an hour.
+_WATCH_SECONDS: Final = 280
+_MOST_LINE: Final = 8 << 20
+_MOST_PAGES: Final = 100
+
+Lease = dict[str, Any]
+
+
+class ApiAway(CachefsError):
+    """The API server does not answer, or has no time."""
+
+
+class ApiRefuses(CachefsError):
+    """The API server has answered, and does not do it."""
+
+
+class Conflict(CachefsError):
+    """Somebody else has changed, made or removed the Lease."""
+
+
+class Missing(CachefsError):
+    """There is no such Lease."""
+
+
+class Expired(CachefsError):
+    """A watch cannot go on from where it is: all is to be listed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Where the API server is."""
+
+    # Such as https://10.96.0.1:443.
+    url: str
+    namespace: str
+    # A directory with `token` and `ca.crt`.
+    account: Path = ACCOUNT
+
+
+def pod_settings(namespace: str, account: Path = ACCOUNT) -> ApiSettings:
+    """Those of the pod that this process runs in. namespace: where it is not to be that of the pod.
+
+    Raises ConfigError where this is no pod, or one without a service account.
+    """
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise ConfigError(
+            'cluster.membership = "kubernetes": this is no pod of Kubernetes (the environment has no '
+            "KUBERNETES_SERVICE_HOST); run it as one, or use etcd or a static list"
+        )
+    try:
+        namespace = namespace or (account / "namespace").read_text().strip()
+        (account / "token").read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f'cluster.membership = "kubernetes": {error.filename}: {error.strerror}; give the pod a service account '
+            "(automountServiceAccountToken)"
+        ) from None
+    return ApiSettings(f"https://{f'[{host}]' if ':' in host else host}:{port}", namespace, account)
+
+
+class KubernetesApi:
+    """Used on one event loop."""
+
+    def __init__(self, settings: ApiSettings, timeout: float) -> None:
+        """timeout: seconds that a call may take. Raises ConfigError where the certificate of the CA cannot be read."""
+        self._settings = settings
+        self._timeout = timeout
+        self._leases = f"{settings.url}/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
+        context: ssl.SSLContext | bool = True
+        if settings.url.startswith("https://"):
+            try:
+                context = ssl.create_default_context(cafile=settings.account / "ca.crt")
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError(
+                    f"{settings.account / 'ca.crt'}, the API server's CA, is of no use: {error}"
+                ) from None
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context), read_bufsize=1 << 18)
+
+    async def get(self, name: str) -> Lease:
+        return await self._call("GET", name)
+
+    async def create(self, lease: Lease) -> Lease:
+        return await self._call("POST", "", lease)
+
+    async def update(self, lease: Lease) -> Lease:
+        """Raises Conflict where the server has another resourceVersion of it."""
+        return await self._call("PUT", lease["metadata"]["name"], lease)
+
+    async def delete(self, name: str, version: str) -> None:
+        """Raises Conflict where the server has another resourceVersion of it."""
+        await self._call("DELETE", name, {"preconditions": {"resourceVersion": version}})
+
+    async def list(self, selector: str) -> tuple[list[Lease], str]:
+        """All with a label, and the version from which to watch on."""
+        found: list[Lease] = []
+        query = {"labelSelector": selector, "limit": str(_PAGE)}
+        for _ in range(_MOST_PAGES):
+            page = await self._call("GET", "", query=query)
+            metadata = page.get("metadata") or {}
+            found += page.get("items") or []
+            if not (more := metadata.get("continue")):
+                return found, str(metadata.get("resourceVersion", ""))
+            query = {**query, "continue": more}
+        raise ApiRefuses(f"the API server lists more than {_MOST_PAGES * _PAGE:,} Leases")
+
+    async def watch(self, selector: str, version: str, silence: float) -> AsyncIterator[tuple[str, Lease]]:
+        """Kind (ADDED, MODIFIED, DELETED, BOOKMARK) and Lease of each change.
+
+        Ends when the server ends it. silence: seconds without a change after which ApiAway is raised. Raises Expired.
+        """
+        query = {
+            "labelSelector": selector, "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }  # fmt: skip
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=silence)
+        try:
+            async with self._session.get(
+                self._leases, params=query, headers=self._headers(), timeout=timeout
+            ) as answer:
+                await self._check(answer)
+                async for kind, change in _changes(answer.content):
+                    if kind == "ERROR":
+                        _raise_status(int(change.get("code") or 0), str(change.get("message", "")))
+                    yield kind, change
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ApiAway(f"the API server has ended a watch ({_reason(error)})") from None
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _call(
+        self, method: str, name: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        url = f"{self._leases}/{name}" if name else self._leases
+        timeout = aiohttp.ClientTimeout(total=self._timeout)
+        try:
+            async with self._session.request(
+                method, url, params=query, json=body, headers=self._headers(), timeout=timeout
+            ) as answer:
+                await self._check(answer)
+                found = await answer.json(content_type=None)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ApiAway(f"the API server at {self._settings.url} does not answer ({_reason(error)})") from None
+        except ValueError as error:
+            raise ApiRefuses(f"{self._settings.url} answers as no API server does: {error}") from None
+        if not isinstance(found, dict):
+            raise ApiRefuses(f"{self._settings.url} answers as no API server does: no object")
+        return found
+
+    async def _check(self, answer: aiohttp.ClientResponse) -> None:
+        if answer.status >= 400:
+            try:
+                status = json.loads(await answer.content.read(1 << 16))
+                text = str(status.get("message", ""))
+            except (ValueError, AttributeError):
+                text = answer.reason or ""
+            _raise_status(answer.status, text)
+
+    def _headers(self) -> dict[str, str]:
+        try:
+            token = (self._settings.account / "token").read_text().strip()
+        except (OSError, ValueError) as error:
+            raise ApiRefuses(f"{self._settings.account / 'token'} cannot be read: {error}") from None
+        return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+
+
+def _raise_status(code: int, text: str) -> None:
+    """The error for what the server says."""
+    if code == 404:
+        raise Missing(text)
+    if code == 409:
+        raise Conflict(text)
+    if code == 410:
+        raise Expired(text)
+    if code == 429 or code >= 500:
+        raise ApiAway(f"the API server has no time ({code}: {text[:200]})")
+    way_out = ""
+    if code == 403:
+        way_out = "; its role needs get, list, watch, create, update and delete for leases of coordination.k8s.io"
+    raise ApiRefuses(f"the API server refuses this pod's service account ({code}: {text[:200]}){way_out}")
+
+
+async def _changes(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Lease]]:
+    """Kind and object of each line."""
+    rest = b""
+    while chunk := await content.readany():
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _MOST_LINE:
+            raise ApiRefuses("the API server says of one change more than it may")
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                change = json.loads(line)
+                yield str(change["type"]), dict(change["object"])
+            except (ValueError, KeyError, TypeError):
+                raise ApiRefuses("a watch says what no API server does") from None
+
+
+def _reason(error: BaseException) -> str:
+    return "not in time" if isinstance(error, asyncio.TimeoutError) else str(error)[:200] or type(error).__name__

@@ -1,0 +1,41 @@
+"""Which kind of membership a configuration asks for."""
+
+from pathlib import Path
+
+from cachefs_daemon.cluster.etcd import EtcdStore
+from cachefs_daemon.cluster.etcd_client import EtcdSettings
+from cachefs_daemon.cluster.identity import load_identity, own_record
+from cachefs_daemon.cluster.kubernetes import KubernetesStore
+from cachefs_daemon.cluster.kubernetes_api import pod_settings
+from cachefs_daemon.cluster.membership import Membership, NoMembership
+from cachefs_daemon.cluster.shared import SharedMembership
+from cachefs_daemon.cluster.static import StaticMembership
+from cachefs_daemon.cluster_section import ClusterSection
+
+
+def open_membership(section: ClusterSection, state_dir: Path, memory: int, ssd: int) -> Membership:
+    """The membership of this node. It begins with its `start`. memory, ssd: bytes that the node's tiers may take.
+
+    Raises ConfigError.
+    """
+    if not section.enabled:
+        return NoMembership()
+    record = own_record(section, load_identity(state_dir), memory, ssd)
+    if section.membership == "static":
+        return StaticMembership(section, record)
+    if section.membership == "etcd":
+        store = EtcdStore(_etcd_settings(section), section.key_prefix, record.id)
+        return SharedMembership(store, record, section.grace, str(state_dir))
+    leases = KubernetesStore(pod_settings(section.namespace), section.cluster, record.id)
+    return SharedMembership(leases, record, section.grace, str(state_dir))
+
+
+def _etcd_settings(section: ClusterSection) -> EtcdSettings:
+    return EtcdSettings(
+        section.etcd,
+        section.etcd_user,
+        section.etcd_password_file,
+        section.etcd_ca,
+        section.etcd_cert,
+        section.etcd_key,
+    )

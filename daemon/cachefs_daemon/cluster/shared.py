@@ -1,0 +1,226 @@
+"""Membership by a store that all nodes share, such as etcd."""
+
+import asyncio
+import dataclasses
+import logging
+import time
+from typing import Final
+
+from cachefs.errors import ConfigError
+from cachefs_daemon.cluster.membership import Listener
+from cachefs_daemon.cluster.ring import Ring, Roster
+from cachefs_daemon.cluster.store import RECORD_SECONDS, RecordStore, Stored
+from cachefs_daemon.cluster.view import ClusterView, NodeRecord, State
+
+log = logging.getLogger(__name__)
+
+# Seconds that a start waits for the store. Without it the node begins alone.
+_FIRST: Final = 3.0
+# And seconds more that it waits for the record of an earlier daemon with its id to vanish.
+_VANISHING: Final = RECORD_SECONDS + 5.0
+# A ring changes so many seconds after the first reason to, so that nodes that start together make one change.
+_SETTLE: Final = 0.5
+# The node of the next rank does it where that of the rank before has not for so many seconds.
+_STEP: Final = 2.0
+_REFRESH: Final = 1.0
+
+
+class SharedMembership:
+    """The nodes that have records in a store. Used on the event loop, but for `view`."""
+
+    def __init__(
+        self, store: RecordStore, record: NodeRecord, grace: float, state_dir: str, vanishing: float = _VANISHING
+    ) -> None:
+        """record: what this node says of itself. state_dir: for messages. vanishing: seconds that a start waits for the
+        record of an earlier daemon of this node to vanish."""
+        self._store = store
+        self._record = record
+        self._state_dir = state_dir
+        self._vanishing = vanishing
+        self._roster = Roster(record.id, grace)
+        self._listeners: list[Listener] = []
+        self._problem = ""
+        self._version: object = 0
+        self._has_ring = False  # has the store one?
+        # Monotonic seconds since when the ring is not what it should be; None: it is.
+        self._unlike: float | None = None
+        self._other: NodeRecord | None = None  # a node that runs and has this one's id
+        self._read = asyncio.Event()  # the store has been read, or does not answer
+        self._answered = asyncio.Event()  # the store has this node's record, or that of another, or does not answer
+        self._claimed = asyncio.Event()
+        self._fresh = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._refreshed = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._roster.update({record.id: record}, None, time.monotonic())
+        self.view = self._roster.view(store.source, "")
+
+    # --- what parts of the node use ----------------------------------------------------------------------------------
+
+    def listen(self, callback: Listener) -> None:
+        self._listeners.append(callback)
+
+    async def start(self) -> None:
+        self._store.put(self._record)
+        self._store.start(self)
+        self._task = asyncio.create_task(self._keep_ring())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_in_time(self._read, _FIRST))
+            group.create_task(_in_time(self._answered, _FIRST))
+        if (other := self._other) is None:
+            return
+        log.info("a record of %s at %s has this node's id; waiting until it vanishes", other.name, other.address)
+        if not await _in_time(self._claimed, self._vanishing):
+            await self.stop()
+            raise ConfigError(self._says_taken(other))
+
+    async def announce(self, state: State) -> None:
+        self._record = dataclasses.replace(self._record, state=state)
+        self._store.put(self._record)
+        self._roster.update({**self._roster.records, self._record.id: self._record}, None, time.monotonic())
+        self._redraw()
+
+    async def refresh(self) -> None:
+        now = time.monotonic()
+        if self._stopped or now - self._refreshed < _REFRESH:
+            return
+        self._refreshed = now
+        self._fresh.clear()
+        self._store.refresh()
+        await _in_time(self._fresh, _REFRESH)
+
+    def heard(self, node_id: str, incarnation: str = "") -> None:
+        """The store says who is up."""
+
+    def lost(self, node_id: str) -> None:
+        """The store says who is up."""
+
+    def learned(self, record: NodeRecord) -> None:
+        """The store says what nodes say of themselves."""
+
+    async def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._store.stop()
+
+    # --- what the store tells ----------------------------------------------------------------------------------------
+
+    def stored(self, stored: Stored) -> None:
+        """What is in the store now."""
+        self._version, self._has_ring = stored.version, stored.ring is not None
+        records = {**stored.records, self._record.id: self._record}
+        self._roster.update(records, stored.ring, time.monotonic())
+        self._read.set()
+        self._fresh.set()
+        self._redraw()
+
+    def claimed(self) -> None:
+        """The store has this node's record."""
+        self._claimed.set()
+        self._answered.set()
+        if self._other is not None:
+            self._other = None
+            log.info("this node has its id for itself again")
+            self._redraw()
+
+    def taken(self, record: NodeRecord) -> None:
+        """Another node that runs has this node's id."""
+        self._answered.set()
+        if self._other is None and self._claimed.is_set():
+            log.warning("%s", self._says_taken(record))
+        self._other = record
+        self._claimed.clear()
+        self._redraw()
+
+    def problem(self, text: str) -> None:
+        """What is wrong with the store; empty: nothing."""
+        if text == self._problem:
+            return
+        if not text:
+            log.info("%s answers again", self._store.source)
+        elif not self._problem:  # the reason may change with every attempt
+            log.warning("%s; the cluster goes on as it was known before", text)
+        self._problem = text
+        self._read.set()
+        self._answered.set()
+        self._redraw()
+
+    def fresh(self) -> None:
+        """The view is not old."""
+        self._fresh.set()
+
+    # --- the ring ----------------------------------------------------------------------------------------------------
+
+    async def _keep_ring(self) -> None:
+        """Runs until the end: changes the ring where it is not what it should be, and this node is the one to do it."""
+        while True:
+            pause = self._propose(time.monotonic())
+            self._changed.clear()
+            await _in_time(self._changed, pause)
+
+    def _propose(self, now: float) -> float:
+        """Change the ring where it is time for that. Returns seconds until it may be time."""
+        nodes = self._roster.wanted(now)
+        is_right = nodes == self._roster.ring.nodes and (self._has_ring or not nodes)
+        if is_right or self._problem or not self._claimed.is_set():
+            self._unlike = None
+            grace = self._roster.next_change(now)
+            return 60.0 if grace is None else grace + 0.01
+        if self._unlike is None:
+            self._unlike = now
+        due = self._unlike + _SETTLE + _STEP * self._roster.leader_rank()
+        if now < due:
+            return due - now
+        self._unlike = now  # and again, should it come to nothing
+        self._store.propose(Ring(self._roster.ring.epoch + 1, nodes), self._version)
+        return _SETTLE
+
+    def _redraw(self) -> None:
+        """Tell the others what has changed."""
+        problem = self._says_taken(self._other) if self._other is not None else self._problem
+        before, view = self.view, self._roster.view(self._store.source, problem)
+        self._changed.set()
+        if (before.epoch, before.members, before.ring, before.problem) == (
+            view.epoch, view.members, view.ring, view.problem,
+        ):  # fmt: skip
+            return
+        self.view = view
+        _tell_changes(before, view)
+        for callback in self._listeners:
+            callback(view)
+
+    def _says_taken(self, other: NodeRecord) -> str:
+        return (
+            f"the node {other.name} at {other.address} runs with the id of this one ({other.id}): was "
+            f"{self._state_dir} copied? Remove {self._state_dir}/node here, and this node has a new id"
+        )
+
+
+def _tell_changes(before: ClusterView, view: ClusterView) -> None:
+    """The lines of the log that help at night: who comes, goes, and places."""
+    for record in view.others:
+        known = before.get(record.id)
+        if known is None or known.state != record.state:
+            log.info("node %s at %s is %s", record.name, record.address, record.state)
+        elif known.incarnation != record.incarnation and record.incarnation:
+            log.info("node %s at %s has started again", record.name, record.address)
+    for record in before.others:
+        if view.get(record.id) is None:
+            log.info("node %s at %s has left", record.name, record.address)
+    if view.epoch != before.epoch:
+        log.info("ring epoch %d: blocks have their homes on %d nodes", view.epoch, len(view.ring))
+
+
+async def _in_time(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for it. Has it come in time?"""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

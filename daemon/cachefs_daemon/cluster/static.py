@@ -1,0 +1,153 @@
+"""A list of nodes in the configuration, the same on all of them.
+
+Nobody says who is up: nodes learn that from each other's answers. The list alone makes ids and ring epoch, so that all
+nodes place blocks alike from their first moment, and two that have different lists notice.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import time
+from typing import Final
+
+import xxhash
+
+from cachefs_daemon.cluster.membership import Listener
+from cachefs_daemon.cluster.view import ClusterView, NodeRecord, State
+from cachefs_daemon.cluster_section import ClusterSection, ListedNode
+
+log = logging.getLogger(__name__)
+
+_EPOCH_BITS: Final = 48
+# Seconds between two looks for nodes whose grace is over.
+_LOOK: Final = 1.0
+
+
+def listed_id(cluster: str, name: str) -> str:
+    """The id of a node in a list: xxh3_64 of the names of cluster and node, as 16 hex digits."""
+    return xxhash.xxh3_64_hexdigest(f"{cluster}\n{name}".encode())
+
+
+def list_epoch(section: ClusterSection) -> int:
+    """48 bits of a digest of the list, whatever its order. Never 0."""
+    lines = sorted(f"{node.name} {node.host} {node.port} {node.zone} {node.weight!r}" for node in section.listed)
+    digest = xxhash.xxh3_64_intdigest("\n".join([section.cluster, *lines]).encode())
+    return max(1, digest >> (64 - _EPOCH_BITS))
+
+
+class StaticMembership:
+    """The nodes of a list. Used on the event loop, but for `view`."""
+
+    def __init__(self, section: ClusterSection, record: NodeRecord) -> None:
+        """record: what this node says of itself; id, name, zone and weight are those of the list."""
+        self._grace = section.grace
+        self._listeners: list[Listener] = []
+        self._records = {each.id: each for each in (_listed_record(section, node) for node in section.listed)}
+        self._me = listed_id(section.cluster, section.own_name)
+        mine = self._records[self._me]
+        self._records[self._me] = dataclasses.replace(
+            mine, incarnation=record.incarnation, memory=record.memory, ssd=record.ssd, state="joining"
+        )
+        # By id: monotonic seconds since when nobody reaches a node.
+        self._lost: dict[str, float] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._epoch = list_epoch(section)
+        self.view = self._draw()
+
+    def listen(self, callback: Listener) -> None:
+        self._listeners.append(callback)
+
+    async def start(self) -> None:
+        self._watch = asyncio.create_task(self._look())
+
+    async def announce(self, state: State) -> None:
+        """Others learn it from this node's control endpoint."""
+        self._change(dataclasses.replace(self._records[self._me], state=state))
+
+    async def refresh(self) -> None:
+        """A list is what it is."""
+
+    def heard(self, node_id: str, incarnation: str = "") -> None:
+        record = self._records.get(node_id)
+        if record is None or node_id == self._me:
+            return
+        if self._lost.pop(node_id, None) is not None and record.state == "away":
+            log.info("node %s at %s answers again", record.name, record.address)
+        self._change(
+            dataclasses.replace(
+                record,
+                incarnation=incarnation or record.incarnation,
+                state="active" if record.state == "away" else record.state,
+            )
+        )
+
+    def lost(self, node_id: str) -> None:
+        if node_id in self._records and node_id != self._me:
+            self._lost.setdefault(node_id, time.monotonic())
+
+    def learned(self, record: NodeRecord) -> None:
+        known = self._records.get(record.id)
+        if known is None or record.id == self._me:
+            return
+        self._lost.pop(record.id, None)
+        self._change(
+            dataclasses.replace(
+                known,
+                incarnation=record.incarnation,
+                memory=record.memory,
+                ssd=record.ssd,
+                protocol=record.protocol,
+                state=record.state,
+            )
+        )
+
+    async def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK)
+            self.expire(time.monotonic())
+
+    def expire(self, now: float) -> None:
+        """Do without nodes that nobody has reached for the time of grace."""
+        for node_id, since in list(self._lost.items()):
+            record = self._records[node_id]
+            if now - since >= self._grace and record.state != "away":
+                log.warning(
+                    "node %s at %s has not answered for %.0f s; its blocks have other homes until it does",
+                    record.name,
+                    record.address,
+                    now - since,
+                )
+                self._change(dataclasses.replace(record, state="away"))
+
+    def _change(self, record: NodeRecord) -> None:
+        if self._records[record.id] == record:
+            return
+        self._records[record.id] = record
+        self.view = self._draw()
+        for callback in self._listeners:
+            callback(self.view)
+
+    def _draw(self) -> ClusterView:
+        members = tuple(sorted(self._records.values(), key=lambda record: record.id))
+        ring = tuple(record.id for record in members if record.state == "active")
+        return ClusterView(self._epoch, self._me, members, ring, "static")
+
+
+def _listed_record(section: ClusterSection, node: ListedNode) -> NodeRecord:
+    return NodeRecord(
+        listed_id(section.cluster, node.name),
+        "",
+        node.name,
+        node.host,
+        node.port,
+        node.port + 1,
+        zone=node.zone,
+        weight=node.weight,
+        state="active",
+    )

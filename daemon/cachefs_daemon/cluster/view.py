@@ -1,0 +1,165 @@
+"""What a node knows of its cluster at one moment: records of nodes, and which of them count for placement."""
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal
+
+import msgspec
+
+# Raised where nodes of two releases would misunderstand each other.
+PROTOCOL: Final = 1
+# A record is some 300 bytes. One that is larger than this comes from nobody of us.
+MOST_RECORD: Final = 4096
+_ID: Final = re.compile(r"[0-9a-f]{16}")
+_TEXT: Final = re.compile(r"[\w.:%+@/-]*")  # names, hosts, zones: printable, and safe in lines of a log
+_MOST_TEXT: Final = 253  # a DNS name
+_MOST_BYTES: Final = 1 << 60
+
+# joining: asks others, and is not placed on yet. draining: is asked, and not placed on any more. away: nobody reaches
+# it, or its record is gone; it is not asked, and is placed on until `[cluster] grace` is over.
+State = Literal["joining", "active", "draining", "away"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node of the cluster, as it says of itself."""
+
+    # 16 hex digits, the same for as long as the node keeps its state directory.
+    id: str
+    # 16 hex digits, others at each start of its daemon. Empty: not known yet (a static list says nothing of it).
+    incarnation: str
+    # For people.
+    name: str
+    # Where other nodes reach it.
+    host: str
+    data_port: int
+    control_port: int
+    zone: str = ""
+    # Its part of the blocks, relative to that of others.
+    weight: float = 1.0
+    # Bytes that its tiers may take; 0 and 0 where they are not known yet.
+    memory: int = 0
+    ssd: int = 0
+    protocol: int = PROTOCOL
+    state: State = "joining"
+
+    @property
+    def address(self) -> str:
+        """Where its data plane listens, as HOST:PORT."""
+        return format_address(self.host, self.data_port)
+
+
+def format_address(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def encode_record(record: NodeRecord) -> bytes:
+    """As JSON, for a store that people look into."""
+    return msgspec.json.encode(record)
+
+
+_RECORD: Final = msgspec.json.Decoder(NodeRecord)
+
+
+def decode_record(text: bytes) -> NodeRecord:
+    """Raises ValueError, in words, for anything that is no record of a node: whoever may write to a store may write
+    nonsense there."""
+    if len(text) > MOST_RECORD:
+        raise ValueError(f"{len(text):,} bytes; a record has at most {MOST_RECORD:,}")
+    record = _RECORD.decode(text)  # raises msgspec's errors, which are ValueErrors
+    check_record(record)
+    return record
+
+
+def check_record(record: NodeRecord) -> None:
+    """Raises ValueError, in words, for values that no node has."""
+    if not is_id(record.id):
+        raise ValueError("its id is not 16 hex digits")
+    if record.incarnation and not is_id(record.incarnation):
+        raise ValueError("its incarnation is not 16 hex digits")
+    for what, text in (("name", record.name), ("host", record.host), ("zone", record.zone)):
+        if len(text) > _MOST_TEXT or not _TEXT.fullmatch(text):
+            raise ValueError(f"its {what} has characters or a length that no {what} has")
+    if not record.name or not record.host:
+        raise ValueError("it has no name or no host")
+    if not (0 < record.data_port < 1 << 16 and 0 < record.control_port < 1 << 16):
+        raise ValueError("its ports are not from 1 to 65535")
+    if not (math.isfinite(record.weight) and 0 < record.weight <= 1e9):
+        raise ValueError("its weight is not above 0 and up to 1e9")
+    if not (0 <= record.memory <= _MOST_BYTES and 0 <= record.ssd <= _MOST_BYTES):
+        raise ValueError("its tiers have sizes that nothing has")
+
+
+def is_id(text: str) -> bool:
+    """Is it the id of a node, or an incarnation?"""
+    return _ID.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """The cluster as this node knows it. It never changes: whoever has to know of changes listens to the membership."""
+
+    # The ring epoch: another one whenever another set of nodes counts for placement. 0: none is known yet.
+    epoch: int = 0
+    # Id of this node. Empty where it is in no cluster.
+    me: str = ""
+    # Sorted by id. This node is one of them, unless it is in no cluster.
+    members: tuple[NodeRecord, ...] = ()
+    # Ids of those that count for placement, sorted.
+    ring: tuple[str, ...] = ()
+    # Who says so: none, static, etcd or kubernetes.
+    source: str = "none"
+    # What is wrong with the source, in a line; empty where nothing is.
+    problem: str = ""
+    # Monotonic seconds of its first moment.
+    since: float = field(default_factory=time.monotonic)
+
+    @cached_property
+    def _by_id(self) -> dict[str, NodeRecord]:
+        return {record.id: record for record in self.members}
+
+    def get(self, node_id: str) -> NodeRecord | None:
+        """The member of this id."""
+        return self._by_id.get(node_id)
+
+    @property
+    def mine(self) -> NodeRecord | None:
+        """This node."""
+        return self._by_id.get(self.me)
+
+    @cached_property
+    def others(self) -> tuple[NodeRecord, ...]:
+        """All members but this node, those that are away too."""
+        return tuple(record for record in self.members if record.id != self.me)
+
+    @cached_property
+    def reachable(self) -> tuple[NodeRecord, ...]:
+        """Other members that may be asked."""
+        return tuple(record for record in self.others if record.state != "away")
+
+    @cached_property
+    def placing(self) -> tuple[NodeRecord, ...]:
+        """Members that count for placement, sorted by id. Zone, weight and sizes of these are the same in the views of
+        all nodes that have the same epoch (with a static list: once each has heard of each)."""
+        return tuple(self._by_id[each] for each in self.ring if each in self._by_id)
+
+    def shares(self) -> dict[str, float]:
+        """By id: the part of all blocks whose home a node is, by weights."""
+        whole = math.fsum(record.weight for record in self.placing)
+        return {record.id: record.weight / whole for record in self.placing}
+
+    def remarks(self) -> Iterator[str]:
+        """What is possible, but hardly meant: one line each."""
+        for name, count in sorted(Counter(record.name for record in self.members).items()):
+            if count > 1:
+                ids = ", ".join(record.id for record in self.members if record.name == name)
+                yield f"{count} nodes are called {name} (ids {ids}); give each its own [cluster] name"
+        for protocol, count in sorted(Counter(record.protocol for record in self.members).items()):
+            if protocol != PROTOCOL:
+                yield f"{count} nodes speak protocol {protocol}, this one {PROTOCOL}: they do not exchange blocks"

@@ -1,0 +1,71 @@
+"""What a name means on this node, from what all nodes know of it: decided by all of them alike, and without a clock.
+
+Datasets of one name on several nodes are one dataset where they were added as one, or have the same URL and options:
+then the later listing and the later limits hold. A dataset that was removed anywhere is removed, with whatever had
+become one with it. Two different ones (two URLs, added while the nodes did not see each other) stay where they are, and
+a node that has neither takes the one that was added first.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from cachefs_daemon.datasets.stamps import MOST_ADDS, MOST_REMOVALS, Stamp
+from cachefs_daemon.sharing.sections import SharedDataset
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What a name means."""
+
+    # What this node should have and say; without `added`, there should be no dataset of this name.
+    value: SharedDataset
+    # Another dataset of this name, which other nodes have.
+    rival: SharedDataset | None
+
+
+def resolve(own: SharedDataset, others: Iterable[SharedDataset]) -> Resolution:
+    """own: what this node has; others: what other nodes say of the same name."""
+    known = [own, *others]
+    gone = {stamp for one in known for stamp in one.gone}
+    left = _one_each([one for one in known if one.added])
+    while dead := [one for one in left if not gone.isdisjoint(one.added)]:
+        gone.update(stamp for one in dead for stamp in one.added)
+        left = [one for one in left if one not in dead]
+    left.sort(key=lambda one: one.added[0])
+    mine = [one for one in left if not set(one.added).isdisjoint(own.added)]
+    chosen, *rest = mine + [one for one in left if one not in mine] or [SharedDataset()]
+    value = msgspec.structs.replace(chosen, gone=sorted(gone)[-MOST_REMOVALS:])
+    return Resolution(value, rest[0] if rest else None)
+
+
+def covers(said: SharedDataset, value: SharedDataset) -> bool:
+    """Does *said* say all that *value* does?"""
+    return resolve(said, [value]) == Resolution(said, None)
+
+
+def is_same(one: SharedDataset, other: SharedDataset) -> bool:
+    """Are they one dataset?"""
+    return not set(one.added).isdisjoint(other.added) or (one.url, one.options) == (other.url, other.options)
+
+
+def _one_each(known: list[SharedDataset]) -> list[SharedDataset]:
+    """Those that are the same made one."""
+    merged: list[SharedDataset] = []
+    for one in known:
+        same = [other for other in merged if is_same(one, other)]
+        merged = [other for other in merged if other not in same]
+        for other in same:
+            one = _union(one, other)
+        merged.append(one)
+    return merged
+
+
+def _union(one: SharedDataset, other: SharedDataset) -> SharedDataset:
+    latest = max(one, other, key=lambda each: (each.listed, each.snapshot))
+    limits = max(one, other, key=lambda each: (each.limited, each.share, each.ttl))
+    added: list[Stamp] = sorted({*one.added, *other.added})[:MOST_ADDS]
+    return msgspec.structs.replace(
+        latest, gone=[], added=added, share=limits.share, ttl=limits.ttl, limited=limits.limited
+    )

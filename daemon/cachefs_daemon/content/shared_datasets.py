@@ -1,0 +1,418 @@
+"""Datasets are those of the whole cluster: what is added, refreshed, limited or removed on one node is so on all.
+
+Each dataset is published by one node, as a rule the one that changed it last; the others only say what nobody else
+says. So with 1,000 nodes and 1,000 datasets nobody keeps a million records, and a change is not told a million times.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from cachefs.errors import Busy, CachefsError
+from cachefs.sizes import format_size
+from cachefs_daemon.content.dataset_changes import DatasetChanges
+from cachefs_daemon.content.dataset_merge import Resolution, covers, is_same, resolve
+from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
+from cachefs_daemon.datasets.stamps import Stamp, StampClock
+from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.sharing.sections import DATASETS, MOUNTED, MountedDataset, SharedDataset
+from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
+from cachefs_daemon.sharing.state import SharedState
+
+log = logging.getLogger(__name__)
+
+# Seconds for which news are gathered; between two looks at what is mounted here, and at what waits for that.
+GATHERED: Final = 0.02
+LOOK_SECONDS: Final = 2.0
+# Seconds, for each node of the cluster and at most, within which one of those who know a dataset says what nobody says.
+SPREAD_SECONDS: Final = 0.02
+MOST_SPREAD: Final = 5.0
+# Seconds until a snapshot is asked for again that could not be had: doubled each time, from the first to the second.
+FIRST_PAUSE: Final = 1.0
+LAST_PAUSE: Final = 30.0
+# Problems that are shown.
+MOST_SHOWN: Final = 20
+
+# Where a dataset is mounted on this node; empty where it is not.
+Mounted = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What this node's datasets are made of."""
+
+    catalog: Catalog
+    held: HeldSnapshots
+    changes: DatasetChanges
+    mounted: Mounted
+    errors: ErrorLog
+
+
+class SharedDatasets:
+    """Used on the event loop."""
+
+    def __init__(self, shared: SharedState, files: SnapshotFiles, here: Here) -> None:
+        self._shared = shared
+        self._files = files
+        self._here = here
+        self._clock = StampClock(shared.membership.view.me)
+        self._news: set[str] = set()  # names to look at
+        self._wake = asyncio.Event()
+        self._bringing: dict[str, asyncio.Task[None]] = {}  # by name: a snapshot is on its way
+        self._failures: dict[str, int] = {}  # by name: how often in a row that has failed
+        self._retry: dict[str, float] = {}  # by name: monotonic seconds before which it is not tried again
+        self._later: dict[str, float] = {}  # by name: monotonic seconds when to look at it again
+        self._trouble: dict[str, str] = {}  # by name: why its snapshot could not be had
+        self._unsaid: dict[str, float] = {}  # by name: monotonic seconds when this node says what nobody else says
+        self._problems: dict[str, str] = {}  # by name
+        # Whether directories of URLs were there when a snapshot came that was listed then: looked at in a thread of its
+        # own, since a file server may hang.
+        self._looked: dict[tuple[str, Stamp], bool] = {}
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="shared-datasets")
+
+    # --- what others ask ----------------------------------------------------------------------------------------------
+
+    def problems(self) -> list[str]:
+        """What is wrong with datasets of the cluster here, a line for each."""
+        lines = [f"dataset {name}: {problem}" for name, problem in sorted(self._problems.items())]
+        return lines[:MOST_SHOWN] + ([f"{len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else [])
+
+    def check_unused(self, name: str) -> None:
+        """Raises Busy where another node has mounted the dataset."""
+        for node, values in self._shared.values(MOUNTED).items():
+            record, value = self._shared.node(node), values.get(name)
+            if value is not None and record is not None:
+                raise Busy(f"dataset {name} is mounted at {value.mountpoint} on node {record.name}; unmount that first")
+
+    # --- as long as the daemon runs -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take what this node has for a part of the cluster's. Raises CachefsError."""
+        catalog = self._here.catalog
+        for dataset in catalog:
+            self._clock.see([*dataset.record.added, dataset.record.listed, dataset.record.limited])
+        for added in catalog.removed.values():
+            self._clock.see(added)
+        catalog.stamp = self._clock.tick
+        catalog.on_change = self._note
+        await catalog.stamp_all()
+        self._shared.listen(DATASETS, self._heard)
+        for name in [*(dataset.record.name for dataset in catalog), *catalog.removed]:
+            self._note(name)
+
+    async def run(self) -> None:
+        looked = 0.0
+        try:
+            while True:
+                now = time.monotonic()
+                due = [name for name, when in self._later.items() if when <= now]
+                for name in due:
+                    del self._later[name]
+                news, self._news = self._news | set(due), set()
+                for name in sorted(news):
+                    await self._look_at(name)
+                if now - looked >= LOOK_SECONDS:
+                    looked = now
+                    self._publish_mounted()
+                await self._sleep()
+        finally:
+            tasks = list(self._bringing.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._aside.shutdown(wait=False, cancel_futures=True)
+
+    async def _sleep(self) -> None:
+        wait = min([LOOK_SECONDS, *(when - time.monotonic() for when in self._later.values())])
+        if not self._news:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(max(0.0, wait)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+        await asyncio.sleep(GATHERED)
+
+    def _note(self, name: str) -> None:
+        self._news.add(name)
+        self._wake.set()
+
+    def _heard(self, node: str, name: str, value: SharedDataset | None) -> None:
+        if value is not None:
+            self._clock.see([*value.gone, *value.added, value.listed, value.limited])
+        self._failures.pop(name, None)
+        self._retry.pop(name, None)
+        self._note(name)
+
+    def _again(self, name: str, seconds: float) -> None:
+        """Look at it again then, at the latest."""
+        when = time.monotonic() + seconds
+        self._later[name] = min(when, self._later.get(name, when))
+
+    def _publish_mounted(self) -> None:
+        for dataset in self._here.catalog:
+            name = dataset.record.name
+            if mountpoint := self._here.mounted(name):
+                self._shared.publish(MOUNTED, name, MountedDataset(mountpoint))
+            else:
+                self._shared.remove(MOUNTED, name)
+        for name in self._shared.published(MOUNTED):
+            if not self._here.mounted(name):
+                self._shared.remove(MOUNTED, name)
+
+    # --- one name -----------------------------------------------------------------------------------------------------
+
+    async def _look_at(self, name: str) -> None:
+        """Have here what the name means in the cluster, and say what nobody else says of it."""
+        try:
+            await self._follow(name)
+        except CachefsError as error:
+            self._say(name, str(error))
+            self._again(name, LAST_PAUSE)
+        except Exception as error:
+            self._here.errors.add("datasets", f"internal error with dataset {name} ({error!r})", bug=error)
+            self._again(name, LAST_PAUSE)
+        self._publish(name)
+
+    def _others(self, name: str) -> dict[str, SharedDataset]:
+        """What other nodes say of it."""
+        said = self._shared.values(DATASETS)
+        return {node: value for node, values in said.items() if (value := values.get(name)) is not None}
+
+    def _own(self, name: str) -> SharedDataset:
+        """What this node has. Where the snapshot is damaged, everybody else's is newer."""
+        catalog = self._here.catalog
+        dataset = catalog.find(name)
+        gone = list(catalog.removed.get(name, ()))
+        if dataset is None:
+            return SharedDataset(gone=gone)
+        record, snapshot = dataset.record, dataset.current
+        value = SharedDataset(
+            gone=gone,
+            added=record.added,
+            url=record.url,
+            options=record.options,
+            share=record.share,
+            ttl=record.ttl,
+            limited=record.limited,
+        )
+        if snapshot is None:
+            return value
+        return msgspec.structs.replace(
+            value,
+            listed=record.listed,
+            snapshot=snapshot.id,
+            file_size=_size_of(self._here.held, snapshot.id),
+            block_size=snapshot.block_size,
+        )
+
+    async def _follow(self, name: str) -> None:
+        """Raises CachefsError."""
+        own = self._own(name)
+        resolution = resolve(own, self._others(name).values())
+        wanted = resolution.value
+        if wanted.gone != own.gone:
+            await self._here.catalog.note_removed(name, wanted.gone)
+        if own.added and not (wanted.added and is_same(own, wanted)):
+            self._say(name, await self._remove(name))
+            return
+        if wanted.added and name not in self._bringing:
+            await self._have(name, own, wanted)
+        self._say(name, self._problem(name, resolution))
+
+    async def _have(self, name: str, own: SharedDataset, wanted: SharedDataset) -> None:
+        """Raises CachefsError."""
+        if wanted.snapshot and wanted.snapshot != own.snapshot:
+            is_time = time.monotonic() >= self._retry.get(name, 0.0)
+            if wanted.block_size == self._here.held.block_size and is_time:
+                task = self._bringing[name] = asyncio.create_task(self._bring(name, wanted))
+                task.add_done_callback(lambda _: self._brought(name))
+            return
+        self._trouble.pop(name, None)
+        if (wanted.added, wanted.listed, wanted.limited) != (own.added, own.listed, own.limited):
+            fields = {field: getattr(wanted, field) for field in ("added", "listed", "limited", "share", "ttl")}
+            await self._here.catalog.restamp(name, **fields)
+            if (wanted.share, wanted.ttl) != (own.share, own.ttl):
+                await self._here.changes.follow_limits(self._here.catalog.get(name))
+
+    def _problem(self, name: str, resolution: Resolution) -> str:
+        """What there is to say of a dataset that is here, or should be."""
+        wanted, rival = resolution.value, resolution.rival
+        if rival is not None:
+            return (
+                f"{wanted.url} here, and {rival.url} {self._where(name, rival)}; remove one of them with `cachectl "
+                f"dataset rm {name}` there, and add it under another name"
+            )
+        block_size = self._here.held.block_size
+        if wanted.added and wanted.snapshot and wanted.block_size != block_size:
+            return (
+                f"it is listed with blocks of {format_size(wanted.block_size)}, and daemon.block_size is "
+                f"{format_size(block_size)} here, so it cannot be used; set the same on all nodes"
+            )
+        if name in self._trouble:
+            return f"its snapshot is not here: {self._trouble[name]}; it is tried again"
+        if wanted.url.startswith("file://") and not self._is_here(wanted.url, wanted.listed):
+            return (
+                f"{wanted.url} is not on this node: its files are read from nodes that have it, and not when these "
+                "are away"
+            )
+        return ""
+
+    def _is_here(self, url: str, listed: Stamp) -> bool:
+        """Is the directory of such a URL on this node, as far as it is known?"""
+        key = (url, listed)
+        if key not in self._looked:
+            self._looked[key] = True
+            path = unquote_to_bytes(url.removeprefix("file://"))
+            look = asyncio.get_running_loop().run_in_executor(self._aside, os.path.isdir, path)
+            look.add_done_callback(lambda done: self._found(key, done))
+        return self._looked[key]
+
+    def _found(self, key: tuple[str, Stamp], done: "asyncio.Future[bool]") -> None:
+        if not done.cancelled() and done.exception() is None and not done.result():
+            self._looked[key] = False
+            for dataset in self._here.catalog:
+                if dataset.record.url == key[0]:
+                    self._note(dataset.record.name)
+
+    def _where(self, name: str, value: SharedDataset) -> str:
+        nodes = [record.name for node, said in self._others(name).items() if said.added and is_same(said, value)
+                 and (record := self._shared.node(node)) is not None]  # fmt: skip
+        return f"on {', '.join(sorted(nodes)[:3])}" if nodes else "on another node"
+
+    async def _remove(self, name: str) -> str:
+        """Returns what there is to say. Raises CachefsError."""
+        self._again(name, LOOK_SECONDS)
+        if mountpoint := self._here.mounted(name):
+            return f"it was removed from the cluster, and stays here until {mountpoint} is unmounted"
+        try:
+            await self._here.changes.remove(name)
+        except Busy:
+            return ""
+        log.info("dataset %s was removed on another node", name)
+        self._note(name)
+        return ""
+
+    # --- snapshots ----------------------------------------------------------------------------------------------------
+
+    async def _bring(self, name: str, wanted: SharedDataset) -> None:
+        try:
+            await self._adopt(name, wanted)
+            self._failures.pop(name, None)
+            self._trouble.pop(name, None)
+        except Busy:
+            self._again(name, LOOK_SECONDS)
+        except CachefsError as error:
+            self._give_up_for_now(name, str(error))
+        except Exception as error:
+            self._give_up_for_now(name, "internal error; see the daemon's log")
+            self._here.errors.add("datasets", f"internal error with dataset {name} ({error!r})", bug=error)
+
+    def _brought(self, name: str) -> None:
+        self._bringing.pop(name, None)
+        self._note(name)
+
+    def _give_up_for_now(self, name: str, why: str) -> None:
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
+        self._trouble[name] = why
+        pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10))
+        self._retry[name] = time.monotonic() + pause
+        self._again(name, pause)
+
+    async def _adopt(self, name: str, wanted: SharedDataset) -> None:
+        """Raises CachefsError."""
+        catalog, held = self._here.catalog, self._here.held
+        record = DatasetRecord(
+            name,
+            wanted.url,
+            wanted.options,
+            [SnapshotRecord(wanted.snapshot)],
+            share=wanted.share,
+            ttl=wanted.ttl,
+            added=wanted.added,
+            listed=wanted.listed,
+            limited=wanted.limited,
+        )
+        known = catalog.find(name)
+        before = known.current if known is not None else None
+        await catalog.check(record)
+        if held.get(wanted.snapshot) is not None:
+            dataset = await catalog.adopt(record, None)
+        else:
+            with held.receiving() as path:
+                meta = await self._files.fetch(wanted.snapshot, self._holders(name, wanted), path)
+                if meta.block_size != wanted.block_size:
+                    raise CachefsError(f"it has blocks of {format_size(meta.block_size)}, and others say otherwise")
+                dataset = await catalog.adopt(record, path)
+        await self._here.changes.follow(dataset, before)
+        log.info("dataset %s is at snapshot %s, as on node %s", name, wanted.snapshot, wanted.listed.node)
+
+    def _holders(self, name: str, wanted: SharedDataset) -> list[str]:
+        """Nodes that should have its snapshot."""
+        saying = [node for node, value in self._others(name).items() if value.snapshot == wanted.snapshot]
+        return [*saying, wanted.listed.node]
+
+    # --- what this node says ------------------------------------------------------------------------------------------
+
+    def _publish(self, name: str) -> None:
+        value = self._own(name)
+        said = self._shared.says(DATASETS, name)
+        author = max([*value.gone, *value.added, value.listed, value.limited]).node
+        if not self._is_mine_to_say(name, value, author, said):
+            self._shared.remove(DATASETS, name)
+        elif said or author == self._shared.membership.view.me or self._has_waited(name):
+            self._unsaid.pop(name, None)
+            self._shared.publish(DATASETS, name, value)
+
+    def _is_mine_to_say(self, name: str, value: SharedDataset, author: str, said: bool) -> bool:
+        if not (value.snapshot if value.added else value.gone):
+            return False
+        covering = [node for node, other in self._others(name).items() if covers(other, value)]
+        rank = _rank(author, name)
+        mine = rank(self._shared.membership.view.me)
+        if any(not said or rank(node) < mine for node in covering):
+            self._unsaid.pop(name, None)
+            return False
+        return True
+
+    def _has_waited(self, name: str) -> bool:
+        """Nobody says it: has this node waited as long as it had to? One of those who know it is the first."""
+        now = time.monotonic()
+        if name not in self._unsaid:
+            most = min(MOST_SPREAD, max(1.0, SPREAD_SECONDS * len(self._shared.membership.view.members)))
+            self._unsaid[name] = now + random.uniform(0.2, 1.0) * most
+        self._again(name, self._unsaid[name] - now)
+        return now >= self._unsaid[name]
+
+    def _say(self, name: str, problem: str) -> None:
+        """There is this problem with it; none where it is empty."""
+        if self._problems.get(name, "") == problem:
+            return
+        self._problems.pop(name, None)
+        if problem:
+            self._problems[name] = problem
+            self._here.errors.add(f"dataset {name}", problem)
+
+
+def _rank(author: str, name: str) -> Callable[[str], tuple[bool, bytes]]:
+    """The node that comes first says it."""
+    return lambda node: (node != author, hashlib.blake2b(f"{name}/{node}".encode(), digest_size=8).digest())
+
+
+def _size_of(held: HeldSnapshots, snapshot_id: str) -> int:
+    try:
+        return os.stat(held.path(snapshot_id)).st_size
+    except OSError:
+        return 1

@@ -1,0 +1,332 @@
+"""This node's part in what the cluster's jobs read: a shared snapshot for each snapshot that consumers read, on
+whichever nodes, kept up to date as consumers come, read on and go, and as members do."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import xxhash
+from aiohttp import web
+
+from cachefs.errors import CachefsError, NotFound
+from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.cluster.rendezvous import Member as Placed
+from cachefs.planning.cluster.scale import Demand
+from cachefs.planning.cluster.standing import Standing
+from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.sampler import Order
+from cachefs_daemon.cluster.view import ClusterView
+from cachefs_daemon.cooperation.groups import Group, Member, groups_of
+from cachefs_daemon.cooperation.holders import Known, Ring
+from cachefs_daemon.cooperation.known_holders import HOLDERS as HOLDERS_PATH
+from cachefs_daemon.cooperation.known_holders import OVERHEAD, HolderFiles, decode, digest_of, encode
+from cachefs_daemon.cooperation.orders import GroupOrders
+from cachefs_daemon.cooperation.shared_snapshot import Place, SharedSnapshot, Surroundings
+from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.consumers import Consumers, RemoteConsumer
+from cachefs_daemon.sharing.sections import CONSUMERS, HOLDERS, ConsumerFacts, HoldersFacts
+from cachefs_daemon.sharing.state import MOST_FOLLOWED, SharedState
+
+log = logging.getLogger(__name__)
+
+# Seconds between two looks at where consumers are. One takes 0.1 ms with a few consumers, 5 ms with a thousand.
+STEP_SECONDS: Final = 0.1
+# What is read within the window, times the first and plus the second (seconds), counts as about to be read: readers are
+# a little ahead of where they were last seen.
+LONGER: Final = 1.25
+NEAR: Final = 0.5
+# Seconds that another node may take to say who holds what.
+ASK_SECONDS: Final = 10.0
+# Seconds between two times that one snapshot's holders are taken from another node, as they differ from ours.
+ADOPT_SECONDS: Final = 10.0
+# Seconds by which other nodes fetch ahead of where they say that they are.
+PEERS_AHEAD: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the node that it works with."""
+
+    plan: Plan
+    standing: Standing
+    jobs: JobRegistry
+    loader: EpochLoader
+    snapshots: HeldSnapshots
+    threads: Threads
+    shared: SharedState
+    consumers: Consumers
+    # Seconds ahead of readers within which blocks are fetched that others keep.
+    window: Callable[[], float]
+    # Of files that are kept over a restart.
+    directory: Path
+    replicas: int
+
+
+class Cooperation:
+    """Used on the event loop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._files = HolderFiles(parts.directory)
+        self._remote: dict[tuple[str, str], RemoteConsumer] = {}  # by node and name
+        self._keys: dict[
+            tuple[str, str], str
+        ] = {}  # of this node's consumers, by job and name: their names in the plan
+        self._snapshots: dict[str, SharedSnapshot] = {}
+        self._regroup = True
+        self._saving: set[asyncio.Task[None]] = set()
+        self._adopted: dict[str, float] = {}  # by snapshot: loop time at which others' holders were last asked for
+        self._around = Surroundings(
+            me=parts.shared.membership.view.me,
+            plan=parts.plan,
+            standing=parts.standing,
+            threads=parts.threads,
+            room=parts.loader.room,
+            orders=GroupOrders(parts.threads, self._published),
+            replicas=parts.replicas,
+            samples=self._samples,
+            places=self._places,
+            own=self._own,
+            remembered=self._remembered,
+            remember=self._remember,
+        )
+        parts.jobs.also_used = lambda: self._snapshots.keys()
+        parts.shared.listen(CONSUMERS, lambda node, name, value: self._note_news())
+        parts.shared.listen(HOLDERS, self._on_holders)
+        parts.shared.endpoint.add("GET", f"{HOLDERS_PATH}/{{snapshot}}", self._answer_holders)
+        parts.shared.membership.listen(self._on_view)
+
+    async def run(self) -> None:
+        """Runs as long as the daemon."""
+        while True:
+            await asyncio.sleep(STEP_SECONDS)
+            try:
+                await self._step()
+            except Exception:
+                log.exception("what other nodes read is not followed")
+                await asyncio.sleep(1.0)
+
+    async def close(self) -> None:
+        for one in self._snapshots.values():
+            await one.close()
+        await asyncio.gather(*self._saving, return_exceptions=True)
+
+    def get(self, snapshot: str) -> SharedSnapshot | None:
+        """What is known of one snapshot; None where no job of several nodes reads it."""
+        found = self._snapshots.get(snapshot)
+        return found if found is not None and found.holders is not None and found.holders.ring.members else None
+
+    @property
+    def snapshots(self) -> Mapping[str, SharedSnapshot]:
+        return self._snapshots
+
+    def demands(self) -> list[Demand]:
+        """What consumers of all nodes read, by snapshot."""
+        return [one.demand() for one in self._snapshots.values()]
+
+    def margins(self) -> dict[str, float]:
+        """By name in the plan: seconds by which other nodes may ask before the plan has them come."""
+        return {key: PEERS_AHEAD for one in self._snapshots.values() for key in one.reader_keys}
+
+    def on_served(self, node: str, keys: Sequence[bytes]) -> None:
+        """Another node has got blocks from here."""
+        for one in self._snapshots.values():
+            one.handed_over(node, keys)
+
+    # --- who reads what ---------------------------------------------------------------------------------------------
+
+    def _note_news(self) -> None:
+        self._regroup = True
+
+    def _on_view(self, view: ClusterView) -> None:
+        ring = ring_of(view)
+        for one in self._snapshots.values():
+            one.follow(ring)
+        self._regroup = True
+
+    async def _step(self) -> None:
+        # A block that was fetched to be read is worth what the plan says until it is read.
+        self._parts.standing.near = LONGER * self._parts.window() + NEAR
+        self._keys = {(one.request.job, one.name): one.key for one in self._parts.jobs.consumers}
+        own = self._parts.consumers.own_consumers()
+        everybody = [*own, *self._parts.consumers.remote_consumers()]
+        facts_before = {name: one.facts for name, one in self._remote.items()}
+        self._remote = {(one.node, one.name): one for one in everybody}
+        if self._regroup or facts_before != {name: one.facts for name, one in self._remote.items()}:
+            self._regroup = False
+            await self._group(everybody)
+        for one in self._snapshots.values():
+            one.step()
+
+    async def _group(self, everybody: list[RemoteConsumer]) -> None:
+        facts: dict[str, list[ConsumerFacts]] = {}
+        for one in everybody:
+            facts.setdefault(one.node, []).append(one.facts)
+        by_snapshot: dict[str, list[Group]] = {}
+        for group in groups_of(facts):
+            by_snapshot.setdefault(group.snapshot, []).append(group)
+        for snapshot in [one for one in self._snapshots if one not in by_snapshot]:
+            self._parts.shared.remove(HOLDERS, snapshot)
+            await self._snapshots.pop(snapshot).close()
+        ring = ring_of(self._parts.shared.membership.view)
+        for snapshot, groups in by_snapshot.items():
+            if snapshot not in self._snapshots:
+                self._snapshots[snapshot] = SharedSnapshot(snapshot, ring, self._around)
+            self._snapshots[snapshot].regroup(groups)
+
+    async def _samples(self, group: Group) -> Samples | None:
+        snapshot = self._parts.snapshots.get(group.snapshot)
+        if snapshot is None:
+            return None  # it is on its way
+        member = next((one for one in group.members if one.node == self._around.me), group.members[0])
+        sample_map = await self._consumer(member).sample_map()
+        return await self._parts.loader.samples(snapshot, sample_map)
+
+    async def _published(self, member: Member, epoch: int) -> Order:
+        order = await self._consumer(member).order(epoch)
+        if order is None:
+            raise NotFound(f"the order of epoch {epoch} is not known any more")
+        return order
+
+    def _consumer(self, member: Member) -> RemoteConsumer:
+        """Raises NotFound."""
+        found = self._remote.get((member.node, f"{member.facts.job}/{member.facts.consumer}"))
+        if found is None:
+            raise NotFound(f"consumer {member.facts.consumer} of job {member.facts.job} has ended")
+        return found
+
+    # --- where they are -----------------------------------------------------------------------------------------------
+
+    def _own(self, group: Group) -> list[str]:
+        mine = [member.facts for member in group.members if member.node == self._around.me]
+        keys = [self._keys.get((facts.job, facts.consumer), "") for facts in mine]
+        return [key for key in keys if self._parts.plan.knows(key)]
+
+    def _places(self, group: Group) -> list[Place]:
+        places: list[Place] = []
+        silent: list[str] = []
+        for member in group.members:
+            place = self._place(group, member)
+            if place is not None:
+                places.append(place)
+            else:
+                silent.append(member.node)
+        # Whoever is followed and has said nothing has not begun.
+        if places and silent and len(group.nodes) <= MOST_FOLLOWED:
+            first = min(place.epoch for place in places)
+            places += [Place(node, first, 0.0, 0.0) for node in silent]
+        return places
+
+    def _place(self, group: Group, member: Member) -> Place | None:
+        facts = member.facts
+        if member.node == self._around.me:
+            return self._own_place(member.node, self._keys.get((facts.job, facts.consumer), ""))
+        found = self._remote.get((member.node, f"{facts.job}/{facts.consumer}"))
+        progress = found.progress if found is not None else None
+        if progress is None:
+            return None
+        samples = next((order.samples for order in facts.orders if order.epoch == progress.epoch), 0)
+        if group.spec is not None:
+            samples = max(1, group.spec.size // group.spec.replicas)
+        samples = max(1, samples)
+        return Place(member.node, progress.epoch, min(1.0, progress.position / samples), progress.rate / samples)
+
+    def _own_place(self, node: str, key: str) -> Place | None:
+        plan = self._parts.plan
+        if not plan.knows(key):
+            return None
+        epoch, position = plan.place(key)
+        published, window = plan.epoch(key, epoch), plan.window(key, 0, 1)
+        if published is None:
+            return None
+        reads = max(1, len(published.blocks))
+        rate = 1.0 / window.period / reads if window is not None else 0.0
+        return Place(node, epoch, position / reads, rate)
+
+    # --- who held what ------------------------------------------------------------------------------------------------
+
+    async def _remembered(self, space: BlockSpace) -> Known | None:
+        """The latest that is known: on disk, or on another node."""
+        own = await self._parts.threads.background(self._files.load, space.snapshot, space.count)
+        others = {
+            node: facts
+            for node, values in self._parts.shared.values(HOLDERS).items()
+            if (facts := values.get(space.snapshot)) is not None
+        }
+        for node in sorted(others, key=lambda node: (-others[node].count, node)):
+            if own is not None and others[node].count <= own.count:
+                break
+            found = await self._ask(node, space)
+            if found is not None:
+                return found
+        return own
+
+    async def _ask(self, node: str, space: BlockSpace) -> Known | None:
+        try:
+            raw = await self._parts.shared.ask(
+                node, f"{HOLDERS_PATH}/{space.snapshot}", ASK_SECONDS, 2 * space.count + OVERHEAD
+            )
+            return await self._parts.threads.planning(decode, raw, space.count)
+        except (CachefsError, ValueError) as error:
+            log.warning("node %s does not say who holds what of %s: %s", node, space.snapshot, error)
+            return None
+
+    def _remember(self, snapshot: str, known: Known) -> None:
+        task = asyncio.create_task(self._save(snapshot, known))
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
+
+    async def _save(self, snapshot: str, known: Known) -> None:
+        digest = await self._parts.threads.background(digest_of, known)
+        if snapshot in self._snapshots:
+            facts = HoldersFacts(known.count, known.job, known.epoch, digest)
+            self._parts.shared.publish(HOLDERS, snapshot, facts)
+            for node, values in self._parts.shared.values(HOLDERS).items():
+                if snapshot in values:
+                    self._on_holders(node, snapshot, values[snapshot])
+        try:
+            await self._parts.threads.background(self._files.save, snapshot, known)
+        except OSError as error:
+            log.warning("who holds what of %s is not kept over a restart: %s", snapshot, error)
+
+    def _on_holders(self, node: str, snapshot: str, facts: HoldersFacts | None) -> None:
+        """Nodes that have learnt of a change in different epochs may differ. Then what the first of them says holds."""
+        one = self._snapshots.get(snapshot)
+        mine = self._parts.shared.own(HOLDERS, snapshot)
+        if one is None or mine is None or facts is None or node > self._around.me or one.space is None:
+            return
+        if (facts.job, facts.epoch) != (mine.job, mine.epoch) or facts.digest == mine.digest:
+            return
+        now = asyncio.get_running_loop().time()
+        if now - self._adopted.get(snapshot, -ADOPT_SECONDS) < ADOPT_SECONDS:
+            return
+        self._adopted[snapshot] = now
+        task = asyncio.create_task(self._adopt(node, one, one.space))
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
+
+    async def _adopt(self, node: str, one: SharedSnapshot, space: BlockSpace) -> None:
+        found = await self._ask(node, space)
+        if found is not None and found.job == one.job:
+            log.info("snapshot %s: who holds what is taken from node %s, as it differs here", one.snapshot, node)
+            one.adopt(found)
+
+    async def _answer_holders(self, request: web.Request) -> web.Response:
+        one = self._snapshots.get(request.match_info["snapshot"])
+        known = one.known() if one is not None else None
+        if known is None:
+            return web.Response(status=404, text="nothing is known of who holds what of it")
+        return web.Response(body=await self._parts.threads.planning(encode, known))
+
+
+def ring_of(view: ClusterView) -> Ring:
+    """The members that count for placement."""
+    members = [Placed(one.id, xxhash.xxh3_64_intdigest(one.id.encode()), one.weight, one.zone) for one in view.placing]
+    return Ring(view.epoch, tuple(members), tuple(one.memory + one.ssd for one in view.placing))

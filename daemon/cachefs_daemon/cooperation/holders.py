@@ -1,0 +1,179 @@
+"""Who holds what of one snapshot: homes, and from them the holders of one epoch after the other.
+
+Every node computes them for itself from the same facts (see `cachefs.planning.cluster.copies`). The holders of the
+current epoch are kept on disk and given to other nodes, since what is where depends on all that was before.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.cluster.copies import Bytes, after_change, epochs_ahead, next_holders, rooms
+from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes
+from cachefs.planning.cluster.reads import Reads
+from cachefs.planning.cluster.rendezvous import Member, space_hashes
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.segment_writer import span
+
+# The part of its tiers that a node is taken to have for blocks: some is room that is made ahead, and some is for what
+# is read here and held elsewhere.
+USABLE: Final = 0.97
+# Gives the reads of an epoch, by ids of nodes in the ring; None where they are not known.
+ReadsOf = Callable[[int, tuple[str, ...]], Awaitable[Reads | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The members that count for placement, in order of their ids."""
+
+    # The ring epoch.
+    epoch: int
+    members: tuple[Member, ...]
+    # Bytes of the tiers of each; 0: not known yet.
+    capacities: tuple[int, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(member.id for member in self.members)
+
+    @property
+    def is_known(self) -> bool:
+        """Is it known how much room each has?"""
+        return bool(self.members) and all(self.capacities)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """The holders at the start of one epoch, as they are kept and told."""
+
+    # How often holders were decided since blocks were at home: who has seen more knows better.
+    count: int
+    # The job that reads, and which of its epochs begins.
+    job: str
+    epoch: int
+    # Ids of the nodes that the numbers in *holders* stand for.
+    ids: tuple[str, ...]
+    # Of each block: shape (blocks,), uint16.
+    holders: Nodes
+
+
+class Holders:
+    """Of one snapshot. Used on the event loop; what it computes in threads is then put in place at once."""
+
+    def __init__(self, space: BlockSpace, replicas: int, threads: Threads) -> None:
+        self.ring = Ring(0, (), ())
+        # By epoch of the job, at its start, for some epochs in a row; the only one where no job coordinates copies.
+        self.at: dict[int, Nodes] = {}
+        self.reads: dict[int, Reads] = {}  # of the same epochs, and of those ahead
+        self.job = ""
+        self._space = space
+        self._replicas = replicas
+        self._threads = threads
+        self._count = 0  # of the epoch with which it began, see Known
+        self._began = 0  # that epoch
+        self._homes: Homes | None = None
+        self._sizes = np.zeros(0, np.uint32)
+
+    @property
+    def homes(self) -> Nodes:
+        """Places in the ring, per block: shape (blocks,), uint16."""
+        return self._homes.first if self._homes is not None else np.full(self._space.count, NOBODY, np.uint16)
+
+    @property
+    def second_homes(self) -> Nodes:
+        """Of second copies, as `homes`; NOBODY where there are none."""
+        return self._homes.second if self._homes is not None else np.full(self._space.count, NOBODY, np.uint16)
+
+    async def follow(self, ring: Ring) -> bool:
+        """These are the members now. Returns whether anything has changed. What somebody has held who has left is
+        with its new home, and what has its home on somebody who has come goes there."""
+        if ring == self.ring:
+            return False
+        before, old_homes = self.ring.ids, self.homes
+        homes = await self._threads.planning(self._rehome, ring)
+        found = {}
+        for epoch in sorted(self.at)[:2]:  # those that follow are decided anew
+            found[epoch] = await self._threads.planning(
+                after_change, self.at[epoch], before, ring.ids, homes, old_homes if before else None
+            )
+        self.ring, self.at, self.reads = ring, found, {}
+        return True
+
+    def _rehome(self, ring: Ring) -> Nodes:
+        if self._homes is None:
+            self._homes = Homes(space_hashes(self._space), self._replicas)
+            self._sizes = _spans(self._space.sizes)
+        self._homes.set_members(ring.members)
+        return self._homes.first
+
+    def stay_home(self) -> None:
+        """No job coordinates copies: they are where they were last, or at home."""
+        self.job, self.at, self.reads = "", {}, {}
+
+    async def begin(self, job: str, epoch: int, known: Known | None) -> None:
+        """From now on *job* coordinates copies, which is in *epoch*. known: what is known from before."""
+        start, holders, count = epoch, self.homes, 0
+        if known is not None and len(known.holders) == self._space.count:
+            count = known.count
+            holders = await self._threads.planning(after_change, known.holders, known.ids, self.ring.ids, self.homes)
+            if known.job == job and known.epoch <= epoch:
+                start = known.epoch
+        self.job, self._count, self._began, self.reads = job, count, start, {}
+        self.at = {start: holders}
+
+    def decide_anew(self, epoch: int) -> None:
+        """From *epoch* on: other nodes read than was thought."""
+        self.at = {number: one for number, one in self.at.items() if number <= epoch}
+        self.reads = {}
+
+    async def advance(self, epoch: int, reads_of: ReadsOf) -> bool:
+        """Decide who holds what at the starts of *epoch* and of the two that follow, as far as is known what is read
+        until then. Returns whether anything is new. Of epochs that are over, the last one is kept."""
+        is_new = False
+        if self.at and epoch > max(self.at) + 1:  # nobody has read what lies between
+            latest = self.at[max(self.at)]
+            self.at, self.reads = {epoch: latest}, {}
+        for number in range(min(self.at, default=epoch), epoch + 2):
+            if number + 1 in self.at or not self.ring.is_known:
+                continue
+            ids = self.ring.ids
+            ahead = epochs_ahead(len(ids))
+            epochs = []
+            for one in range(number, number + ahead + 1):
+                reads = self.reads.get(one) or await reads_of(one, ids)
+                if reads is None:
+                    break
+                self.reads[one] = reads
+                epochs.append(reads)
+            if not epochs or self.ring.ids != ids or number not in self.at:
+                break
+            holders, ring = self.at[number], self.ring
+            found = await self._threads.planning(self._next, holders, epochs, ring)
+            if self.ring is not ring or self.at.get(number) is not holders:
+                break
+            self.at[number + 1] = found
+            is_new = True
+        for old in [one for one in self.at if one < epoch - 1 and epoch in self.at]:
+            del self.at[old]
+        self.reads = {number: one for number, one in self.reads.items() if number >= epoch - 1}
+        return is_new
+
+    def _next(self, holders: Nodes, epochs: list[Reads], ring: Ring) -> Nodes:
+        capacities: Bytes = (np.array(ring.capacities, np.int64) * USABLE).astype(np.int64)
+        return next_holders(holders, epochs, rooms(capacities, self._sizes), self._sizes)
+
+    def known(self, epoch: int) -> Known | None:
+        """What others may learn of the start of that epoch."""
+        holders = self.at.get(epoch)
+        if holders is None:
+            return None
+        return Known(self._count + epoch - self._began, self.job, epoch, self.ring.ids, holders)
+
+
+def _spans(sizes: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """Bytes that blocks of these sizes take in a tier: shape (n,), uint32. Most blocks have one of few sizes."""
+    different, which = np.unique(sizes, return_inverse=True)
+    return np.array([span(int(size)) for size in different.tolist()], np.uint32)[which]

@@ -1,0 +1,102 @@
+"""Who held what, as it is kept on disk and given to other nodes."""
+
+import hashlib
+import logging
+import zlib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from cachefs.job_messages import MAX_JOB_NAME
+from cachefs.planning.cluster.homes import NOBODY
+from cachefs_daemon.cluster.view import is_id
+from cachefs_daemon.cooperation.holders import Known
+
+log = logging.getLogger(__name__)
+
+# Path on the control endpoint, with the id of the snapshot.
+HOLDERS: Final = "/holders"
+# Bytes of the form besides two per block, at most.
+OVERHEAD: Final = 1 << 21
+# Quick rather than small: a million blocks take 20 ms, and half a megabyte with 4 nodes.
+_LEVEL: Final = 1
+_SUFFIX: Final = ".holders"
+_MOST_COUNT: Final = 1 << 53
+_MOST_OWNER: Final = 32
+
+
+class _Form(msgspec.Struct, frozen=True, array_like=True):
+    count: int
+    job: str
+    epoch: int
+    ids: list[str]
+    # zlib of a u16 per block, little-endian.
+    holders: bytes
+
+
+def encode(known: Known) -> bytes:
+    """To be called in a thread."""
+    packed = zlib.compress(known.holders.astype("<u2", copy=False).tobytes(), _LEVEL)
+    return msgspec.msgpack.encode(_Form(known.count, known.job, known.epoch, list(known.ids), packed))
+
+
+def decode(raw: bytes, blocks: int) -> Known:
+    """blocks: that the snapshot has. To be called in a thread. Raises ValueError for anything that is no such form."""
+    form = msgspec.msgpack.decode(raw, type=_Form)
+    if not (0 <= form.count < _MOST_COUNT and 0 <= form.epoch < _MOST_COUNT):
+        raise ValueError("numbers that nobody has")
+    if len(form.job) > MAX_JOB_NAME + _MOST_OWNER or not form.job.isprintable():
+        raise ValueError("a name that no job has")
+    if len(form.ids) >= NOBODY or form.ids != sorted(set(form.ids)) or not all(map(is_id, form.ids)):
+        raise ValueError("ids that no nodes have")
+    unpacking = zlib.decompressobj()
+    try:
+        data = unpacking.decompress(form.holders, 2 * blocks + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if len(data) != 2 * blocks:
+        raise ValueError(f"it is not for {blocks:,} blocks")
+    return Known(form.count, form.job, form.epoch, tuple(form.ids), np.frombuffer(data, "<u2").astype(np.uint16))
+
+
+def digest_of(known: Known) -> str:
+    """Of what all nodes should agree on: 32 hex digits. To be called in a thread."""
+    digest = hashlib.blake2b(" ".join(known.ids).encode(), digest_size=16)
+    digest.update(known.holders.astype("<u2", copy=False).tobytes())
+    return digest.hexdigest()
+
+
+class HolderFiles:
+    """A file per snapshot. To be called in threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def save(self, snapshot: str, known: Known) -> None:
+        """In place of what was known before. Raises OSError."""
+        self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        path = self._directory / (snapshot + _SUFFIX)
+        new = path.with_suffix(".new")
+        new.write_bytes(encode(known))
+        new.replace(path)
+
+    def load(self, snapshot: str, blocks: int) -> Known | None:
+        """None where nothing is known, or it makes no sense."""
+        path = self._directory / (snapshot + _SUFFIX)
+        try:
+            if path.stat().st_size > 2 * blocks + OVERHEAD:
+                raise ValueError("it is too long")
+            return decode(path.read_bytes(), blocks)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("%s is not used: %s; blocks count as being at home", path, error)
+            return None
+
+    def keep_only(self, snapshots: set[str]) -> None:
+        """Remove the files of all others."""
+        for path in self._directory.glob("*" + _SUFFIX):
+            if path.name.removesuffix(_SUFFIX) not in snapshots:
+                path.unlink(missing_ok=True)

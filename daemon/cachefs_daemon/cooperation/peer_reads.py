@@ -1,0 +1,118 @@
+"""What other nodes will read here, as one more consumer of this node's plan.
+
+So what others read next counts like what is read here: it is fetched in time, kept as long, and moved to memory before.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.cluster.duties import Duty
+from cachefs.planning.sequences.epoch import UNKNOWN, Epoch
+from cachefs.planning.sequences.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    duty: Duty
+    planned: Epoch  # the same, arranged for the plan
+
+
+class PeerReads:
+    """Of one group, in its epochs. Used from the event loop only."""
+
+    def __init__(self, plan: Plan, snapshot: str, key: str) -> None:
+        """key: its name in the plan."""
+        self.key = key
+        self._plan = plan
+        self._snapshot = snapshot
+        self._known: dict[int, _Known] = {}  # by epoch
+        self._outdated: set[int] = set()  # epochs that are to be set anew; until then they count as they are
+        self._early: dict[int, list[Ids]] = {}  # by epoch: blocks that were handed over before it began
+        self._epoch = -1  # the one that it is in
+        self._done = 0  # reads of it
+
+    def close(self) -> None:
+        self._plan.remove(self.key)
+        self._known, self._early = {}, {}
+
+    def knows(self, epoch: int) -> bool:
+        """Was the epoch set, and holds?"""
+        return epoch in self._known and epoch not in self._outdated
+
+    @property
+    def longest(self) -> int:
+        """Reads of the longest epoch that is known."""
+        return max((len(known.duty.blocks) for known in self._known.values()), default=0)
+
+    def set(self, epoch: int, duty: Duty, planned: Epoch) -> None:
+        """What others read in *epoch*, and the same as the plan takes it. The first one that is set is the one that it
+        is in."""
+        self._known[epoch] = _Known(duty, planned)
+        self._outdated.discard(epoch)
+        self._plan.set_prepared(self.key, self._snapshot, epoch, planned)
+        if self._epoch < 0:
+            self._epoch = epoch
+        if epoch == self._epoch:
+            self._done = 0
+
+    def outdate(self) -> None:
+        """All epochs are to be set anew, as others hold the blocks."""
+        self._outdated = set(self._known)
+
+    def follow(self, epoch: int, place: float, rate: float) -> list[tuple[int, Ids]]:
+        """The slowest reader is at *place* (0 to 1) of *epoch*; rate: epochs per second, 0 while nobody knows. Returns
+        what it has passed, by epoch: the blocks of those reads, shape (n,), int32."""
+        passed: list[tuple[int, Ids]] = []
+        while 0 <= self._epoch < epoch:
+            known = self._known.pop(self._epoch, None)
+            if known is not None:
+                passed.append((self._epoch, known.duty.blocks[self._done :]))
+                self._plan.set_progress(self.key, self._epoch, len(known.duty.blocks))
+            self._early.pop(self._epoch, None)
+            if not self._known:
+                self._epoch, self._done = epoch, 0
+                break
+            self._epoch, self._done = self._epoch + 1, 0
+            self._plan.set_progress(self.key, self._epoch, 0)
+            for ids in self._early.pop(self._epoch, []):
+                self._mark(ids)
+        known = self._known.get(self._epoch)
+        if known is None or self._epoch > epoch:
+            return passed
+        done = known.duty.done(place)
+        if done > self._done:
+            passed.append((self._epoch, known.duty.blocks[self._done : done]))
+            self._done = done
+        self._plan.set_progress(self.key, self._epoch, self._done, rate * len(known.duty.blocks))
+        return passed
+
+    def handed_over(self, ids: Ids, reader: int) -> list[tuple[int, Ids]]:
+        """Node number *reader* has got some of the blocks, that it reads soon: shape (n,), int32. Returns those of them
+        that it was to read here, by epoch."""
+        found = []
+        for epoch in (self._epoch, self._epoch + 1):
+            known = self._known.get(epoch)
+            if known is None:
+                continue
+            reads = known.planned.first[ids]
+            todo = np.flatnonzero(reads != UNKNOWN)
+            if epoch == self._epoch:
+                todo = todo[reads[todo] >= self._done]
+            todo = todo[known.duty.readers[reads[todo]] == reader]
+            if len(todo):
+                mine = ids[todo]
+                found.append((epoch, mine))
+                if epoch == self._epoch:
+                    self._mark(mine)
+                else:
+                    self._early.setdefault(epoch, []).append(mine)
+            ids = np.delete(ids, todo)
+        return found
+
+    def _mark(self, ids: Ids) -> None:
+        known = self._known.get(self._epoch)
+        if known is not None:
+            reads = known.planned.first[ids]
+            self._plan.read_early(self.key, np.unique(reads[reads != UNKNOWN]))

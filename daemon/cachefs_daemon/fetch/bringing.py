@@ -1,0 +1,467 @@
+"""Bringing blocks onto this node: each flight from its slot until its block is in a tier.
+
+Each fetch in flight runs for itself: it goes on when a reader that asked for it goes away (a killed process, a mount
+that died), and is tried until the deadline of the last who asked for it. What somebody waits for is fetched before what
+is fetched ahead of all readers.
+"""
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from cachefs.block import Location
+from cachefs.errors import CachefsError, ObjectChanged, OriginError, OriginUnavailable, StoreFull
+from cachefs.planning.prefetch.latency import Latency
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.elsewhere import Elsewhere
+from cachefs_daemon.fetch.flights import Flight, Outcome
+from cachefs_daemon.fetch.load import Tell
+from cachefs_daemon.fetch.passing import Passing, PassingBlock
+from cachefs_daemon.fetch.puts import Puts
+from cachefs_daemon.fetch.ranges import Ranges
+from cachefs_daemon.fetch.route import Route
+from cachefs_daemon.fetch.search import Found
+from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.origin.base import Data
+from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.peers.answers import PeerBlock
+from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.block_store import BlockStore, Put
+
+# Seconds that a failure is remembered which does not pass by itself, such as that of an object that has changed.
+FAILURE_MEMORY: Final = 2.0
+# Seconds that any other one is remembered. The kernel asks again at once for a page that failed, and must not wait for
+# a second deadline; a reader that comes later must, since the origin may have come back.
+OUTAGE_MEMORY: Final = 0.1
+# Fetches whose outcomes are remembered.
+RECENT: Final = 4096
+# Seconds of a fetch until one was measured: that of an object store.
+FIRST_LATENCY: Final = 0.05
+
+# Seconds that a refusal is remembered. With a full tier and a policy that never evicts, a block fetched ahead would be
+# thrown away, so after a refusal nothing as large is fetched ahead for a moment.
+REFUSAL_MEMORY: Final = 1.0
+
+# Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
+PASSING_PART: Final = 8
+
+# Seconds that a reader waits for a fetch process, at least. After that, and once such a request is late, the block is
+# fetched beside it. While nobody knows what is late, or it takes long, it is so once the process says nothing for 1 s.
+LEAST_LATE: Final = 0.1
+
+# Seconds of a reader's time that must be left for other nodes to be asked where the origin has failed.
+LEAST_LEFT: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    """How a flight has ended."""
+
+    # When it ended, in loop time.
+    when: float
+    outcome: Outcome
+
+
+class Bringing:
+    """All flights. Used on the event loop.
+
+    It has more than 12 attributes: half of them are the parts that it uses, and half what it remembers and counts.
+    """
+
+    def __init__(
+        self, store: BlockStore, threads: Threads, slots: FetchSlots, errors: ErrorLog, read_deadline: float
+    ) -> None:
+        """read_deadline: seconds that anybody waits for a read of an origin, at most."""
+        self._threads = threads
+        self._slots = slots
+        self._errors = errors
+        self._read_deadline = read_deadline
+        self._flights: dict[bytes, Flight] = {}  # by block key
+        self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
+        self.passing = Passing(slots.capacity // PASSING_PART)
+        self._ranges = Ranges(slots, read_deadline)
+        self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
+        self._puts_ahead = Puts(store, threads.ahead, at_once=1)
+        self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
+        # Lets a fetch process bring a block that nobody waits for, if it can: see `Carrying.take`.
+        self.carry: Callable[[BlockSource, Tell, Callable[[], None]], bool] = _not_carried
+        self.elsewhere: Elsewhere | None = None  # None: there are no other nodes
+        self.fetched_blocks = self.fetched_bytes = 0  # from origins, since the daemon started
+        self.peer_blocks = self.peer_bytes = 0  # from peers, since the daemon started
+        self.latency = Latency(FIRST_LATENCY)  # of a fetch, from its slot until its block is in a tier
+        self._reads = Latency(FIRST_LATENCY)  # of a read of an origin, from its slot until its bytes are here
+
+    async def close(self) -> None:
+        """Cancel what is in flight."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            if flight.search is not None:
+                flight.search.cancel()
+            if flight.task is None:
+                flight.slot.leave()
+        tasks = [flight.task for flight in flights if flight.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for flight in flights:
+            if not flight.has_landed:
+                self._end(flight, _stopping())
+        await self._ranges.close()
+        self.passing.close()
+
+    def known(self, source: BlockSource, looked: float) -> BlockSource | Outcome:
+        """The block, if no tier could hold it a moment ago. The outcome of a flight of this block that failed a moment
+        ago, or that landed since *looked* (loop time): the look at the store may have missed it. Else the source."""
+        passing = self.passing.get(source.key)
+        if passing is not None:
+            return passing
+        landing = self._recent.get(source.key)
+        if landing is None:
+            return source
+        if isinstance(landing.outcome, CachefsError):
+            memory = OUTAGE_MEMORY if isinstance(landing.outcome, OriginUnavailable) else FAILURE_MEMORY
+            fresh = asyncio.get_running_loop().time() - landing.when < memory
+            return landing.outcome if fresh else source
+        return landing.outcome if landing.when >= looked and landing.outcome is not None else source
+
+    def _is_futile_hint(self, flight: Flight) -> bool:
+        # A caller who knows when a block is needed has asked for room before.
+        if flight.needed < math.inf or flight.transient:
+            return False
+        source = flight.source
+        length, when = self._refused.get(source.snapshot, (0, -math.inf))
+        return source.length >= length and asyncio.get_running_loop().time() - when < REFUSAL_MEMORY
+
+    def join(
+        self,
+        source: BlockSource,
+        *,
+        ahead: bool,
+        needed: float = math.inf,
+        transient: bool = False,
+        for_peer: bool = False,
+    ) -> Flight:
+        """The flight of a block, which begins if there is none. for_peer: another node asks: this one does not wait for
+        any other node to bring it, so nodes never wait for each other, whatever they think of who brings what."""
+        until = asyncio.get_running_loop().time() + self._read_deadline
+        flight = self._flights.get(source.key)
+        if flight is not None and not ahead and not flight.patience.extend(until):
+            flight = None  # it has just been given up
+        if flight is None:
+            flight = self._new(source, ahead, Patience(until), needed)
+            flight.transient, flight.is_for_peer = transient, for_peer
+            if self.elsewhere is None or for_peer or not self._look_elsewhere(flight, self.elsewhere):
+                self._queue(flight)
+            return flight
+        if not ahead and not flight.demanded:
+            flight.demanded = True
+            self._slots.promote(source.key)
+            if flight.is_carried:
+                # Where it has no slot its bytes have come; to let readers find them takes milliseconds.
+                late = source.origin.endpoint.late_after(source.length) if flight.slot.held else 0.0
+                late = max(LEAST_LATE, late)
+                if late < math.inf:
+                    asyncio.get_running_loop().call_later(late, self._fetch_beside, flight)
+        elif not ahead and flight.task is None:
+            self._slots.promote(source.key)  # this reader's turn may be sooner than that of the one who asked first
+        if flight.search is not None:
+            if for_peer and not flight.is_given:
+                flight.search.stay()
+            if not ahead:
+                flight.search.hurry()
+        return flight
+
+    def give(self, source: BlockSource, node_id: str, *, ahead: bool) -> bool:
+        """Another node asks for a block. Is it to bring the block itself, since this one is behind? Then this one gets
+        it from there: others who ask here wait for that, and it stays a single read of the origin.
+
+        node_id: of who asks; ahead: nobody waits there yet.
+        """
+        flight = self._flights.get(source.key)
+        if self.elsewhere is None or (flight is not None and flight.is_under_way):
+            return False
+        endpoint = source.origin.endpoint
+        waiting, running = self._slots.waiting(endpoint)
+        node = self.elsewhere.able(node_id, waiting * self._reads.mean / max(1, running), ahead=ahead)
+        if node is None:
+            return False
+        if flight is None:
+            until = asyncio.get_running_loop().time() + self._read_deadline
+            flight = self._new(source, True, Patience(until), math.inf)
+        if not self._search(flight, self.elsewhere, Route(brings=node)):
+            self._queue(flight)  # it is away since a moment ago
+            return False
+        flight.is_given = True
+        self.elsewhere.counts.given += 1
+        return True
+
+    def _new(self, source: BlockSource, ahead: bool, patience: Patience, needed: float) -> Flight:
+        slot = self._slots.slot(source.key, source.length, source.origin.endpoint, ahead=ahead, needed=needed)
+        flight = self._flights[source.key] = Flight(source, not ahead, patience, needed, slot)
+        return flight
+
+    def _queue(self, flight: Flight) -> None:
+        """It waits for a slot for its origin."""
+        if not flight.source.is_whole:
+            self._ranges.wait(flight.source)
+        flight.slot.ahead = not flight.demanded
+        if flight.slot.ask(partial(self._begin, flight)):
+            self._begin(flight)
+
+    def refusal(self, source: BlockSource) -> CachefsError | None:
+        """Why this node cannot bring a block that it looks for on all others now; None where it does not do that."""
+        flight = self._flights.get(source.key)
+        return flight.refusal if flight is not None else None
+
+    # --- from other nodes ---------------------------------------------------------------------------------------------
+
+    def _look_elsewhere(self, flight: Flight, elsewhere: Elsewhere) -> bool:
+        """Look for it on other nodes. False where none of them is to be asked."""
+        route = elsewhere.route(flight.source)
+        if route is None:
+            return False
+        flight.is_mine = route.brings is None
+        futile = not flight.demanded and self._is_futile_hint(flight)
+        return not futile and self._search(flight, elsewhere, route)
+
+    def _search(self, flight: Flight, elsewhere: Elsewhere, route: Route) -> bool:
+        may_take = partial(self._slots.is_idle, flight.source.origin.endpoint)
+        search = elsewhere.search(flight, route, may_take, partial(self._found, flight))
+        if search is None:
+            return False
+        flight.slot.leave()  # it may be waiting for its turn at the origin
+        if not flight.source.is_whole:
+            self._ranges.forget(flight.source)
+        flight.search = search
+        search.begin()
+        return True
+
+    def _ask_all(self, flight: Flight, error: CachefsError) -> bool:
+        """The origin does not give it to this node. Ask others, who may have other credentials or disks. False where
+        that is of no use."""
+        if self.elsewhere is None or flight.is_for_peer or flight.refusal is not None:
+            return False
+        if isinstance(error, ObjectChanged) or flight.patience.left < LEAST_LEFT:
+            return False
+        if flight.search is not None:
+            flight.search.cancel()
+        search = self.elsewhere.search_all(flight, partial(self._found, flight))
+        if search is None:
+            return False
+        flight.slot.leave()
+        flight.refusal, flight.search, flight.task = error, search, None
+        search.begin()
+        return True
+
+    def _found(self, flight: Flight, found: Found | None) -> None:
+        """A peer gave it, or the origin is to be asked, too."""
+        if flight.has_landed or flight.is_being_stored:
+            return
+        if found is None and flight.refusal is not None:
+            self._errors.add(flight.source.subject, str(flight.refusal))
+            self._end(flight, flight.refusal)
+            return
+        if found is None:
+            self._queue(flight)
+            return
+        if flight.task is not None:
+            flight.task.cancel()
+        flight.slot.leave()
+        flight.began, flight.via = found.asked, f"peer {found.node.name}"
+        flight.task = asyncio.create_task(self._fly(flight, found.block))
+
+    def result(self, flight: Flight) -> Outcome:
+        if flight.has_landed:
+            return flight.outcome
+        why = flight.patience.trouble or "its origin is slow or unreachable"
+        return OriginUnavailable(f"{flight.source.subject} did not come within the read deadline; {why}")
+
+    def _begin(self, flight: Flight) -> None:
+        """It has its slot."""
+        if flight.is_mine and not (flight.demanded or flight.transient or self._is_futile_hint(flight)):
+            flight.began = asyncio.get_running_loop().time()
+            flight.is_carried = self.carry(
+                flight.source, partial(self._carried, flight), partial(self._arrived, flight)
+            )
+        if not flight.is_carried:
+            flight.task = asyncio.create_task(self._fly(flight))
+
+    def _fetch_beside(self, flight: Flight) -> None:
+        """A fetch process is late with it, or does not bring it: it is fetched here. What lands first counts."""
+        if flight.task is None and not flight.has_landed:
+            flight.task = asyncio.create_task(self._fly(flight))
+
+    @staticmethod
+    def _arrived(flight: Flight) -> None:
+        """A fetch process has its bytes: unless it is fetched here too, it needs its slot no longer."""
+        if flight.task is None:
+            flight.slot.give_back()
+
+    def _carried(self, flight: Flight, place: Location | None) -> None:
+        """A fetch process has brought it, or another way is better."""
+        if flight.has_landed:
+            return
+        if place is None:
+            self._fetch_beside(flight)
+            return
+        if flight.task is not None:
+            flight.task.cancel()
+            flight.via = ""
+        self._count(flight)
+        self._end(flight, place)
+
+    def _count(self, flight: Flight) -> None:
+        """Its block has come."""
+        self.latency.measure(asyncio.get_running_loop().time() - flight.began)
+        if flight.via:
+            self.peer_blocks += 1
+            self.peer_bytes += flight.source.length
+        else:
+            self.fetched_blocks += 1
+            self.fetched_bytes += flight.source.length
+
+    async def _fly(self, flight: Flight, block: PeerBlock | None = None) -> None:
+        """block: as a peer gave it; None: the origin is asked."""
+        outcome: Outcome = _stopping()
+        try:
+            if block is not None:
+                flight.arrive(block.data, asyncio.get_running_loop().time(), block.checksums)
+                block = None  # nothing may keep its bytes
+                outcome = await self._keep(flight)
+            else:
+                if not flight.slot.held:  # its bytes have come in another way, and are still in no tier
+                    await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
+                outcome = await self._bring(flight)
+        except CachefsError as error:
+            outcome = error
+            if block is None and self._ask_all(flight, error):
+                return
+            self._errors.add(flight.source.subject, str(error))
+        except Exception as error:
+            outcome = CachefsError(f"{flight.source.subject}: internal error ({error!r}); see the daemon's log")
+            self._errors.add(flight.source.subject, str(outcome), bug=error)
+        finally:
+            if flight.task is asyncio.current_task():  # else a peer was quicker than the origin, or is asked now
+                self._end(flight, outcome)
+
+    def _end(self, flight: Flight, outcome: Outcome) -> None:
+        if flight.has_landed:
+            return  # a fetch process was quicker
+        key = flight.source.key
+        if flight.search is not None:
+            flight.search.cancel()
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+        if not flight.source.is_whole:
+            self._ranges.forget(flight.source)
+        flight.slot.leave()
+        if not isinstance(outcome, PassingBlock):  # `passing` says how long that is remembered
+            self._remember(key, outcome)
+        flight.land(outcome)
+
+    def _remember(self, key: bytes, outcome: Outcome) -> None:
+        self._recent[key] = _Landing(asyncio.get_running_loop().time(), outcome)
+        self._recent.move_to_end(key)
+        if len(self._recent) > RECENT:
+            self._recent.popitem(last=False)
+
+    async def _bring(self, flight: Flight) -> Location | PassingBlock | None:
+        source, patience, clock = flight.source, flight.patience, asyncio.get_running_loop().time
+        if not flight.demanded and self._is_futile_hint(flight):
+            return None
+        flight.began = clock()
+        if not flight.demanded:
+            # It may have waited long for its slot; its time starts now.
+            patience.extend(flight.began + self._read_deadline)
+        elif patience.until <= flight.began:
+            raise OriginUnavailable(
+                f"{source.subject} found no free connection within the read deadline; "
+                "its origin is slow, or raise origin.max_connections"
+            )
+        patience.rest = partial(_rest, flight)
+        data = None if source.is_whole else await self._come_along(flight)
+        if data is None:
+            data = await source.origin.read(source.range, patience)
+        if len(data) != source.length:
+            raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
+        self._reads.measure(clock() - flight.began)
+        flight.arrive(data, clock())
+        if flight.early is not None and self._puts.has_room:
+            flight.slot.leave()  # nobody waits for it any more
+        return await self._keep(flight)
+
+    async def _keep(self, flight: Flight) -> Location | PassingBlock | None:
+        """Its bytes have come."""
+        location = await self._store_or_pass(flight)
+        self._count(flight)
+        if location is None and flight.needed == math.inf:
+            self._note_refusal(flight.source)
+        return location
+
+    async def _come_along(self, flight: Flight) -> Data | None:
+        """The bytes of a block that comes with its neighbours; None where it must be fetched by itself."""
+        await asyncio.sleep(0)  # those that were asked for together with it wait for their slots now
+        part = self._ranges.begin(flight.source, flight.slot)
+        if part is None:
+            return None
+        try:
+            with flight.patience.enforced():
+                data = await part
+        except TimeoutError:
+            raise OriginUnavailable(f"{flight.source.subject} did not come in time") from None
+        if data is None:
+            await flight.patience.rest(0)  # it had the slot of another one
+            if not flight.demanded:
+                flight.patience.extend(flight.began + self._read_deadline)
+        return data
+
+    def _note_refusal(self, source: BlockSource) -> None:
+        now = asyncio.get_running_loop().time()
+        self._refused = {key: seen for key, seen in self._refused.items() if now - seen[1] < REFUSAL_MEMORY}
+        self._refused[source.snapshot] = source.length, now
+
+    async def _store_or_pass(self, flight: Flight) -> Location | PassingBlock | None:
+        source, demanded = flight.source, flight.demanded
+        puts = self._puts if demanded else self._puts_ahead
+        # A policy may refuse what another node keeps; a planned read of it comes soon all the same.
+        transient = demanded or flight.transient or (not flight.is_mine and flight.needed < math.inf)
+        block = Put(source.key, flight.data, transient, source.snapshot, flight.checksums, is_copy=not flight.is_mine)
+        try:
+            stored = await puts.put(block, urgent=demanded and flight.early is None)
+        except Exception as error:
+            if not flight.demanded:
+                raise
+            # A bug, which may be of any block of the batch. Readers get the bytes, as they are here.
+            self._errors.add("the store", f"internal error ({error!r}); see the daemon's log", bug=error)
+            stored = StoreFull("the store has failed")
+        if isinstance(stored, StoreFull) and not flight.demanded:
+            return None
+        return await self.pass_on(flight, str(stored)) if isinstance(stored, StoreFull) else stored
+
+    async def pass_on(self, flight: Flight, reason: str) -> PassingBlock:
+        block = flight.early
+        if block is None:
+            block = await self._threads.run(PassingBlock.of, flight.source.key, flight.data, flight.checksums)
+        self.passing.add(flight.source.key, block, reason)
+        return block
+
+
+async def _rest(flight: Flight, seconds: float) -> None:
+    """Between two attempts. Fetches from other origins have the slot meanwhile."""
+    flight.slot.give_back()
+    await asyncio.sleep(seconds)
+    await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
+    flight.began = asyncio.get_running_loop().time()
+
+
+def _stopping() -> CachefsError:
+    return CachefsError("the daemon is stopping")
+
+
+def _not_carried(_: BlockSource, __: Tell, ___: Callable[[], None]) -> bool:
+    return False

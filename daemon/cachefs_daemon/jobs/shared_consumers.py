@@ -1,0 +1,149 @@
+"""What other nodes learn of the consumers on this node: how each will read, and where it is."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from cachefs.job_messages import SampleMap
+from cachefs.planning.sequences.sampler import Order
+from cachefs_daemon.jobs.consumer import Consumer
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.sample_maps import TREE
+from cachefs_daemon.sharing.blobs import MOST_BLOB, Blobs
+from cachefs_daemon.sharing.sections import (
+    CONSUMERS,
+    MOST_ORDERS,
+    PROGRESS,
+    ConsumerFacts,
+    ConsumerProgress,
+    OrderRef,
+    consumer_name,
+)
+from cachefs_daemon.sharing.state import SharedState
+
+log = logging.getLogger(__name__)
+
+# Seconds between two looks at what has changed, and at where the consumers are.
+LOOK_SECONDS: Final = 0.25
+PROGRESS_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Told:
+    """What other nodes have been told of a consumer."""
+
+    # By epoch: the order, and what it is called by others.
+    orders: dict[int, tuple[Order, OrderRef]] = field(default_factory=dict)
+    # Digest and bytes of its sample map; None: not computed yet.
+    map: tuple[str, int] | None = None
+    is_too_large: bool = False
+
+
+class SharedConsumers:
+    """Used on the event loop."""
+
+    def __init__(self, jobs: JobRegistry, shared: SharedState, blobs: Blobs) -> None:
+        self._jobs = jobs
+        self._shared = shared
+        self._blobs = blobs
+        self._told: dict[str, _Told] = {}  # by key of the consumer
+        # The maps of consumers that are there, and what they are called by others: all ranks may have the same one.
+        self._maps: list[tuple[SampleMap, tuple[str, int]]] = []
+
+    async def run(self) -> None:
+        """Runs as long as the daemon."""
+        placed = 0.0
+        while True:
+            try:
+                await self._tell()
+                if time.monotonic() - placed >= PROGRESS_SECONDS:
+                    placed = time.monotonic()
+                    self._tell_places()
+            except Exception:
+                log.exception("other nodes do not learn what jobs read here; it is tried again")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _tell(self) -> None:
+        consumers = {_name(one): one for one in self._jobs.consumers}
+        for name in self._shared.published(CONSUMERS):
+            if name not in consumers:
+                self._shared.remove(CONSUMERS, name)
+                self._shared.remove(PROGRESS, name)
+        for name, consumer in consumers.items():
+            facts = await self._facts(consumer)
+            if facts is not None:
+                self._shared.publish(CONSUMERS, name, facts)
+        keys = {one.key for one in consumers.values()}
+        if not self._told.keys() <= keys:
+            self._told = {key: told for key, told in self._told.items() if key in keys}
+            maps = [one.sample_map for one in consumers.values()]
+            self._maps = [known for known in self._maps if any(known[0] is one for one in maps)]
+        wanted = {ref.digest for told in self._told.values() for _, ref in told.orders.values()}
+        self._blobs.keep(wanted | {digest for _, (digest, _) in self._maps})
+
+    def _tell_places(self) -> None:
+        for consumer in self._jobs.consumers:
+            name, place = _name(consumer), consumer.place
+            if place is not None and self._shared.says(CONSUMERS, name):
+                self._shared.publish(PROGRESS, name, ConsumerProgress(*place, round(consumer.rate, 3)))
+
+    async def _facts(self, consumer: Consumer) -> ConsumerFacts | None:
+        """None where it cannot be told."""
+        told = self._told.setdefault(consumer.key, _Told())
+        if told.map is None:
+            told.map = await self._map_of(consumer)
+        if told.is_too_large or told.map[1] > MOST_BLOB:
+            if not told.is_too_large:
+                told.is_too_large = True
+                log.warning("consumer %s: its sample map is too large for other nodes to learn it", _name(consumer))
+            return None
+        request = consumer.request
+        return ConsumerFacts(
+            job=request.job,
+            consumer=request.consumer,
+            dataset=request.dataset,
+            snapshot=consumer.snapshot.id,
+            rank=request.rank,
+            world_size=request.world_size,
+            spec=request.spec,
+            orders=await self._orders_of(consumer, told),
+            map=told.map[0],
+            map_size=told.map[1],
+            workers=request.workers,
+            batch_size=request.batch_size,
+            prefetch=request.prefetch,
+        )
+
+    async def _orders_of(self, consumer: Consumer, told: _Told) -> list[OrderRef]:
+        published = consumer.published_orders
+        nearest = sorted(published)[:MOST_ORDERS]
+        known: dict[int, tuple[Order, OrderRef]] = {}
+        for epoch in nearest:
+            order = published[epoch]
+            before = told.orders.get(epoch)
+            if before is None or before[0] is not order:
+                data = order.astype("<u4", copy=False).data
+                digest, size = await self._blobs.add(lambda data=data: data, 4)  # type: ignore[misc]
+                before = order, OrderRef(epoch, digest, size // 4)
+            known[epoch] = before
+        told.orders = known
+        return [ref for _, ref in known.values()]
+
+    async def _map_of(self, consumer: Consumer) -> tuple[str, int]:
+        sample_map = consumer.sample_map
+        if sample_map is TREE or sample_map == TREE:
+            return "", 0
+        for known, called in self._maps:
+            if known is sample_map:
+                return called
+        called = await self._blobs.add(lambda: msgspec.msgpack.encode(sample_map))
+        self._maps.append((sample_map, called))
+        return called
+
+
+def _name(consumer: Consumer) -> str:
+    return consumer_name(consumer.request.job, consumer.name)

@@ -1,0 +1,128 @@
+"""The parts of a node in a cluster by which it shares state with the others: made and connected here."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.cluster_messages import NodeCounters, TierUse
+from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_daemon.cluster_section import ClusterSection
+from cachefs_daemon.content.shared_datasets import Here, SharedDatasets
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.shared_consumers import SharedConsumers
+from cachefs_daemon.jobs.states import JobState
+from cachefs_daemon.peers.tls import Certificates, TlsFiles, member_of, names_of
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.blobs import Blobs
+from cachefs_daemon.sharing.consumers import Consumers
+from cachefs_daemon.sharing.peer_http import PeerFailed
+from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
+from cachefs_daemon.sharing.state import SharedState
+
+# Seconds within which other nodes have said how they are.
+COUNTERS_SECONDS: Final = 2.0
+
+Count = Callable[[], Coroutine[Any, Any, NodeCounters]]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What these parts need of the node."""
+
+    section: ClusterSection
+    membership: Membership
+    here: Here
+    jobs: JobRegistry
+    threads: Threads
+    # Counts what other nodes are told when they ask.
+    count: Count
+
+
+class NodeSharing:
+    """Its attributes are parts for others to use. Used on the event loop."""
+
+    def __init__(self, around: Surroundings) -> None:
+        """Raises ConfigError."""
+        self._around = around
+        held = around.here.held
+        self.shared = SharedState(around.section.cluster, around.membership, security_of(around.section))
+        self.blobs = Blobs(self.shared, around.threads)
+        self.consumers = Consumers(self.shared, self.blobs)
+        self.files = SnapshotFiles(
+            self.shared, lambda one: held.path(one) if held.get(one) is not None else None, around.threads
+        )
+        self.datasets = SharedDatasets(self.shared, self.files, around.here)
+        self.shared.counters = self._own_counters
+        self._jobs = SharedConsumers(around.jobs, self.shared, self.blobs)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Raises CachefsError."""
+        host, port = self._around.section.listens
+        await self.datasets.start()
+        await self.shared.start(host, port + 1)
+        self._tasks = [asyncio.create_task(run()) for run in (self.datasets.run, self._jobs.run)]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.files.close()
+        await self.shared.stop()
+
+    async def counters(self) -> dict[str, NodeCounters]:
+        """Of all nodes, by id; this one's too. Those of a node that does not answer say why."""
+        found = {self._around.membership.view.me: await self._around.count()}
+        for node, answer in (await self.shared.node_counters(COUNTERS_SECONDS)).items():
+            found[node] = _counters(answer)
+        return found
+
+    async def _own_counters(self) -> bytes:
+        return msgspec.msgpack.encode(await self._around.count())
+
+
+def _counters(answer: bytes | PeerFailed) -> NodeCounters:
+    if isinstance(answer, PeerFailed):
+        return NodeCounters(problem=str(answer))
+    try:
+        return msgspec.msgpack.decode(answer, type=NodeCounters)
+    except msgspec.MsgspecError as error:
+        return NodeCounters(problem=f"what it says cannot be understood: {error}")
+
+
+def security_of(section: ClusterSection) -> Security:
+    """Raises ConfigError where its certificates cannot be used. Without any there is no TLS."""
+    if section.tls_ca is None or section.tls_cert is None or section.tls_key is None:
+        return INSECURE
+    certificates = Certificates(TlsFiles(section.tls_ca, section.tls_cert, section.tls_key))
+    return Security(certificates.server, certificates.client, _refusal)
+
+
+def _refusal(ssl_object: Any, node: NodeRecord | None) -> str:
+    names = names_of(ssl_object.getpeercert()) if ssl_object is not None else frozenset()
+    shown = ", ".join(sorted(names))[:100] or "nobody"
+    if node is not None and member_of(names, [node]) is None:
+        return f"its certificate is that of {shown}, and not of {node.name}"
+    return "" if names else "it has no certificate"
+
+
+def counters_of(
+    started: float, usage: list[TierUse], jobs: JobRegistry, fetched: tuple[int, int], problems: list[str]
+) -> NodeCounters:
+    """fetched: blocks and bytes that came from origins. started: monotonic seconds."""
+    running = [job for job in jobs if job.state == JobState.RUNNING]
+    return NodeCounters(
+        uptime=time.monotonic() - started,
+        tiers=usage,
+        jobs=len(running),
+        consumers=len(jobs.consumers),
+        origin_blocks=fetched[0],
+        origin_bytes=fetched[1],
+        problems=problems,
+    )

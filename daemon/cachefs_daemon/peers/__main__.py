@@ -1,0 +1,66 @@
+"""A peer server, started by the daemon with what it needs as open descriptors. It ends with the daemon, in whatever way
+that ends."""
+
+import argparse
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+from cachefs.block import TIER_NAMES
+from cachefs.errors import CachefsError
+from cachefs_daemon.peers.server import open_server
+from cachefs_daemon.peers.tls import Certificates, TlsFiles
+from cachefs_daemon.runtime import collector
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m cachefs_daemon.peers", description=__doc__)
+    parser.add_argument("--listening", type=int, required=True, help="Descriptor of the socket that peers connect to.")
+    parser.add_argument("--pipe", type=int, required=True, help="Descriptor of the pipe to the daemon.")
+    parser.add_argument("--fetch", type=int, required=True, help="Descriptor of a connection of the fetch channel.")
+    parser.add_argument("--parent", type=int, required=True, help="Process id of the daemon.")
+    parser.add_argument("--index", type=Path, required=True, help="Path of the node's index.")
+    parser.add_argument("--tier", action="append", default=[], help="NAME=DIRECTORY of a tier.")
+    parser.add_argument("--tls", nargs=3, type=Path, metavar=("CA", "CERT", "KEY"), help="Files for TLS, in PEM.")
+    arguments = parser.parse_args()
+    # Those are for the daemon, which ends this process when it does not need it any more.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # Where memory is short, the kernel is to end this process, which loses nothing, before the daemon.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("300")
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, b"cachefs-peers")
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != arguments.parent:
+        return
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    tiers = dict(each.split("=", 1) for each in arguments.tier)
+    files = TlsFiles(*arguments.tls) if arguments.tls else None
+    try:
+        server = open_server(
+            socket.socket(fileno=arguments.listening),
+            socket.socket(fileno=arguments.pipe),
+            socket.socket(fileno=arguments.fetch),
+            (arguments.index, {TIER_NAMES.index(name): Path(path) for name, path in tiers.items()}),
+            lambda: Certificates(files) if files is not None else None,
+        )
+    except (CachefsError, OSError) as error:
+        logging.getLogger("cachefs_daemon.peers").error("the peer server cannot serve: %s", error)
+        sys.exit(1)
+    collector.settle()
+    server.run()
+    os._exit(0)  # threads that serve are not waited for
+
+
+if __name__ == "__main__":
+    main()

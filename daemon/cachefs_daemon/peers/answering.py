@@ -1,0 +1,345 @@
+"""One connection of a peer server, from its first byte to its last: questions in, blocks out."""
+
+import contextlib
+import errno
+import queue
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from cachefs.block import Location
+from cachefs.errors import Busy, CachefsError
+from cachefs.messages import BlockRef, Fetch, FetchedBlock
+from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain, judge
+from cachefs_daemon.cluster.view import ClusterView
+from cachefs_daemon.origin.http_head import END
+from cachefs_daemon.peers.daemon_fetches import Came, DaemonFetches
+from cachefs_daemon.peers.outlet import Outlet, is_quick
+from cachefs_daemon.peers.protocol import (
+    BEAT,
+    BEAT_SECONDS,
+    BUSY,
+    FAILED,
+    MOST_HEAD,
+    NO_BLOCK,
+    NOT_HERE,
+    TAKE_IT,
+    AskedBlock,
+    BadQuestion,
+    Question,
+    RequestHead,
+    answer_head,
+    last_chunk,
+    parse_question,
+    parse_request_head,
+    refusal,
+    short_chunk,
+)  # fmt: skip
+from cachefs_daemon.peers.wire import Gone, Wire
+
+# Seconds that a connection may be without a question; one that has not said yet who it is; and that a question may take
+# to come, from its first byte.
+IDLE_SECONDS: Final = 60.0
+UNKNOWN_SECONDS: Final = 5.0
+QUESTION_SECONDS: Final = 5.0
+# Blocks that the daemon is asked for and that all connections of this process wait for, at most.
+MOST_FETCHES: Final = 6144
+_AT_ONCE: Final = 64 << 10
+_STATUS: Final = {Verdict.STRANGER: 403, Verdict.OTHER_PROTOCOL: 505}
+
+
+@dataclass(slots=True)
+class Given:
+    """What one node was given."""
+
+    blocks: int = 0
+    bytes: int = 0
+    fetched: int = 0
+    refused: int = 0
+
+
+class Host(Protocol):
+    """What a connection asks of its server."""
+
+    outlet: Outlet
+    fetches: DaemonFetches
+    cluster: str
+    view: ClusterView
+
+    def recognise(self, address: str, node: str) -> str:
+        """It is that member. Why it may not stay; empty where it may."""
+
+    def complain(self, address: str, kind: str, text: str) -> None:
+        """Of what somebody there does."""
+
+    def behind(self) -> None:
+        """Somebody knows a newer ring."""
+
+    def given(self, node: str) -> Given:
+        """Its counters."""
+
+    def handed_over(self, node: str, key: bytes) -> None:
+        """That node was sent this block."""
+
+    def may_fetch(self, count: int) -> bool:
+        """Add that to the blocks that the daemon brings now, if there is room."""
+
+
+@dataclass(slots=True, eq=False)
+class Answering:
+    """Serves one connection in the thread that runs it."""
+
+    host: Host
+    wire: Wire
+    address: str
+    # Ids of the members whom the certificate names; None where there are no certificates.
+    proven: frozenset[str] | None
+    # Who it is, once that is known.
+    node: str = ""
+    _kept: bytearray = field(default_factory=bytearray)  # what came behind the last question
+
+    def run(self) -> None:
+        """Until it ends, in whatever way."""
+        try:
+            while self._serve():
+                pass
+        except Gone as gone:
+            if str(gone) and not self.node:
+                self.host.complain(self.address, "strangers", f"a connection that has not said who it is: {gone}")
+        except BadQuestion as error:
+            self.host.complain(self.address, "requests", str(error))
+            self._refuse(error.status, str(error))
+
+    def _serve(self) -> bool:
+        """One request. False where it is the last one. Raises Gone, BadQuestion."""
+        if not self._kept and not self.wire.wait(IDLE_SECONDS if self.node else UNKNOWN_SECONDS):
+            return False
+        until = time.monotonic() + QUESTION_SECONDS
+        head = self._read_head(until)
+        body = self._read_body(head.length, until)
+        if head.target == "/health" and head.method == "GET":
+            return self._tell_health(head)
+        if head.target != "/blocks" or head.method != "POST":
+            self._refuse(404, "there are only POST /blocks and GET /health")
+            return False
+        if head.greeting is None:
+            raise BadQuestion("a request for blocks that does not say which node it is from")
+        if not self._welcome(head.greeting):
+            return False
+        question = parse_question(body)
+        self._answer(question, head.seconds)
+        return not head.is_last
+
+    # --- who it is ------------------------------------------------------------------------------------------------
+
+    def _welcome(self, greeting: Greeting) -> bool:
+        """Is it answered? Else it has been told why not."""
+        host = self.host
+        view = host.view
+        verdict = judge(view, host.cluster, greeting)
+        if verdict == Verdict.NEWER_EPOCH:
+            host.behind()
+        if verdict.serves and self.proven is not None and greeting.sender not in self.proven:
+            host.complain(
+                self.address,
+                "certificates",
+                f"its certificate is not that of {_named(view, greeting.sender)}, as which it asks for blocks: refused",
+            )
+            self._refuse(403, f"your certificate is not that of node {greeting.sender}", Verdict.STRANGER)
+            return False
+        if not verdict.serves:
+            text = explain(verdict, view, host.cluster, greeting)
+            if verdict not in (Verdict.OLD_EPOCH, Verdict.OTHER_INCARNATION):
+                host.complain(self.address, f"node {greeting.sender}", f"it asks for blocks and is refused: {text}")
+            self._refuse(_STATUS.get(verdict, 409), text, verdict)
+            return False
+        if self.node != greeting.sender:
+            if self.node:
+                raise BadQuestion("a connection on which two nodes ask")
+            self.node = greeting.sender
+            crowded = host.recognise(self.address, self.node)
+            if crowded:
+                host.complain(self.address, "connections", f"{crowded}: no more are taken")
+                self._refuse(503, crowded)
+                return False
+        return True
+
+    def _tell_health(self, head: RequestHead) -> bool:
+        host = self.host
+        text = "ready"
+        if head.greeting is not None:
+            verdict = judge(host.view, host.cluster, head.greeting)
+            text = explain(verdict, host.view, host.cluster, head.greeting) or text
+            if not verdict.serves:
+                self._refuse(_STATUS.get(verdict, 409), text, verdict)
+                return False
+        self.wire.send(refusal(200, self._who(), text))
+        return False
+
+    def _refuse(self, status: int, text: str, verdict: str = "") -> None:
+        with contextlib.suppress(Gone):
+            self.wire.send(refusal(status, self._who(), text, verdict))
+
+    def _who(self) -> tuple[str, str, int]:
+        view = self.host.view
+        mine = view.mine
+        return view.me, mine.incarnation if mine is not None else "", view.epoch
+
+    # --- what it asks ---------------------------------------------------------------------------------------------
+
+    def _read_head(self, until: float) -> RequestHead:
+        while (end := self._kept.find(END)) < 0:
+            if len(self._kept) > MOST_HEAD:
+                raise BadQuestion(f"the head of a request has more than {MOST_HEAD} bytes", 431)
+            self._read(until)
+        head = parse_request_head(bytes(self._kept[:end]))
+        del self._kept[: end + len(END)]
+        return head
+
+    def _read_body(self, length: int, until: float) -> bytes:
+        while len(self._kept) < length:
+            self._read(until)
+        body = bytes(self._kept[:length])
+        del self._kept[:length]
+        return body
+
+    def _read(self, until: float) -> None:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise Gone(f"a request took more than {QUESTION_SECONDS:.0f} s to come")
+        self._kept += self.wire.receive(_AT_ONCE, left)
+
+    # --- the answer -----------------------------------------------------------------------------------------------
+
+    def _answer(self, question: Question, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        before = self.wire.retransmitted()
+        given = self.host.given(self.node)
+        self.wire.send(answer_head(*self._who()), more=True)
+        here: list[tuple[int, AskedBlock, Location]] = []
+        missing: list[tuple[int, AskedBlock, bytes]] = []  # with the place where it is wrong
+        for at, block in enumerate(question.blocks):
+            location = self.host.outlet.find(block)
+            if location is None:
+                missing.append((at, block, b""))
+            elif block.check and not self.host.outlet.is_right(block, location):
+                missing.append((at, block, location.pack()))
+            else:
+                here.append((at, block, location))
+        fetched = _Fetched(self, question, until, given)
+        fetched.ask(missing)
+        here.sort(key=lambda one: not is_quick(one[2]))
+        for at, block, location in here:
+            self.send_block(at, block, location, given)
+        fetched.pass_on()
+        self.wire.send(last_chunk(self.wire.retransmitted() - before))
+
+    def send_block(self, at: int, block: AskedBlock, location: Location, given: Given) -> None:
+        """Raises Gone."""
+        if self.host.outlet.send(self.wire, at, block, location):
+            given.blocks += 1
+            given.bytes += block.length
+            self.host.handed_over(self.node, block.key)
+        else:
+            self.send_none(at, NOT_HERE, given)
+
+    def send_none(self, at: int, status: int, given: Given, text: str = "") -> None:
+        """Raises Gone."""
+        given.refused += 1
+        self.wire.send(short_chunk(at, status, text), more=True)
+
+
+class _Fetched:
+    """Blocks of one question that are not here: asked of the daemon, and passed on as they come."""
+
+    def __init__(self, answering: Answering, question: Question, until: float, given: Given) -> None:
+        self._answering = answering
+        self._question = question
+        self._until = until
+        self._given = given
+        self._came: queue.SimpleQueue[Came] = queue.SimpleQueue()
+        self._asked: dict[int, tuple[AskedBlock, int]] = {}  # by number in the question: and the daemon's number
+
+    def ask(self, missing: Iterable[tuple[int, AskedBlock, bytes]]) -> None:
+        """Ask the daemon for those, or say that they are not here. Raises Gone."""
+        host, question = self._answering.host, self._question
+        for at, block, bad in missing:
+            if not question.fetch and not bad:
+                self._answering.send_none(at, NOT_HERE, self._given)
+            elif not host.may_fetch(1):
+                self._answering.send_none(at, BUSY, self._given)
+            else:
+                # Also one that is damaged, and not to be fetched: the daemon then looks at its place and repairs it.
+                ref = BlockRef(block.snapshot, block.entry, block.number, bad, 0, block.length)
+                fetch = Fetch(
+                    blocks=[ref],
+                    deadline=max(0.0, self._until - time.monotonic()),
+                    peer=self._answering.node,
+                    unhurried=question.ahead,
+                    may_take=question.may_take,
+                )
+                self._asked[at] = block, host.fetches.ask(at, fetch, self._came)
+
+    def pass_on(self) -> None:
+        """Send them as they come, and beats in between, until all have come or the time is over. Raises Gone."""
+        answering, wire = self._answering, self._answering.wire
+        try:
+            while self._asked:
+                try:
+                    at, outcome = self._came.get_nowait()
+                except queue.Empty:
+                    wire.send(short_chunk(NO_BLOCK, BEAT))  # also sends what has come before it
+                    left = self._until + BEAT_SECONDS - time.monotonic()
+                    if left <= 0:
+                        break
+                    try:
+                        at, outcome = self._came.get(timeout=min(BEAT_SECONDS, left))
+                    except queue.Empty:
+                        continue
+                block, _ = self._asked.pop(at)
+                answering.host.may_fetch(-1)
+                self._pass_on(at, block, outcome)
+            for at in self._asked:
+                answering.send_none(at, FAILED, self._given, "it did not come in time")
+        finally:
+            answering.host.may_fetch(-len(self._asked))
+            for _, number in self._asked.values():
+                answering.host.fetches.forget(number)
+
+    def _pass_on(self, at: int, block: AskedBlock, outcome: FetchedBlock | CachefsError) -> None:
+        answering, given = self._answering, self._given
+        if isinstance(outcome, Busy) or (isinstance(outcome, FetchedBlock) and outcome.errno == errno.EBUSY):
+            answering.send_none(at, BUSY, given)
+        elif isinstance(outcome, CachefsError):
+            answering.send_none(at, FAILED, given, str(outcome))
+        elif outcome.take_it:
+            answering.send_none(at, TAKE_IT, given)
+        elif outcome.not_here:
+            answering.send_none(at, NOT_HERE, given)
+        elif outcome.errno:
+            answering.send_none(at, FAILED, given, outcome.message)
+        elif not outcome.location:
+            given.fetched += 1
+            answering.host.handed_over(answering.node, block.key)
+            if not answering.host.outlet.send_bytes(answering.wire, at, block, outcome):
+                answering.send_none(at, FAILED, given, "the block has another length here")
+        else:
+            self._send_place(at, block, outcome)
+
+    def _send_place(self, at: int, block: AskedBlock, outcome: FetchedBlock) -> None:
+        answering, given = self._answering, self._given
+        try:
+            location = Location.unpack(outcome.location)
+        except ValueError:
+            location = None
+        if location is None or location.length != block.length:
+            answering.send_none(at, FAILED, given, "the block has another length here")
+            return
+        given.fetched += 1
+        answering.send_block(at, block, location, given)
+
+
+def _named(view: ClusterView, node: str) -> str:
+    record = view.get(node)
+    return f"{record.name} ({node})" if record is not None else f"a node {node}"

@@ -1,0 +1,73 @@
+"""Segment files that the threads of a peer server have open together."""
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from cachefs.block import Location
+from cachefs.segment import segment_path
+
+MOST_OPEN: Final = 512
+
+
+class OpenSegment:
+    """An open file, which is closed when nobody has it any more: a thread may send from it while another forgets it."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, path: Path, owner: int) -> None:
+        """owner: uid of the daemon. Raises OSError. It neither follows a link that somebody has planted nor waits for
+        the writer of a pipe."""
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        found = os.fstat(self.descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != owner:
+            raise PermissionError(errno.EPERM, "not a segment of the daemon", str(path))
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.descriptor)
+
+
+class OpenSegments:
+    """Thread-safe."""
+
+    def __init__(self, directories: Mapping[int, Path], owner: int) -> None:
+        """directories: tier number -> directory; owner: uid of the daemon."""
+        self._directories = dict(directories)
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[int, int], OpenSegment] = OrderedDict()  # by tier and number, oldest first
+
+    def get(self, location: Location) -> OpenSegment | None:
+        """The file with the block; None where it is gone."""
+        name = (location.tier, location.segment)
+        found = self._open.get(name)
+        if found is not None:
+            return found
+        directory = self._directories.get(location.tier)
+        if directory is None:
+            return None
+        try:
+            opened = OpenSegment(segment_path(directory, location.segment), self._owner)
+        except OSError:
+            return None
+        with self._lock:
+            self._open[name] = opened
+            if len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+        return opened
+
+    def forget_unlinked(self) -> None:
+        """Let go of files that the daemon has deleted, so that their space becomes free."""
+        with self._lock:
+            for name, one in list(self._open.items()):
+                if os.fstat(one.descriptor).st_nlink == 0:
+                    del self._open[name]

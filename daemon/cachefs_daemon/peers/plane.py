@@ -1,0 +1,75 @@
+"""The data plane of a node that is in a cluster: its client and its servers, as the rest of the node has them."""
+
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from cachefs.cluster_messages import PeerTraffic
+from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster_section import ClusterSection
+from cachefs_daemon.peers.client import PeerClient
+from cachefs_daemon.peers.server_messages import Served
+from cachefs_daemon.peers.server_process import PeerServers, ServerPlaces
+from cachefs_daemon.peers.tls import Certificates, TlsFiles
+from cachefs_daemon.runtime.errorlog import ErrorLog
+
+# Serves a connection of the daemon's fetch channel for a peer server.
+Adopt = Callable[[socket.socket], Awaitable[None]]
+
+
+class DataPlane:
+    """Used on the event loop."""
+
+    def __init__(self, section: ClusterSection, membership: Membership, errors: ErrorLog) -> None:
+        """Raises ConfigError."""
+        self._section = section
+        self._membership = membership
+        self._errors = errors
+        self._files = tls_files(section)
+        self.certificates = Certificates(self._files) if self._files is not None else None
+        self.client = PeerClient(section.cluster, membership, errors, self.certificates, section.window)
+        self.servers: PeerServers | None = None  # until `open_servers`
+        # Is told which blocks a node has got from here, by its id and their keys.
+        self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
+
+    def open_servers(self, index: Path, tiers: dict[str, Path], adopt: Adopt) -> None:
+        """Take the port. index, tiers: what servers read: the node's index, and the directories of tiers by name.
+        Raises ConfigError."""
+        places = ServerPlaces(self._section.listens, index, tiers, self._files)
+        self.servers = PeerServers(self._section.cluster, self._membership, places, adopt, self._errors)
+        self.servers.on_served = lambda node, keys: self.on_served(node, keys)
+
+    async def start(self) -> None:
+        """Serve."""
+        if self.servers is not None:
+            await self.servers.start()
+
+    async def stop(self) -> None:
+        """Give and ask for nothing more. May be called again."""
+        if self.servers is not None:
+            await self.servers.stop()
+        await self.client.close()
+
+    def traffic(self, node_id: str) -> PeerTraffic:
+        """What this node and that one have given each other."""
+        got = self.client.counters.get(node_id)
+        gave = self.servers.served().get(node_id) if self.servers is not None else None
+        gave = gave or Served(node_id)
+        return PeerTraffic(
+            blocks_in=got.blocks if got is not None else 0,
+            bytes_in=got.bytes if got is not None else 0,
+            blocks_out=gave.blocks,
+            bytes_out=gave.bytes,
+            failures=got.failures if got is not None else 0,
+            busy=got.busy if got is not None else 0,
+            wrong=got.wrong if got is not None else 0,
+            seconds=self.client.median_seconds(node_id),
+            cooling=not self.client.usable(node_id),
+        )
+
+
+def tls_files(section: ClusterSection) -> TlsFiles | None:
+    """What TLS between nodes is made of; None where they do without."""
+    if section.tls_ca is None or section.tls_cert is None or section.tls_key is None:
+        return None
+    return TlsFiles(section.tls_ca, section.tls_cert, section.tls_key)

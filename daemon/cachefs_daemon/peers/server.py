@@ -1,0 +1,284 @@
+"""A peer server: a process that gives other nodes blocks of this one, with a thread for each connection.
+
+It has the index and the segments open to read, as a worker of a mount has, and asks the daemon for what is not there.
+What it has to know of the cluster the daemon tells it, and it ends with the daemon.
+"""
+
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import ConfigError
+from cachefs.fetch_frames import BadFrame, Frames, decoder, frame
+from cachefs_daemon.cluster.view import ClusterView
+from cachefs_daemon.peers.answering import MOST_FETCHES, Answering, Given
+from cachefs_daemon.peers.crowd import Crowd
+from cachefs_daemon.peers.daemon_fetches import DaemonFetches
+from cachefs_daemon.peers.outlet import Outlet
+from cachefs_daemon.peers.server_messages import (
+    HANDED_SECONDS,
+    MOST_COMPLAINTS,
+    MOST_HANDED,
+    MOST_TOLD,
+    SAY_SECONDS,
+    Complaint,
+    Said,
+    Served,
+    Told,
+)  # fmt: skip
+from cachefs_daemon.peers.tls import Certificates, names_of
+from cachefs_daemon.peers.wire import Gone, PlainWire, TlsWire, Wire, prepare
+
+# Seconds that a TLS handshake may take.
+HANDSHAKE_SECONDS: Final = 5.0
+# Nodes whose counters are kept: those that asked last.
+_MOST_GIVEN: Final = 4096
+# A thread's stack, in bytes: there may be thousands.
+_STACK: Final = 512 << 10
+_AT_ONCE: Final = 64 << 10
+# Why there can be no more connections for now: too many files, or too little memory.
+_PAUSE: Final = 0.1
+
+_told = decoder(Told)
+
+
+class PeerServer:
+    """One process. Its attributes are what its threads share."""
+
+    def __init__(
+        self, listening: socket.socket, pipe: socket.socket, fetches: DaemonFetches, outlet: Outlet, told: Told
+    ) -> None:
+        """listening: others of this daemon may accept from it too. told: the first thing that the daemon has said."""
+        self.outlet = outlet
+        self.fetches = fetches
+        self.cluster = told.cluster
+        self.view: ClusterView = told.view
+        self._listening = listening
+        self._pipe = pipe
+        self._frames = Frames(MOST_TOLD)
+        self._certificates: Certificates | None = None
+        self._crowd = Crowd()
+        self._lock = threading.Lock()  # of what follows
+        self._given: OrderedDict[str, Given] = OrderedDict()
+        self._complaints: list[Complaint] = []
+        self._more = 0
+        self._is_behind = False
+        self._fetching = 0
+        self._handed: dict[str, bytearray] = {}  # by id of the node: keys of blocks, one after the other
+        self._handed_count = 0
+        self._news = threading.Event()  # there is something in `_handed`
+        self._telling = threading.Lock()  # of the pipe
+
+    def use(self, certificates: Certificates | None) -> None:
+        """None: connections are not encrypted."""
+        self._certificates = certificates
+
+    def run(self) -> None:
+        """Serve until the daemon is gone."""
+        threading.stack_size(_STACK)
+        self._listening.setblocking(False)
+        poll = select.poll()
+        poll.register(self._listening, select.POLLIN)
+        poll.register(self._pipe, select.POLLIN)
+        self._say()
+        threading.Thread(target=self._tell_handed, daemon=True).start()
+        last = time.monotonic()
+        while True:
+            for descriptor, _ in poll.poll(max(0, (last + SAY_SECONDS - time.monotonic()) * 1000)):
+                if descriptor == self._listening.fileno():
+                    self._accept()
+                elif not self._listen_to_daemon():
+                    return
+            if time.monotonic() - last >= SAY_SECONDS:
+                last = time.monotonic()
+                self.outlet.segments.forget_unlinked()
+                self._say()
+
+    # --- what connections ask (see answering.Host) ----------------------------------------------------------------
+
+    def recognise(self, address: str, node: str) -> str:
+        return self._crowd.recognise(address, node)
+
+    def complain(self, address: str, kind: str, text: str) -> None:
+        # Each kind is a subject of its own, as the log has one line a minute of a subject.
+        with self._lock:
+            if len(self._complaints) < MOST_COMPLAINTS:
+                self._complaints.append(Complaint(subject=f"peers at {address}, {kind}", text=text[:500]))
+            else:
+                self._more += 1
+
+    def behind(self) -> None:
+        self._is_behind = True
+
+    def given(self, node: str) -> Given:
+        with self._lock:
+            given = self._given.setdefault(node, Given())
+            self._given.move_to_end(node)
+            if len(self._given) > _MOST_GIVEN:
+                self._given.popitem(last=False)
+            return given
+
+    def handed_over(self, node: str, key: bytes) -> None:
+        with self._lock:
+            if self._handed_count < MOST_HANDED:
+                self._handed.setdefault(node, bytearray()).extend(key)
+                self._handed_count += 1
+        self._news.set()
+
+    def may_fetch(self, count: int) -> bool:
+        with self._lock:
+            if count > 0 and self._fetching + count > MOST_FETCHES:
+                return False
+            self._fetching += count
+            return True
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connection, peer = self._listening.accept()
+        except BlockingIOError:  # another process was quicker
+            return
+        except OSError as error:
+            self.complain("any address", "connections", f"no connection can be taken: {error.strerror}")
+            time.sleep(_PAUSE)
+            return
+        address = str(peer[0])
+        crowded = self._crowd.enter(address)
+        if crowded:
+            connection.close()
+            self.complain(address, "connections", f"{crowded}: no more are taken")
+            return
+        try:
+            threading.Thread(target=self._serve, args=(connection, address), daemon=True).start()
+        except RuntimeError as error:
+            connection.close()
+            self._crowd.leave(address, "")
+            self.complain("any address", "connections", f"no connection can be taken: {error}")
+
+    def _serve(self, connection: socket.socket, address: str) -> None:
+        node = ""
+        try:
+            wire, proven = self._open(connection, address)
+            answering = Answering(self, wire, address, proven)
+            try:
+                answering.run()
+            finally:
+                node = answering.node
+                wire.close()
+        except Gone as gone:
+            self.complain(address, gone.kind, str(gone))
+        except OSError:
+            pass  # it has gone before it was anybody
+        except Exception as error:
+            self.complain(address, "bug", f"internal error of the peer server ({error!r})")
+        finally:
+            connection.close()
+            self._crowd.leave(address, node)
+
+    def _open(self, connection: socket.socket, address: str) -> tuple[Wire, frozenset[str] | None]:
+        """Raises Gone with the reason where it is nobody that may ask; OSError."""
+        prepare(connection)
+        if self._certificates is None:
+            return PlainWire(connection), None
+        connection.settimeout(HANDSHAKE_SECONDS)
+        try:
+            tls = self._certificates.server.wrap_socket(connection, server_side=True, suppress_ragged_eofs=True)
+        except ssl.SSLError as error:
+            raise Gone("refused, as TLS has failed", _reason(error)) from None
+        except TimeoutError:
+            raise Gone(f"refused, as TLS takes more than {HANDSHAKE_SECONDS:.0f} s", "slow handshakes") from None
+        names = names_of(tls.getpeercert())
+        proven = frozenset(record.id for record in self.view.others if record.name.lower() in names)
+        if not proven:
+            tls.close()
+            shown = ", ".join(sorted(names)[:3])[:200].encode("ascii", "backslashreplace").decode() or "nobody"
+            text = f"refused, as its certificate names {shown}, which is no member of cluster {self.cluster}"
+            raise Gone(text, "certificates")
+        return TlsWire(tls), proven
+
+    # --- the daemon -----------------------------------------------------------------------------------------------
+
+    def _listen_to_daemon(self) -> bool:
+        """False where it is gone."""
+        try:
+            data = self._pipe.recv(_AT_ONCE)
+            if not data:
+                return False
+            for body in self._frames.feed(data):
+                told = _told(bytes(body))
+                self.cluster, self.view = told.cluster, told.view
+        except BlockingIOError:
+            pass
+        except (OSError, BadFrame):
+            return False
+        return True
+
+    def _say(self) -> None:
+        with self._lock:
+            served = tuple(
+                Served(node=node, blocks=one.blocks, bytes=one.bytes, fetched=one.fetched, refused=one.refused)
+                for node, one in self._given.items()
+            )
+            said = Said(
+                served=served,
+                complaints=tuple(self._complaints),
+                more=self._more,
+                is_behind=self._is_behind,
+                connections=self._crowd.size,
+            )
+            self._complaints, self._more, self._is_behind = [], 0, False
+        self._send(said)
+
+    def _tell_handed(self) -> None:
+        """Runs as long as the server."""
+        while True:
+            self._news.wait()
+            time.sleep(HANDED_SECONDS)
+            self._news.clear()
+            with self._lock:
+                handed = {node: bytes(keys) for node, keys in self._handed.items()}
+                self._handed, self._handed_count = {}, 0
+            self._send(Said(brief=True, handed=handed))
+
+    def _send(self, said: Said) -> None:
+        try:
+            with self._telling:
+                self._pipe.sendall(frame(said))
+        except OSError:
+            os._exit(0)  # the daemon is gone, or does not listen to anything any more
+
+
+def open_server(
+    listening: socket.socket,
+    pipe: socket.socket,
+    link: socket.socket,
+    places: tuple[Path, dict[int, Path]],
+    certificates: Callable[[], Certificates | None],
+) -> PeerServer:
+    """A server that knows what it has to. link: to the daemon's fetch channel. places: of the index, and of the tiers
+    by number. Raises CachefsError, OSError."""
+    frames = Frames(MOST_TOLD)
+    bodies: list[bytes | memoryview] = []
+    while not bodies:
+        data = pipe.recv(_AT_ONCE)
+        if not data:
+            raise ConfigError("the daemon has ended")
+        bodies = frames.feed(data)
+    told = _told(bytes(bodies[-1]))
+    fetches = DaemonFetches(link, lambda: os._exit(0))
+    server = PeerServer(listening, pipe, fetches, Outlet(*places), told)
+    server.use(certificates())
+    return server
+
+
+def _reason(error: ssl.SSLError) -> str:
+    text = getattr(error, "verify_message", "") or error.reason or str(error)
+    return " ".join(str(text).replace("_", " ").lower().split())

@@ -1,0 +1,313 @@
+"""The daemon's peer servers: started, told of the cluster, listened to, started again, ended."""
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from cachefs.block import KEY_SIZE
+from cachefs.errors import ConfigError
+from cachefs.fetch_frames import BadFrame, Frames, decoder, frame
+from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.peers.server_messages import MOST_SAID, Said, Served, Told
+from cachefs_daemon.peers.tls import TlsFiles
+from cachefs_daemon.runtime.errorlog import ErrorLog
+
+log = logging.getLogger(__name__)
+
+# Connections that wait to be taken.
+_BACKLOG: Final = 512
+# Processors from which on there are two servers.
+_MANY_PROCESSORS: Final = 8
+# Seconds from the end of a server to its next start: at first, and at most. One that lived longer than the last begins
+# anew.
+_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 30.0
+# Seconds without a word after which a server is replaced. It says something every second.
+_SILENT: Final = 20.0
+_TICK: Final = 0.5
+_END_SECONDS: Final = 2.0
+
+_said = decoder(Said)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlaces:
+    """What a peer server reads, and how it is reached."""
+
+    # Host and port; port 0 for any.
+    listen: tuple[str, int]
+    index: Path
+    # Name of a tier -> directory.
+    tiers: dict[str, Path]
+    # None: connections are not encrypted.
+    tls: TlsFiles | None = None
+    # Servers; 0 for as many as suit the machine.
+    count: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    """One process."""
+
+    process: subprocess.Popen[bytes]
+    pipe: socket.socket
+    started: float
+    heard: float
+    frames: Frames = field(default_factory=lambda: Frames(MOST_SAID))
+    unsent: bytearray = field(default_factory=bytearray)
+    is_ready: bool = False
+    served: tuple[Served, ...] = ()
+    connections: int = 0
+
+
+class PeerServers:
+    """All of them. Used on the event loop."""
+
+    def __init__(
+        self,
+        cluster: str,
+        membership: Membership,
+        places: ServerPlaces,
+        adopt: Callable[[socket.socket], Awaitable[None]],
+        errors: ErrorLog,
+    ) -> None:
+        """adopt: serves a connection of the fetch channel for a peer server. Raises ConfigError where it cannot
+        listen."""
+        # Is told which blocks a node has got from here, by its id and their keys, within some 0.1 s.
+        self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
+        self._cluster = cluster
+        self._membership = membership
+        self._places = places
+        self._adopt = adopt
+        self._errors = errors
+        self._listening = _listen(places.listen)
+        self._servers: list[_Server | None] = [None] * (places.count or 1 + (_processors() >= _MANY_PROCESSORS))
+        self._keepers: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._gone: dict[str, Served] = {}  # what servers that have ended had given
+        self._ready = asyncio.Event()
+        membership.listen(lambda _: self._tell_all())
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._listening.getsockname()[1]
+        return port
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the servers that run."""
+        return [server.process.pid for server in self._servers if server is not None]
+
+    @property
+    def connections(self) -> int:
+        """That are open."""
+        return sum(server.connections for server in self._servers if server is not None)
+
+    def served(self) -> dict[str, Served]:
+        """What other nodes were given since the daemon started, by their ids."""
+        total = dict(self._gone)
+        for server in self._servers:
+            for one in server.served if server is not None else ():
+                total[one.node] = _sum(total.get(one.node), one)
+        return total
+
+    async def start(self) -> None:
+        """Start the servers, and wait a moment until one is ready."""
+        self._listening.listen(_BACKLOG)
+        self._keepers = [asyncio.create_task(self._keep(number)) for number in range(len(self._servers))]
+        try:
+            async with asyncio.timeout(10):
+                await self._ready.wait()
+        except TimeoutError:
+            self._errors.add("peers", "the peer server does not start; other nodes fetch for themselves until it does")
+
+    async def stop(self) -> None:
+        """End them. It may be called again."""
+        self._listening.close()
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, *self._tasks, return_exceptions=True)
+        self._keepers = []
+        for number, server in enumerate(self._servers):
+            if server is not None:
+                self._end(number, server)
+
+    # --- one server -----------------------------------------------------------------------------------------------
+
+    async def _keep(self, number: int) -> None:
+        """Have server *number* running."""
+        loop, pause = asyncio.get_running_loop(), _PAUSE
+        while True:
+            began = loop.time()
+            try:
+                server = await self._start(number)
+            except OSError as error:
+                self._errors.add("peers", f"the peer server cannot be started: {error}")
+            else:
+                await self._watch(server)
+                self._end(number, server)
+                status = server.process.returncode
+                self._errors.add("peers", f"a peer server has ended (status {status}), and is started again")
+            pause = _PAUSE if loop.time() - began > max(5.0, pause) else min(_LONGEST_PAUSE, pause * 2)
+            await asyncio.sleep(pause)
+
+    async def _watch(self, server: _Server) -> None:
+        """Until it has ended, or says nothing any more."""
+        loop = asyncio.get_running_loop()
+        while server.process.poll() is None:
+            if loop.time() - server.heard > _SILENT:
+                log.warning("a peer server has said nothing for %.0f s; it is replaced", _SILENT)
+                return
+            await asyncio.sleep(_TICK)
+
+    async def _start(self, number: int) -> _Server:
+        """Raises OSError."""
+        server, link = self._spawn()
+        self._servers[number] = server
+        await self._adopt(link)
+        asyncio.get_running_loop().add_reader(server.pipe, self._hear, server)
+        self._tell(server)
+        return server
+
+    def _spawn(self) -> tuple[_Server, socket.socket]:
+        """A new process, and the daemon's end of its connection of the fetch channel. It is started by this thread, as
+        it ends with the thread that has started it. Raises OSError."""
+        pipe, their_pipe = socket.socketpair()
+        link, their_link = socket.socketpair()
+        with their_pipe, their_link:
+            command = self._command(their_pipe.fileno(), their_link.fileno())
+            passed = (self._listening.fileno(), their_pipe.fileno(), their_link.fileno())
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=passed)
+        pipe.setblocking(False)
+        link.setblocking(False)
+        now = asyncio.get_running_loop().time()
+        return _Server(process, pipe, now, now), link
+
+    def _command(self, pipe: int, link: int) -> list[str]:
+        places = self._places
+        tiers = [f"--tier={name}={path}" for name, path in places.tiers.items()]
+        tls = places.tls
+        files = ["--tls", str(tls.ca), str(tls.cert), str(tls.key)] if tls is not None else []
+        return [
+            sys.executable, "-P", "-m", "cachefs_daemon.peers", "--listening", str(self._listening.fileno()),
+            "--pipe", str(pipe), "--fetch", str(link), "--parent", str(os.getpid()), "--index", str(places.index),
+            *tiers, *files,
+        ]  # fmt: skip
+
+    def _hear(self, server: _Server) -> None:
+        try:
+            data = server.pipe.recv(1 << 16)
+            for body in server.frames.feed(data):
+                self._take(server, _said(bytes(body)))
+        except BlockingIOError:
+            return
+        except (OSError, BadFrame) as error:
+            self._errors.add("peers", f"a peer server is replaced, as nobody understands it: {error}")
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(server.pipe)
+            server.process.kill()
+
+    def _take(self, server: _Server, said: Said) -> None:
+        server.heard = asyncio.get_running_loop().time()
+        for node, keys in said.handed.items():
+            self.on_served(node, [keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)])
+        if said.brief:
+            return
+        server.served, server.connections = said.served, said.connections
+        if not server.is_ready:
+            server.is_ready = True
+            self._ready.set()
+        for one in said.complaints:
+            self._errors.add(one.subject, one.text)
+        if said.more:
+            self._errors.add("peers", f"{said.more} more complaints about other nodes within a second")
+        if said.is_behind:
+            task = asyncio.create_task(self._membership.refresh())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _end(self, number: int, server: _Server) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(server.pipe)
+        loop.remove_writer(server.pipe)
+        server.pipe.close()
+        server.process.kill()
+        try:
+            server.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            log.warning("peer server %d does not end; is a disk hanging?", server.process.pid)
+        for one in server.served:
+            self._gone[one.node] = _sum(self._gone.get(one.node), one)
+        self._servers[number] = None
+
+    # --- what it is told ------------------------------------------------------------------------------------------
+
+    def _tell_all(self) -> None:
+        for server in self._servers:
+            if server is not None:
+                self._tell(server)
+
+    def _tell(self, server: _Server) -> None:
+        if len(server.unsent) > MOST_SAID:
+            return  # it does not listen, and is replaced soon
+        server.unsent += frame(Told(cluster=self._cluster, view=self._membership.view))
+        self._send(server)
+
+    def _send(self, server: _Server) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            sent = server.pipe.send(server.unsent)
+            del server.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            server.unsent.clear()
+        if server.unsent:
+            loop.add_writer(server.pipe, self._send, server)
+        else:
+            loop.remove_writer(server.pipe)
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    """A socket with that address, which does not listen yet. Raises ConfigError."""
+    host, port = address
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cluster.listen = {host}:{port}: {error.strerror or error}") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cluster.listen = {host}:{port}: {error.strerror}; is another daemon running, or the address another "
+            "machine's?"
+        ) from None
+    return listening
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _sum(first: Served | None, second: Served) -> Served:
+    if first is None:
+        return second
+    return Served(
+        node=second.node,
+        blocks=first.blocks + second.blocks,
+        bytes=first.bytes + second.bytes,
+        fetched=first.fetched + second.fetched,
+        refused=first.refused + second.refused,
+    )

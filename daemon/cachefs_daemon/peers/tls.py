@@ -1,0 +1,146 @@
+"""Mutual TLS between nodes: contexts that follow their files, and who the other side is.
+
+A node's certificate names it: a DNS name in subjectAltName, or the common name where there is none, is the `name` of a
+member. Addresses are not looked at, so certificates stay right when a node moves. Both sides have the same three files,
+and both ask for a certificate that the authority has signed; so a certificate must be good for servers and for clients.
+"""
+
+import logging
+import os
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs.errors import ConfigError
+from cachefs_daemon.cluster.view import NodeRecord
+
+log = logging.getLogger(__name__)
+
+# Seconds between two looks whether the files have changed.
+LOOK_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What TLS between nodes is made of, in PEM."""
+
+    # Certificates of the authorities that sign nodes' certificates, and of nobody else's.
+    ca: Path
+    # This node's certificate, with those between it and the authority; and its key, without a password.
+    cert: Path
+    key: Path
+
+
+class Certificates:
+    """Contexts for both directions. Thread-safe.
+
+    Whoever replaces the files need not restart anything: connections that are made from then on use the new ones. While
+    the files cannot be used, such as when only one is replaced yet, the former ones stay.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises ConfigError."""
+        self._files = files
+        self._lock = threading.Lock()
+        self._state = _state(files)
+        self._looked = time.monotonic()
+        self._server, self._client = _contexts(files)
+        # What servers keep. Each handshake takes the newest one: Python calls it for every ClientHello.
+        self.server: ssl.SSLContext = _server_context(files)
+        self.server.sni_callback = self._use_newest
+
+    def client(self) -> ssl.SSLContext:
+        """For the next connection to a peer. Compare `member_of` afterwards: it checks no name."""
+        self._follow()
+        return self._client
+
+    def _use_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        self._follow()
+        connection.context = self._server
+
+    def _follow(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked < LOOK_SECONDS:
+                return
+            self._looked = now
+            state = _state(self._files)
+            if state == self._state:
+                return
+            try:
+                self._server, self._client = _contexts(self._files)
+            except ConfigError as error:
+                log.warning("new certificates cannot be used yet, the former ones stay in use: %s", error)
+                self._state = state
+                return
+            self._state = state
+            log.info("using the new certificates in %s", self._files.cert)
+
+
+def names_of(certificate: Mapping[str, Any] | None) -> frozenset[str]:
+    """Whom a certificate (as `getpeercert` gives it) names, in small letters."""
+    if not certificate:
+        return frozenset()
+    names = [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
+    if not names:
+        subject = (pair for part in certificate.get("subject", ()) for pair in part)
+        names = [str(value) for kind, value in subject if kind == "commonName"]
+    return frozenset(name.lower() for name in names)
+
+
+def member_of(names: frozenset[str], members: Iterable[NodeRecord]) -> NodeRecord | None:
+    """The member whose certificate has these names; None where there is none."""
+    return next((record for record in members if record.name.lower() in names), None)
+
+
+def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """For this node as a server, and as a client. Raises ConfigError."""
+    client = _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
+    return _server_context(files), client
+
+
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
+    context = _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
+    # A resumed session would not be checked against certificates that have changed since.
+    context.num_tickets = 0
+    return context
+
+
+def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(cafile=files.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cluster.tls_ca = {str(files.ca)!r}: {_why(error)}") from None
+    try:
+        # A key with a password would ask for it on the terminal.
+        context.load_cert_chain(files.cert, files.key, password=lambda: "")
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"cluster.tls_cert = {str(files.cert)!r}, cluster.tls_key = {str(files.key)!r}: {_why(error)}"
+        ) from None
+    return context
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"not what PEM files of TLS have in them, or they do not belong together ({error.reason or error})"
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _state(files: TlsFiles) -> tuple[tuple[int, int, int] | None, ...]:
+    """What changes when one of the files does."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in (files.ca, files.cert, files.key):
+        try:
+            seen = os.stat(path)
+            found.append((seen.st_mtime_ns, seen.st_ino, seen.st_size))
+        except OSError:
+            found.append(None)
+    return tuple(found)

@@ -1,0 +1,110 @@
+"""Large things that this node has and others ask for by their digests, when they need them: orders and sample maps."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.packing import pack, unpack
+from cachefs_daemon.sharing.peer_http import PeerFailed
+from cachefs_daemon.sharing.sections import is_digest
+from cachefs_daemon.sharing.state import SharedState
+from cachefs_daemon.sharing.wire import BLOBS
+
+# Bytes of a blob that is asked for: an order of 256 million samples.
+MOST_BLOB: Final = 1 << 30
+# Bytes of packed blobs that are kept, since many nodes ask for them at about the same time.
+MOST_PACKED: Final = 64 << 20
+# Blobs that are packed, or asked for, at the same time.
+AT_ONCE: Final = 2
+# Seconds that asking for one may take: so many, and one for so many bytes.
+LEAST_SECONDS: Final = 30.0
+BYTES_PER_SECOND: Final = 1 << 20
+
+Supplier = Callable[[], bytes | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blob:
+    supplier: Supplier
+    width: int
+
+
+class Blobs:
+    """Used on the event loop."""
+
+    def __init__(self, shared: SharedState, threads: Threads) -> None:
+        self._shared = shared
+        self._threads = threads
+        self._own: dict[str, _Blob] = {}  # by digest
+        self._packed: OrderedDict[str, bytes] = OrderedDict()  # by digest, the latest at the end
+        self._packing = asyncio.Semaphore(AT_ONCE)
+        self._asking = asyncio.Semaphore(AT_ONCE)
+        shared.endpoint.add("GET", f"{BLOBS}/{{digest}}", self._answer)
+
+    async def add(self, supplier: Supplier, width: int = 1) -> tuple[str, int]:
+        """Others may ask for what *supplier* gives, in a thread, until `keep`. width: bytes of the numbers that it is
+        made of. Returns its digest and its size."""
+
+        def measure() -> tuple[str, int]:
+            raw = memoryview(supplier()).cast("B")
+            return digest_of(raw), len(raw)
+
+        digest, size = await self._threads.planning(measure)
+        self._own[digest] = _Blob(supplier, width)
+        return digest, size
+
+    def keep(self, wanted: Container[str]) -> None:
+        """Forget all but these."""
+        self._own = {digest: blob for digest, blob in self._own.items() if digest in wanted}
+        self._packed = OrderedDict((digest, packed) for digest, packed in self._packed.items() if digest in self._own)
+
+    async def get(self, node: str, digest: str, size: int) -> bytes | memoryview:
+        """The blob that node *node* has, of *size* bytes. This node may have the same. Raises PeerFailed."""
+        own = self._own.get(digest)
+        if own is not None:
+            return await self._threads.planning(own.supplier)
+        if not 0 <= size <= MOST_BLOB:
+            raise PeerFailed(f"a blob of {size:,} bytes; at most {MOST_BLOB:,} are taken")
+        async with self._asking:
+            seconds = LEAST_SECONDS + size / BYTES_PER_SECOND
+            # What cannot be deflated takes a little more than it is.
+            packed = await self._shared.ask(node, f"{BLOBS}/{digest}", seconds, size + size // 1000 + 64)
+            return await self._threads.planning(_opened, packed, digest, size)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        digest = request.match_info["digest"]
+        if not is_digest(digest) or digest not in self._own:
+            return web.Response(status=404, text="this node does not have it, or not any more")
+        return web.Response(body=await self._packed_blob(digest), content_type="application/octet-stream")
+
+    async def _packed_blob(self, digest: str) -> bytes:
+        async with self._packing:
+            packed = self._packed.pop(digest, None)
+            if packed is None:
+                blob = self._own[digest]
+                packed = await self._threads.planning(lambda: pack(blob.supplier(), blob.width))
+            self._packed[digest] = packed
+            while len(self._packed) > 1 and sum(map(len, self._packed.values())) > MOST_PACKED:
+                self._packed.popitem(last=False)
+            return packed
+
+
+def digest_of(raw: bytes | memoryview) -> str:
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()
+
+
+def _opened(packed: bytes, digest: str, size: int) -> bytes:
+    """Raises PeerFailed."""
+    try:
+        raw = unpack(packed, size)
+    except ValueError as error:
+        raise PeerFailed(f"blob {digest}: {error}") from None
+    if digest_of(raw) != digest:
+        raise PeerFailed(f"blob {digest} has other bytes than it should have")
+    return raw

@@ -1,0 +1,78 @@
+"""The consumers of jobs on other nodes, as these publish them. What is large of it is asked for when needed."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from cachefs.job_messages import SampleMap
+from cachefs.planning.sequences.sampler import Order
+from cachefs_daemon.sharing.blobs import Blobs
+from cachefs_daemon.sharing.peer_http import PeerFailed
+from cachefs_daemon.sharing.sections import CONSUMERS, PROGRESS, ConsumerFacts, ConsumerProgress
+from cachefs_daemon.sharing.state import SharedState
+
+_TREE = SampleMap(kind="tree")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteConsumer:
+    """A consumer on another node (or on this one, see `own_consumers`)."""
+
+    # Id of the node.
+    node: str
+    # The same name at the same node means the same facts until these change.
+    name: str
+    facts: ConsumerFacts
+    # None: it has not begun, or this node does not follow its node.
+    progress: ConsumerProgress | None
+    _blobs: Blobs = field(repr=False, compare=False)
+
+    async def order(self, epoch: int) -> Order | None:
+        """The order of an epoch that was published as one: sample numbers, shape (samples of the epoch,), uint32. None
+        where there is none. Raises PeerFailed."""
+        for ref in self.facts.orders:
+            if ref.epoch == epoch:
+                raw = await self._blobs.get(self.node, ref.digest, 4 * ref.samples)
+                return np.frombuffer(raw, "<u4").astype(np.uint32, copy=False)
+        return None
+
+    async def sample_map(self) -> SampleMap:
+        """Raises PeerFailed."""
+        if not self.facts.map:
+            return _TREE
+        raw = await self._blobs.get(self.node, self.facts.map, self.facts.map_size)
+        try:
+            return msgspec.msgpack.decode(raw, type=SampleMap)
+        except msgspec.MsgspecError as error:
+            raise PeerFailed(f"the sample map of {self.name}: {error}") from None
+
+
+class Consumers:
+    """What all nodes have published of the consumers of jobs. Used on the event loop.
+
+    `SharedState.listen` with CONSUMERS and PROGRESS tells when there is news.
+    """
+
+    def __init__(self, shared: SharedState, blobs: Blobs) -> None:
+        self._shared = shared
+        self._blobs = blobs
+
+    def remote_consumers(self) -> list[RemoteConsumer]:
+        """Those of other nodes, in the order of their nodes' ids and their names."""
+        places = self._shared.values(PROGRESS)
+        return [
+            RemoteConsumer(node, name, facts, places.get(node, {}).get(name), self._blobs)
+            for node, values in sorted(self._shared.values(CONSUMERS).items())
+            for name, facts in sorted(values.items())
+        ]
+
+    def own_consumers(self) -> list[RemoteConsumer]:
+        """Those of this node, as other nodes see them."""
+        me = self._shared.membership.view.me
+        found = []
+        for name in sorted(self._shared.published(CONSUMERS)):
+            facts = self._shared.own(CONSUMERS, name)
+            if facts is not None:
+                found.append(RemoteConsumer(me, name, facts, self._shared.own(PROGRESS, name), self._blobs))
+        return found

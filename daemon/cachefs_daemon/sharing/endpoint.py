@@ -1,0 +1,223 @@
+"""The control endpoint: what other nodes ask this one, over HTTP.
+
+Only members of the cluster are answered, and with TLS only those whose certificates are those of members. Whoever
+does not end a TLS handshake, opens too many connections or asks for too much loses that connection, and nobody else
+anything.
+"""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, cast
+
+from aiohttp import web
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.view import NodeRecord, encode_record, format_address
+from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, NODE, SENDER
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+HANDSHAKE_SECONDS: Final = 5.0
+# Seconds that answers under way may take when the daemon ends.
+STOP_SECONDS: Final = 1.0
+# Connections of each member, and of all that are not known yet. A member has one for its poll and a few others.
+OF_MEMBER: Final = 8
+OF_OTHERS: Final = 64
+# Bytes of a request's body.
+MOST_BODY: Final = 64 << 10
+# Seconds between two lines of the log about the same refusal.
+QUIET: Final = 60.0
+# Refusals that are told apart.
+_MOST_REFUSALS: Final = 256
+
+
+class ControlEndpoint:
+    """Used on the event loop."""
+
+    def __init__(self, cluster: str, membership: Membership, security: Security = INSECURE) -> None:
+        """cluster: its name; nodes of other clusters are refused."""
+        self.port = 0  # since `start`
+        self._cluster = cluster
+        self._membership = membership
+        self._security = security
+        self._app = web.Application(middlewares=[self._check], client_max_size=MOST_BODY)
+        self._app.on_response_prepare.append(self._sign)
+        self._app.router.add_get(NODE, self._node)
+        self._runner = web.AppRunner(
+            self._app, access_log=None, shutdown_timeout=STOP_SECONDS, keepalive_timeout=300, handle_signals=False
+        )
+        self._server: asyncio.Server | None = None
+        self._connections = 0
+        self._refused: dict[str, float] = {}  # when it was logged, by what was wrong
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        """Answer requests for *path*, as aiohttp writes it, with *handler*. To be called before `start`. A CachefsError
+        of the handler is answered with its text."""
+        self._app.router.add_route(method, path, handler)
+
+    def sender(self, request: web.Request) -> NodeRecord | None:
+        """The member that asks; None where that is no member, or not yet."""
+        return self._membership.view.get(request.headers.get(SENDER, ""))
+
+    async def start(self, host: str, port: int) -> None:
+        """Raises ConfigError where it cannot listen there."""
+        await self._runner.setup()
+        try:
+            self._server = await asyncio.get_running_loop().create_server(lambda: _Doorstep(self), host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {format_address(host, port)} for other nodes: {error.strerror}; see `cluster.listen`"
+            ) from None
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._runner.cleanup()
+
+    # --- each connection ---------------------------------------------------------------------------------------------
+
+    def admit(self) -> asyncio.Protocol | None:
+        """What serves one more connection; None where there are too many."""
+        most = OF_OTHERS + OF_MEMBER * len(self._membership.view.members)
+        if self._connections >= most:
+            self.refuse("a connection", f"{most} are open")
+            return None
+        self._connections += 1
+        server = self._runner.server
+        assert server is not None
+        return cast(asyncio.Protocol, server())
+
+    def leave(self) -> None:
+        """A connection that was admitted is closed."""
+        self._connections -= 1
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        return self._security.server
+
+    def refuse(self, who: str, why: str) -> None:
+        """Somebody was not answered: says so in the log, at most once a minute for the same reason."""
+        now = time.monotonic()
+        if now - self._refused.get(why, -QUIET) < QUIET:
+            return
+        if len(self._refused) >= _MOST_REFUSALS:
+            self._refused.clear()
+        self._refused[why] = now
+        log.warning("control endpoint: %s is refused: %s", who, why)
+
+    # --- each request ------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            why = self._why_not(request)
+            if why:
+                self.refuse(f"node {request.headers.get(SENDER, '')[:32]!r} at {request.remote}", why)
+                return web.Response(status=403, text=why)
+            return await handler(request)
+        except CachefsError as error:
+            return web.Response(status=409, text=str(error))
+        except (web.HTTPException, asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception:
+            log.exception("control endpoint: %s %s failed", request.method, request.path)
+            return web.Response(status=500, text="internal error; see the daemon's log")
+
+    def _why_not(self, request: web.Request) -> str:
+        if request.headers.get(CLUSTER) != self._cluster:
+            return f"it is of cluster {request.headers.get(CLUSTER, '')[:64]!r}, and this node of {self._cluster!r}"
+        sender = self.sender(request)
+        transport = request.transport
+        refusal = self._security.refusal(transport and transport.get_extra_info("ssl_object"), sender)
+        if refusal or sender is not None or request.path == NODE:
+            return refusal
+        return "it is no member of the cluster, or not yet"
+
+    async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers[ANSWERED_BY] = self._membership.view.me
+
+    async def _node(self, request: web.Request) -> web.Response:
+        mine = self._membership.view.mine
+        if mine is None:
+            return web.Response(status=503, text="this node is in no cluster yet")
+        return web.Response(body=encode_record(mine), content_type="application/json")
+
+
+class _Doorstep(asyncio.Protocol):
+    """A connection until its TLS handshake is over. Then what serves requests takes its place.
+
+    asyncio's own servers say nothing of handshakes that fail, and wait for them for a minute.
+    """
+
+    def __init__(self, endpoint: ControlEndpoint) -> None:
+        self._endpoint = endpoint
+        self._early: list[bytes] = []  # what came right behind the handshake
+        self._inside: asyncio.Protocol | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._inside = self._endpoint.admit()
+        if self._inside is None:
+            transport.abort()
+        elif self._endpoint.tls is None:
+            self._inside.connection_made(transport)
+        else:
+            self._task = asyncio.create_task(self._shake_hands(transport, self._endpoint.tls))
+
+    def data_received(self, data: bytes) -> None:
+        if self._task is None and self._inside is not None:
+            self._inside.data_received(data)
+        else:
+            self._early.append(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inside.eof_received() if self._task is None and self._inside is not None else None
+
+    def pause_writing(self) -> None:
+        if self._task is None and self._inside is not None:
+            self._inside.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._task is None and self._inside is not None:
+            self._inside.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._inside is None:
+            return
+        inside, self._inside = self._inside, None
+        self._endpoint.leave()
+        if self._task is None:
+            inside.connection_lost(error)
+
+    async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        peer = transport.get_extra_info("peername")
+        who = f"a client at {peer[0]}" if peer else "a client"
+        try:
+            secure = await asyncio.get_running_loop().start_tls(
+                transport, self, context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            )
+        except ssl.SSLError as error:
+            self._endpoint.refuse(who, f"no TLS with it: {error.reason or error}")
+        except (OSError, TimeoutError) as error:
+            self._endpoint.refuse(who, f"no TLS with it: {error or 'it took too long'}")
+        else:
+            if secure is not None and self._inside is not None:
+                self._task = None
+                self._inside.connection_made(secure)
+                for data in self._early:
+                    self._inside.data_received(data)
+                self._early = []
+                return
+        transport.abort()
+        if self._inside is not None:
+            self._inside = None
+            self._endpoint.leave()

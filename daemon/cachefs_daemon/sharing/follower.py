@@ -1,0 +1,202 @@
+"""Following one other node: a poll that waits there for news, again and again."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from cachefs_daemon.cluster.view import NodeRecord, check_record
+from cachefs_daemon.sharing.peer_http import PeerFailed, PeerHttp
+from cachefs_daemon.sharing.peer_part import News, PeerPart
+from cachefs_daemon.sharing.wire import MOST_ANSWER, PROGRESS_SECONDS, STATE, StateAnswer
+
+log = logging.getLogger(__name__)
+
+# Seconds until a node is asked again that did not answer: doubled each time, from the first to the second.
+FIRST_PAUSE: Final = 0.25
+LAST_PAUSE: Final = 10.0
+# Seconds that an answer may take longer than the poll waits.
+SLACK: Final = 10.0
+# Seconds between two polls of one node, however much it has to say; and how often it may answer without news, or with
+# more to come, before that counts as a failure.
+LEAST_GAP: Final = 0.05
+MOST_IN_VAIN: Final = 20
+# Failures after which the log says so: a daemon that restarts is back before.
+LOGGED_AFTER: Final = 3
+
+_ANSWER: Final = msgspec.msgpack.Decoder(StateAnswer)
+
+Result = TypeVar("Result")
+OnNews = Callable[[str, list[News]], None]  # id of the node
+OnAnswer = Callable[[NodeRecord], None]
+OnSilence = Callable[[str], None]
+
+
+class Follower:
+    """What is known of one node, and the task that keeps it so. Used on the event loop.
+
+    What it has said stays as it is while it does not answer.
+    """
+
+    def __init__(self, record: NodeRecord, http: PeerHttp, on_news: OnNews) -> None:
+        self.record = record  # the latest
+        self.problem = ""  # why it does not answer; empty where it does
+        self.answers = 0  # so far
+        self.wants_progress = False  # whoever changes this calls `hurry`
+        self.wait = 25.0  # seconds that a poll waits
+        self.on_answer: OnAnswer = lambda record: None
+        self.on_silence: OnSilence = lambda node_id: None
+        self._http = http
+        self._on_news = on_news
+        self._facts = PeerPart(record.name)
+        self._progress = PeerPart(record.name)
+        self._incarnation = ""  # of what is known
+        self._failures = 0
+        self._in_vain = 0
+        self._hurry = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """What it has said is gone."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._begin_anew("")
+
+    @property
+    def facts(self) -> PeerPart:
+        return self._facts
+
+    @property
+    def progress(self) -> PeerPart:
+        return self._progress
+
+    def meet(self, record: NodeRecord) -> None:
+        """The view says this of it now. Another incarnation has said nothing yet."""
+        moved = (record.host, record.control_port) != (self.record.host, self.record.control_port)
+        back = self.record.state == "away" != record.state
+        self.record = record
+        if record.incarnation and self._incarnation and record.incarnation != self._incarnation:
+            self._begin_anew("")
+            moved = True
+        if moved or back:
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Ask again at once, in place of what is under way."""
+        self._hurry.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._hurry.clear()
+            began = time.monotonic()
+            try:
+                answer = await self._unless_hurried(self._poll())
+                if answer is None:
+                    continue
+                self._take(answer, time.monotonic() - began)
+            except PeerFailed as error:
+                self._note_failure(str(error))
+                pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
+                # Not all nodes at the same time.
+                await self._unless_hurried(asyncio.sleep(pause * random.uniform(0.75, 1.25)))
+            except Exception:
+                log.exception("following node %s (%s) failed", self.record.name, self.record.id)
+                self._note_failure("internal error; see the daemon's log")
+                await asyncio.sleep(LAST_PAUSE)
+            else:
+                await asyncio.sleep(max(0.0, LEAST_GAP - (time.monotonic() - began)))
+
+    async def _unless_hurried(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """What *work* gives; None where there is a hurry before."""
+        task = asyncio.ensure_future(work)
+        hurry = asyncio.create_task(self._hurry.wait())
+        try:
+            await asyncio.wait({task, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            hurry.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _poll(self) -> StateAnswer:
+        """Raises PeerFailed."""
+        params = {
+            "of": self._incarnation or "-",
+            "since": str(self._facts.version),
+            "progress": str(self._progress.version if self.wants_progress else -1),
+            "wait": f"{self.wait:.1f}",
+        }
+        raw = await self._http.get(self.record, STATE, self.wait + SLACK, MOST_ANSWER, params)
+        try:
+            answer = _ANSWER.decode(raw)
+            check_record(answer.record)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise PeerFailed(f"what it says cannot be understood: {str(error)[:200]}") from None
+        if answer.record.id != self.record.id:
+            raise PeerFailed(f"it says that it is {answer.record.id}, not {self.record.id}")
+        return answer
+
+    def _take(self, answer: StateAnswer, seconds: float) -> None:
+        """Raises PeerFailed where it makes no sense."""
+        incarnation = answer.record.incarnation
+        if incarnation != self._incarnation:
+            if not answer.facts.full or (answer.progress is not None and not answer.progress.full):
+                self._begin_anew("")
+                raise PeerFailed("it goes on with what another start of it has said")
+            self._progress_anew()
+            self._incarnation = incarnation
+        before = self._facts.version, self._progress.version
+        news = self._facts.apply(answer.facts)
+        if answer.progress is not None:
+            news += self._progress.apply(answer.progress)
+        elif not self.wants_progress:
+            news += self._progress.clear()
+        more = answer.facts.more or (answer.progress is not None and answer.progress.more)
+        is_quick = seconds < PROGRESS_SECONDS / 2
+        in_vain = is_quick and (before == (self._facts.version, self._progress.version) or (more and not news))
+        self._in_vain = self._in_vain + 1 if in_vain else 0
+        if self._problem_is_over():
+            log.info("node %s (%s) answers again", self.record.name, self.record.address)
+        self.answers += 1
+        self.on_answer(answer.record)
+        if news:
+            self._on_news(self.record.id, news)
+        if self._in_vain > MOST_IN_VAIN:
+            raise PeerFailed("it answers at once, again and again, and has no news")
+
+    def _problem_is_over(self) -> bool:
+        was_logged = self._failures >= LOGGED_AFTER
+        if self._in_vain <= MOST_IN_VAIN:
+            self.problem, self._failures = "", 0
+        return was_logged and not self.problem
+
+    def _note_failure(self, why: str) -> None:
+        self._failures += 1
+        if self._failures == LOGGED_AFTER:
+            log.warning(
+                "node %s (%s) does not say what is new: %s; what it said before holds, and it is asked again",
+                self.record.name, self.record.address, why,
+            )  # fmt: skip
+        self.problem = why
+        self.on_silence(self.record.id)
+
+    def _progress_anew(self) -> None:
+        """Consumers of an earlier start of the node may be anywhere."""
+        if news := self._progress.clear():
+            self._on_news(self.record.id, news)
+
+    def _begin_anew(self, incarnation: str) -> None:
+        """Nothing is known of it."""
+        self._incarnation = incarnation
+        news = [*self._facts.clear(), *self._progress.clear()]
+        if news:
+            self._on_news(self.record.id, news)

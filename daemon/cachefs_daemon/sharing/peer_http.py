@@ -1,0 +1,138 @@
+"""Asking other nodes' control endpoints. Every request has a deadline, and every answer a largest size."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aiohttp
+
+from cachefs.errors import CachefsError
+from cachefs_daemon.cluster.view import NodeRecord, format_address
+from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, SENDER
+
+CONNECT_SECONDS: Final = 3.0
+# Characters of a text of a peer that are shown.
+_SHOWN: Final = 200
+_RETRY_LATER: Final = frozenset({429, 503})
+
+
+class PeerFailed(CachefsError):
+    """A node did not answer as it should; the text is for people."""
+
+
+class PeerLacks(PeerFailed):
+    """It answers, and does not have what was asked for."""
+
+
+class PeerBusy(PeerFailed):
+    """It answers, and asks to be asked later."""
+
+
+class PeerHttp:
+    """A client for all nodes' control endpoints. Used on the event loop."""
+
+    def __init__(self, cluster: str, me: str, security: Security = INSECURE) -> None:
+        """me: id of this node."""
+        self._security = security
+        self._scheme = "http" if security.client is None else "https"
+        self._headers = {CLUSTER: cluster, SENDER: me}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def get(
+        self, node: NodeRecord, path: str, seconds: float, most: int, params: Mapping[str, str] | None = None
+    ) -> bytes:
+        """The body of the answer, of at most *most* bytes, within *seconds*. Raises PeerFailed."""
+        async with self.request(node, "GET", path, seconds, params=params) as answer:
+            return await read(answer, most)
+
+    async def post(self, node: NodeRecord, path: str, seconds: float, most: int, body: bytes) -> bytes:
+        """As `get`."""
+        async with self.request(node, "POST", path, seconds, data=body) as answer:
+            return await read(answer, most)
+
+    @asynccontextmanager
+    async def request(
+        self,
+        node: NodeRecord,
+        method: str,
+        path: str,
+        seconds: float,
+        **more: Any,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer with status 200 or 206 of that very node, and of no other, whose body is still to be read. All of
+        it together may take *seconds*. more: as aiohttp takes it. Raises PeerFailed, also for what goes wrong in the
+        block."""
+        if self._session is None:
+            self._session = self._open()
+        url = f"{self._scheme}://{format_address(node.host, node.control_port)}{path}"
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._session.request(
+                    method,
+                    url,
+                    allow_redirects=False,
+                    ssl=self._security.client() if self._security.client is not None else True,
+                    **more,
+                ) as answer,
+            ):
+                await self._check(node, answer)
+                yield answer
+        except TimeoutError:
+            raise PeerFailed(f"no answer within {seconds:.3g} s") from None
+        except aiohttp.ClientError as error:
+            raise PeerFailed(str(error)[:_SHOWN] or type(error).__name__) from None
+        except (OSError, ValueError) as error:
+            raise PeerFailed(str(error)[:_SHOWN]) from None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=300)
+        return aiohttp.ClientSession(
+            connector=connector,
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            auto_decompress=False,
+        )
+
+    async def _check(self, node: NodeRecord, answer: aiohttp.ClientResponse) -> None:
+        """Raises PeerFailed where it is no answer of *node*, or says no."""
+        connection = answer.connection
+        transport = connection.transport if connection is not None else None
+        if transport is not None or self._security.client is None:
+            ssl_object = transport.get_extra_info("ssl_object") if transport is not None else None
+            refusal = self._security.refusal(ssl_object, node)
+            if refusal:
+                raise PeerFailed(refusal)
+        answered_by = answer.headers.get(ANSWERED_BY, "")
+        if answered_by != node.id:
+            raise PeerFailed(f"node {answered_by[:32]!r} answers at its address, not {node.id}")
+        if answer.status in (200, 206):
+            return
+        text = (await answer.content.read(4 * _SHOWN)).decode(errors="replace")[:_SHOWN]
+        said = f"it says {answer.status}: {' '.join(text.split())}"
+        if answer.status == 404:
+            raise PeerLacks(said)
+        if answer.status in _RETRY_LATER:
+            raise PeerBusy(said)
+        raise PeerFailed(said)
+
+
+async def read(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Its whole body. Raises PeerFailed where that has more than *most* bytes."""
+    if (answer.content_length or 0) > most:
+        raise PeerFailed(f"an answer of {answer.content_length:,} bytes, at most {most:,} are taken")
+    parts: list[bytes] = []
+    size = 0
+    async for part in answer.content.iter_any():
+        size += len(part)
+        if size > most:
+            raise PeerFailed(f"an answer of more than {most:,} bytes")
+        parts.append(part)
+    return b"".join(parts)

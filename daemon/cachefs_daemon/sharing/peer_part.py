@@ -1,0 +1,99 @@
+"""What another node has published, as far as it makes sense."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from cachefs_daemon.sharing.sections import SECTIONS, Section
+from cachefs_daemon.sharing.wire import MOST_OF_NODE, Part
+
+log = logging.getLogger(__name__)
+
+# section, name, value; None: it is gone
+News = tuple[str, str, Any]
+# Characters of what is wrong with a value, in the log.
+_SHOWN: Final = 200
+# A value that is not taken, one that is not there.
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+class PeerPart:
+    """The values of one node, decoded and checked. Used from the event loop only."""
+
+    def __init__(self, name: str) -> None:
+        """name: of the node, for the log."""
+        self.version = 0  # of what is known of it; 0: nothing
+        self.wrong = 0  # values that were not taken
+        self._name = name
+        self._values: dict[str, dict[str, Any]] = {}  # by section and name
+        self._sizes: dict[tuple[str, str], int] = {}  # bytes of the values that are kept
+        self._size = 0
+        # What it has had before it began anew: kept until it has said everything.
+        self._old: dict[str, dict[str, Any]] | None = None
+
+    def values(self, section: str) -> Mapping[str, Any]:
+        """By name."""
+        return (self._old if self._old is not None else self._values).get(section, _NOTHING)
+
+    def apply(self, part: Part) -> list[News]:
+        """Take what it says. Returns what is new of it. Where it begins anew, news come when it has said everything:
+        what it only says again is none."""
+        if part.full:
+            self._old = self._old if self._old is not None else self._values
+            self._values, self._sizes, self._size = {}, {}, 0
+        news = [one for change in part.changes if (one := self._take(*change)) is not None]
+        self.version = part.version
+        if self._old is None:
+            return news
+        if part.more:
+            return []
+        old, self._old = self._old, None
+        return list(_differences(old, self._values))
+
+    def clear(self) -> list[News]:
+        """Forget everything. Returns what is gone."""
+        gone = self._old if self._old is not None else self._values
+        self._old, self._values, self._sizes, self._size, self.version = None, {}, {}, 0, 0
+        return list(_differences(gone, {}))
+
+    def _take(self, section: str, name: str, raw: bytes | None) -> News | None:
+        known = SECTIONS.get(section)
+        if known is None:  # of a later release
+            return None
+        values = self._values.setdefault(section, {})
+        before = values.pop(name, None)
+        self._size -= self._sizes.pop((section, name), 0)
+        value = self._decoded(known, name, raw, len(values)) if raw is not None else None
+        if value is not None and raw is not None:
+            values[name] = value
+            size = self._sizes[section, name] = len(raw) + len(name)
+            self._size += size
+        return (section, name, value) if value != before else None
+
+    def _decoded(self, section: Section[Any], name: str, raw: bytes, others: int) -> Any | None:
+        """None where it is not taken."""
+        try:
+            if others >= section.most:
+                raise ValueError(f"more than {section.most:,} of them")
+            if self._size + len(raw) > MOST_OF_NODE:
+                raise ValueError(f"more than {MOST_OF_NODE:,} bytes of one node")
+            return section.decode(name, raw)
+        except ValueError as error:
+            self.wrong += 1
+            if self.wrong & (self.wrong - 1) == 0:  # the 1st, 2nd, 4th, 8th
+                log.warning(
+                    "node %s says of %s %r what is not taken: %s (%d such values so far)",
+                    self._name, section.name, name[:_SHOWN], str(error)[:_SHOWN], self.wrong,
+                )  # fmt: skip
+            return None
+
+
+def _differences(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> Iterator[News]:
+    for section in {**old, **new}:
+        before, after = old.get(section, _NOTHING), new.get(section, _NOTHING)
+        for name, value in after.items():
+            if before.get(name) != value:
+                yield section, name, value
+        for name in before:
+            if name not in after:
+                yield section, name, None

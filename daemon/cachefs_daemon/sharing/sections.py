@@ -1,0 +1,232 @@
+"""What nodes publish: one kind of value for each section, and how much of it one node may have.
+
+What comes from another node is no better than what comes from a user: a value that does not pass its section's check is
+left out.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME
+from cachefs.messages import OriginOptions
+from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES, SamplerSpec
+from cachefs_daemon.cluster.view import is_id
+from cachefs_daemon.datasets.stamps import MOST_ADDS, MOST_CLOCK, MOST_REMOVALS, NO_STAMP, Stamp
+
+# Orders that a consumer's facts name, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
+MOST_ORDERS: Final = 256
+# Two jobs of different users may have one name; so their names have the owners, of at most this many characters.
+_MOST_OWNER: Final = 32
+MOST_URL: Final = 4096
+MOST_OPTION: Final = 1024
+MOST_SIZE: Final = 1 << 60
+MOST_LOADER: Final = 1 << 32  # workers, batches and ranks: what is larger nobody has
+
+_DIGITS: Final = re.compile(r"[0-9a-f]{32}")
+_JOB: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*(~\w+)?")
+_DATASET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+
+Value = TypeVar("Value", bound=msgspec.Struct)
+
+
+class SharedDataset(msgspec.Struct, frozen=True):
+    """What a node knows of a name: the dataset that has it, and those that have been removed."""
+
+    # When datasets of this name were added that have been removed since; in order.
+    gone: list[Stamp] = []
+    # When the dataset was added: several times, where the same (URL and options) was added on several nodes. In order;
+    # none where no dataset has the name now, and all that follows is empty then.
+    added: list[Stamp] = []
+    url: str = ""
+    options: OriginOptions = OriginOptions()
+    # When its current snapshot was made, and by which node (its id); the snapshot's id, the size of its file, and bytes
+    # of its blocks.
+    listed: Stamp = NO_STAMP
+    snapshot: str = ""
+    file_size: int = 0
+    block_size: int = 0
+    # See DatasetRecord, and when they were set.
+    share: float = 1.0
+    ttl: float = 0.0
+    limited: Stamp = NO_STAMP
+
+
+class MountedDataset(msgspec.Struct, frozen=True):
+    """A dataset that a mount of the node names."""
+
+    mountpoint: str
+
+
+class OrderRef(msgspec.Struct, frozen=True, array_like=True):
+    """The order of one epoch, as a blob that the node has."""
+
+    epoch: int
+    digest: str
+    # Number of samples of the epoch.
+    samples: int
+
+
+class ConsumerFacts(msgspec.Struct, frozen=True):
+    """One consumer of a job: what it has published, but for what is large."""
+
+    job: str  # the full name, with its owner
+    consumer: str
+    dataset: str
+    snapshot: str  # id
+    rank: int = 0
+    world_size: int = 1
+    # None: nothing is known of its order but *orders*.
+    spec: SamplerSpec | None = None
+    # Orders that were published, of its current epoch and later ones, by epoch.
+    orders: list[OrderRef] = []
+    # Its sample map, as a blob that the node has; empty: its samples are all files of the snapshot (kind `tree`).
+    map: str = ""
+    map_size: int = 0  # bytes of that blob
+    # How its loader reads, as in JobPublish.
+    workers: int = 0
+    batch_size: int = 1
+    prefetch: int = 2
+
+
+class ConsumerProgress(msgspec.Struct, frozen=True, array_like=True):
+    """Where a consumer is."""
+
+    epoch: int
+    # Samples of the epoch that are read.
+    position: int
+    # Samples per second.
+    rate: float
+
+
+class HoldersFacts(msgspec.Struct, frozen=True, array_like=True):
+    """Who holds what of a snapshot, as this node has it: what others compare theirs with."""
+
+    # See cachefs_daemon.cooperation.holders.Known.
+    count: int
+    job: str
+    epoch: int
+    # Of the holders and of the nodes that they are among.
+    digest: str
+
+
+@dataclass(frozen=True)
+class Section(Generic[Value]):
+    """One kind of values."""
+
+    name: str
+    kind: type[Value]
+    # Values of one node, and bytes of one value, at most.
+    most: int
+    largest: int
+    # Raises ValueError, or a CachefsError, for a name or a value that nobody has.
+    check: Callable[[str, Any], None]
+
+    def encode(self, value: Value) -> bytes:
+        return msgspec.msgpack.encode(value)
+
+    def decode(self, name: str, raw: bytes) -> Value:
+        """Raises ValueError, in words."""
+        if len(raw) > self.largest:
+            raise ValueError(f"{len(raw):,} bytes; at most {self.largest:,} are taken")
+        try:
+            value = msgspec.msgpack.decode(raw, type=self.kind)
+            self.check(name, value)
+        except (msgspec.MsgspecError, CachefsError) as error:
+            raise ValueError(str(error)) from None
+        return value
+
+
+def is_digest(text: str) -> bool:
+    """Is it the digest of a blob, or the id of a snapshot?"""
+    return _DIGITS.fullmatch(text) is not None
+
+
+def consumer_name(job: str, consumer: str) -> str:
+    """The name of a consumer's values. A job's name has no slash."""
+    return f"{job}/{consumer}"
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)
+
+
+def _check_stamps(stamps: list[Stamp], most: int) -> None:
+    _require(len(stamps) <= most and stamps == sorted(set(stamps)), "stamps that are in no order")
+    for stamp in stamps:
+        _require(0 <= stamp.clock < MOST_CLOCK and (not stamp.node or is_id(stamp.node)), "a stamp that nobody makes")
+
+
+def _check_dataset(name: str, value: SharedDataset) -> None:
+    _require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
+    _check_stamps(value.gone, MOST_REMOVALS)
+    _check_stamps(value.added, MOST_ADDS)
+    _check_stamps([value.listed], 1)
+    _check_stamps([value.limited], 1)
+    if not value.added:
+        return
+    _require(0 < len(value.url) <= MOST_URL and value.url.isprintable(), "a URL that nobody has")
+    options = (getattr(value.options, field) for field in value.options.__struct_fields__)
+    texts = [option for option in options if isinstance(option, str)]
+    _require(all(len(text) <= MOST_OPTION and text.isprintable() for text in texts), "options that nobody has")
+    _require(is_digest(value.snapshot), "no id of a snapshot")
+    _require(0 < value.file_size <= MOST_SIZE and 0 < value.block_size <= MOST_SIZE, "sizes that nothing has")
+    _require(0 < value.share <= 1 and 0 <= value.ttl < math.inf, "limits that nobody sets")
+
+
+def _check_mounted(name: str, value: MountedDataset) -> None:
+    _require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
+    _require(value.mountpoint.isprintable(), "a path that cannot be shown")
+
+
+def _check_consumer(name: str, value: ConsumerFacts) -> None:
+    _require(_is_consumer(name) and name == consumer_name(value.job, value.consumer), "a name that no consumer has")
+    _require(_DATASET.fullmatch(value.dataset) is not None, "a dataset that nobody has")
+    _require(is_digest(value.snapshot), "no id of a snapshot")
+    _require(0 <= value.rank < value.world_size < MOST_LOADER, "a rank that nobody has")
+    if value.spec is not None:
+        value.spec.check()
+    epochs = [order.epoch for order in value.orders]
+    _require(len(epochs) <= MOST_ORDERS and epochs == sorted(set(epochs)), "orders that are in no order")
+    for order in value.orders:
+        _require(0 <= order.epoch < MAX_EPOCHS and 0 <= order.samples <= MAX_SAMPLES, "an order that nobody has")
+        _require(is_digest(order.digest), "no digest of an order")
+    _require(not value.map or (is_digest(value.map) and value.map_size > 0), "no digest of a map")
+    loader = (value.workers, value.batch_size, value.prefetch, value.map_size)
+    _require(all(0 <= number < MOST_LOADER for number in loader), "a loader that nobody has")
+
+
+def _check_progress(name: str, value: ConsumerProgress) -> None:
+    _require(_is_consumer(name), "a name that no consumer has")
+    _require(0 <= value.epoch < MAX_EPOCHS and 0 <= value.position <= MAX_SAMPLES, "a place that nobody has")
+    _require(0 <= value.rate < math.inf, "a rate that nobody has")
+
+
+def _check_holders(name: str, value: HoldersFacts) -> None:
+    _require(is_digest(name) and is_digest(value.digest), "no id of a snapshot, or no digest")
+    _require(0 <= value.count <= MOST_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "numbers that nobody has")
+    _require(len(value.job) <= MAX_JOB_NAME + _MOST_OWNER and value.job.isprintable(), "a name that no job has")
+
+
+def _is_consumer(name: str) -> bool:
+    job, slash, consumer = name.partition("/")
+    short = len(job) <= MAX_JOB_NAME + _MOST_OWNER and len(consumer) <= MAX_CONSUMER_NAME
+    return bool(slash) and short and _JOB.fullmatch(job) is not None and consumer.isprintable()
+
+
+# A node with 1,000 datasets publishes those that it added or refreshed last itself, which may be all of them.
+DATASETS: Final = Section("datasets", SharedDataset, 8192, 16 << 10, _check_dataset)
+MOUNTED: Final = Section("mounted", MountedDataset, 4096, 8 << 10, _check_mounted)
+CONSUMERS: Final = Section("consumers", ConsumerFacts, 8192, 64 << 10, _check_consumer)
+# Changes all the time, so it goes only to those who follow it: see `cachefs_daemon.sharing.state`.
+PROGRESS: Final = Section("progress", ConsumerProgress, 8192, 256, _check_progress)
+
+HOLDERS: Final = Section("holders", HoldersFacts, 8192, 512, _check_holders)
+
+SECTIONS: Final[dict[str, Section[Any]]] = {one.name: one for one in (DATASETS, MOUNTED, CONSUMERS, PROGRESS, HOLDERS)}

@@ -1,0 +1,29 @@
+"""How the control endpoint and its clients prove who they are. Whoever reads the certificates gives the contexts."""
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cachefs_daemon.cluster.view import NodeRecord
+
+# Why this connection's other end is not to be talked to; empty where it is. It is told the `ssl_object` of the
+# connection (None: there is no TLS), and which node the other end says, or is meant, to be (None: it may be any).
+Refusal = Callable[[Any, NodeRecord | None], str]
+
+
+def _no_refusal(ssl_object: Any, node: NodeRecord | None) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Without contexts there is no TLS."""
+
+    server: ssl.SSLContext | None = None
+    # Gives the context of the next connection.
+    client: Callable[[], ssl.SSLContext] | None = None
+    refusal: Refusal = _no_refusal
+
+
+INSECURE = Security()

@@ -1,0 +1,167 @@
+"""Is a snapshot file that another node has sent the snapshot that it should be? Found out in a process of its own.
+
+Reading a file that only looks like an LMDB database can end the process that reads it. So a child (`python -m
+cachefs_daemon.sharing.snapshot_check`) reads it: it gets one path in a line of JSON, and answers with what is in that
+file, or with what is wrong, in another. It computes the snapshot's id anew from all records (1.2 s for a million files)
+and looks at each name, so what has passed is what the listing node has listed.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import struct
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+import msgspec
+
+from cachefs.errors import CachefsError, SnapshotDamaged
+from cachefs.snapshot import INODE_DB, MAX_DBS, META_DB, META_KEY, NUMBER, PROBLEM_DB, Meta, unseal, verify
+from cachefs.snapshot_builder import MAX_NAME, MAX_SIZE
+
+# Seconds that one check may take, and after which a child that has nothing to do ends.
+CHECK_SECONDS: Final = 900.0
+IDLE_SECONDS: Final = 10.0
+_LINE: Final = 1 << 20
+
+# Of a record of `cachefs.snapshot`: kind and length of the name; then the size of a file. Its name follows.
+_KIND: Final = struct.Struct("<BB")
+_SIZE: Final = struct.Struct("<Q")
+_SIZE_AT: Final = 18
+_NAME_AT: Final = (34, 42)  # of a directory, of a file
+_FILE: Final = 1
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    meta: Meta | None = None
+    problem: str = ""
+
+
+class SnapshotChecker:
+    """Used on the event loop."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._child: asyncio.subprocess.Process | None = None
+        self._ending: asyncio.TimerHandle | None = None
+
+    async def check(self, path: Path) -> Meta:
+        """What the file says of itself, where all of that is true. Raises SnapshotDamaged."""
+        async with self._lock:
+            if self._ending is not None:
+                self._ending.cancel()
+            try:
+                async with asyncio.timeout(CHECK_SECONDS):
+                    answer = await self._ask(path)
+            except (TimeoutError, OSError, ValueError, msgspec.MsgspecError) as error:
+                await self.close()
+                raise SnapshotDamaged(f"{path.name} cannot be read: {error or 'it takes too long'}") from None
+            except BaseException:
+                await self.close()
+                raise
+            self._ending = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end)
+        if answer.meta is None:
+            raise SnapshotDamaged(answer.problem)
+        return answer.meta
+
+    async def _ask(self, path: Path) -> _Answer:
+        child = self._child
+        if child is None or child.returncode is not None:
+            child = self._child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "cachefs_daemon.sharing.snapshot_check",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LINE,
+            )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(msgspec.json.encode(str(path)) + b"\n")
+        line = await child.stdout.readline()
+        if not line:
+            raise ValueError(f"the process that reads it has ended with status {await child.wait()}")
+        return msgspec.json.decode(line, type=_Answer)
+
+    def _end(self) -> None:
+        if self._child is not None and self._child.stdin is not None and not self._lock.locked():
+            self._child.stdin.close()  # which it takes for its end
+            self._child = None
+
+    async def close(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+        child, self._child = self._child, None
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+
+def examine(path: Path) -> Meta:
+    """What the file says of itself, where all of that is true. Raises SnapshotDamaged, CachefsError."""
+    verify(path)
+    try:
+        env = lmdb.open(str(path), readonly=True, lock=False, subdir=False, readahead=True, max_dbs=MAX_DBS)
+        try:
+            return _examine(env)
+        finally:
+            env.close()
+    except (lmdb.Error, struct.error, msgspec.MsgspecError, OSError) as error:
+        raise SnapshotDamaged(f"it is no snapshot: {error}") from None
+
+
+def _examine(env: Any) -> Meta:
+    inode, problem, meta_db = (env.open_db(name, create=False) for name in (INODE_DB, PROBLEM_DB, META_DB))
+    with env.begin() as txn:
+        payload = unseal(0, txn.get(META_KEY, b"", db=meta_db))
+        if payload is None:
+            raise SnapshotDamaged("it has no valid facts")
+        meta = msgspec.msgpack.decode(payload, type=Meta)
+        digest = hashlib.blake2b(b"%d %b\0" % (meta.block_size, meta.url.encode()), digest_size=16)
+        count = 0
+        with txn.cursor(inode) as cursor:
+            for number, (key, record) in enumerate(cursor):
+                sealed = unseal(number, record)
+                if sealed is None or key != NUMBER.pack(number):
+                    raise SnapshotDamaged(f"entry {number} is missing or does not match its checksum")
+                _check_entry(number, sealed)
+                digest.update(record)
+                count += 1
+        with txn.cursor(problem) as cursor:
+            for _, record in cursor:
+                digest.update(record)
+    if digest.hexdigest() != meta.id:
+        raise SnapshotDamaged(f"it says that it is {meta.id}, and its content says {digest.hexdigest()}")
+    if count != 1 + meta.files + meta.directories or meta.block_size <= 0:
+        raise SnapshotDamaged(f"it has {count} entries, and says {meta.files} files, {meta.directories} directories")
+    return meta
+
+
+def _check_entry(number: int, record: bytes) -> None:
+    """Raises SnapshotDamaged for what no listing has."""
+    kind, length = _KIND.unpack_from(record)
+    start = _NAME_AT[kind == _FILE]
+    name = record[start : start + length]
+    fits = not name if number == 0 else 0 < len(name) == length <= MAX_NAME
+    if not fits or b"/" in name or b"\0" in name or name in (b".", b".."):
+        raise SnapshotDamaged(f"entry {number} has a name that no file has")
+    if kind == _FILE and _SIZE.unpack_from(record, _SIZE_AT)[0] > MAX_SIZE:
+        raise SnapshotDamaged(f"entry {number} has a size that no file has")
+
+
+def main() -> None:
+    """Runs in the child, until its standard input ends."""
+    for line in sys.stdin.buffer:
+        try:
+            answer = _Answer(meta=examine(Path(msgspec.json.decode(line, type=str))))
+        except (CachefsError, OSError) as error:
+            answer = _Answer(problem=str(error))
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

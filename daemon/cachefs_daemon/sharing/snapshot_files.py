@@ -1,0 +1,246 @@
+"""Snapshot files on their way from node to node: served to those who ask, and fetched from any that has them."""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import aiohttp
+from aiohttp import web
+
+from cachefs.errors import CachefsError, SnapshotDamaged, StoreFull
+from cachefs.sizes import format_size
+from cachefs.snapshot import FOOTER, MAGIC, Meta
+from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.peer_http import PeerBusy, PeerFailed, PeerLacks
+from cachefs_daemon.sharing.sections import is_digest
+from cachefs_daemon.sharing.snapshot_check import SnapshotChecker
+from cachefs_daemon.sharing.state import SharedState
+from cachefs_daemon.sharing.wire import SNAPSHOTS
+
+log = logging.getLogger(__name__)
+
+# Files that are sent at the same time, to all who ask: others are told to ask later, or another node. So a file reaches
+# N nodes in about log N rounds, and not one node after the other.
+MOST_SERVED: Final = 4
+# Files that are fetched at the same time.
+MOST_FETCHED: Final = 2
+PIECE: Final = 1 << 20
+# Seconds within which the next bytes come; for one file from one node; and for one file from all of them.
+PROGRESS_SECONDS: Final = 20.0
+NODE_SECONDS: Final = 1800.0
+FILE_SECONDS: Final = 3600.0
+# Seconds until all nodes are asked again: doubled each time, from the first to the second.
+FIRST_PAUSE: Final = 0.5
+LAST_PAUSE: Final = 10.0
+ROUNDS: Final = 6
+# The part of the file system that a file from another node leaves free.
+LEFT_FREE: Final = 0.02
+# Bytes: as large as snapshots are built.
+MOST_FILE: Final = 64 << 30
+
+Find = Callable[[str], Path | None]
+
+
+@dataclass(slots=True)
+class _Partial:
+    """What has come of a file."""
+
+    path: Path
+    size: int = 0
+    # Which file it is a part of: two nodes that have listed the same have different files of one snapshot.
+    tag: str = ""
+    # The nodes that it came from, for people.
+    names: list[str] = field(default_factory=list)
+
+
+class SnapshotFiles:
+    """Used on the event loop."""
+
+    def __init__(self, shared: SharedState, find: Find, threads: Threads) -> None:
+        """find: where the file of a snapshot is; None where this node does not have it."""
+        self._shared = shared
+        self._find = find
+        self._threads = threads
+        self._checker = SnapshotChecker()
+        self._served = 0
+        self._fetching = asyncio.Semaphore(MOST_FETCHED)
+        shared.endpoint.add("GET", f"{SNAPSHOTS}/{{snapshot}}", self._answer)
+
+    async def close(self) -> None:
+        await self._checker.close()
+
+    async def fetch(self, snapshot_id: str, likely: Sequence[str], path: Path) -> Meta:
+        """Have the file of a snapshot at *path*, whole and checked. likely: ids of nodes that should have it, which are
+        asked first. Raises PeerFailed, StoreFull."""
+        async with self._fetching:
+            partial = _Partial(path)
+            try:
+                async with asyncio.timeout(FILE_SECONDS):
+                    return await self._fetch(snapshot_id, likely, partial)
+            except TimeoutError:
+                raise PeerFailed(f"snapshot {snapshot_id} did not come within {FILE_SECONDS:.0f} s") from None
+
+    async def _fetch(self, snapshot_id: str, likely: Sequence[str], partial: _Partial) -> Meta:
+        """Raises PeerFailed, StoreFull."""
+        pause, last = FIRST_PAUSE, PeerFailed("no other node is there")
+        for _ in range(ROUNDS):
+            for record in self._in_order(likely):
+                try:
+                    await self._fetch_from(record, snapshot_id, partial)
+                    return await self._checked(snapshot_id, partial)
+                except (PeerLacks, PeerBusy) as error:
+                    last = PeerFailed(f"node {record.name}: {error}")
+                except PeerFailed as error:
+                    last = PeerFailed(f"node {record.name}: {error}")
+                    log.info("snapshot %s does not come from node %s: %s", snapshot_id, record.name, error)
+            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+            pause = min(2 * pause, LAST_PAUSE)
+        raise PeerFailed(f"snapshot {snapshot_id} is not to be had: {last}")
+
+    def _in_order(self, likely: Iterable[str]) -> list[NodeRecord]:
+        """Those that should have it, then the others: each in another order each time, so that not all ask one."""
+        first = [record for node in dict.fromkeys(likely) if (record := self._shared.node(node)) is not None]
+        others = [
+            record
+            for record in self._shared.membership.view.reachable
+            if record not in first and self._shared.has_heard(record.id)
+        ]
+        random.shuffle(first)
+        random.shuffle(others)
+        return [*first, *others]
+
+    async def _fetch_from(self, node: NodeRecord, snapshot_id: str, partial: _Partial) -> None:
+        """Go on with what has come. Raises PeerFailed, StoreFull."""
+        headers = {"Range": f"bytes={partial.size}-", "If-Range": partial.tag} if partial.size else {}
+        path = f"{SNAPSHOTS}/{snapshot_id}"
+        async with self._shared.http.request(node, "GET", path, NODE_SECONDS, headers=headers) as answer:
+            if answer.status != 206 or answer.headers.get("Content-Range", "").partition("-")[0] != (
+                f"bytes {partial.size}"
+            ):
+                partial.size, partial.tag, partial.names = 0, answer.headers.get("ETag", "")[:64], []
+            length = answer.content_length
+            if length is None or not FOOTER.size < partial.size + length <= MOST_FILE:
+                raise PeerFailed(f"it offers {length} bytes, which no snapshot has")
+            _check_room(partial.path, length)
+            partial.names.append(node.name)
+            began = time.monotonic()
+            with partial.path.open("r+b") as file:
+                await self._threads.background(_cut, file, partial.size)
+                async for piece in _pieces(answer, length):
+                    await self._threads.background(file.write, piece)
+                    partial.size += len(piece)
+        log.info(
+            "snapshot %s: %s from node %s in %.1f s",
+            snapshot_id, format_size(length), node.name, time.monotonic() - began,
+        )  # fmt: skip
+
+    async def _checked(self, snapshot_id: str, partial: _Partial) -> Meta:
+        """Raises PeerFailed."""
+        try:
+            meta = await self._checker.check(partial.path)
+            if meta.id != snapshot_id:
+                raise SnapshotDamaged(f"it is snapshot {meta.id}")
+        except SnapshotDamaged as error:
+            names, partial.size, partial.tag = ", ".join(partial.names), 0, ""
+            log.warning("the snapshot %s that came from node %s is not taken: %s", snapshot_id, names, error)
+            raise PeerFailed(f"what came is not taken: {error}") from None
+        return meta
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        snapshot_id = request.match_info["snapshot"]
+        path = self._find(snapshot_id) if is_digest(snapshot_id) else None
+        if path is None:
+            return web.Response(status=404, text="this node does not have it")
+        if self._served >= MOST_SERVED:
+            return web.Response(status=503, text=f"{self._served} are being sent", headers={"Retry-After": "1"})
+        self._served += 1
+        try:
+            return await self._send(request, path)
+        finally:
+            self._served -= 1
+
+    async def _send(self, request: web.Request, path: Path) -> web.StreamResponse:
+        try:
+            file, size, tag = await self._threads.background(_opened, path)
+        except (OSError, CachefsError) as error:
+            return web.Response(status=404, text=f"it cannot be read: {error}")
+        with file:
+            start = _start(request, size, tag)
+            headers = {"ETag": tag, "Content-Type": "application/octet-stream"}
+            if start:
+                headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
+            response = web.StreamResponse(status=206 if start else 200, headers=headers)
+            response.content_length = size - start
+            await response.prepare(request)
+            file.seek(start)
+            while piece := await self._threads.background(file.read, PIECE):
+                async with asyncio.timeout(PROGRESS_SECONDS):
+                    await response.write(piece)
+            await response.write_eof()
+            return response
+
+
+def _start(request: web.Request, size: int, tag: str) -> int:
+    """Where to begin."""
+    wanted = request.headers.get("Range", "")
+    number = wanted.removeprefix("bytes=").removesuffix("-")
+    if request.headers.get("If-Range") != tag or not number.isdecimal() or len(number) > 19:
+        return 0
+    return int(number) if int(number) < size else 0
+
+
+def _opened(path: Path) -> tuple[BinaryIO, int, str]:
+    """The file, its bytes, and which file of the snapshot it is. Raises OSError, SnapshotDamaged."""
+    file = path.open("rb")
+    try:
+        size = os.fstat(file.fileno()).st_size
+        magic, length, digest = FOOTER.unpack(os.pread(file.fileno(), FOOTER.size, max(0, size - FOOTER.size)))
+        if magic != MAGIC or length + FOOTER.size != size:
+            raise SnapshotDamaged("it is not whole")
+        return file, size, f'"{digest.hex()}"'
+    except BaseException:
+        file.close()
+        raise
+
+
+async def _pieces(answer: aiohttp.ClientResponse, length: int) -> AsyncIterator[bytes]:
+    """The body, which has *length* bytes. Raises PeerFailed."""
+    left = length
+    while left:
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(PROGRESS_SECONDS):
+                while size < min(PIECE, left):
+                    part = await answer.content.read(min(PIECE, left) - size)
+                    if not part:
+                        raise PeerFailed(f"it ends {left - size:,} bytes before its end")
+                    parts.append(part)
+                    size += len(part)
+        except TimeoutError:
+            raise PeerFailed(f"no bytes for {PROGRESS_SECONDS:.0f} s") from None
+        left -= size
+        yield b"".join(parts)
+
+
+def _cut(file: BinaryIO, size: int) -> None:
+    file.truncate(size)
+    file.seek(size)
+
+
+def _check_room(path: Path, size: int) -> None:
+    """Raises StoreFull."""
+    room = os.statvfs(path.parent)
+    free = room.f_bavail * room.f_frsize - int(LEFT_FREE * room.f_blocks * room.f_frsize)
+    if size > free:
+        raise StoreFull(
+            f"no room in {path.parent} for a snapshot of {format_size(size)}: {format_size(max(0, free))} are free "
+            f"besides the {LEFT_FREE:.0%} that stay free"
+        )

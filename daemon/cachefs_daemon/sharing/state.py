@@ -1,0 +1,335 @@
+"""The state that the nodes of a cluster share: each node publishes its own part, and knows those of all others.
+
+    shared.publish(CONSUMERS, "job/0", facts)                        # this node says something
+    shared.listen(CONSUMERS, lambda node, name, value: ...)          # another one has said something (or None)
+    shared.values(CONSUMERS)                                         # {node id: {name: value}}
+
+There is one poll under way per pair of nodes and direction, which is answered when there is news: so nothing is sent
+per block, and nothing while nothing changes but an empty answer every 25 s. Only progress changes all the time; it is
+sent once a second at most, and to MOST_FOLLOWED others at most for each job.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.view import ClusterView, NodeRecord
+from cachefs_daemon.sharing.endpoint import ControlEndpoint
+from cachefs_daemon.sharing.follower import Follower
+from cachefs_daemon.sharing.own_part import OwnPart, Page
+from cachefs_daemon.sharing.peer_http import PeerFailed, PeerHttp
+from cachefs_daemon.sharing.peer_part import News
+from cachefs_daemon.sharing.sections import CONSUMERS, PROGRESS, Section
+from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_daemon.sharing.wire import (
+    COUNTERS,
+    GATHERED,
+    MOST_POLL_SECONDS,
+    MOST_SMALL,
+    PAGE,
+    PROGRESS_SECONDS,
+    STATE,
+    Part,
+    StateAnswer,
+    poll_seconds,
+)
+
+log = logging.getLogger(__name__)
+
+# Nodes whose consumers of one job are followed, at most.
+MOST_FOLLOWED: Final = 16
+# Nodes that are asked for counters at the same time.
+ASKED_AT_ONCE: Final = 32
+# Seconds for which news about consumers are gathered before it is decided anew whose progress is followed.
+FOLLOW_PAUSE: Final = 0.2
+
+Value = TypeVar("Value", bound=msgspec.Struct)
+# id of the node, name of the value, the value; None: it is gone
+Listener = Callable[[str, str, Any], None]
+
+
+class SharedState:
+    """Used on the event loop."""
+
+    def __init__(self, cluster: str, membership: Membership, security: Security = INSECURE) -> None:
+        """cluster: its name."""
+        self.membership = membership
+        self.endpoint = ControlEndpoint(cluster, membership, security)
+        self.http = PeerHttp(cluster, membership.view.me, security)
+        # Gives this node's counters, packed by msgpack, to those who ask.
+        self.counters: Callable[[], Awaitable[bytes]] | None = None
+        self._facts, self._progress = OwnPart(), OwnPart()
+        self._listeners: defaultdict[str, list[Listener]] = defaultdict(list)  # by section
+        self._followers: dict[str, Follower] = {}  # by id of the node
+        self._polls: dict[str, asyncio.Event] = {}  # by id of the node that waits; set when there is news
+        self._closing = False
+        self._mine: NodeRecord | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._choosing: asyncio.TimerHandle | None = None
+        self.endpoint.add("GET", STATE, self._answer_poll)
+        self.endpoint.add("GET", COUNTERS, self._answer_counters)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen there, and begin to follow the others. Raises ConfigError."""
+        await self.endpoint.start(host, port)
+        self.membership.listen(self._on_view)
+        self.listen(CONSUMERS, lambda node, name, value: self._choose_soon())
+        self._on_view(self.membership.view)
+
+    async def stop(self) -> None:
+        self._closing = True
+        self._wake(self._polls)
+        if self._choosing is not None:
+            self._choosing.cancel()
+        await asyncio.gather(*(follower.stop() for follower in self._followers.values()), *self._leaving)
+        self._followers.clear()
+        await self.endpoint.stop()
+        await self.http.close()
+
+    # --- what this node says -----------------------------------------------------------------------------------------
+
+    def publish(self, section: Section[Value], name: str, value: Value) -> None:
+        """All nodes shall know this value of this node, in place of what it said before under that name."""
+        raw = section.encode(value)
+        try:
+            section.decode(name, raw)
+        except ValueError as error:  # nobody would take it
+            log.error("%s %r cannot be told to other nodes: %s", section.name, name, error)
+            return
+        self._set(section, name, raw)
+
+    def remove(self, section: Section[Any], name: str) -> None:
+        """It does not hold any more."""
+        self._set(section, name, None)
+
+    def says(self, section: Section[Any], name: str) -> bool:
+        """Does this node say anything of that name?"""
+        return self._part(section).get(section.name, name) is not None
+
+    def published(self, section: Section[Any]) -> list[str]:
+        """The names of this node's values."""
+        return self._part(section).names(section.name)
+
+    def own(self, section: Section[Value], name: str) -> Value | None:
+        """What this node says."""
+        raw = self._part(section).get(section.name, name)
+        return msgspec.msgpack.decode(raw, type=section.kind) if raw is not None else None
+
+    def _part(self, section: Section[Any]) -> OwnPart:
+        return self._progress if section is PROGRESS else self._facts
+
+    def _set(self, section: Section[Any], name: str, raw: bytes | None) -> None:
+        if self._part(section).set(section.name, name, raw):
+            self._wake(self._polls)
+        if section is CONSUMERS:
+            self._choose_soon()
+
+    # --- what others say ---------------------------------------------------------------------------------------------
+
+    def listen(self, section: Section[Any], callback: Listener) -> None:
+        """Call it with whatever another node says from now on."""
+        self._listeners[section.name].append(callback)
+
+    def values(self, section: Section[Value]) -> dict[str, Mapping[str, Value]]:
+        """What the other nodes say, by node id and name."""
+        found = {}
+        for node, follower in self._followers.items():
+            part = follower.progress if section is PROGRESS else follower.facts
+            if values := part.values(section.name):
+                found[node] = values
+        return found
+
+    def value(self, section: Section[Value], node: str, name: str) -> Value | None:
+        """What that node says."""
+        follower = self._followers.get(node)
+        if follower is None:
+            return None
+        part = follower.progress if section is PROGRESS else follower.facts
+        found: Value | None = part.values(section.name).get(name)
+        return found
+
+    def problems(self) -> dict[str, str]:
+        """By node id, why a node does not say what is new."""
+        return {node: follower.problem for node, follower in self._followers.items() if follower.problem}
+
+    def node(self, node_id: str) -> NodeRecord | None:
+        """A member other than this node."""
+        follower = self._followers.get(node_id)
+        return follower.record if follower is not None else None
+
+    def has_heard(self, node_id: str) -> bool:
+        """Has it said anything since this node, or that one, started? A node without datasets says so too."""
+        follower = self._followers.get(node_id)
+        return follower is not None and follower.facts.version > 0
+
+    async def ask(self, node_id: str, path: str, seconds: float, most: int) -> bytes:
+        """What that node answers to GET *path*: at most *most* bytes. Raises PeerFailed."""
+        record = self.node(node_id)
+        if record is None:
+            raise PeerFailed(f"node {node_id} is not in the cluster any more")
+        return await self.http.get(record, path, seconds, most)
+
+    async def node_counters(self, seconds: float) -> dict[str, bytes | PeerFailed]:
+        """The counters of all other nodes, by id, or why there are none. Takes *seconds* at most."""
+        at_once = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def one(record: NodeRecord) -> bytes | PeerFailed:
+            try:
+                async with at_once:
+                    return await self.http.get(record, COUNTERS, seconds, MOST_SMALL)
+            except PeerFailed as error:
+                return error
+
+        records = [follower.record for follower in self._followers.values()]
+        tasks = [asyncio.create_task(one(record)) for record in records]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        found: dict[str, bytes | PeerFailed] = {}
+        for record, task in zip(records, tasks, strict=True):
+            if not task.done():
+                task.cancel()
+            found[record.id] = task.result() if task.done() else PeerFailed(f"no answer within {seconds:g} s")
+        return found
+
+    # --- the others --------------------------------------------------------------------------------------------------
+
+    def _on_view(self, view: ClusterView) -> None:
+        if self._closing:
+            return
+        present = {record.id: record for record in view.others}
+        for node in [node for node in self._followers if node not in present]:
+            task = asyncio.create_task(self._leave(self._followers.pop(node)))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+        for node, record in present.items():
+            follower = self._followers.get(node)
+            if follower is None:
+                self._follow(record)
+            else:
+                follower.meet(record)
+        for follower in self._followers.values():
+            follower.wait = poll_seconds(len(view.members))
+        if view.mine != self._mine:
+            self._mine = view.mine
+            self._facts.touch()
+            self._wake(self._polls)
+        self._choose_soon()
+
+    def _follow(self, record: NodeRecord) -> None:
+        follower = self._followers[record.id] = Follower(record, self.http, self._on_news)
+        follower.on_answer = self._on_answer
+        follower.on_silence = self.membership.lost
+        follower.start()
+
+    async def _leave(self, follower: Follower) -> None:
+        await follower.stop()
+
+    def _on_answer(self, record: NodeRecord) -> None:
+        self.membership.heard(record.id, record.incarnation)
+        self.membership.learned(record)
+
+    def _on_news(self, node: str, news: list[News]) -> None:
+        for section, name, value in news:
+            for callback in self._listeners.get(section, ()):
+                try:
+                    callback(node, name, value)
+                except Exception:
+                    log.exception("what node %s says of %s %r is not followed", node, section, name)
+
+    def _choose_soon(self) -> None:
+        if self._choosing is None and not self._closing:
+            self._choosing = asyncio.get_running_loop().call_later(FOLLOW_PAUSE, self._choose)
+
+    def _choose(self) -> None:
+        """Decide whose progress is followed: of each job, that of the nodes that come first in an order which is
+        another one on each node. So no node is followed by all."""
+        self._choosing = None
+        me = self.membership.view.me
+        by_job: defaultdict[str, set[str]] = defaultdict(set)
+        for node, values in self.values(CONSUMERS).items():
+            for facts in values.values():
+                by_job[facts.job].add(node)
+        followed: set[str] = set()
+        for nodes in by_job.values():
+            followed.update(sorted(nodes, key=lambda node: _mixed(me, node))[:MOST_FOLLOWED])
+        for node, follower in self._followers.items():
+            wants = node in followed
+            if wants != follower.wants_progress:
+                follower.wants_progress = wants
+                follower.hurry()
+
+    # --- what is answered --------------------------------------------------------------------------------------------
+
+    async def _answer_poll(self, request: web.Request) -> web.Response:
+        sender = self.endpoint.sender(request)
+        mine = self.membership.view.mine
+        if sender is None or mine is None:
+            return web.Response(status=503, text="this node is in no cluster yet")
+        try:
+            since, progress = int(request.query["since"]), int(request.query["progress"])
+            wait = min(max(0.0, float(request.query["wait"])), MOST_POLL_SECONDS)
+        except (KeyError, ValueError):
+            return web.Response(status=400, text="expected since, progress and wait")
+        if request.query.get("of") != mine.incarnation:
+            since, progress = 0, min(progress, 0)
+        await self._news(sender.id, since, progress, wait)
+        mine = self.membership.view.mine or mine
+        followed = _part(self._progress.page(progress, PAGE)) if progress >= 0 else None
+        answer = StateAnswer(mine, _part(self._facts.page(since, PAGE)), followed)
+        return web.Response(body=msgspec.msgpack.encode(answer), content_type="application/msgpack")
+
+    async def _news(self, sender: str, since: int, progress: int, wait: float) -> None:
+        """Until there is something that the sender has not seen, or it has waited enough."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        before = self._polls.get(sender)
+        event = self._polls[sender] = asyncio.Event()
+        if before is not None:
+            before.set()
+        try:
+            while not self._closing and self._polls.get(sender) is event:
+                event.clear()
+                left = began + wait - loop.time()
+                if since != self._facts.version:
+                    if since:
+                        await asyncio.sleep(min(GATHERED, max(0.0, left)))
+                    return
+                if progress >= 0 and progress != self._progress.version:
+                    paused = began + PROGRESS_SECONDS - loop.time()
+                    if paused <= 0 or progress == 0:
+                        return
+                    left = min(left, paused)
+                if began + wait <= loop.time():
+                    return
+                try:
+                    async with asyncio.timeout(max(0.0, left)):
+                        await event.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            if self._polls.get(sender) is event:
+                del self._polls[sender]
+
+    def _wake(self, polls: Mapping[str, asyncio.Event]) -> None:
+        for event in polls.values():
+            event.set()
+
+    async def _answer_counters(self, request: web.Request) -> web.Response:
+        if self.counters is None:
+            return web.Response(status=503, text="this node has no counters yet")
+        return web.Response(body=await self.counters(), content_type="application/msgpack")
+
+
+def _part(page: Page) -> Part:
+    return Part(page.full, page.changes, page.version, page.more)
+
+
+def _mixed(me: str, node: str) -> bytes:
+    return hashlib.blake2b(f"{me}{node}".encode(), digest_size=8).digest()

@@ -1,0 +1,60 @@
+"""What goes over the control endpoints: paths, headers, answers, and how large and how long each may be."""
+
+from typing import Final
+
+import msgspec
+
+from cachefs_daemon.cluster.view import NodeRecord
+
+CLUSTER: Final = "Cachefs-Cluster"
+SENDER: Final = "Cachefs-Node"
+# An answer of another node than the one that was meant is none: its address may be another's by now.
+ANSWERED_BY: Final = "Cachefs-Answered-By"
+
+STATE: Final = "/state"
+NODE: Final = "/node"
+COUNTERS: Final = "/counters"
+SNAPSHOTS: Final = "/snapshots"
+BLOBS: Final = "/blobs"
+
+# Seconds that a poll waits for news where there are few nodes, and at most. With 1,000 nodes each answers ten in a
+# second for nothing at the latter.
+POLL_SECONDS: Final = 25.0
+MOST_POLL_SECONDS: Final = 100.0
+FEW_NODES: Final = 256
+# Seconds for which changes are gathered before they are sent.
+GATHERED: Final = 0.02
+# Seconds between two answers that only say how far consumers are.
+PROGRESS_SECONDS: Final = 1.0
+# Bytes of values in one answer, about; and of an answer, with the largest value and all that is around it.
+PAGE: Final = 1 << 20
+MOST_ANSWER: Final = 4 << 20
+# Bytes of all values that are kept of one node.
+MOST_OF_NODE: Final = 16 << 20
+# Bytes of any other small answer.
+MOST_SMALL: Final = 256 << 10
+
+WireChange = tuple[str, str, bytes | None]
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Changes of one kind. See cachefs_daemon.sharing.own_part.Page."""
+
+    full: bool
+    changes: list[WireChange]
+    version: int
+    more: bool
+
+
+class StateAnswer(msgspec.Struct, frozen=True):
+    """News of the node that answers."""
+
+    record: NodeRecord
+    facts: Part
+    # None: the receiver does not follow it.
+    progress: Part | None = None
+
+
+def poll_seconds(nodes: int) -> float:
+    """How long a poll waits for news, in a cluster of so many nodes."""
+    return min(max(POLL_SECONDS, POLL_SECONDS * nodes / FEW_NODES), MOST_POLL_SECONDS)

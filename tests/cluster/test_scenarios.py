@@ -1,0 +1,88 @@
+"""The scenarios of `cachefs-bench cluster`, small: four nodes in network namespaces, under load."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+PROGRAM = [sys.executable, "-c", "from cachefs_tools.bench import main; main()", "cluster"]
+
+
+def run(work: Path, scenario: str, *options: str) -> dict[str, Any]:
+    """What the scenario measured; all that it has to be was met."""
+    done = subprocess.run(
+        [*PROGRAM, "--scenario", scenario, "--files", "800", "--directory", str(work), *options],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    missed = [check for check in document["checks"] if not check["met"]]
+    assert not missed, done.stderr
+    assert list(work.iterdir()) == []
+    return document
+
+
+def test_a_dataset_that_fits_leaves_the_origin_once(tmp_path: Path) -> None:
+    document = run(tmp_path, "m1", "--epochs", "4")
+    assert sum(epoch["reads"] for epoch in document["epochs"]) == 4 * 800
+
+
+def test_a_dataset_that_does_not_fit_leaves_it_as_rarely_as_can_be(tmp_path: Path) -> None:
+    document = run(tmp_path, "m2", "--epochs", "4")
+    assert document["least_possible"] < document["least_of_separate_caches"]
+
+
+def test_a_node_is_killed_and_comes_back(tmp_path: Path) -> None:
+    run(tmp_path, "m3", "--epochs", "6")
+
+
+def test_a_node_joins_and_one_drains(tmp_path: Path) -> None:
+    run(tmp_path, "m4")
+
+
+@pytest.mark.parametrize("fault", ["partition", "etcd", "stopped", "loss", "latency"])
+def test_what_goes_wrong_costs_no_byte(tmp_path: Path, fault: str) -> None:
+    run(tmp_path, "m5", "--seconds", "15", "--only", fault, "--rate", "50")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
+    bench = subprocess.Popen(
+        [*PROGRAM, "--scenario", "m1", "--files", "400", "--epochs", "50", "--directory", str(tmp_path),
+         "--nodes", "2", "--membership", "none"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert bench.stderr is not None
+    assert "epoch 1" in bench.stderr.readline()
+    children = psutil.Process(bench.pid).children(recursive=True)
+    assert len(children) > 10
+    os.killpg(bench.pid, number)
+    said = bench.stderr.read()
+    bench.wait(60)
+    if number == signal.SIGINT:
+        assert bench.returncode == 130
+        assert said.splitlines()[-1] == "cachefs-bench: interrupted; nothing is left mounted or running"
+    until(lambda: not list(tmp_path.iterdir()))
+    # The one that cleans up after a kill waits for a minute before it looks at memory tiers.
+    until(lambda: sum(map(runs, children)) <= (number == signal.SIGKILL))
+
+
+def runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def until(reached: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,291 @@
+"""Membership by a real etcd: nodes come and go, etcd stops, dies, comes back and forgets, and all nodes agree again.
+
+Nodes here are memberships without daemons, on the event loop of the test. Records live for 3 s, so a busy machine may
+lose one now and then; what is waited for comes nevertheless.
+"""
+
+import dataclasses
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from cachefs_daemon.cluster.etcd import EtcdStore
+from cachefs_daemon.cluster.etcd_client import EtcdAway, EtcdClient, EtcdRefuses, EtcdSettings
+from cachefs_daemon.cluster.shared import SharedMembership
+from cachefs_daemon.cluster.view import ClusterView, NodeRecord, encode_record
+
+from cachefs.errors import ConfigError
+from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state, until
+from tests.servers import etcd as etcd_server
+from tests.servers.etcd import Etcd
+from tests.servers.ports import free_port
+
+PREFIX: Final = "/cachefs/tests"
+SECONDS: Final = 3.0
+GRACE: Final = 0.5
+
+
+@pytest.fixture(scope="module")
+def shared_etcd() -> Iterator[Etcd]:
+    with etcd_server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def etcd(shared_etcd: Etcd) -> Etcd:
+    """An etcd without keys, whatever the test before has left."""
+    shared_etcd.resume()
+    shared_etcd.ask("kv/deleterange", {"key": "AA==", "range_end": "AA=="})
+    return shared_etcd
+
+
+def membership(urls: list[str], mine: NodeRecord, grace: float = GRACE) -> SharedMembership:
+    store = EtcdStore(EtcdSettings(urls), PREFIX, mine.id, SECONDS)
+    return SharedMembership(store, mine, grace, "/var/lib/cachefs", vanishing=1.0)
+
+
+@asynccontextmanager
+async def nodes(etcd: Etcd, *numbers: int, grace: float = GRACE) -> AsyncIterator[list[SharedMembership]]:
+    """Active nodes that all know of each other."""
+    async with AsyncExitStack() as stack:
+        found = []
+        for number in numbers:
+            each = membership([etcd.url], member_record(number), grace)
+            stack.push_async_callback(each.stop)
+            found.append(each)
+        await all_active(found, numbers)
+        yield found
+
+
+@on_loop
+async def test_nodes_join_drain_and_leave(etcd: Etcd) -> None:
+    seen: list[ClusterView] = []
+    async with nodes(etcd, 1, 2, 3) as (first, second, third):
+        first.listen(seen.append)
+        assert [each.view.problem for each in (first, second, third)] == [""] * 3
+        before = first.view.epoch
+        await third.announce("draining")
+        await until(lambda: ring(first) == ring(second) == ring(third) == [1, 2])
+        assert first.view.epoch > before
+        assert state(first, 3) == "draining"
+        await third.stop()
+        assert list(etcd.keys(f"{PREFIX}/nodes/")) == [f"{PREFIX}/nodes/{member_id(number)}" for number in (1, 2)]
+        await until(lambda: state(first, 3) == "gone")
+        # Who leaves without having drained keeps its place for the time of grace, but is not asked.
+        await second.stop()
+        await until(lambda: state(first, 2) == "away")
+        await until(lambda: ring(first) == [1])
+    assert ["away" in {each.state for each in view.members} for view in seen].count(True) >= 1
+    assert etcd.keys(f"{PREFIX}/nodes/") == {}
+
+
+@on_loop
+async def test_a_node_that_is_back_within_the_grace_moves_nothing(etcd: Etcd) -> None:
+    async with nodes(etcd, 1, 2, grace=60) as (first, second):
+        epoch = first.view.epoch
+        await second.stop()
+        await until(lambda: state(first, 2) == "away")
+        again = membership([etcd.url], member_record(2, incarnation=2), 60)
+        try:
+            await again.start()
+            await again.announce("active")
+            await until(lambda: state(first, 2) == "active")
+            assert first.view.epoch == epoch == again.view.epoch
+            assert first.view.get(member_id(2)) == dataclasses.replace(member_record(2, incarnation=2), state="active")
+        finally:
+            await again.stop()
+
+
+@on_loop
+async def test_a_node_that_died_vanishes_with_its_lease(etcd: Etcd) -> None:
+    async with nodes(etcd, 1) as (first,):
+        client = EtcdClient(EtcdSettings([etcd.url]))
+        dead = dataclasses.replace(member_record(2), state="active")
+        client.put_if(f"{PREFIX}/nodes/{dead.id}".encode(), encode_record(dead), client.grant(1, 20), 0, 20)
+        client.close()
+        await until(lambda: ring(first) == [1, 2])
+        await until(lambda: state(first, 2) == "away" or ring(first) == [1])
+        await until(lambda: ring(first) == [1] and state(first, 2) == "gone")
+
+
+@on_loop
+async def test_nodes_whose_leases_or_records_are_taken_away_join_again(etcd: Etcd) -> None:
+    async with nodes(etcd, 1, 2, grace=60) as found:
+        epoch = found[0].view.epoch
+        etcd.revoke_all()
+        await until(lambda: len(etcd.keys(f"{PREFIX}/nodes/")) == 2)
+        etcd.delete(f"{PREFIX}/nodes/{member_id(1)}")
+        await until(lambda: len(etcd.keys(f"{PREFIX}/nodes/")) == 2)
+        await until(lambda: all(state(each, number) == "active" for each in found for number in (1, 2)))
+        assert [each.view.epoch for each in found] == [epoch, epoch]
+
+
+@on_loop
+async def test_while_etcd_is_stopped_the_view_stays_and_says_so(etcd: Etcd, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with nodes(etcd, 1, 2, grace=60) as found:
+        before = found[0].view
+        etcd.pause()
+        await until(lambda: all("does not answer" in each.view.problem for each in found))
+        assert [each.view.members for each in found] == [before.members] * 2
+        assert [each.view.epoch for each in found] == [before.epoch] * 2
+        begun = time.monotonic()
+        await found[0].refresh()
+        assert time.monotonic() - begun < 10  # a second, on a machine with nothing else to do
+        etcd.resume()
+        await until(lambda: all(not each.view.problem for each in found))
+        await found[1].announce("draining")
+        await until(lambda: ring(found[0]) == [1])
+    said = [message.getMessage() for message in caplog.records]
+    assert sum("the cluster goes on as it was known before" in line for line in said) == 2  # once for each node
+    assert sum("etcd answers again" in line for line in said) == 2
+
+
+@on_loop
+async def test_an_etcd_that_comes_back_with_nothing_learns_all_again(etcd: Etcd) -> None:
+    async with nodes(etcd, 1, 2, grace=60) as found:
+        for number in range(20):
+            etcd.put("/other", str(number))  # revisions that the new etcd does not have
+        etcd.kill()
+        await until(lambda: all("does not answer" in each.view.problem for each in found))
+        etcd.wipe()
+        etcd.start()
+        await until(lambda: len(etcd.keys(f"{PREFIX}/")) == 3 and one_epoch(found))
+        await until(lambda: all(not each.view.problem and ring(each) == [1, 2] for each in found))
+        await found[1].announce("draining")
+        await until(lambda: ring(found[0]) == ring(found[1]) == [1])
+
+
+@on_loop
+async def test_a_start_without_etcd_is_alone_and_joins_later(etcd: Etcd) -> None:
+    etcd.kill()
+    alone = membership([etcd.url], member_record(1))
+    try:
+        await alone.start()
+        await alone.announce("active")
+        assert (alone.view.epoch, ring(alone), state(alone, 1)) == (0, [], "active")
+        await until(lambda: "does not answer" in alone.view.problem)
+        etcd.start()
+        await until(lambda: ring(alone) == [1] and not alone.view.problem)
+    finally:
+        await alone.stop()
+
+
+@on_loop
+async def test_endpoints_that_are_dead_or_silent_are_passed_over(etcd: Etcd) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        dead = f"http://127.0.0.1:{free_port()}"
+        stuck = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        client = EtcdClient(EtcdSettings([dead, stuck, etcd.url]))
+        try:
+            assert client.range(b"/nothing", 30).count == 0
+            assert client.endpoint == etcd.url
+        finally:
+            client.close()
+        node = membership([dead, etcd.url], member_record(1))
+        try:
+            await node.start()
+            await node.announce("active")
+            await until(lambda: ring(node) == [1])
+        finally:
+            await node.stop()
+
+
+@on_loop
+async def test_a_second_node_with_the_same_id_does_not_start(etcd: Etcd) -> None:
+    async with nodes(etcd, 1) as (first,):
+        copy = membership([etcd.url], member_record(1, incarnation=2, port=7999))
+        with pytest.raises(ConfigError, match=r"node1 at 127.0.0.1:7010 runs with the id of this one .*/node here"):
+            await copy.start()
+        assert first.view.problem == ""
+
+
+@on_loop
+async def test_a_node_takes_over_from_its_killed_daemon_at_once(etcd: Etcd) -> None:
+    client = EtcdClient(EtcdSettings([etcd.url]))
+    killed = dataclasses.replace(member_record(1), state="active")
+    client.put_if(f"{PREFIX}/nodes/{killed.id}".encode(), encode_record(killed), client.grant(300, 20), 0, 20)
+    client.close()
+    async with nodes(etcd, 1) as (first,):
+        assert '"incarnation":"0000000000000001"' in etcd.keys(f"{PREFIX}/nodes/")[f"{PREFIX}/nodes/{member_id(1)}"]
+        # Should somebody start a copy while this one runs, it keeps the id, and says so.
+        copy = dataclasses.replace(member_record(1, incarnation=9), host="127.0.0.9")
+        etcd.put(f"{PREFIX}/nodes/{member_id(1)}", encode_record(copy).decode())
+        await until(lambda: "runs with the id of this one" in first.view.problem)
+        etcd.delete(f"{PREFIX}/nodes/{member_id(1)}")
+        await until(lambda: not first.view.problem)
+
+
+@on_loop
+async def test_nonsense_in_the_store_is_passed_over(etcd: Etcd, caplog: pytest.LogCaptureFixture) -> None:
+    etcd.put(f"{PREFIX}/ring", "[[[")
+    etcd.put(f"{PREFIX}/nodes/x", "{}")
+    etcd.put(f"{PREFIX}/nodes/{member_id(7)}", encode_record(member_record(8)).decode())
+    etcd.put(f"{PREFIX}/what", "is that")
+    async with nodes(etcd, 1) as (first,):
+        assert [node.name for node in first.view.members] == ["node1"]
+    assert sum("is ignored" in line.getMessage() for line in caplog.records) == 3
+
+
+@on_loop
+async def test_refresh_brings_what_a_watch_has_not(etcd: Etcd) -> None:
+    """A refresh takes effect at once, also where nothing is new."""
+    async with nodes(etcd, 1, 2) as (first, second):
+        await second.announce("draining")
+        await until(lambda: ring(second) == [1])
+        await first.refresh()
+        await until(lambda: first.view.epoch == second.view.epoch)
+
+
+def test_a_watch_below_a_compaction_ends(etcd: Etcd) -> None:
+    revisions = [etcd.put("/compacted", str(number)) for number in range(5)]
+    etcd.compact(revisions[-1])
+    client = EtcdClient(EtcdSettings([etcd.url]))
+    try:
+        end = next(message for message in client.watch(b"/compacted", revisions[0]) if message.ended)
+        assert end.compacted == revisions[-1]
+    finally:
+        client.close()
+
+
+def test_users_and_passwords(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    with etcd_server.running() as server:
+        server.ask("auth/user/add", {"name": "root", "password": "root"})
+        server.ask("auth/user/add", {"name": "cachefs", "password": "secret"})
+        server.ask("auth/role/add", {"name": "cachefs"})
+        granted = {"permType": "READWRITE", "key": "L2E=", "range_end": "L2I="}  # from /a to /b
+        server.ask("auth/role/grant", {"name": "cachefs", "perm": granted})
+        server.ask("auth/user/grant", {"user": "cachefs", "role": "cachefs"})
+        server.ask("auth/user/grant", {"user": "root", "role": "root"})
+        server.ask("auth/enable", {})
+        settings = EtcdSettings([server.url], "cachefs", password)
+        client = EtcdClient(settings)
+        assert client.put_if(b"/a/key", b"value", 0, 0, 20).done
+        server.kill()  # and with it every token
+        with pytest.raises(EtcdAway, match="does not answer"):
+            client.range(b"/a/key", 1)
+        server.start()
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                assert client.range(b"/a/key", 20).found[0].value == b"value"
+                break
+            except EtcdAway:
+                assert time.monotonic() < deadline
+        with pytest.raises(EtcdRefuses, match="permission denied"):
+            client.put_if(b"/c", b"value", 0, 0, 20)
+        client.close()
+        password.write_text("wrong")
+        with pytest.raises(EtcdRefuses, match="authentication failed"):
+            EtcdClient(settings).range(b"/a/key", 20)
+        with pytest.raises(EtcdRefuses, match="user name is empty"):
+            EtcdClient(EtcdSettings([server.url])).range(b"/a/key", 20)

@@ -1,0 +1,137 @@
+"""Two real daemons and one S3 server: each block leaves it once, and the trouble of one daemon is not the other's."""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cachefs.block import block_key, block_length
+from cachefs.messages import BlockRef, FetchedBlock, OriginOptions, Warmup
+from cachefs.rpc import WARMUP
+from cachefs.snapshot import Snapshot
+from tests.daemon import Daemon
+from tests.node.daemon.test_cluster_datasets import datasets, two_daemons, until
+from tests.servers import faulty
+from tests.servers.faulty import Fault, FaultyProxy
+from tests.servers.s3 import S3Server
+
+COUNT = 40
+SIZE = 50_000
+FILES = {f"{number:03}": os.urandom(SIZE + number) for number in range(COUNT)}
+
+
+@pytest.fixture(scope="module")
+def bucket(rclone: S3Server) -> str:
+    rclone.create_bucket("peers")
+    rclone.put("peers", FILES)
+    return "peers"
+
+
+@pytest.fixture
+def proxy(rclone: S3Server) -> Iterator[FaultyProxy]:
+    with faulty.running(rclone.endpoint) as running:
+        yield running
+
+
+class Pair:
+    """Two daemons that have the bucket as a dataset."""
+
+    def __init__(self, first: Daemon, second: Daemon, bucket: str, proxy: FaultyProxy) -> None:
+        self.first, self.second = self.daemons = first, second
+        self.proxy = proxy
+        options = OriginOptions(endpoint_url=proxy.endpoint, region="us-east-1", addressing_style="path")
+        self.view = first.add_dataset("data", f"s3://{bucket}", options)
+        until(lambda: "data" in datasets(second), "the other node does not hear of the dataset")
+        snapshot = Snapshot(Path(self.view.path))
+        self.entries = {name: snapshot.find(name.encode()) for name in FILES}
+        snapshot.close()
+
+    def read(self, daemon: Daemon, names: Sequence[str], readers: int = 8) -> list[FetchedBlock]:
+        """Read files as so many readers do at once. All bytes are checked."""
+
+        def read(name: str) -> FetchedBlock:
+            entry = self.entries[name]
+            assert entry is not None
+            [answer] = daemon.fetch(BlockRef(self.view.snapshot, entry.number, 0, size=len(FILES[name])))
+            key = block_key(entry.content, 0)
+            assert block_length(entry.size, 4 << 20, 0) == len(FILES[name])
+            assert bytes(daemon.read_block(key, answer)) == FILES[name]
+            return answer
+
+        with ThreadPoolExecutor(readers) as pool:
+            return list(pool.map(read, names))
+
+    def gets(self) -> dict[str, int]:
+        """How often each file was asked for at the server."""
+        return {name: self.proxy.count(path=f"/peers/{name}") for name in FILES}
+
+
+@pytest.fixture
+def pair(
+    tmp_path: Path, rclone: S3Server, bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Pair]:
+    for name, value in rclone.environment.items():
+        monkeypatch.setenv(name, value)
+    with two_daemons(tmp_path) as (first, second):
+        yield Pair(first, second, bucket, proxy)
+
+
+def test_each_block_leaves_the_origin_once_however_many_nodes_ask(pair: Pair) -> None:
+    names = list(FILES)[:30]
+    with ThreadPoolExecutor(4) as pool:
+        reads = [pool.submit(pair.read, daemon, order) for daemon in pair.daemons for order in (names, names[::-1])]
+        answers = [answer for read in reads for answer in read.result(60)]
+    assert {name: pair.gets()[name] for name in names} == dict.fromkeys(names, 1)
+    assert {answer.source for answer in answers} == {"", "peer a", "peer b"}
+    states = [daemon.status() for daemon in pair.daemons]
+    assert sum(state.fetched_blocks for state in states) == 30
+    assert sum(state.peers.blocks for state in states) == 30
+    assert all(state.peers.bytes >= SIZE * state.peers.blocks > 0 for state in states)
+
+    # What is brought ahead on one node is asked of homes too, and is on them then.
+    last = list(pair.first.client.stream(WARMUP, Warmup(dataset="data"), timeout=60))[-1]
+    assert (last.state, last.blocks) == ("done", COUNT)
+    pair.read(pair.second, list(FILES))
+    assert pair.gets() == dict.fromkeys(FILES, 1)
+
+
+def test_a_node_that_is_killed_in_the_midst_of_bringing_blocks_costs_no_reader_anything(pair: Pair) -> None:
+    names = list(FILES)[:20]
+    pair.proxy.add(Fault(path="/peers/", delay=1.0, times=None))
+    began = len(pair.proxy.requests)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(pair.read, pair.first, names, 20)
+        until(lambda: len(pair.proxy.requests) >= began + 20, "the origin is not asked for all of them")
+        pair.second.kill9()
+        assert len(reading.result(60)) == 20
+    pair.proxy.clear()
+    # Who does not answer is not asked any more, until it is back.
+    asked = pair.first.status().peers.asked
+    pair.read(pair.first, list(FILES)[20:])
+    assert pair.first.status().peers.asked == asked
+    assert not any("internal error" in error.message for error in pair.first.status().errors)
+    pair.second.start()
+    until(lambda: pair.second.status().datasets == 1)
+    pair.read(pair.second, list(FILES))
+    assert pair.second.status().peers.blocks > 0
+
+
+def test_a_node_that_is_stopped_holds_up_nobody_for_long(pair: Pair) -> None:
+    assert pair.second.process is not None
+    stopped = psutil.Process(pair.second.process.pid)
+    processes = [stopped, *stopped.children(recursive=True)]
+    try:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        assert len(pair.read(pair.first, list(FILES)[:20], 20)) == 20
+        asked = pair.first.status().peers.asked
+        pair.read(pair.first, list(FILES)[20:])
+        assert pair.first.status().peers.asked == asked
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+    until(lambda: pair.read(pair.second, list(FILES)) and pair.second.status().peers.blocks > 0)

@@ -1,0 +1,27 @@
+"""Blocks from node to node: a real peer server, a real client, and sockets between them."""
+
+import asyncio
+from pathlib import Path
+
+from cachefs_daemon.peers.answers import NotHere, PeerBlock
+
+from cachefs.block import MEMORY
+from tests.blockstore import data_of
+from tests.peering import ServingNode, asker, wanted
+
+
+def test_blocks_that_are_there_come_and_others_do_not(root: Path) -> None:
+    async def run() -> None:
+        async with ServingNode(root) as node, asker(node.record) as one:
+            node.put(*range(10))
+            answers = await asyncio.gather(*(one.begin(node.record, wanted(number)) for number in range(12)))
+            for number, answer in enumerate(answers[:10]):
+                assert isinstance(answer, PeerBlock), answer
+                assert bytes(answer.data) == data_of(number)
+                assert answer.tier == MEMORY
+            assert all(isinstance(answer, NotHere) for answer in answers[10:])
+            counters = one.client.counters[node.record.id]
+            assert (counters.blocks, counters.bytes, counters.not_here) == (10, 1_000_000, 2)
+            assert one.client.in_flight == (0, 0)
+
+    asyncio.run(run())

@@ -1,0 +1,257 @@
+"""Who may ask, and what others see of it (M7): mutual TLS, and servers that strangers keep busy."""
+
+import asyncio
+import dataclasses
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from cachefs_daemon.peers import crowd
+from cachefs_daemon.peers.answers import Failed, PeerBlock, Why
+from cachefs_daemon.peers.tls import Certificates
+
+from tests.blockstore import data_of
+from tests.certificates import Authority
+from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, until, wanted
+
+SIZE = 100_000
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+@asynccontextmanager
+async def tapped(port: int) -> AsyncIterator[tuple[int, bytearray]]:
+    """A port from which everything goes to that one and back, and what has gone through."""
+    seen = bytearray()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            seen.extend(data)
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, to_writer), pump(to_reader, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], seen
+    finally:
+        server.close()
+
+
+def _shows(seen: bytes, data: bytes) -> bool:
+    """Is any part of the data in what was seen?"""
+    return any(data[at : at + 32] in seen for at in range(0, len(data) - 32, 1000))
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_wire_shows_no_payload_with_tls(root: Path, authority: Authority, encrypted: bool) -> None:
+    mine, theirs = (authority.issue(name) if encrypted else None for name in ("asker", "node-1"))
+
+    async def run() -> None:
+        async with ServingNode(root, tls=theirs) as node, tapped(node.servers.port) as (port, seen):
+            node.put(*range(5))
+            through = dataclasses.replace(node.record, data_port=port)
+            async with asker(through, tls=mine) as one:
+                answers = await asyncio.gather(*(one.begin(through, wanted(number)) for number in range(5)))
+            for number, answer in enumerate(answers):
+                assert isinstance(answer, PeerBlock), answer
+                assert bytes(answer.data) == data_of(number)
+            assert len(seen) > 5 * SIZE
+            # Without TLS the same scan finds the blocks, the keys and who asks.
+            shown = [_shows(seen, data_of(number)) for number in range(5)]
+            assert shown == [not encrypted] * 5
+            assert (ME.encode() in seen) is not encrypted
+
+    asyncio.run(run())
+
+
+def test_large_blocks_and_many_of_them_come_over_tls(root: Path, authority: Authority) -> None:
+    async def run() -> None:
+        async with ServingNode(root, tls=authority.issue("node-1", alternative=False)) as node:
+            node.put(*range(8), size=256 << 10)
+            async with asker(node.record, tls=authority.issue("asker")) as one:
+                asks = [one.begin(node.record, wanted(number, 256 << 10)) for number in range(8)] * 2
+                for number, answer in enumerate(await asyncio.gather(*asks)):
+                    assert isinstance(answer, PeerBlock)
+                    assert bytes(answer.data) == data_of(number % 8, 256 << 10)
+
+    asyncio.run(run())
+
+
+def test_strangers_are_refused_each_with_a_line(root: Path, authority: Authority, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other")
+    good = authority.issue("asker")
+    nobody = authority.issue("mallory")
+
+    async def run() -> None:
+        async with ServingNode(root, tls=authority.issue("node-1")) as node:
+            node.put(1)
+
+            async def refused(files: ssl.SSLContext) -> None:
+                """It gets no byte of an answer."""
+
+                def talk() -> bytes:
+                    link = socket.create_connection(("127.0.0.1", node.servers.port), DEADLINE)
+                    with link, files.wrap_socket(link) as tls:
+                        tls.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+                        return tls.recv(100)
+
+                with suppress(ssl.SSLError, ConnectionError):
+                    assert await asyncio.to_thread(talk) == b""
+
+            without = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            without.check_hostname, without.verify_mode = False, ssl.CERT_NONE
+            await refused(without)
+            await until(lambda: "peer did not return a certificate" in node.complaints(), "a line")
+
+            foreign = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            foreign.check_hostname, foreign.verify_mode = False, ssl.CERT_NONE
+            files = other.issue("asker")
+            foreign.load_cert_chain(files.cert, files.key)
+            await refused(foreign)
+            await until(lambda: "unable to get local issuer certificate" in node.complaints(), "a line")
+
+            await refused(Certificates(nobody).client())
+            await until(
+                lambda: "certificate names mallory, which is no member of cluster test" in node.complaints(), "a line"
+            )
+
+            # A member that says it is another one.
+            async with asker(node.record, tls=good) as one:
+                assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
+                one.membership.view = dataclasses.replace(one.membership.view, me=node_id(1))
+                answer = await one.ask(node.record, wanted(1))
+                assert isinstance(answer, Failed)
+                assert answer.why == Why.REFUSED
+
+    asyncio.run(run())
+
+
+def test_client_refuses_a_server_that_is_somebody_else(root: Path, authority: Authority, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other")
+
+    async def run() -> None:
+        for files, expected in (
+            (authority.issue("node-2"), "names node-2, and not node-1"),
+            (other.issue("node-1"), "TLS with node node-1"),
+            (None, "TLS with node node-1"),
+        ):
+            mine = authority.issue("asker")
+            async with ServingNode(root, tls=files) as node, asker(node.record, tls=mine) as one:
+                answer = await one.ask(node.record, wanted(1))
+                assert isinstance(answer, Failed)
+                assert expected in answer.reason
+                assert expected in one.complaints()
+            shutil.rmtree(root / "state")
+
+    asyncio.run(run())
+
+
+def test_new_certificates_are_used_without_a_restart(root: Path, authority: Authority, tmp_path: Path) -> None:
+    """Also those of a new authority."""
+    files = authority.issue("node-1")
+    mine = authority.issue("asker")
+    later = Authority(tmp_path / "later")
+
+    async def run() -> None:
+        async with ServingNode(root, tls=files) as node:
+            node.put(1)
+            async with asker(node.record, tls=mine) as one:
+                assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
+            new, mine_new = later.issue("node-1"), later.issue("asker")
+            for source, target in ((new.cert, files.cert), (new.key, files.key), (new.ca, files.ca)):
+                shutil.copy(source, target)
+            end = time.monotonic() + DEADLINE
+            while True:
+                async with asker(node.record, tls=mine_new) as one:
+                    if isinstance(await one.ask(node.record, wanted(1)), PeerBlock):
+                        break
+                assert time.monotonic() < end
+                await asyncio.sleep(0.1)
+
+    asyncio.run(run())
+
+
+def test_flood_and_slow_requests_cost_only_who_sends_them(root: Path) -> None:
+    async def run() -> None:
+        async with ServingNode(root) as node, asker(node.record) as one:
+            node.put(*range(8))
+            assert isinstance(await one.ask(node.record, wanted(0)), PeerBlock)
+            links = []
+            for _ in range(crowd.MOST_UNKNOWN_OF_ADDRESS + 20):
+                link = socket.create_connection(("127.0.0.1", node.servers.port), DEADLINE)
+                link.sendall(b"POST /blocks HTTP/1.1\r\nX-Slow: ")
+                links.append(link)
+            await until(lambda: "no more are taken" in node.complaints(), "a line")
+            # Who is a member already goes on.
+            for number in range(8):
+                assert isinstance(await one.ask(node.record, wanted(number)), PeerBlock)
+            for link in links:
+                link.settimeout(DEADLINE)
+                received = await asyncio.to_thread(_receive, link)
+                assert received in (b"", None), received
+                link.close()
+
+    asyncio.run(run())
+
+
+def _receive(link: socket.socket) -> bytes | None:
+    try:
+        return link.recv(100)
+    except ConnectionError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET / HTTP/1.0\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00 hello\r\n\r\n", 400),
+        (b"GET /etc/passwd HTTP/1.1\r\n\r\n", 404),
+        (b"POST /blocks HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 400),
+        (b"POST /blocks HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n", 413),
+        (b"POST /blocks HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+        (b"POST /blocks HTTP/1.1\r\nX-Cachefs-From: me\r\n\r\n", 400),
+        (b"POST /blocks HTTP/1.1\r\nX: " + b"a" * 10_000, 431),
+    ],
+)
+def test_what_is_no_request_is_answered_so_and_told(
+    root_of_module: "ServingNodes", request_: bytes, status: int
+) -> None:
+    answer = root_of_module.talk(request_)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+
+
+class ServingNodes:
+    """One node for several tests."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def talk(self, request_: bytes) -> bytes:
+        async def run() -> bytes:
+            async with ServingNode(self._root) as node:
+                reader, writer = await asyncio.open_connection("127.0.0.1", node.servers.port)
+                writer.write(request_)
+                answer = await asyncio.wait_for(reader.read(), DEADLINE)
+                writer.close()
+                return answer
+
+        return asyncio.run(run())
+
+
+@pytest.fixture
+def root_of_module(root: Path) -> ServingNodes:
+    return ServingNodes(root)

@@ -1,0 +1,110 @@
+"""Several nodes in one process that share state over loopback, for tests of the room `sharing`."""
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from cachefs_daemon.cluster.membership import Listener
+from cachefs_daemon.cluster.view import ClusterView, NodeRecord, State
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.blobs import Blobs
+from cachefs_daemon.sharing.consumers import Consumers
+from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_daemon.sharing.state import SharedState
+
+WAIT = 20.0  # seconds that a busy machine may take for anything
+
+
+def node_record(number: int, port: int = 1, incarnation: int = 1) -> NodeRecord:
+    """A node on loopback, whose id and incarnation are these numbers."""
+    return NodeRecord(f"{number:016x}", f"{incarnation:016x}", f"node-{number}", "127.0.0.1", 1, port, state="active")
+
+
+class ToldMembership:
+    """A membership that says what a test tells it."""
+
+    def __init__(self, me: NodeRecord, members: Iterable[NodeRecord] = ()) -> None:
+        self.callbacks: list[Listener] = []
+        self.heard_of: list[str] = []
+        self.lost_ones: list[str] = []
+        self.view = ClusterView()
+        self.tell(me, members)
+
+    def tell(self, me: NodeRecord, members: Iterable[NodeRecord]) -> None:
+        """The view is this one from now on."""
+        others = [record for record in members if record.id != me.id]
+        everybody = tuple(sorted([me, *others], key=lambda record: record.id))
+        self.view = ClusterView(1, me.id, everybody, tuple(record.id for record in everybody), "test")
+        for callback in self.callbacks:
+            callback(self.view)
+
+    def listen(self, callback: Listener) -> None:
+        self.callbacks.append(callback)
+
+    def heard(self, node_id: str, incarnation: str = "") -> None:
+        self.heard_of.append(node_id)
+
+    def lost(self, node_id: str) -> None:
+        self.lost_ones.append(node_id)
+
+    def learned(self, record: NodeRecord) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def announce(self, state: State) -> None: ...
+
+    async def refresh(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class SharingNode:
+    """One node, and all that it has for sharing state."""
+
+    def __init__(self, record: NodeRecord, threads: Threads, security: Security = INSECURE) -> None:
+        self.record = record
+        self.membership = ToldMembership(record)
+        self.shared = SharedState("test", self.membership, security)
+        self.blobs = Blobs(self.shared, threads)
+        self.consumers = Consumers(self.shared, self.blobs)
+
+    async def start(self, port: int = 0) -> None:
+        await self.shared.start("127.0.0.1", port)
+        self.record = dataclasses.replace(self.record, control_port=self.shared.endpoint.port)
+
+    def meet(self, *others: "SharingNode") -> None:
+        """These are in the cluster, and nobody else."""
+        self.membership.tell(self.record, [other.record for other in others])
+
+
+def introduce(nodes: Iterable[SharingNode]) -> None:
+    """All of them are in one cluster from now on."""
+    everybody = list(nodes)
+    for node in everybody:
+        node.meet(*everybody)
+
+
+@contextlib.asynccontextmanager
+async def sharing_nodes(count: int) -> AsyncIterator[list[SharingNode]]:
+    """So many nodes, which know each other, and are stopped at the end of the block."""
+    threads = Threads()
+    nodes = [SharingNode(node_record(number + 1), threads) for number in range(count)]
+    try:
+        for node in nodes:
+            await node.start()
+        introduce(nodes)
+        yield nodes
+    finally:
+        for node in nodes:
+            await node.shared.stop()
+        threads.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until it is true."""
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come true"
+        await asyncio.sleep(0.01)

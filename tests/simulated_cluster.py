@@ -1,0 +1,317 @@
+"""Training nodes of one cluster on a clock of their own: on each of them the plan, the fetch plan, the eviction and the
+shared snapshot of the daemon; between them transfers that take a while, and word of where readers are once a second.
+
+No bytes. All nodes read at one pace, each the rank of a DistributedSampler.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from cachefs_daemon.cooperation.groups import Group, groups_of
+from cachefs_daemon.cooperation.holders import Known, Ring
+from cachefs_daemon.cooperation.orders import GroupOrders
+from cachefs_daemon.cooperation.shared_snapshot import Place, SharedSnapshot, Surroundings
+from cachefs_daemon.jobs.plan_room import PlanRoom
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.sections import ConsumerFacts
+
+from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
+from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.cluster.rendezvous import Member as Placed
+from cachefs.planning.cluster.standing import Standing
+from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
+from cachefs.planning.eviction.simulated_tiers import SimulatedTier
+from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
+from cachefs.planning.prefetch.latency import Latency
+from cachefs.planning.prefetch.lookahead import Upcoming
+from cachefs.planning.sequences.plan import Plan
+from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
+from tests.simulated import space_of
+
+SIZE = 110_000
+LATENCY = 0.05  # seconds of a transfer between nodes; from the origin it takes twice as long
+NEWS = 1.0  # seconds between two words of where the others are
+SNAPSHOT = "space"
+
+
+@dataclass(frozen=True)
+class Setting:
+    nodes: int = 4
+    files: int = 1200
+    # Bytes of all caches together, as a part of the dataset.
+    capacity: float = 1.1
+    epochs: int = 3
+    rate: float = 50.0  # reads per second and node
+    tick: float = 0.1  # seconds
+    # Reads by which the first node is ahead of all others.
+    drift: int = 0
+    # Seconds until the first epoch begins.
+    start: float = 2.0
+
+
+@dataclass
+class Figures:
+    """Of one epoch, all nodes together."""
+
+    reads: int = 0
+    from_peers: int = 0
+    from_origin: int = 0
+    late: int = 0
+
+    @property
+    def local(self) -> float:
+        return 1 - (self.from_peers + self.from_origin) / self.reads
+
+
+@dataclass(eq=False)
+class SimulatedPeer:
+    """One node."""
+
+    cluster: "SimulatedCluster"
+    name: str
+    number: int
+    plan: Plan = field(default_factory=Plan)
+    presence: Presence = field(default_factory=Presence)
+    standing: Standing = field(default_factory=Standing)
+    flights: dict[int, list[Upcoming]] = field(default_factory=dict)
+    epoch: int = 0
+    position: int = 0
+    said: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        space = self.cluster.space
+        self.plan.add_space(space)
+        self.presence.watch(space)
+        self.state = self.presence.states[SNAPSHOT]
+        self.policy = Clairvoyant(self.plan, None, self.standing)
+        setting = self.cluster.setting
+        self.tier = SimulatedTier(self.policy, int(setting.files * setting.capacity / setting.nodes) * SIZE)
+        limits = FetchLimits(2.0, 1 << 30, 512 << 20, 48)
+        self.fetches = FetchPlan(self.plan, self.presence, limits, self.cluster.now, self.standing)
+        self.latency = Latency(LATENCY)
+        self.shared = self.cluster.share(self)
+
+    @property
+    def key(self) -> str:
+        return f"job/{self.name}"
+
+    @property
+    def is_done(self) -> bool:
+        return self.epoch == self.cluster.setting.epochs
+
+    def publish(self) -> None:
+        epochs = self.cluster.setting.epochs
+        for epoch in (self.epoch, self.epoch + 1):
+            if epoch < epochs and self.plan.epoch(self.key, epoch) is None:
+                order = self.cluster.order(epoch, self.number)
+                self.plan.set_epoch(self.key, SNAPSHOT, epoch, order, last=epoch == epochs - 1)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def read_on(self, target: int) -> None:
+        """target: reads of all epochs that are done then."""
+        while not self.is_done:
+            order = self.cluster.order(self.epoch, self.number)
+            done = self.epoch * len(order) + self.position
+            end = self.position + max(0, target - done)
+            for block in order[self.position : end].tolist():
+                self._read(block)
+            self.position = min(end, len(order))
+            self.plan.set_progress(self.key, self.epoch, self.position, self.cluster.setting.rate)
+            if self.position < len(order):
+                return
+            self.epoch, self.position = self.epoch + 1, 0
+            self.publish()
+
+    def _read(self, block: int) -> None:
+        figures = self.cluster.figures[self.epoch]
+        figures.reads += 1
+        if self.state[block] == ABSENT:
+            figures.late += 1
+            self.cluster.find(self, block)
+            self.take(block)
+
+    # --- fetching ---------------------------------------------------------------------------------------------------
+
+    def fetch(self) -> None:
+        fetches, now = self.fetches, self.cluster.now
+        fetches.look_again(now, 0)
+        free = self.tier.free - (sum(self.tier.sizes.values()) + self.tier.free >> 6)
+        self._start(fetches.for_free_room(max(0, free)))
+        margins = {self.key: 0.2, **dict.fromkeys(self.shared.reader_keys, 0.5)}
+        batch = fetches.for_window(fetches.window(margins, self.latency, now))
+        if batch is not None:
+            room = self.tier.free + self.policy.replaceable(batch.key)
+            self._start(fetches.fitting(batch.blocks, room))
+        fetches.note_idle()
+
+    def _start(self, blocks: Sequence[Upcoming]) -> None:
+        self.fetches.started(blocks)
+        for one in blocks:
+            waiting = self.flights.setdefault(one.number, [])
+            waiting.append(one)
+            if len(waiting) == 1:
+                origin = self.cluster.find(self, one.number)
+                self.cluster.later(2 * LATENCY if origin else LATENCY, partial(self._landed, one.number))
+
+    def _landed(self, block: int) -> None:
+        taken = self.take(block)
+        for one in self.flights.pop(block):
+            if taken:
+                self.fetches.landed(one)
+            else:
+                self.fetches.refused(one, self.cluster.now)
+
+    def take(self, block: int) -> bool:
+        """Into the tier, if its policy wants it. Is it there now?"""
+        key = self.cluster.keys[block]
+        if key not in self.tier and self.tier.admits(key, SIZE):
+            for gone in self.tier.make_room(key, SIZE):
+                self.presence.set(gone.key, ABSENT)
+            if self.tier.add(key, SIZE):
+                self.state[block] = IN_MEMORY
+        return key in self.tier
+
+
+class SimulatedCluster:
+    """Its nodes are called a, b, c, ..."""
+
+    def __init__(self, setting: Setting, threads: Threads) -> None:
+        self.setting = setting
+        self.threads = threads
+        self.now = 1000.0
+        self.space: BlockSpace = space_of([SIZE] * setting.files, SNAPSHOT)
+        self.samples = Samples(self.space, np.arange(setting.files + 1), np.arange(setting.files, dtype=np.int32))
+        self.keys = self.space.keys(np.arange(setting.files))
+        self.figures = [Figures() for _ in range(setting.epochs)]
+        self.remembered: dict[str, Known] = {}
+        self.names = [chr(ord("a") + number) for number in range(setting.nodes)]
+        self._later: list[tuple[float, partial[None]]] = []
+        self._orders: dict[tuple[int, int], np.ndarray[tuple[int], np.dtype[np.int32]]] = {}
+        self.nodes = [SimulatedPeer(self, name, number) for number, name in enumerate(self.names)]
+        [group] = groups_of({node.name: [self._facts(node)] for node in self.nodes})
+        for node in self.nodes:
+            node.shared.regroup([group])
+            node.publish()
+
+    def ring(self, names: Sequence[str]) -> Ring:
+        capacity = int(self.setting.files * SIZE * self.setting.capacity / self.setting.nodes)
+        members = tuple(Placed(name, (1 + ord(name)) * 0x9E3779B97F4A7C15 % (1 << 64), 1.0) for name in names)
+        return Ring(1 + len(names), members, (capacity,) * len(names))
+
+    def spec(self, rank: int) -> SamplerSpec:
+        setting = self.setting
+        return SamplerSpec(
+            kind="torch-distributed", size=setting.files, epochs=setting.epochs, replicas=setting.nodes, rank=rank
+        )
+
+    def order(self, epoch: int, number: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+        if (epoch, number) not in self._orders:
+            self._orders[epoch, number] = epoch_order(self.spec(number), epoch).astype(np.int32)
+        return self._orders[epoch, number]
+
+    def _facts(self, node: SimulatedPeer) -> ConsumerFacts:
+        spec = self.spec(node.number)
+        return ConsumerFacts("job", node.name, "ds", SNAPSHOT, node.number, self.setting.nodes, spec)
+
+    def share(self, node: SimulatedPeer) -> SharedSnapshot:
+        async def samples(group: Group) -> Samples:
+            return self.samples
+
+        async def remembered(space: BlockSpace) -> Known | None:
+            return self.remembered.get(node.name)
+
+        def places(group: Group) -> list[Place]:
+            found = []
+            for one in self.nodes:
+                place = (one.epoch, one.position) if one is node else one.said
+                if place is not None and place[0] < self.setting.epochs:
+                    reads = self.setting.files // self.setting.nodes
+                    found.append(Place(one.name, place[0], place[1] / reads, self.setting.rate / reads))
+            return found
+
+        async def never(*ignored: object) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+            raise AssertionError("the sampler says all")
+
+        surroundings = Surroundings(
+            node.name,
+            node.plan,
+            node.standing,
+            self.threads,
+            PlanRoom(1 << 30),
+            GroupOrders(self.threads, never),
+            1,
+            samples,
+            places,
+            lambda group: [node.key],
+            remembered,
+            lambda snapshot, known: self.remembered.update({node.name: known}),
+        )
+        return SharedSnapshot(SNAPSHOT, self.ring(self.names), surroundings)
+
+    def later(self, seconds: float, what: "partial[None]") -> None:
+        self._later.append((self.now + seconds, what))
+
+    def find(self, node: SimulatedPeer, block: int) -> bool:
+        """Where the node gets the block from, as its route says. True: from the origin."""
+        figures = self.figures[min(node.epoch, self.setting.epochs - 1)]
+        holder, others, home = node.shared.where(block)
+        for number in (holder, *others, home):
+            other = self.nodes[number]
+            if other is not node and (other.state[block] != ABSENT or block in other.flights):
+                if other.state[block] != ABSENT:
+                    other.shared.handed_over(node.name, [self.keys[block]])
+                figures.from_peers += 1
+                return False
+        figures.from_origin += 1
+        if holder != node.number:  # it brings it
+            self.nodes[holder].take(block)
+            self.nodes[holder].shared.handed_over(node.name, [self.keys[block]])
+        return True
+
+    async def run(self) -> "SimulatedCluster":
+        setting, began, said = self.setting, self.now, -NEWS
+        await self._settle()
+        while not all(node.is_done for node in self.nodes):
+            self.now += setting.tick
+            due = [what for when, what in self._later if when <= self.now]
+            self._later = [one for one in self._later if one[0] > self.now]
+            for what in due:
+                what()
+            target = int((self.now - began - setting.start) * setting.rate)
+            for node in self.nodes:
+                node.read_on(target + (setting.drift if node.number == 0 and target > 0 else 0))
+            if self.now - said >= NEWS:
+                said = self.now
+                for node in self.nodes:
+                    node.said = (node.epoch, node.position)
+            for node in self.nodes:
+                node.shared.step()
+            await self._settle()
+            for node in self.nodes:
+                if not node.is_done:
+                    node.fetch()
+        for node in self.nodes:
+            await node.shared.close()
+        return self
+
+    async def _settle(self) -> None:
+        while not all(node.shared.is_up_to_date for node in self.nodes):  # noqa: ASYNC110 - no news are told
+            await asyncio.sleep(0.001)
+
+
+def simulated(setting: Setting) -> SimulatedCluster:
+    """After all epochs."""
+
+    async def run() -> SimulatedCluster:
+        threads = Threads()
+        try:
+            return await SimulatedCluster(setting, threads).run()
+        finally:
+            threads.close()
+
+    return asyncio.run(asyncio.wait_for(run(), 120))

@@ -1,0 +1,66 @@
+"""Who held what, on disk and on the wire."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from cachefs_daemon.cooperation.holders import Known
+from cachefs_daemon.cooperation.known_holders import HolderFiles, decode, digest_of, encode
+from hypothesis import given
+from hypothesis import strategies as st
+
+IDS = ("0" * 16, "1" * 16)
+KNOWN = Known(7, "train", 3, IDS, np.array([0, 1, 1, 0, 65535], np.uint16))
+
+
+def same(one: Known | None, other: Known) -> bool:
+    return one is not None and encode(one) == encode(other)
+
+
+def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
+    files = HolderFiles(tmp_path / "holders")
+    assert files.load("a" * 32, 5) is None
+    files.save("a" * 32, dataclasses.replace(KNOWN, epoch=2))
+    files.save("a" * 32, KNOWN)
+    assert same(files.load("a" * 32, 5), KNOWN)
+    assert files.load("a" * 32, 6) is None, "the snapshot has other blocks"
+    files.keep_only({"b" * 32})
+    assert list((tmp_path / "holders").iterdir()) == []
+
+
+def test_a_damaged_file_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = HolderFiles(tmp_path)
+    files.save("a" * 32, KNOWN)
+    (path,) = tmp_path.iterdir()
+    for damaged in (b"", b"nonsense", path.read_bytes()[:-3], bytes(3 << 20)):
+        path.write_bytes(damaged)
+        assert files.load("a" * 32, 5) is None
+        assert str(path) in caplog.text
+
+
+def test_what_no_node_says_is_refused() -> None:
+    form = msgspec.msgpack.decode(encode(KNOWN))
+    for number, wrong in ((0, -1), (1, "x" * 1000), (1, "a\nb"), (2, -1), (3, ["0"]), (3, [IDS[1], IDS[0]]), (4, b"x")):
+        changed = list(form)
+        changed[number] = wrong
+        with pytest.raises(ValueError, match=r".+"):
+            decode(msgspec.msgpack.encode(changed), 5)
+    for blocks in (0, 4, 6, 1 << 20):
+        with pytest.raises(ValueError, match="not for"):
+            decode(encode(KNOWN), blocks)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        decode(raw, 5)
+
+
+def test_nodes_that_agree_have_one_digest() -> None:
+    assert digest_of(KNOWN) == digest_of(dataclasses.replace(KNOWN, count=1))
+    other = KNOWN.holders.copy()
+    other[0] = 1
+    assert digest_of(KNOWN) != digest_of(dataclasses.replace(KNOWN, holders=other))
+    assert digest_of(KNOWN) != digest_of(dataclasses.replace(KNOWN, ids=("0" * 16, "2" * 16)))

@@ -1,0 +1,79 @@
+"""What the consumers of a group read, in blocks."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cachefs_daemon.cooperation.groups import Group, Member, groups_of
+from cachefs_daemon.cooperation.orders import GroupOrders, Orders, is_last, knows
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
+
+from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.sequences.sampler import Order, epoch_order
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
+from tests.simulated import space_of
+
+SPACE = space_of([10] * 101)
+SAMPLES = Samples(SPACE, np.arange(102), np.arange(101, dtype=np.int32))
+
+
+def orders_of(group: Group, epoch: int, published: dict[tuple[str, int], Order] | None = None) -> Orders:
+    async def given(member: Member, number: int) -> Order:
+        assert published is not None
+        return published[member.facts.consumer, number]
+
+    threads = Threads()
+    try:
+        return asyncio.run(GroupOrders(threads, given).of(group, SAMPLES, epoch))
+    finally:
+        threads.close()
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_each_rank_reads_what_its_own_sampler_says(drop_last: bool, shuffle: bool) -> None:
+    spec = SamplerSpec(
+        kind="torch-distributed", size=101, epochs=3, replicas=4, seed=5, drop_last=drop_last, shuffle=shuffle
+    )
+    facts = [ConsumerFacts("j", f"r{rank}", "ds", "a" * 32, rank, 4, replace(spec, rank=rank)) for rank in range(4)]
+    [group] = groups_of({"a": facts[:2], "b": facts[2:]})
+    for epoch in range(3):
+        found = orders_of(group, epoch)
+        assert [node for node, _ in found] == ["a", "a", "b", "b"]
+        for rank, (_, blocks) in enumerate(found):
+            expected = epoch_order(replace(spec, rank=rank), epoch)[: len(blocks)]
+            assert blocks.tolist() == expected.tolist(), "what pads an order is read before, by another rank"
+            assert len(blocks) >= 101 // 4
+    assert knows(group, 2)
+    assert is_last(group, 2)
+    assert not knows(group, 3)
+    assert orders_of(group, 3) == []
+
+
+def test_consumers_with_one_order_read_the_same() -> None:
+    spec = SamplerSpec(kind="numpy", size=101, epochs=2)
+    facts = [ConsumerFacts("j", name, "ds", "a" * 32, spec=spec) for name in "xy"]
+    [group] = groups_of({"a": facts[:1], "b": facts[1:]})
+    first, second = orders_of(group, 1)
+    assert first[1].tolist() == second[1].tolist() == epoch_order(spec, 1).tolist()
+
+
+def test_published_orders_are_asked_for_where_they_are_known() -> None:
+    x = ConsumerFacts("j", "x", "ds", "a" * 32, orders=[OrderRef(4, "b" * 32, 3)])
+    y = ConsumerFacts("j", "y", "ds", "a" * 32, orders=[OrderRef(4, "b" * 32, 3), OrderRef(5, "c" * 32, 2)])
+    [group] = groups_of({"a": [x], "b": [y]})
+    orders = {
+        ("x", 4): np.array([7, 8, 9], np.uint32),
+        ("y", 4): np.array([1, 200, 2], np.uint32),  # the second one does not exist
+        ("y", 5): np.array([3, 4], np.uint32),
+    }
+    assert [(node, blocks.tolist()) for node, blocks in orders_of(group, 4, orders)] == [
+        ("a", [7, 8, 9]),
+        ("b", [1, 2]),
+    ]
+    assert [(node, blocks.tolist()) for node, blocks in orders_of(group, 5, orders)] == [("b", [3, 4])]
+    assert knows(group, 4)
+    assert not knows(group, 5), "x has not said how it reads then"
+    assert not is_last(group, 5)

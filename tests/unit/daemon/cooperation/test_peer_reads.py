@@ -1,0 +1,89 @@
+"""What others read here, in the node's plan."""
+
+import numpy as np
+from cachefs_daemon.cooperation.peer_reads import PeerReads
+
+from cachefs.planning.cluster.duties import Duty
+from cachefs.planning.sequences.epoch import Epoch
+from cachefs.planning.sequences.plan import Plan
+from tests.simulated import space_of
+
+SPACE = space_of([10] * 8)
+
+
+def planned() -> tuple[Plan, PeerReads]:
+    plan = Plan()
+    plan.add_space(SPACE)
+    return plan, PeerReads(plan, "space", "job/peers")
+
+
+def set_epoch(reads: PeerReads, epoch: int, *blocks: int, last: bool = False) -> None:
+    numbers = np.array(blocks, np.int32)
+    when = (np.arange(len(blocks)) / max(1, len(blocks))).astype(np.float32)
+    duty = Duty(numbers, when, np.full(len(blocks), 1, np.uint16))
+    reads.set(epoch, duty, Epoch.of(numbers, SPACE, last))
+
+
+def passed(found: "list[tuple[int, np.ndarray[tuple[int], np.dtype[np.int32]]]]") -> list[tuple[int, list[int]]]:
+    return [(epoch, blocks.tolist()) for epoch, blocks in found]
+
+
+def test_what_others_read_next_is_in_the_plan_until_they_have_read_it() -> None:
+    plan, reads = planned()
+    set_epoch(reads, 0, 3, 1, 2, 0)
+    set_epoch(reads, 1, 0, 5)
+    assert passed(reads.follow(0, 0.5, 0.25)) == [(0, [3, 1])]
+    seconds = plan.next_use_of("space", np.array([2, 0, 5, 3]))
+    assert seconds[:3].tolist() == [0.0, 1.0, 3.0], "4 reads in 4 s"
+    assert seconds[3] > 3, "nobody is known to read it"
+    assert passed(reads.follow(0, 0.4, 0.0)) == [], "nobody goes back"
+    assert passed(reads.follow(1, 0.5, 0.0)) == [(0, [2, 0]), (1, [0])]
+    assert plan.place("job/peers") == (1, 1)
+
+
+def test_epochs_that_nobody_has_set_are_passed_over() -> None:
+    plan, reads = planned()
+    assert passed(reads.follow(3, 0.5, 0.0)) == []
+    set_epoch(reads, 3, 1, 2)
+    assert passed(reads.follow(5, 0.5, 0.0)) == [(3, [1, 2])]
+    set_epoch(reads, 5, 4, 6)
+    assert passed(reads.follow(5, 0.5, 0.0)) == [(5, [4])]
+    assert plan.place("job/peers") == (5, 1)
+
+
+def test_a_block_that_was_handed_over_is_read() -> None:
+    plan, reads = planned()
+    set_epoch(reads, 0, 3, 1, 2, 0)
+    set_epoch(reads, 1, 2, 6)
+    assert passed(reads.handed_over(np.array([2, 7], np.int32), 1)) == [(0, [2])]
+    assert passed(reads.handed_over(np.array([6, 3], np.int32), 1)) == [(0, [3]), (1, [6])]
+    assert passed(reads.handed_over(np.array([1], np.int32), 2)) == [], "another node reads it"
+    reads.follow(0, 0.0, 1.0)
+    window = plan.window("job/peers", 0, 9)
+    assert window is not None
+    numbers = window.start + np.arange(len(window.blocks))
+    assert window.blocks[plan.is_coming("job/peers", numbers, window.blocks)].tolist() == [1, 0]
+    reads.follow(1, 0.0, 1.0)
+    coming = plan.window("job/peers", 0, 9)
+    assert coming is not None
+    numbers = coming.start + np.arange(len(coming.blocks))
+    assert coming.blocks[plan.is_coming("job/peers", numbers, coming.blocks)].tolist() == [2], "6 is there already"
+
+
+def test_an_epoch_that_is_set_anew_goes_on_where_it_was() -> None:
+    plan, reads = planned()
+    set_epoch(reads, 0, 3, 1, 2, 0)
+    reads.follow(0, 0.5, 1.0)
+    reads.outdate()
+    assert not reads.knows(0)
+    set_epoch(reads, 0, 5, 1, 6, 0)
+    assert reads.knows(0)
+    assert passed(reads.follow(0, 0.5, 1.0)) == [(0, [5, 1])]
+    assert plan.next_use_of("space", np.array([6, 0])).tolist() == [0.0, 0.25]
+
+
+def test_nothing_is_left_of_it_in_the_end() -> None:
+    plan, reads = planned()
+    set_epoch(reads, 0, 1)
+    reads.close()
+    assert plan.is_empty

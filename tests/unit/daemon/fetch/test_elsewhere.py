@@ -1,0 +1,668 @@
+"""Blocks from other nodes: whom a node asks for one, what it does where those are away, late or behind, and that every
+block leaves the origin once. The nodes are real fetchers over real stores; what they ask each other obeys the test."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch import elsewhere, search
+from cachefs_daemon.fetch.elsewhere import Elsewhere
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.flights import Answer, Flight
+from cachefs_daemon.fetch.route import Route
+from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.origin.base import ObjectRange
+from cachefs_daemon.peers.answers import (
+    BUSY,
+    NOT_HERE,
+    TAKE_IT,
+    Failed,
+    How,
+    PeerAnswer,
+    PeerBlock,
+    TakeIt,
+    Wanted,
+    Why,
+)
+from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.storage import StoreConfig
+from cachefs_daemon.store.tier import TierConfig
+
+from cachefs.block import MEMORY, Location, block_key, piece_checksums
+from cachefs.errors import CachefsError, NotFound, ObjectChanged
+from cachefs.messages import BlockRef, Fetch
+from tests.blockstore import OpenStore
+from tests.peering import KnownMembership, record, view_of
+from tests.unit.daemon.fetch.test_fetcher import ObedientOrigin
+
+SIZE = 100_000
+ONE, TWO, THREE = (record(number, 1000 + number) for number in (1, 2, 3))
+
+
+@dataclass(eq=False)
+class Question:
+    """To a peer."""
+
+    node: NodeRecord
+    wanted: Wanted
+    how: How
+    answer: Callable[[PeerAnswer], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def give(self, answer: PeerAnswer) -> None:
+        assert not self.is_cancelled
+        self.answer(answer)
+
+    def give_block(self) -> None:
+        data = data_of(self.wanted.ref.entry)
+        self.give(PeerBlock(memoryview(data), piece_checksums(self.wanted.key, data), MEMORY))
+
+    @property
+    def asked(self) -> tuple[str, bool]:
+        """Who was asked, and whether to bring it."""
+        return self.node.name, self.how.fetch
+
+
+@dataclass
+class ScriptedPeers:
+    """Peers that say what the test says."""
+
+    questions: list[Question] = field(default_factory=list)
+    away: set[str] = field(default_factory=set)
+    slow: set[str] = field(default_factory=set)
+
+    def ask(self, node: NodeRecord, wanted: Wanted, how: How, answer: Callable[[PeerAnswer], None]) -> Question:
+        self.questions.append(Question(node, wanted, how, answer))
+        return self.questions[-1]
+
+    def usable(self, node_id: str) -> bool:
+        return node_id not in self.away
+
+    def expected_seconds(self, node: NodeRecord, length: int) -> float:
+        return 1000.0 if node.id in self.slow else 0.001
+
+    @property
+    def asked(self) -> list[tuple[str, bool]]:
+        return [question.asked for question in self.questions]
+
+
+def data_of(entry: int) -> bytes:
+    return (b"object-%d" % entry).ljust(SIZE, b".")
+
+
+def key_of(entry: int) -> bytes:
+    return block_key(entry.to_bytes(16, "big"), 0)
+
+
+def ref(entry: int, size: int = 0) -> BlockRef:
+    return BlockRef("snapshot", entry, 0, size=size)
+
+
+class Bench:
+    """Node 1, on a bench: others are asked as its route says."""
+
+    def __init__(self, store: OpenStore, slots: int = 8, read_deadline: float = 20) -> None:
+        self.store = store
+        self.origin = ObedientOrigin()
+        self.peers = ScriptedPeers()
+        self.errors = ErrorLog()
+        self.threads = Threads()
+        self.route: Route | None = Route(brings=TWO)
+        self.slots = FetchSlots(slots, 1 << 30)
+        self.fetcher = Fetcher(store.blocks, self.resolve, self.threads, self.slots, self.errors, read_deadline)
+        membership = KnownMembership(view_of(ONE.id, [ONE, TWO, THREE]))
+        self.elsewhere = Elsewhere(self.peers, lambda _: self.route, membership, self.slots)
+        self.fetcher.bringing.elsewhere = self.elsewhere
+        self.told: list[tuple[Answer, str]] = []
+
+    def resolve(self, wanted: BlockRef) -> BlockSource:
+        name = b"object-%d" % wanted.entry
+        where = ObjectRange(name, b"v1", SIZE, 0, SIZE)
+        return BlockSource(key_of(wanted.entry), self.origin, where, wanted.snapshot, wanted.entry, 0)
+
+    def ask(self, entry: int, patience: float = 20.0) -> "asyncio.Future[Answer]":
+        """As a reader does that waits."""
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def tell(answers: list[Answer], source: str) -> None:
+            self.told.append((answers[0], source))
+            answered.set_result(answers[0])
+
+        self.fetcher.ask([ref(entry, SIZE)], patience, tell)
+        return answered
+
+    def ask_for_peer(self, entry: int, **fields: bool) -> "asyncio.Future[Answer | TakeIt]":
+        """As node 2 does."""
+        answered: asyncio.Future[Answer | TakeIt] = asyncio.get_running_loop().create_future()
+        fetch = Fetch(blocks=[ref(entry, SIZE)], peer=TWO.id, **fields)
+        self.fetcher.ask_for_peer(fetch, 20, lambda answers: answered.set_result(answers[0]))
+        return answered
+
+    async def ahead(self, entry: int, needed: float = math.inf) -> Flight:
+        """As a plan does, or with no time as a hint does."""
+        [flight] = await self.fetcher.start([ref(entry)], [needed], asyncio.get_running_loop().time())
+        assert isinstance(flight, Flight)
+        return flight
+
+    async def question(self, number: int = 1) -> Question:
+        """The question to a peer with this number, once it was asked."""
+        await until(lambda: len(self.peers.questions) >= number)
+        return self.peers.questions[number - 1]
+
+    def holds(self, entry: int, answer: Answer) -> bool:
+        assert isinstance(answer, Location), answer
+        return self.store.read(key_of(entry), answer) == data_of(entry)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[OpenStore]:
+    memory = TierConfig(tmp_path / "memory", 16 << 20, 4 << 20, "minio")
+    opened = OpenStore(StoreConfig(tmp_path / "state", 1 << 20, memory, None))
+    yield opened
+    opened.close()
+
+
+def on_bench(store: OpenStore, scene: Callable[[Bench], Awaitable[None]], **settings: float) -> None:
+    async def play() -> None:
+        bench = Bench(store, **settings)  # type: ignore[arg-type]
+        try:
+            await asyncio.wait_for(scene(bench), 30)
+        finally:
+            await bench.fetcher.close()
+            bench.threads.close()
+        assert bench.elsewhere.slots.in_use == bench.slots.in_use == 0
+
+    asyncio.run(play())
+
+
+# --- the way of a block -----------------------------------------------------------------------------------------------
+
+
+def test_a_block_comes_from_the_node_that_brings_it_for_all(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        answers = [bench.ask(1), bench.ask(1)]
+        question = await bench.question()
+        assert question.asked == ("node-2", True)
+        assert question.wanted == Wanted(BlockRef("snapshot", 1, 0), key_of(1), SIZE)
+        assert not question.how.ahead
+        question.give_block()
+        assert all([bench.holds(1, await answer) for answer in answers])
+        assert [source for _, source in bench.told] == ["peer node-2"] * 2
+        bring = bench.fetcher.bringing
+        assert (bring.peer_blocks, bring.peer_bytes, bring.fetched_blocks, bench.origin.requests) == (1, SIZE, 0, 0)
+        assert len(bench.peers.questions) == 1
+
+    on_bench(store, scene)
+
+
+def test_those_that_may_have_it_are_asked_in_turn_then_who_brings_it(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(may_have=(THREE, TWO), brings=THREE)
+        answer = bench.ask(1)
+        for number in (1, 2):
+            (await bench.question(number)).give(NOT_HERE)
+        (await bench.question(3)).give_block()
+        assert bench.holds(1, await answer)
+        assert bench.peers.asked == [("node-3", False), ("node-2", False), ("node-3", True)]
+        assert bench.elsewhere.counts.not_here == 2
+
+    on_bench(store, scene)
+
+
+def test_the_node_that_keeps_a_block_looks_for_it_and_brings_it_itself(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(may_have=(TWO,))
+        answer = bench.ask(1)
+        (await bench.question()).give(NOT_HERE)
+        assert bench.holds(1, await answer)
+        assert bench.told[0][1] == ""
+        assert (bench.origin.requests, bench.peers.asked) == (1, [("node-2", False)])
+
+    on_bench(store, scene)
+
+
+@pytest.mark.parametrize("failed", [Failed("it has tried"), Failed("other bytes", Why.WRONG), NOT_HERE])
+def test_what_the_node_that_brings_it_does_not_give_comes_from_the_origin(store: OpenStore, failed: PeerAnswer) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(brings=TWO, stands_in=THREE)
+        answer = bench.ask(1)
+        (await bench.question()).give(failed)
+        assert bench.holds(1, await answer)
+        assert (bench.origin.requests, len(bench.peers.questions)) == (1, 1)
+
+    on_bench(store, scene)
+
+
+@pytest.mark.parametrize("failed", [Failed("it has broken off", Why.AWAY), BUSY])
+def test_another_node_stands_in_for_one_that_goes_away_in_the_midst_of_it(store: OpenStore, failed: PeerAnswer) -> None:
+    """All others ask the same one, so the block still leaves the origin once."""
+
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(brings=TWO, stands_in=THREE)
+        answer = bench.ask(1)
+        (await bench.question()).give(failed)
+        (await bench.question(2)).give_block()
+        assert bench.holds(1, await answer)
+        assert bench.peers.asked == [("node-2", True), ("node-3", True)]
+        assert bench.origin.requests == 0
+
+    on_bench(store, scene)
+
+
+def test_nodes_that_are_away_cost_nothing(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(may_have=(TWO,), brings=TWO)
+        bench.peers.away = {TWO.id}
+        assert bench.holds(1, await bench.ask(1))
+        bench.peers.away, bench.peers.slow = set(), {TWO.id}
+        assert bench.holds(2, await bench.ask(2))
+        assert not bench.peers.questions
+        assert bench.origin.requests == 2
+
+    on_bench(store, scene)
+
+
+def test_an_object_that_has_changed_is_the_origins_to_say(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.failure = ObjectChanged("it has changed")
+        answer = bench.ask(1)
+        (await bench.question()).give(Failed("node-2: it has changed"))
+        assert isinstance(await answer, ObjectChanged)
+
+    on_bench(store, scene)
+
+
+def test_what_the_origin_does_not_give_to_this_node_other_nodes_may_get(store: OpenStore) -> None:
+    """As with a directory that only some nodes have."""
+
+    async def scene(bench: Bench) -> None:
+        bench.origin.failure = NotFound("no such directory here")
+        answer = bench.ask(1)
+        (await bench.question()).give(Failed("node-2: no such directory"))
+        (await bench.question(2)).give(Failed("node-2: no such directory"))
+        third = await bench.question(3)
+        assert third.asked == ("node-3", True)
+        assert isinstance(await bench.ask_for_peer(1), NotFound)  # who asks here is not kept waiting
+        third.give_block()
+        assert bench.holds(1, await answer)
+        bench.peers.away = {THREE.id}
+        answer = bench.ask(2)
+        for number in (4, 5):
+            (await bench.question(number)).give(Failed("node-2: no such directory"))
+        assert str(await answer) == "no such directory here"
+        assert isinstance(await bench.ask_for_peer(3), NotFound)
+        assert len(bench.peers.questions) == 5
+
+    on_bench(store, scene)
+
+
+def test_two_nodes_that_do_not_agree_on_the_cluster_find_each_other_a_moment_later(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(bench: Bench) -> None:
+        answer = bench.ask(1)
+        bench.route = Route(brings=THREE)
+        (await bench.question()).give(Failed("our epoch is old", Why.EPOCH))
+        (await bench.question(2)).give_block()
+        assert bench.holds(1, await answer)
+        assert (bench.peers.asked[1], bench.origin.requests) == (("node-3", True), 0)
+        monkeypatch.setattr(search, "AGREEING", 0)  # they do not agree for long
+        answer = bench.ask(2)
+        (await bench.question(3)).give(Failed("another list", Why.EPOCH))
+        assert bench.holds(2, await answer)
+        assert bench.origin.requests == 1
+
+    on_bench(store, scene)
+
+
+# --- late -------------------------------------------------------------------------------------------------------------
+
+
+def test_of_late_answers_a_few_have_another_one_asked_beside_them(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "FIRST_LATE", 0.01)
+    monkeypatch.setattr(search, "LEAST_LATE", 0.0)
+
+    async def scene(bench: Bench) -> None:
+        for entry in range(1, 51):  # which one second question in fifty comes of
+            bench.ask(entry)
+            (await bench.question(entry)).give_block()
+        await until(lambda: len(bench.told) == 50)
+        hedged_before = bench.elsewhere.counts.hedged
+        answers = [bench.ask(entry) for entry in range(51, 61)]
+        await until(lambda: len(bench.told) > 50)  # the origin was asked, and was quicker
+        await asyncio.sleep(0.1)
+        assert bench.elsewhere.counts.hedged <= 1
+        assert bench.origin.requests == bench.elsewhere.counts.hedged == 1 or hedged_before == 1
+        assert sum(answer.done() for answer in answers) == 1
+        cancelled = [question for question in bench.peers.questions if question.is_cancelled]
+        assert len(cancelled) == 1
+        for question in bench.peers.questions[50:]:
+            if not question.is_cancelled:
+                question.give_block()
+        await asyncio.gather(*answers)
+
+    on_bench(store, scene)
+
+
+def test_a_block_that_comes_late_all_the_same_counts_if_it_is_first(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search.Experience, "may_hedge", lambda _: True)
+    monkeypatch.setattr(search, "FIRST_LATE", 0.01)
+
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        answer = bench.ask(1)
+        await until(lambda: bench.origin.requests == 1)
+        bench.peers.questions[0].give_block()
+        assert bench.holds(1, await answer)
+        assert bench.told[0][1] == "peer node-2"
+        assert bench.fetcher.fetched_blocks == 0
+        await until(lambda: bench.slots.in_use == 0)
+        bench.origin.open.set()
+        assert bench.holds(2, await hedged(bench, 2))
+
+    async def hedged(bench: Bench, entry: int) -> Answer:
+        answer = bench.ask(entry)
+        question = await bench.question(2)
+        result = await answer  # from the origin
+        await until(lambda: question.is_cancelled)
+        return result
+
+    on_bench(store, scene)
+
+
+def test_a_silent_peer_takes_a_part_of_a_readers_time_only(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(may_have=(THREE,), brings=TWO)
+        answer = bench.ask(1, patience=20)
+        assert bench.holds(1, await answer)
+        assert bench.peers.asked == [("node-3", False), ("node-2", True)]
+        assert all(question.is_cancelled for question in bench.peers.questions)
+
+    on_bench(store, scene, read_deadline=0.4)
+
+
+def test_a_reader_whose_time_is_over_is_told_so_and_the_flight_ends(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.open.clear()
+        assert isinstance(await bench.ask(1, patience=0.05), CachefsError)
+        await until(lambda: not bench.fetcher.bringing._flights)
+
+    on_bench(store, scene, read_deadline=0.3)
+
+
+def test_a_reader_who_comes_for_what_is_brought_without_haste_has_the_peer_told(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        flight = await bench.ahead(1, needed=math.inf)
+        first = await bench.question()
+        assert first.how.ahead
+        answer = bench.ask(1)
+        again = await bench.question(2)
+        assert first.is_cancelled
+        assert (again.asked, again.how.ahead) == (("node-2", True), False)
+        again.give_block()
+        assert bench.holds(1, await answer)
+        assert flight.has_landed
+
+    on_bench(store, scene)
+
+
+# --- other nodes ask --------------------------------------------------------------------------------------------------
+
+
+def test_what_another_node_asks_for_never_comes_from_a_third_one(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        answer = await bench.ask_for_peer(1)
+        assert bench.holds(1, answer) if isinstance(answer, Location) else answer is not None
+        assert (bench.origin.requests, bench.peers.questions) == (1, [])
+
+    on_bench(store, scene)
+
+
+def test_two_nodes_that_take_each_other_for_the_home_do_not_wait_for_each_other(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        mine = bench.ask(1)
+        question = await bench.question()  # to node 2, which asks here
+        theirs = await bench.ask_for_peer(1)
+        assert not isinstance(theirs, CachefsError | TakeIt)
+        assert bench.holds(1, await mine)
+        assert question.is_cancelled
+        assert bench.origin.requests == 1
+
+    on_bench(store, scene)
+
+
+def test_another_node_waits_for_a_look_at_who_may_have_it_but_for_nothing_else(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(may_have=(TWO,), brings=THREE)
+        bench.ask(1)
+        theirs = bench.ask_for_peer(1)
+        (await bench.question()).give(NOT_HERE)
+        assert not isinstance(await theirs, CachefsError | TakeIt)
+        assert (bench.peers.asked, bench.origin.requests) == ([("node-2", False)], 1)
+
+    on_bench(store, scene)
+
+
+def test_all_who_ask_the_home_get_one_read_of_the_origin(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = None
+        bench.origin.open.clear()
+        asked = [bench.ask(1), *(bench.ask_for_peer(1, unhurried=ahead) for ahead in (True, False, True))]
+        flight = await bench.ahead(1)
+        await until(lambda: bench.origin.requests == 1)
+        bench.origin.open.set()
+        assert not any(isinstance(one, CachefsError) for one in await asyncio.gather(*asked))
+        await until(lambda: flight.has_landed)
+        assert bench.origin.requests == 1
+
+    on_bench(store, scene)
+
+
+# --- behind -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with anything in its queue is behind."""
+    monkeypatch.setattr(elsewhere, "BEHIND", 1e-9)
+    monkeypatch.setattr(elsewhere, "BEHIND_AHEAD", 1e-9)
+
+
+@pytest.mark.usefixtures("behind")
+def test_a_home_that_is_behind_has_others_bring_blocks_and_gets_them_from_there(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = None
+        bench.origin.open.clear()
+        reader = bench.ask(1)  # has the only slot
+        waiting = bench.ask(2)
+        await until(lambda: bench.slots.waiting(bench.origin.endpoint) == (1, 1))
+        assert await bench.ask_for_peer(2, may_take=True) is TAKE_IT
+        question = await bench.question()
+        assert question.asked == ("node-2", True)
+        assert not question.how.may_take
+        third = bench.ask_for_peer(2)  # somebody else
+        fourth = bench.ask_for_peer(2, may_take=True)
+        question.give_block()
+        assert bench.holds(2, await waiting)
+        others = await asyncio.gather(third, fourth)
+        assert not any(isinstance(one, CachefsError | TakeIt) for one in others)
+        assert (bench.elsewhere.counts.given, bench.origin.requests) == (1, 1)
+        bench.origin.open.set()
+        await reader
+
+    on_bench(store, scene, slots=1)
+
+
+@pytest.mark.usefixtures("behind")
+def test_what_was_given_away_in_vain_comes_from_the_origin(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = None
+        bench.origin.open.clear()
+        reader, waiting = bench.ask(1), bench.ask(2)
+        await until(lambda: bench.slots.waiting(bench.origin.endpoint) == (1, 1))
+        assert await bench.ask_for_peer(2, may_take=True) is TAKE_IT
+        (await bench.question()).give(Failed("it was killed", Why.AWAY))
+        bench.origin.open.set()
+        assert bench.holds(1, await reader)
+        assert bench.holds(2, await waiting)
+        assert bench.origin.requests == 2
+
+    on_bench(store, scene, slots=1)
+
+
+@pytest.mark.usefixtures("behind")
+def test_only_nodes_that_are_there_and_idle_are_given_anything(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = None
+        bench.origin.open.clear()
+        first, second = bench.ask(1), bench.ask(2)
+        await until(lambda: bench.slots.waiting(bench.origin.endpoint) == (1, 1))
+        asked = [bench.ask_for_peer(2), bench.ask_for_peer(1, may_take=True)]  # the second one is under way
+        bench.peers.away = {TWO.id}
+        asked.append(bench.ask_for_peer(3, may_take=True))
+        bench.origin.open.set()
+        assert not any(isinstance(one, TakeIt) for one in await asyncio.gather(*asked, first, second))
+
+    on_bench(store, scene, slots=1)
+
+
+def test_a_node_that_is_idle_brings_what_a_home_gives_away(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        answer = bench.ask(1)
+        question = await bench.question()
+        assert question.how.may_take
+        question.give(TAKE_IT)
+        assert bench.holds(1, await answer)
+        assert (bench.elsewhere.counts.taken, bench.origin.requests) == (1, 1)
+        bench.origin.open.clear()
+        bench.route = None
+        for entry in range(10, 16):
+            bench.ask(entry)
+        await until(lambda: bench.slots.in_use == 6)
+        bench.route = Route(brings=TWO)
+        bench.ask(2)
+        assert not (await bench.question(2)).how.may_take
+        bench.origin.open.set()
+
+    on_bench(store, scene)
+
+
+# --- copies, plans and the end ----------------------------------------------------------------------------------------
+
+
+def test_copies_take_room_that_nobody_else_wants(store: OpenStore) -> None:
+    """A policy that never evicts would keep them for ever, and this node's own blocks would find no room."""
+
+    async def scene(bench: Bench) -> None:
+        for entry in range(1, 150):  # nearly all of the tier
+            bench.ask(entry)
+            (await bench.question(entry)).give_block()
+        await until(lambda: len(bench.told) == 149)
+        bench.route = None
+        own = [await bench.ahead(entry) for entry in range(200, 250)]
+        await until(lambda: all(flight.has_landed for flight in own))
+        assert all(bench.holds(entry, flight.outcome) for entry, flight in enumerate(own, 200))  # type: ignore[arg-type]
+
+    on_bench(store, scene)
+
+
+def test_who_prefetches_asks_peers_and_no_fetch_process_brings_what_is_not_ours(store: OpenStore) -> None:
+    carried: list[int] = []
+
+    async def scene(bench: Bench) -> None:
+        def carry(source: BlockSource, *_: object) -> bool:
+            carried.append(source.entry)
+            return False
+
+        bench.fetcher.bringing.carry = carry
+        now = asyncio.get_running_loop().time()
+        flights = [await bench.ahead(entry, needed=now + 1) for entry in (1, 2)]
+        questions = [await bench.question(1), await bench.question(2)]
+        assert all(question.how.ahead for question in questions)
+        questions[0].give_block()
+        questions[1].give(Failed("it has tried"))
+        await until(lambda: all(flight.has_landed for flight in flights))
+        assert all(isinstance(flight.outcome, Location) for flight in flights)
+        assert [flight.via for flight in flights] == ["peer node-2", ""]
+        bench.route = Route(may_have=(TWO,))
+        own = await bench.ahead(3)
+        (await bench.question(3)).give(NOT_HERE)
+        await until(lambda: own.has_landed)
+        assert carried == [3]
+
+    on_bench(store, scene)
+
+
+def test_the_daemon_ends_while_peers_are_asked(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        answers = [bench.ask(entry) for entry in range(1, 40)]
+        await bench.ahead(100)
+        await until(lambda: len(bench.peers.questions) >= 12)
+        await bench.fetcher.close()
+        assert {str(await answer) for answer in answers} == {"the daemon is stopping"}
+        assert all(question.is_cancelled for question in bench.peers.questions)
+        assert not bench.fetcher.bringing._flights
+
+    on_bench(store, scene)
+
+
+def test_readers_overtake_what_is_fetched_ahead_from_peers(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        for entry in range(1, 20):
+            await bench.ahead(entry)
+        asked = len(bench.peers.questions)
+        assert asked < 19  # the rest waits
+        reader = bench.ask(19)
+        question = await bench.question(asked + 1)
+        assert (question.wanted.ref.entry, question.how.ahead) == (19, False)
+        question.give_block()
+        assert bench.holds(19, await reader)
+
+    on_bench(store, scene)
+
+
+def test_without_a_cluster_nobody_is_asked(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.fetcher.bringing.elsewhere = None
+        assert bench.holds(1, await bench.ask(1))
+        assert not bench.peers.questions
+
+    on_bench(store, scene)
+
+
+def test_every_kind_of_route() -> None:
+    def route(holder: NodeRecord | None, home: NodeRecord | None, *before: NodeRecord) -> Route:
+        return Route.of(ONE.id, holder, home, None, before)
+
+    leaving = record(3, 1003)
+    object.__setattr__(leaving, "state", "draining")
+    assert route(TWO, TWO) == Route((), TWO)
+    assert route(TWO, THREE) == Route((TWO, THREE), TWO)
+    assert route(TWO, None) == route(TWO, ONE) == Route((), TWO)
+    assert route(ONE, TWO) == route(None, TWO) == Route((TWO,), None)
+    assert route(ONE, ONE) == Route((), None)
+    assert route(leaving, TWO) == Route((TWO, leaving), TWO)
+    assert route(leaving, ONE) == Route((leaving,), None)
+    assert route(TWO, TWO, THREE) == Route((TWO, THREE), TWO)
+    assert route(ONE, ONE, TWO, ONE) == Route((TWO,), None)
+    assert Route.of(ONE.id, TWO, TWO, THREE).stands_in is THREE
+    assert Route.of(ONE.id, TWO, TWO, ONE).stands_in is None

@@ -1,0 +1,86 @@
+"""The home of one block, computed as for whole snapshots; homes before a change of the cluster."""
+
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import pytest
+import xxhash
+from cachefs_daemon.cluster.view import ClusterView, NodeRecord
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch import home_routes
+from cachefs_daemon.fetch.home_routes import HomeRoutes
+from cachefs_daemon.fetch.route import Route
+from cachefs_daemon.origin.base import ObjectRange, Origin
+
+from cachefs.planning.cluster.homes import Homes
+from cachefs.planning.cluster.rendezvous import Member, in_order, key_hashes
+from tests.peering import KnownMembership, record, view_of
+
+COUNT = 300
+KEYS = np.random.default_rng(0).integers(0, 256, (COUNT, 20), np.uint8)
+
+
+def source(number: int) -> BlockSource:
+    return BlockSource(KEYS[number].tobytes(), cast(Origin, None), ObjectRange(b"", b"", 1, 0, 1))
+
+
+def homes(nodes: list[NodeRecord]) -> list[list[str]]:
+    """Of each block: all nodes in order, the home first."""
+    members = [Member(one.id, xxhash.xxh3_64_intdigest(one.id.encode()), one.weight) for one in nodes]
+    found = Homes(key_hashes(KEYS))
+    found.set_members(members)
+    order = in_order(key_hashes(KEYS), members)
+    assert [members[first].id for first in found.first] == [members[row[0]].id for row in order]
+    return [[members[number].id for number in row] for row in order]
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 0.5, 7.0], [1.0] * 40, [3.0]])
+def test_each_block_is_asked_of_its_home_then_of_the_next_one(weights: list[float]) -> None:
+    nodes = [record(number, 1000 + number, weight=weight) for number, weight in enumerate(weights, 1)]
+    me = nodes[0].id
+    routes = HomeRoutes(KnownMembership(view_of(me, nodes)))
+    for number, (home, *others) in enumerate(homes(nodes)):
+        found = routes.route(source(number))
+        if home == me:
+            assert found is None
+        else:
+            assert found is not None
+            assert found.brings is not None
+            assert (found.brings.id, found.may_have) == (home, ())
+            assert (found.stands_in.id if found.stands_in is not None else me) == others[0]
+
+
+def test_the_former_home_is_looked_at_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, three = (record(number, 1000 + number) for number in (1, 2, 3))
+    membership = KnownMembership(view_of(one.id, [one, two]))
+    routes = HomeRoutes(membership)
+    assert all(routes.route(source(number)) in (None, Route(brings=two)) for number in range(COUNT))
+    membership.set(view_of(one.id, [one, two, three]))
+    before, after = homes([one, two]), homes([one, two, three])
+    for number in range(COUNT):
+        found = routes.route(source(number))
+        if after[number][0] == three.id and before[number][0] == two.id:
+            assert found is not None
+            assert (found.may_have, found.brings) == ((three, two), three)
+        elif after[number][0] == three.id:
+            assert found is not None
+            assert (found.may_have, found.brings) == ((), three)
+    monkeypatch.setattr(home_routes, "FORMER_SECONDS", -1.0)
+    assert all((found := routes.route(source(number))) is None or not found.may_have for number in range(COUNT))
+
+
+def test_blocks_of_a_node_that_drains_are_looked_for_there_and_those_of_one_that_is_away_are_not() -> None:
+    one, two = record(1, 1001), record(2, 1002)
+    membership = KnownMembership(view_of(one.id, [one, two]))
+    routes = HomeRoutes(membership)
+    twos = [number for number, (home, _) in enumerate(homes([one, two])) if home == two.id]
+    for state, found in (("draining", Route((replace(two, state="draining"),))), ("away", None)):
+        members = (one, replace(two, state=state))  # type: ignore[arg-type]
+        membership.set(ClusterView(8, one.id, members, (one.id,), "etcd"))
+        assert [routes.route(source(number)) for number in twos] == [found] * len(twos)
+        membership.set(view_of(one.id, [one, two]))
+
+
+def test_where_no_node_is_known_nobody_is_asked() -> None:
+    assert HomeRoutes(KnownMembership(ClusterView())).route(source(0)) is None

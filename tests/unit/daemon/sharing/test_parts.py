@@ -1,0 +1,94 @@
+"""What one node publishes is what another one has of it, however it is asked for."""
+
+from typing import Any
+from unittest.mock import patch
+
+from cachefs_daemon.sharing import own_part, peer_part
+from cachefs_daemon.sharing.own_part import OwnPart
+from cachefs_daemon.sharing.peer_part import PeerPart
+from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
+from cachefs_daemon.sharing.wire import Part
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+NAMES = st.sampled_from("abcdefgh")
+VALUES = st.none() | st.text("xyz", max_size=40).map(MountedDataset)
+CHANGES = st.lists(st.tuples(NAMES, VALUES), max_size=12)
+# Changes, and whether the other one asks then, for how much, and whether it has forgotten all.
+STEPS = st.lists(st.tuples(CHANGES, st.integers(1, 200), st.booleans()), max_size=12)
+
+
+def ask(own: OwnPart, peer: PeerPart, most: int) -> tuple[list[Any], bool]:
+    page = own.page(peer.version, most)
+    return peer.apply(Part(page.full, page.changes, page.version, page.more)), page.more
+
+
+@settings(max_examples=100)
+@given(STEPS)
+def test_a_peer_has_what_a_node_publishes(steps: list[Any]) -> None:
+    own, peer = OwnPart(), PeerPart("other")
+    heard: dict[str, MountedDataset] = {}  # as whoever listens knows it
+
+    def listen(news: list[Any]) -> None:
+        for _, name, value in news:
+            assert heard.get(name) != value, "that is no news"
+            if value is None:
+                del heard[name]
+            else:
+                heard[name] = value
+
+    with patch.object(own_part, "MOST_REMOVED", 3):
+        for changes, most, forgets in steps:
+            for name, value in changes:
+                own.set("mounted", name, MOUNTED.encode(value) if value is not None else None)
+            if forgets:
+                listen(peer.clear())
+            news, _ = ask(own, peer, most)
+            listen(news)
+            assert heard == peer.values("mounted")
+        more = True
+        while more:
+            news, more = ask(own, peer, 100)
+            listen(news)
+    assert heard == {name: MOUNTED.decode(name, own.get("mounted", name) or b"") for name in own.names("mounted")}
+    assert own.page(peer.version, 100).changes == []
+
+
+def test_what_makes_no_sense_is_left_out_and_counted() -> None:
+    peer = PeerPart("other")
+    good = MOUNTED.encode(MountedDataset("/mnt"))
+    changes = [
+        ("mounted", "good", good),
+        ("mounted", "../../etc", good),
+        ("mounted", "data", b"\xc1"),
+        ("mounted", "data", MOUNTED.encode(MountedDataset("\x1b[2J"))),
+        ("mounted", "data", b"x" * (MOUNTED.largest + 1)),
+        ("of a later release", "data", b"anything"),
+    ]
+    news = peer.apply(Part(False, changes, 9, False))
+    assert news == [("mounted", "good", MountedDataset("/mnt"))]
+    assert dict(peer.values("mounted")) == {"good": MountedDataset("/mnt")}
+    assert peer.wrong == 4
+
+
+def test_nobody_fills_the_memory_of_others() -> None:
+    value = MOUNTED.encode(MountedDataset("/" + "m" * 4000))
+    peer = PeerPart("other")
+    peer.apply(Part(True, [("mounted", f"d{number}", value) for number in range(MOUNTED.most + 100)], 2, False))
+    assert len(peer.values("mounted")) <= MOUNTED.most
+    with patch.object(peer_part, "MOST_OF_NODE", 10 * len(value)):
+        peer = PeerPart("other")
+        peer.apply(Part(True, [("mounted", f"d{number}", value) for number in range(100)], 2, False))
+        assert len(peer.values("mounted")) < 11
+        # What it says in place of something else has that one's room.
+        peer.apply(Part(False, [("mounted", "d0", value)], 3, False))
+        assert "d0" in peer.values("mounted")
+
+
+def test_a_removed_value_that_is_removed_again_is_no_news() -> None:
+    own = OwnPart()
+    assert not own.set("mounted", "data", None)
+    assert own.set("mounted", "data", b"1")
+    assert not own.set("mounted", "data", b"1")
+    assert own.set("mounted", "data", None)
+    assert not own.set("mounted", "data", None)

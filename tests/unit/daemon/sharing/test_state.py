@@ -1,0 +1,52 @@
+import asyncio
+
+from cachefs_daemon.sharing.sections import (
+    CONSUMERS,
+    MOUNTED,
+    PROGRESS,
+    ConsumerFacts,
+    ConsumerProgress,
+    MountedDataset,
+)
+
+from tests.sharing import sharing_nodes, until
+
+DIGEST = "0123456789abcdef" * 2
+
+
+def facts(job: str = "train", consumer: str = "0", rank: int = 0) -> ConsumerFacts:
+    return ConsumerFacts(job=job, consumer=consumer, dataset="data", snapshot=DIGEST, rank=rank, world_size=64)
+
+
+def test_what_one_node_publishes_all_others_learn():
+    async def scenario() -> None:
+        async with sharing_nodes(3) as nodes:
+            first, *others = nodes
+            heard: list[tuple[str, str, object]] = []
+            others[0].shared.listen(MOUNTED, lambda *news: heard.append(news))
+            value = MountedDataset(mountpoint="/mnt/data")
+            first.shared.publish(MOUNTED, "data", value)
+            for other in others:
+                await until(lambda other=other: other.shared.value(MOUNTED, first.record.id, "data") == value)
+            first.shared.remove(MOUNTED, "data")
+            for other in others:
+                await until(lambda other=other: not other.shared.values(MOUNTED))
+            assert heard == [(first.record.id, "data", value), (first.record.id, "data", None)]
+
+    asyncio.run(scenario())
+
+
+def test_progress_goes_to_those_who_follow_the_job():
+    async def scenario() -> None:
+        async with sharing_nodes(2) as (first, second):
+            first.shared.publish(CONSUMERS, "train/0", facts())
+            first.shared.publish(PROGRESS, "train/0", ConsumerProgress(0, 17, 100.0))
+            await until(lambda: second.consumers.remote_consumers())
+            await until(lambda: second.consumers.remote_consumers()[0].progress)
+            (consumer,) = second.consumers.remote_consumers()
+            assert consumer.facts == facts()
+            assert consumer.progress == ConsumerProgress(0, 17, 100.0)
+            first.shared.publish(PROGRESS, "train/0", ConsumerProgress(1, 3, 100.0))
+            await until(lambda: second.consumers.remote_consumers()[0].progress == ConsumerProgress(1, 3, 100.0))
+
+    asyncio.run(scenario())

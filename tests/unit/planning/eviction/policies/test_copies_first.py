@@ -1,0 +1,184 @@
+"""In a cluster, copies of what other nodes keep go first: the policies, beside a model that sorts everything."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.cluster.standing import Mine, Standing
+from cachefs.planning.eviction.policies import open_policy
+from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
+from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.pagecache.states import HELD
+from cachefs.planning.sequences.plan import Plan
+from tests.simulated import space_of
+
+BLOCKS = 2000
+SIZE = 100
+SPACE = space_of([SIZE] * BLOCKS)
+KEYS = SPACE.keys(np.arange(BLOCKS))
+RATE = 10.0  # reads a second
+
+
+@dataclass(frozen=True)
+class Mount:
+    states: dict[str, npt.NDArray[np.uint8]]
+
+
+def plan_of(*orders: list[int]) -> Plan:
+    plan = Plan()
+    plan.add_space(SPACE)
+    for epoch, order in enumerate(orders):
+        plan.set_epoch("job", "space", epoch, np.array(order), last=epoch == len(orders) - 1)
+    plan.set_progress("job", 0, 0, RATE)
+    return plan
+
+
+def standing_of(mine: range | list[int]) -> Standing:
+    standing = Standing()
+    marks: Mine = np.zeros(BLOCKS, np.bool_)
+    marks[list(mine)] = True
+    standing.set("space", marks)
+    return standing
+
+
+def filled(plan: Plan, standing: Standing | None, blocks: range) -> Clairvoyant:
+    policy = Clairvoyant(plan, None, standing)
+    for number in blocks:
+        policy.added(KEYS[number], SIZE)
+    return policy
+
+
+def ids(*numbers: int) -> Ids:
+    return np.array(numbers, np.int32)
+
+
+def test_copies_go_before_what_is_mine_and_those_of_them_that_are_read_last_go_first() -> None:
+    standing = standing_of([*range(200), *range(400, 600)])
+    policy = filled(plan_of(list(range(BLOCKS))), standing, range(100, 600))
+    assert policy.victims(2 * SIZE, (), [KEYS[50]]) == [KEYS[399], KEYS[398]]
+    assert policy.victims(201 * SIZE, (), [KEYS[50]]) == [*KEYS[399:199:-1], KEYS[599]], "then what is mine"
+    assert policy.victims(3 * SIZE, (), [KEYS[300]]) == [KEYS[399], KEYS[398], KEYS[397]], "a copy only for those"
+    assert policy.victims(2 * SIZE, (), [KEYS[398]]) == ()
+    assert policy.replaceable(KEYS[397]) == 2 * SIZE
+    assert policy.preferred([KEYS[700], KEYS[50], KEYS[398], KEYS[399]], ()) == [1, 2]
+    assert policy.victims(SIZE, {KEYS[399]}, [KEYS[50]]) == [KEYS[398]]
+
+
+def test_a_copy_that_is_about_to_be_read_is_worth_what_the_plan_says() -> None:
+    standing = standing_of(range(100, 2000))
+    policy = filled(plan_of(list(range(BLOCKS))), standing, range(200))
+    standing.near = 4.95
+    assert policy.victims(51 * SIZE, (), [KEYS[40]]) == [*KEYS[99:49:-1], KEYS[199]]
+    assert policy.victims(151 * SIZE, ()) == [*KEYS[99:49:-1], *KEYS[199:99:-1], KEYS[49]]
+
+
+def test_what_ceases_to_be_mine_goes_next_without_a_look_at_all_blocks() -> None:
+    standing = standing_of(range(BLOCKS))
+    policy = filled(plan_of(list(range(BLOCKS))), standing, range(100, 1000))
+    assert policy.victims(SIZE, (), [KEYS[50]]) == [KEYS[999]]
+    looked: list[int] = []
+    ranks = policy._ranks
+    policy._ranks = lambda snapshot, ids: looked.append(len(ids)) or ranks(snapshot, ids)  # type: ignore[method-assign, func-returns-value]
+    for number in range(300, 400):
+        standing.update("space", ids(number), False)
+        assert policy.victims(SIZE, (), [KEYS[50]]) == [KEYS[number]]
+        policy.removed(KEYS[number])
+    assert sum(count > 200 for count in looked) <= 4, "once in 32 victims, as ever in so small a tier"
+    standing.update("space", ids(500, 600), False)
+    standing.update("space", ids(600), True)
+    assert policy.victims(2 * SIZE, (), [KEYS[50]]) == [KEYS[500], KEYS[999]], "it is mine again"
+    standing.forget("space")
+    assert policy.victims(SIZE, (), [KEYS[50]]) == [KEYS[999]], "there are no copies any more"
+
+
+def test_a_copy_that_comes_is_known_as_one() -> None:
+    standing = standing_of(range(1000))
+    policy = filled(plan_of(list(range(BLOCKS))), standing, range(100, 200))
+    assert policy.victims(SIZE, (), [KEYS[50]]) == [KEYS[199]]
+    policy.added(KEYS[1500], SIZE)
+    assert policy.victims(SIZE, (), [KEYS[50]]) == [KEYS[1500]]
+
+
+def test_very_many_copies_all_go_before_anything_else() -> None:
+    """As when a job begins on nodes that are full of what others hold now."""
+    space = space_of([SIZE] * 40_000, "large")
+    keys = space.keys(np.arange(40_000))
+    plan = Plan()
+    plan.add_space(space)
+    plan.set_epoch("job", "large", 0, np.arange(40_000), last=True)
+    plan.set_progress("job", 0, 0, RATE)
+    standing = Standing()
+    marks = np.zeros(40_000, np.bool_)
+    marks[::4] = True
+    standing.set("large", marks)
+    policy = Clairvoyant(plan, None, standing)
+    for key in keys:
+        policy.added(key, SIZE)
+    gone = []
+    while len(gone) < 29_000:
+        victims = policy.victims(500 * SIZE, ())
+        for key in victims:
+            policy.removed(key)
+        gone += victims
+    assert not set(gone) & set(keys[::4])
+    assert len(set(gone)) == len(gone)
+
+
+def test_what_is_mine_stays_in_memory_though_it_is_in_page_caches() -> None:
+    """Other nodes read it, and they do not get it out of a page cache."""
+    plan = plan_of(list(range(BLOCKS)))
+
+    states = np.zeros(BLOCKS, np.uint8)
+    states[150:200] = HELD
+    coverage = Coverage(plan)
+    coverage.show([Mount({"space": states})], {})
+    for standing, victim in ((None, 199), (standing_of(range(BLOCKS)), 999)):
+        policy = Clairvoyant(plan, coverage, standing)
+        for number in range(100, 1000):
+            policy.added(KEYS[number], SIZE)
+        assert policy.victims(SIZE, (), [KEYS[50]]) == [KEYS[victim]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_victims_are_exactly_those_of_the_model_whatever_happened(seed: int) -> None:
+    draw = random.Random(seed)
+    orders = [draw.sample(range(BLOCKS), BLOCKS) for _ in range(2)]
+    plan = plan_of(*orders)
+    standing = standing_of(draw.sample(range(BLOCKS), BLOCKS // 2))
+    inside = set(range(300))
+    policy, position = filled(plan, standing, range(300)), 0
+    for _ in range(250):
+        position += draw.randrange(8)
+        plan.set_progress("job", 0, position)
+        for number in draw.sample(range(BLOCKS), 3):
+            inside.add(number)
+            policy.added(KEYS[number], SIZE)
+        changed = draw.sample(range(BLOCKS), 20)
+        standing.update("space", ids(*changed), np.array([draw.random() < 0.7 for _ in changed]))
+        here = ids(*sorted(inside))
+        scores = dict(
+            zip(here.tolist(), standing.defer("space", here, plan.next_use_of("space", here)).tolist(), strict=True)
+        )
+        count = draw.randrange(1, 6)
+        victims = policy.victims(count * SIZE, ())
+        expected = sorted(scores, key=lambda number: -scores[number])[:count]
+        assert victims == [KEYS[number] for number in expected]
+        for number in expected:
+            policy.removed(KEYS[number])
+            inside.discard(number)
+
+
+@pytest.mark.parametrize("name", ["alsd", "refcount"])
+def test_the_other_policies_give_up_copies_first_too(name: str) -> None:
+    plan = plan_of(list(range(1000)), list(range(1000)))
+    plan.set_progress("job", 0, 200, RATE)
+    standing = standing_of([*range(100), *range(300, 2000)])
+    policy = open_policy(name, plan, None, None, standing)
+    for number in (50, 150, 160, 250, 900):
+        policy.added(KEYS[number], SIZE)
+    first, second = policy.victims(2 * SIZE, (), [KEYS[210]])
+    assert {first, second} == {KEYS[150], KEYS[160]}

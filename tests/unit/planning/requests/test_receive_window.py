@@ -1,0 +1,71 @@
+"""How much may be on the way to one node: enough for its link, and no more than its switch holds."""
+
+import pytest
+
+from cachefs.planning.requests.receive_window import FIRST_QUEUE, GRAIN, MOST_QUEUE, ReceiveWindow
+
+BLOCK = 110_000
+
+
+def run(window: ReceiveWindow, link: float, base: float, queue: float, seconds: float) -> tuple[float, int]:
+    """Ask for blocks as fast as the window lets, on a link of *link* bytes a second with *base* seconds of latency and
+    a switch that holds *queue* bytes. Returns the share of the link that was used, and how often packets were lost."""
+    now, came, losses = 0.0, 0, 0
+    while now < seconds:
+        in_flight = max(BLOCK, window.size // BLOCK * BLOCK)
+        if in_flight > link * base + queue:
+            losses += 1
+            window.sent_twice(3, now)
+            now += 0.05
+        # A round: what was asked for comes at the link's rate, but not before the latency is over.
+        took = max(base + BLOCK / link, in_flight / link)
+        now += took
+        came += in_flight
+        window.answered(took - BLOCK / link, base, now)
+        window.received(in_flight, now, is_full=True)
+    return came / seconds / link, losses
+
+
+def test_window_for_one_gigabit_fills_it_without_a_drop() -> None:
+    window = ReceiveWindow()
+    share, losses = run(window, 125e6, 0.0003, 256 << 10, 20)
+    assert share > 0.9
+    assert losses <= 6  # trials of a larger queue, ever more seldom
+
+
+def test_window_grows_with_the_link() -> None:
+    window = ReceiveWindow()
+    share, losses = run(window, 1.25e9, 0.0005, 16 << 20, 10)
+    assert share > 0.85
+    assert losses == 0
+    assert window.size > 600_000
+
+
+def test_window_holds_two_grains_and_is_bounded() -> None:
+    window = ReceiveWindow()
+    for step in range(1000):
+        window.sent_twice(10, step * 100.0)
+    assert window.queue == FIRST_QUEUE
+    assert window.size >= 2 * GRAIN
+    run(window, 1e11, 0.01, 1e12, 5)
+    assert window.queue <= MOST_QUEUE * 1.5
+
+
+def test_something_may_always_be_asked_for() -> None:
+    window = ReceiveWindow(100_000)
+    assert window.size == 100_000
+    assert window.room(0, 64 << 20)
+    assert not window.room(60_000, 64 << 20)
+    assert window.room(50_000, 64 << 20)  # its first half comes with the rest of the other one
+    assert not window.room(60_000, 40_001)
+    run(window, 1e9, 0.001, 1e9, 1)
+    assert window.size == 100_000
+
+
+@pytest.mark.parametrize("latency", [0.0, -1.0, 10.0])
+def test_odd_measurements_do_no_harm(latency: float) -> None:
+    window = ReceiveWindow()
+    for step in range(100):
+        window.answered(latency, latency, step * 0.001)
+        window.received(BLOCK, step * 0.001, is_full=step % 3 > 0)
+    assert 2 * GRAIN <= window.size <= 64 << 20

@@ -1,0 +1,162 @@
+"""M4: under load a node joins, and then another one drains and leaves."""
+
+import subprocess
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs.errors import CachefsError
+from cachefs.messages import Empty
+from cachefs.rpc import CLUSTER
+from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs_tools.bench.cluster.figures import at_most, document, read_document, trouble_document
+from cachefs_tools.bench.cluster.placement import Placement, placement
+from cachefs_tools.bench.cluster.run import Load, Run, running
+from cachefs_tools.bench.cluster.steady import Say, patience
+from cachefs_tools.bench.directory_node import DATASET
+from cachefs_tools.lab.counters import Moment
+from cachefs_tools.lab.job import Job, JobSettings, epoch_seconds, started_job
+from cachefs_tools.lab.node import Node
+from cachefs_tools.scratch_node import SCRATCH, environment_for, program
+
+_LEAST_NODES: Final = 3
+# Share of the blocks that may not be where they belong, for placement to count as done.
+_SETTLED: Final = 0.01
+_LOOK_EVERY: Final = 1.0
+# Epochs that are never all read: the jobs go on for as long as the changes take.
+_EPOCHS: Final = 400
+
+
+def m4(load: Load, work: Path, say: Say, seconds: float) -> dict[str, Any]:
+    """Two jobs read on the first nodes; the last of them, which reads nothing, drains after another one has joined.
+
+    With two jobs each block has its place at its home, so shares can be told. seconds: that a change may take.
+    """
+    if load.nodes < _LEAST_NODES:
+        raise CachefsError(f"m4 needs {_LEAST_NODES} nodes at least: two that read and one that drains")
+    nodes = load.nodes - 1  # and one that joins
+    load = replace(load, nodes=nodes, spare=1, source="etcd", capacity=max(load.capacity, 1.5), epochs=_EPOCHS)
+    with ExitStack() as stack:
+        run = stack.enter_context(running(load, work))
+        *readers, leaving = run.nodes
+        joining = run.cluster.nodes[nodes]
+        jobs = [
+            stack.enter_context(
+                started_job(JobSettings(f"job{seed}", DATASET, load.files, _EPOCHS, seed, load.rate / 2), readers)
+            )
+            for seed in (1, 100_001)
+        ]
+        warm = [*readers, leaving]
+        _read_once(run, jobs, say)
+        settled = _settle(warm, seconds)
+        _say_placement(say, f"before, after {settled:.0f} s", placement(warm))
+        for job in jobs:
+            for rank in job.ranks:
+                rank.go("on")
+        begin = run.take()
+        say(f"{joining.name} joins")
+        run.cluster.nodes[nodes].start(run.cluster.settings_of(joining))
+        everybody = [*warm, joining]
+        _until_members(everybody, 1 + len(warm), seconds)
+        joined_after = _settle(everybody, seconds)
+        joined, with_it = run.take(), placement(everybody)
+        _say_placement(say, f"joined, after {joined_after:.0f} s", with_it)
+        before_drain = _traffic(run, jobs, leaving)
+        say(f"{leaving.name} drains")
+        drain_began = time.monotonic()
+        _cachectl(leaving, "drain", seconds=seconds)
+        drained_after = time.monotonic() - drain_began
+        rest = [*readers, joining]
+        drained = run.take()
+        _until_members(rest, len(rest), seconds)
+        leaving.stop()
+        left_after = _settle(rest, seconds)
+        end, without = run.take(rest), placement(rest)
+        _say_placement(say, f"drained in {drained_after:.0f} s, settled {left_after:.0f} s later", without)
+        troubles = [one for job in jobs for rank in job.ranks for one in rank.progress.troubles]
+        results = [result for job in jobs for result in job.results()]
+    ideal = 1 / len(everybody)
+    moved_in = (joined - begin).nodes[joining.name].peer_blocks / load.files
+    given = drained.nodes[leaving.name].given_blocks - joined.nodes[leaving.name].given_blocks
+    moved_out = max(0.0, given - before_drain * (drained.when - joined.when)) / load.files
+    told = trouble_document(troubles, begin.when)
+    checks = [
+        at_most("reads that failed or were wrong", told["errors"] + told["wrong"], 0),
+        at_most("longest read, seconds", told["longest_s"], 1.0),
+        at_most("farthest from an equal part, after the join", with_it.off(), 0.10),
+        at_most("farthest from an equal part, after the drain", without.off(), 0.10),
+        at_most("blocks moved by the join / the least", moved_in / ideal, 1.10),
+        at_most("blocks moved by the drain / the least", moved_out / ideal, 1.10),
+        at_most("blocks nowhere after the drain", without.nowhere, 0),
+        at_most("origin bytes during the changes / dataset", _origin(end, begin, load), 0.01),
+    ]
+    return document(
+        "m4", load, checks, joined=asdict(with_it), drained=asdict(without), reads=read_document(results),
+        troubles=told, seconds={"join": joined_after, "drain": drained_after, "after drain": left_after},
+    )  # fmt: skip
+
+
+def _read_once(run: Run, jobs: list[Job], say: Say) -> None:
+    say("both jobs read once")
+    for job in jobs:
+        job.begin()
+    for job in jobs:
+        job.join(0, patience(job.settings, len(job.ranks)))
+
+
+def _settle(nodes: list[Node], seconds: float) -> float:
+    """Wait until nearly all blocks are at home, at most so long. Returns how many seconds it took."""
+    begin = time.monotonic()
+    while (now := time.monotonic() - begin) < seconds:
+        found = placement(nodes)
+        if found.missing() <= _SETTLED * found.blocks:
+            break
+        time.sleep(_LOOK_EVERY)
+    return now
+
+
+def _until_members(nodes: list[Node], count: int, seconds: float) -> None:
+    """Wait until all of them place on so many members."""
+    deadline = time.monotonic() + seconds
+    while True:
+        seen = [
+            [one.name for one in node.client.call(CLUSTER, Empty(), timeout=10).members if one.placing]
+            for node in nodes
+        ]
+        if all(len(names) == count for names in seen):
+            return
+        if time.monotonic() > deadline:
+            raise CachefsError(f"not within {seconds:.0f} s: {count} members that all place on; they see {seen}")
+        time.sleep(0.2)
+
+
+def _traffic(run: Run, jobs: list[Job], node: Node) -> float:
+    """Blocks a second that the node gives while the jobs only read, over half an epoch."""
+    before = run.take([node])
+    time.sleep(max(1.0, epoch_seconds(jobs[0].settings, len(jobs[0].ranks)) / 2))
+    grown = run.take([node]) - before
+    return grown.nodes[node.name].given_blocks / grown.when
+
+
+def _cachectl(node: Node, *command: str, seconds: float) -> None:
+    """Run cachectl for a node. Raises CachefsError with what it says."""
+    done = subprocess.run(
+        [program("cachectl"), *command], env={**environment_for(SCRATCH), SOCKET_VARIABLE: str(node.socket)},
+        capture_output=True, text=True, timeout=seconds + 60, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise CachefsError(f"cachectl {' '.join(command)} on {node.name}: {done.stderr.strip()[-500:]}")
+
+
+def _say_placement(say: Say, when: str, found: Placement) -> None:
+    parts = ", ".join(
+        f"{name} {found.at_home[name] / found.blocks:.3f} of {count / found.blocks:.3f}"
+        for name, count in sorted(found.belong.items())
+    )
+    say(f"  {when}: at home {parts}; nowhere {found.nowhere}")
+
+
+def _origin(now: Moment, then: Moment, load: Load) -> float:
+    return (now.origin_bytes - then.origin_bytes) / load.bytes

@@ -1,0 +1,197 @@
+"""M5: one thing after the other goes wrong for a while, under load, and is made good again."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs.errors import DaemonUnavailable
+from cachefs.messages import Empty
+from cachefs.rpc import CLUSTER
+from cachefs_tools.bench.cluster.figures import Check, at_most, document, trouble_document
+from cachefs_tools.bench.cluster.run import READ_DEADLINE, Load, Run, running
+from cachefs_tools.bench.cluster.steady import Say, patience
+from cachefs_tools.bench.directory_node import DATASET
+from cachefs_tools.lab.bridge import Bridge
+from cachefs_tools.lab.job import Job, JobSettings, started_job
+from cachefs_tools.lab.switch import Switch
+
+PARTITION: Final = "partition"
+ETCD: Final = "etcd"
+STOPPED: Final = "stopped"
+LOSS: Final = "loss"
+LATENCY: Final = "latency"
+FAULTS: Final = (PARTITION, ETCD, STOPPED, LOSS, LATENCY)
+_LOSS: Final = 0.3
+_LATENCY: Final = 0.025
+# Seconds beyond its deadline in which a read ends: a busy machine, and the way back through the kernel.
+_LATE: Final = 5.0
+# The cluster has converged when nothing was asked of the origin, failed or took long for so many seconds.
+_QUIET: Final = 5.0
+_CONVERGE_SECONDS: Final = 120.0
+
+
+def m5(load: Load, work: Path, say: Say, seconds: float, only: Sequence[str] = FAULTS) -> dict[str, Any]:
+    """Each thing lasts so many seconds. What needs delays runs on a cluster of its own, over a switch in user space."""
+    capacity = max(load.capacity, load.nodes / (load.nodes - 1))
+    load = replace(load, source="etcd", capacity=capacity)
+    found: list[dict[str, Any]] = []
+    for network, faults in (("bridge", [one for one in only if one != LATENCY]), ("switch", [LATENCY])):
+        chosen = [one for one in faults if one in only]
+        if chosen:
+            place = work / network
+            place.mkdir()
+            found += _on(replace(load, network=network), place, say, seconds, chosen)
+    checks = [check for one in found for check in one.pop("checks")]
+    return document("m5", load, checks, faults=found)
+
+
+def _on(load: Load, work: Path, say: Say, seconds: float, faults: Sequence[str]) -> list[dict[str, Any]]:
+    one_epoch = load.files / load.nodes / load.rate
+    # More than they can read meanwhile.
+    epochs = 2 + math.ceil(2 * len(faults) * (seconds + _CONVERGE_SECONDS) / one_epoch)
+    settings = JobSettings("train", DATASET, load.files, epochs, rate=load.rate)
+    with running(load, work) as run, started_job(settings, run.nodes) as job:
+        for number in range(2):
+            job.epoch(number, patience(settings, load.nodes))
+        for rank in job.ranks:
+            rank.go("on")
+        return [_one(run, job, fault, say, seconds) for fault in faults]
+
+
+def _one(run: Run, job: Job, fault: str, say: Say, seconds: float) -> dict[str, Any]:
+    """Do one thing, and wait until all is well again."""
+    say(f"{fault} for {seconds:.0f} s")
+    *others, hit = job.ranks
+    before = run.take()
+    with _FAULTS[fault](run):
+        _wait(seconds, lambda: all(rank.runs for rank in job.ranks))
+        problems = sorted({problem for node in run.nodes[:-1] if (problem := _problem(run, node.name))})
+    healed = run.take()
+    converged = _converged(run, job, healed.when)
+    after = run.take()
+    alone, rest = (
+        trouble_document([one for rank in ranks for one in rank.progress.troubles], before.when)
+        for ranks in ([hit], others)
+    )
+    say(
+        f"  others: {rest['errors']} errors, longest {rest['longest_s']:.1f} s; the one that was hit: "
+        f"{alone['errors']} errors, longest {alone['longest_s']:.1f} s; converged after "
+        f"{'never' if converged is None else f'{converged:.0f} s'}"
+    )
+    everybody = fault in (ETCD, LATENCY)
+    checks: list[Check] = [
+        at_most(f"{fault}: wrong reads", alone["wrong"] + rest["wrong"], 0),
+        at_most(f"{fault}: errors on other nodes", rest["errors"] + (alone["errors"] if everybody else 0), 0),
+        at_most(
+            f"{fault}: longest read, seconds", max(alone["longest_s"], rest["longest_s"]), READ_DEADLINE + _LATE
+        ),
+        at_most(f"{fault}: seconds to converge", math.inf if converged is None else converged, _CONVERGE_SECONDS),
+    ]  # fmt: skip
+    return {
+        "fault": fault, "others": rest, "hit": alone, "said": problems, "converged_after_s": converged,
+        "origin_bytes_of_dataset": {
+            "meanwhile": (healed.origin_bytes - before.origin_bytes) / run.load.bytes,
+            "until it converged": (after.origin_bytes - healed.origin_bytes) / run.load.bytes,
+        },
+        "checks": checks,
+    }  # fmt: skip
+
+
+@contextmanager
+def _partition(run: Run) -> Iterator[None]:
+    assert isinstance(run.network, Bridge | Switch)
+    run.network.cut(len(run.nodes) - 1)
+    try:
+        yield
+    finally:
+        run.network.heal()
+
+
+@contextmanager
+def _etcd_stops(run: Run) -> Iterator[None]:
+    assert run.cluster.etcd is not None
+    run.cluster.etcd.stop()
+    try:
+        yield
+    finally:
+        run.cluster.etcd.start()
+
+
+@contextmanager
+def _peer_stops(run: Run) -> Iterator[None]:
+    run.nodes[-1].suspend()
+    try:
+        yield
+    finally:
+        run.nodes[-1].resume()
+
+
+@contextmanager
+def _loss(run: Run) -> Iterator[None]:
+    assert isinstance(run.network, Bridge)
+    run.network.offload(False)
+    run.network.lose(len(run.nodes) - 1, _LOSS)
+    try:
+        yield
+    finally:
+        run.network.heal()
+        run.network.offload(True)
+
+
+@contextmanager
+def _latency(run: Run) -> Iterator[None]:
+    assert isinstance(run.network, Switch)
+    run.network.delay(_LATENCY)
+    try:
+        yield
+    finally:
+        run.network.delay(0)
+
+
+_FAULTS: Final = {
+    PARTITION: _partition, ETCD: _etcd_stops, STOPPED: _peer_stops, LOSS: _loss, LATENCY: _latency,
+}  # fmt: skip
+
+
+def _converged(run: Run, job: Job, healed: float) -> float | None:
+    """Seconds until nothing is wrong any more; None: not in time. All nodes are members for all, and for a while
+    nothing was asked of the origin, failed or took long."""
+    asked, quiet_since = run.origin().requests, time.monotonic()
+    while (now := time.monotonic()) < healed + _CONVERGE_SECONDS:
+        requests = run.origin().requests
+        late = max((one.when + one.seconds for rank in job.ranks for one in rank.progress.troubles), default=0.0)
+        if requests != asked or not _all_see_all(run):
+            asked, quiet_since = requests, now
+        quiet_since = max(quiet_since, late)
+        if now - quiet_since > _QUIET:
+            return quiet_since - healed
+        time.sleep(0.25)
+    return None
+
+
+def _all_see_all(run: Run) -> bool:
+    try:
+        views = [node.client.call(CLUSTER, Empty(), timeout=5) for node in run.nodes]
+    except DaemonUnavailable:
+        return False
+    return all(not view.problem and sum(member.placing for member in view.members) == len(run.nodes) for view in views)
+
+
+def _problem(run: Run, name: str) -> str:
+    """What a node says is wrong with its cluster."""
+    node = next(one for one in run.nodes if one.name == name)
+    try:
+        return node.client.call(CLUSTER, Empty(), timeout=5).problem
+    except DaemonUnavailable:
+        return "the daemon does not answer"
+
+
+def _wait(seconds: float, well: Callable[[], bool]) -> None:
+    """Wait, or end early where the readers have ended."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and well():
+        time.sleep(0.2)

@@ -1,0 +1,90 @@
+"""What a scenario found, as JSON-serialisable documents, and what it has to be."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, TypedDict
+
+from cachefs_tools.bench.cluster.run import Load
+from cachefs_tools.lab.counters import Moment
+from cachefs_tools.lab.reader import EpochResult, Trouble
+
+
+class Check(TypedDict):
+    """A figure beside its bound."""
+
+    what: str
+    value: float
+    least: float | None  # None: there is no such bound
+    most: float | None
+    met: bool
+
+
+def at_most(what: str, value: float, most: float) -> Check:
+    return Check(what=what, value=value, least=None, most=most, met=value <= most)
+
+
+def at_least(what: str, value: float, least: float) -> Check:
+    return Check(what=what, value=value, least=least, most=None, met=value >= least)
+
+
+def document(scenario: str, load: Load, checks: Sequence[Check], **parts: Any) -> dict[str, Any]:
+    """What `cachefs-bench cluster` prints."""
+    return {
+        "scenario": scenario,
+        "load": asdict(load),
+        "held_by_node": load.held,
+        "checks": list(checks),
+        "met": all(check["met"] for check in checks),
+        **parts,
+    }
+
+
+def epoch_document(load: Load, number: int, grown: Moment, results: Iterable[EpochResult]) -> dict[str, Any]:
+    """One epoch of one job: `grown` is what the cluster did from its begin to its end."""
+    total, mine = grown.total, [result for result in results if result.epoch == number]
+    reads = sum(result.reads for result in mine)
+    return {
+        "epoch": number + 1,
+        "seconds": round(grown.when, 2),
+        "origin_bytes_of_dataset": grown.origin_bytes / load.bytes,
+        "origin_requests": grown.origin_requests,
+        "peer_bytes_of_dataset": total.peer_bytes / load.bytes,
+        "local_share": local_share(grown, reads),
+        "waited_share": total.stalls / reads if reads else 0.0,
+        "waited_for_peer_share": total.stalls_peer / reads if reads else 0.0,
+        **read_document(mine),
+    }
+
+
+def read_document(results: Iterable[EpochResult]) -> dict[str, Any]:
+    """How reads went. Times in milliseconds; percentiles are the worst of all ranks and epochs."""
+    found = list(results)
+    return {
+        "reads": sum(result.reads for result in found),
+        "errors": sum(result.errors for result in found),
+        "wrong": sum(result.wrong for result in found),
+        "slow": sum(result.slow for result in found),
+        "p50_ms": 1e3 * max((result.p50 for result in found), default=0.0),
+        "p99_ms": 1e3 * max((result.p99 for result in found), default=0.0),
+        "longest_ms": 1e3 * max((result.longest for result in found), default=0.0),
+    }
+
+
+def trouble_document(troubles: Iterable[Trouble], since: float) -> dict[str, Any]:
+    """Reads that took long or failed since a moment, and the first words of each kind of error."""
+    found = [trouble for trouble in troubles if trouble.when + trouble.seconds >= since]
+    return {
+        "errors": sum(trouble.kind == "error" for trouble in found),
+        "wrong": sum(trouble.kind == "wrong" for trouble in found),
+        "long": sum(trouble.kind == "long" for trouble in found),
+        "longest_s": max((trouble.seconds for trouble in found), default=0.0),
+        "reasons": sorted({trouble.reason for trouble in found if trouble.reason}),
+    }
+
+
+def local_share(grown: Moment, reads: int) -> float:
+    """The part of the reads whose block did not come from another node, nor from the origin."""
+    if not reads:
+        return math.nan
+    return max(0.0, 1 - (grown.total.peer_blocks + grown.origin_requests) / reads)

@@ -1,0 +1,82 @@
+"""Which blocks are where, and where they belong by the members that a node knows. Each file of a lab is one block."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import xxhash
+
+from cachefs.block import block_key
+from cachefs.messages import DatasetName, Empty, Selection
+from cachefs.planning.cluster.homes import Homes
+from cachefs.planning.cluster.rendezvous import Member, key_hashes
+from cachefs.rpc import CACHED, CLUSTER, DATASET_SHOW
+from cachefs.snapshot import Snapshot
+from cachefs_tools.bench.directory_node import DATASET
+from cachefs_tools.lab.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The blocks of the dataset at one moment."""
+
+    blocks: int
+    belong: dict[str, int]  # by node: blocks whose home it is
+    at_home: dict[str, int]  # by node: those of them that it has
+    held: dict[str, int]  # by node: blocks that it has
+    nowhere: int  # blocks that no node has
+
+    def off(self) -> float:
+        """How far the worst node is from an equal part of the blocks, by what it has of its own: 0 is ideal."""
+        ideal = self.blocks / len(self.belong) if self.belong else 0.0
+        return max((abs(count - ideal) / ideal for count in self.at_home.values()), default=1.0)
+
+    def missing(self) -> int:
+        """Blocks that are not at home."""
+        return self.blocks - sum(self.at_home.values())
+
+
+def placement(nodes: Sequence[Node]) -> Placement:
+    """Where the blocks are on these nodes, by the view of the first of them."""
+    homes = homes_by_path(nodes[0])
+    found = {node.name: held(node).keys() for node in nodes}
+    everywhere = set().union(*found.values())
+    belong = Counter(homes.values())
+    at_home = Counter(name for path, name in homes.items() if path in found.get(name, ()))
+    return Placement(
+        len(homes), dict(belong), {name: at_home[name] for name in belong},
+        {name: len(paths) for name, paths in found.items()}, len(homes.keys() - everywhere),
+    )  # fmt: skip
+
+
+def homes_by_path(node: Node) -> dict[bytes, str]:
+    """By path of a file, the name of the node that is the home of its block, as this node sees the cluster."""
+    members = [one for one in node.client.call(CLUSTER, Empty(), timeout=10).members if one.placing]
+    view = node.client.call(DATASET_SHOW, DatasetName(name=DATASET)).dataset
+    snapshot = Snapshot(Path(view.path))
+    try:
+        contents = list(snapshot.contents())
+        paths = [snapshot.path(number) for number, _, _ in contents]
+    finally:
+        snapshot.close()
+    keys = numpy.frombuffer(b"".join(block_key(content, 0) for _, _, content in contents), numpy.uint8)
+    homes = Homes(key_hashes(keys.reshape(-1, len(keys) // len(contents))))
+    homes.set_members(
+        [Member(one.id, xxhash.xxh3_64_intdigest(one.id.encode()), one.weight, one.zone) for one in members]
+    )
+    names = {one.id: one.name for one in members}
+    return {
+        path: names[homes.members[number].id]
+        for path, number in zip(paths, homes.first.tolist(), strict=True)
+        if number < len(homes.members)
+    }
+
+
+def held(node: Node) -> dict[bytes, int]:
+    """By path, the bytes of the dataset's files that the tiers of a node have."""
+    found: dict[bytes, int] = {}
+    for page in node.client.stream(CACHED, Selection(dataset=DATASET)):
+        found.update((file.path, sum(file.cached)) for file in page.files if any(file.cached))
+    return found

@@ -1,0 +1,154 @@
+"""What a node of a large cluster computes for itself: placement, copies and duties, with simulated peers.
+
+All nodes read one dataset, dealt out to them by a DistributedSampler. Each computes who holds which block, so what one
+of them needs is what every one needs. Nothing is sent; how many messages nodes send each other follows from how long
+they wait for news.
+"""
+
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+from cachefs_daemon.cluster.ring import Ring, decode_ring
+from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_daemon.sharing.state import MOST_FOLLOWED
+from cachefs_daemon.sharing.wire import PROGRESS_SECONDS, poll_seconds
+from xxhash import xxh3_64_intdigest
+
+from cachefs.planning.blocks.space import Ids
+from cachefs.planning.cluster.copies import epochs_ahead, next_holders, rooms
+from cachefs.planning.cluster.duties import Duty
+from cachefs.planning.cluster.homes import Homes
+from cachefs.planning.cluster.reads import Reads
+from cachefs.planning.cluster.rendezvous import Member, mix
+from cachefs.planning.cluster.scale import local_share
+from cachefs.planning.cluster.standing import mine_now
+from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
+
+BLOCK_BYTES: Final = 110_000
+# What all nodes together have room for, in datasets.
+ROOM: Final = 1.05
+ME: Final = 1
+
+Seconds = dict[str, list[float]]
+
+
+def measure(blocks: int, nodes: int, epochs: int) -> dict[str, Any]:
+    """The figures of one run, by name. Processor time is that of one node."""
+    before = _peak()
+    seconds: Seconds = defaultdict(list)
+    homes = Homes(mix(np.arange(1, blocks + 1, dtype=np.uint64)))
+    members = [_member(number) for number in range(nodes)]
+    with _timed(seconds, "first look"):
+        homes.set_members(members)
+    with _timed(seconds, "leave"):
+        left = len(homes.set_members(members[:-1]))
+    with _timed(seconds, "join"):
+        joined = len(homes.set_members(members))
+    counts = np.bincount(homes.first, minlength=nodes)
+    placed = _peak()
+    local = _decide(homes, epochs, seconds)
+    ahead = epochs_ahead(nodes)
+    each = {what: _ms(times) for what, times in seconds.items() if what not in ("first look", "leave", "join")}
+    return {
+        "nodes": nodes,
+        "blocks": blocks,
+        "placement": {
+            "first_look_ms": _ms(seconds["first look"]),
+            "join_ms": _ms(seconds["join"]),
+            "leave_ms": _ms(seconds["leave"]),
+            "moved_by_join": round(joined / blocks * nodes, 3),
+            "moved_by_leave": round(left / blocks * nodes, 3),
+            "largest_share": round(float(counts.max() / counts.mean()), 3),
+        },
+        "epochs_ahead": ahead,
+        "cpu_ms_per_node_and_epoch": {**each, "all": round(sum(each.values()), 1)},
+        # They grow from 1 / nodes, one epoch after the other.
+        "local_reads_in_last_epoch": round(local, 4),
+        "local_reads_in_theory": round(local_share(nodes), 4),
+        "peak_mb": {"placement": placed - before, "all": _peak() - before},
+        "ring": _ring(nodes),
+        "messages_per_second_and_node": _messages(nodes),
+    }
+
+
+def _decide(homes: Homes, epochs: int, seconds: Seconds) -> float:
+    """Decide some epochs. The share of reads in the last one that are local."""
+    blocks, nodes = len(homes.first), len(homes.members)
+    sizes = np.full(blocks, BLOCK_BYTES, np.uint32)
+    room = rooms(np.full(nodes, int(ROOM * blocks * BLOCK_BYTES / nodes), np.int64), sizes)
+    holders, local = homes.first, 0.0
+    known = [Reads.of(blocks, _dealt(blocks, nodes, epoch)).without_places() for epoch in range(epochs_ahead(nodes))]
+    for epoch in range(epochs):
+        with _timed(seconds, "order"):
+            orders = _dealt(blocks, nodes, epoch + len(known))
+        with _timed(seconds, "reads"):
+            known.append(Reads.of(blocks, orders).without_places())
+        now = Reads.of(blocks, _dealt(blocks, nodes, epoch))
+        local = float((holders == now.reader).mean())
+        with _timed(seconds, "copies"):
+            following = next_holders(holders, [now, *known[1:]], room, sizes)
+        orders = _dealt(blocks, nodes, epoch)
+        with _timed(seconds, "duty"):
+            Duty.of(orders, holders == ME, ME)
+        with _timed(seconds, "what is mine"):
+            mine_now(holders, following, now, np.full(nodes, 0.5), ME)
+        holders, known = following, known[1:]
+    return local
+
+
+def _dealt(blocks: int, nodes: int, epoch: int) -> list[tuple[int, Ids]]:
+    """What each node reads in an epoch, in order. All ranks share one permutation, which is computed once."""
+    order = epoch_order(SamplerSpec(kind="torch-distributed", size=blocks, epochs=epoch + 1), epoch).astype(np.int32)
+    return [(node, np.ascontiguousarray(order[node::nodes])) for node in range(nodes)]
+
+
+def _member(number: int) -> Member:
+    name = f"{xxh3_64_intdigest(number.to_bytes(8, 'big')):016x}"
+    return Member(name, xxh3_64_intdigest(name.encode()), 1.0)
+
+
+def _ring(nodes: int) -> dict[str, float]:
+    """What it takes to learn of a change of the members, as a ring that etcd keeps."""
+    records = tuple(
+        NodeRecord(
+            id=_member(number).id, incarnation=f"{number:016x}", name=f"node-{number:04}.cluster", host="10.0.0.1",
+            data_port=7380, control_port=7381, zone=f"rack-{number % 40}", weight=512.0, memory=64 << 30, ssd=1 << 40,
+        )
+        for number in range(nodes)
+    )  # fmt: skip
+    text = Ring(1, records).encoded()
+    seconds: Seconds = defaultdict(list)
+    with _timed(seconds, "read"):
+        decode_ring(text, 1)
+    return {"kilobytes": round(len(text) / 1000, 1), "read_ms": _ms(seconds["read"])}
+
+
+def _messages(nodes: int) -> dict[str, float]:
+    """Requests that a node sends and answers: while nothing happens, and how many more while all nodes read a job."""
+    others = nodes - 1
+    followed = min(others, MOST_FOLLOWED)
+    return {
+        "nothing_happens": round(2 * others / poll_seconds(nodes), 2),
+        "a_job_reads": round(2 * followed / PROGRESS_SECONDS, 2),
+    }
+
+
+@contextmanager
+def _timed(seconds: Seconds, what: str) -> Iterator[None]:
+    begin = time.process_time()
+    yield
+    seconds[what].append(time.process_time() - begin)
+
+
+def _ms(times: list[float]) -> float:
+    return round(1e3 * float(np.median(times)), 1)
+
+
+def _peak() -> int:
+    """Megabytes this process has had resident at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

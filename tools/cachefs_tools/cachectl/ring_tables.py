@@ -1,0 +1,160 @@
+"""What `cachectl ring` says: shares of the nodes, and what another set of nodes would move."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.table import Table
+from xxhash import xxh3_64_intdigest
+
+from cachefs.cluster_messages import ClusterStatus, MemberStatus
+from cachefs.errors import ConfigError, NotFound
+from cachefs.planning.cluster.rendezvous import Member
+from cachefs.planning.cluster.shares import RingDiff, Share, ring_diff, shares
+from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.cachectl.display import size, table
+
+Said = tuple[dict[str, Any], Iterator[str | Table]]
+
+
+def say_shares(found: ClusterStatus) -> Said:
+    """The document of `ring --json`, and the lines of `ring`. Raises NotFound where nobody keeps blocks."""
+    rows = shares(_placing(found), found.replicas)
+    return document(found, rows), describe(found, rows)
+
+
+def say_diff(found: ClusterStatus, changes: Sequence[str]) -> Said:
+    """The same with --diff. Raises ConfigError for what is no change, NotFound for nodes that are not there."""
+    diff = ring_diff(_placing(found), changed(found, changes))
+    return diff_document(found, diff), describe_diff(found, diff)
+
+
+def _placing(found: ClusterStatus) -> list[Member]:
+    members = [member_of(one) for one in found.members if one.placing]
+    if not members:
+        raise NotFound("this node is in no cluster with nodes that keep blocks; see `cachectl cluster`")
+    return members
+
+
+def member_of(one: MemberStatus) -> Member:
+    """A node as placement knows it."""
+    return Member(one.id, xxh3_64_intdigest(one.id.encode()), one.weight, one.zone)
+
+
+def changed(found: ClusterStatus, changes: Sequence[str]) -> list[Member]:
+    """The members with these changes, such as `+node-7:2.5` or `-node-3`. Raises ConfigError for what is no change,
+    NotFound for a node that is not there."""
+    members = {one.id: member_of(one) for one in found.members if one.placing}
+    average = sum(one.weight for one in members.values()) / len(members)
+    for text in changes:
+        if text.startswith("+"):
+            joining = _joining(text, average)
+            if joining.id in members or any(one.name == joining.id and one.id in members for one in found.members):
+                raise ConfigError(f"{text}: there is such a node already; see `cachectl ring`")
+            members[joining.id] = joining
+        elif text.startswith("-"):
+            del members[_leaving(text[1:], found, members)]
+        else:
+            raise ConfigError(f"{text!r} is no change: +NAME:WEIGHT for a node that joins, -NAME for one that leaves")
+    return list(members.values())
+
+
+def _joining(text: str, average: float) -> Member:
+    name, _, rest = text[1:].partition(":")
+    weight, _, zone = rest.partition(":")
+    try:
+        number = float(weight) if weight else average
+    except ValueError:
+        number = math.nan
+    if not name or not 0 < number < math.inf:
+        raise ConfigError(f"{text!r} is no node that joins: +NAME:WEIGHT, with a weight above 0 such as 2.5")
+    # Which id it will have nobody knows yet. As many blocks move with any.
+    return Member(name, xxh3_64_intdigest(name.encode()), number, zone)
+
+
+def _leaving(name: str, found: ClusterStatus, members: dict[str, Member]) -> str:
+    ids = [one.id for one in found.members if name in (one.name, one.id) and one.id in members]
+    if not ids and name in members:
+        ids = [name]
+    if len(ids) != 1:
+        what = f"{len(ids)} nodes have the name {name}; use an id" if ids else f"no node that keeps blocks is {name!r}"
+        raise NotFound(f"{what}; see `cachectl ring`")
+    return ids[0]
+
+
+def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Table]:
+    """The lines of `ring`."""
+    yield f"ring epoch {found.epoch}, {len(rows)} nodes, {found.replicas} {_copies(found.replicas)} of each block"
+    yield ""
+    by_id = {one.id: one for one in found.members}
+    second = found.replicas > 1
+    yield table(
+        "NAME ID ZONE >WEIGHT >SHARE >HOMES" + (" >SECOND" if second else "") + " >CAPACITY",
+        [
+            (
+                shown(by_id[one.member.id].name), one.member.id, shown(one.member.zone) or "-",
+                f"{one.member.weight:.4g}", _percent(one.ideal), _percent(one.homes),
+                *([_percent(one.seconds)] if second else []), _capacity(by_id[one.member.id]),
+            )
+            for one in rows
+        ],
+    )  # fmt: skip
+    away = [one for one in found.members if not one.placing]
+    for one in away:
+        yield f"{shown(one.name)} is {one.state} and is nobody's home"
+
+
+def describe_diff(found: ClusterStatus, diff: RingDiff) -> Iterator[str | Table]:
+    """The lines of `ring --diff`."""
+    yield (
+        f"{_percent(diff.moved)} of all blocks would get another home; "
+        f"{_percent(diff.least)} is the least that gives each node its share"
+    )
+    yield ""
+    names = {one.id: one.name for one in found.members}
+    yield table(
+        "NAME >BEFORE >AFTER >GETS >GIVES",
+        [
+            (shown(names.get(one.member.id, one.member.id)), _percent(one.before), _percent(one.after),
+             _percent(one.gets), _percent(one.gives))
+            for one in diff.changes
+        ],
+    )  # fmt: skip
+
+
+def document(found: ClusterStatus, rows: Sequence[Share]) -> dict[str, Any]:
+    """`ring --json`. Shares are parts of all blocks, 0 to 1."""
+    names = {one.id: one.name for one in found.members}
+    nodes = [
+        {
+            "id": one.member.id, "name": names[one.member.id], "zone": one.member.zone, "weight": one.member.weight,
+            "share": one.ideal, "homes": one.homes, "second": one.seconds,
+        }
+        for one in rows
+    ]  # fmt: skip
+    return {"epoch": found.epoch, "replicas": found.replicas, "nodes": nodes}
+
+
+def diff_document(found: ClusterStatus, diff: RingDiff) -> dict[str, Any]:
+    """`ring --diff --json`. All are parts of all blocks, 0 to 1."""
+    names = {one.id: one.name for one in found.members}
+    nodes = [
+        {
+            "id": one.member.id, "name": names.get(one.member.id, one.member.id), "before": one.before,
+            "after": one.after, "gets": one.gets, "gives": one.gives,
+        }
+        for one in diff.changes
+    ]  # fmt: skip
+    return {"epoch": found.epoch, "moved": diff.moved, "least": diff.least, "nodes": nodes}
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def _copies(count: int) -> str:
+    return "copy" if count == 1 else "copies"
+
+
+def _capacity(one: MemberStatus) -> str:
+    return size(one.memory + one.ssd) if one.memory + one.ssd else "-"

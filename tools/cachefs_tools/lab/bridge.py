@@ -1,0 +1,135 @@
+"""A network of hosts with a bridge between them: as fast as the kernel, with limits, losses and cuts.
+
+The bridge is on a host of its own, the *hub*, where what all nodes use has its place: the origin, etcd. Limits are tbf
+towards a host, as a switch has them. Losses and cuts are rules of nftables on the bridge; all rules are set at once.
+"""
+
+import fcntl
+import socket
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Final
+
+from cachefs_tools.lab.host import Host, require_root, started_host
+
+_NETWORK: Final = "10.77.0"
+_HUB: Final = 254
+MOST_HOSTS: Final = 64
+# Bytes that a switch's port holds before it drops, and that pass at once.
+QUEUE: Final = 256 << 10
+_BURST: Final = 128 << 10
+# linux/sockios.h, linux/ethtool.h: segmentation and receive offload. With them one packet that is lost is up to 64 KB.
+_SIOCETHTOOL: Final = 0x8946
+_OFFLOADS: Final = (0x1F, 0x24, 0x2C)  # ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO
+
+
+@dataclass(slots=True)
+class Bridge:
+    """The network. What is set of it holds until it is set anew."""
+
+    hub: Host
+    hosts: Sequence[Host]
+    _cut: dict[int, bool] = field(default_factory=dict)  # host -> whether it is cut from the hub, too
+    _loss: dict[int, float] = field(default_factory=dict)  # host -> share of packets, each way
+
+    def limit(self, number: int, megabits: float, queue: int = QUEUE) -> None:
+        """So many megabits a second towards host *number*; what does not fit into *queue* bytes is dropped."""
+        self.hub.run(
+            "tc", "qdisc", "replace", "dev", _port(number), "root", "tbf",
+            "rate", f"{round(megabits * 1000)}kbit", "burst", str(_BURST), "limit", str(queue),
+        )  # fmt: skip
+
+    def unlimit(self, number: int) -> None:
+        """No limit any more."""
+        self.hub.run("tc", "qdisc", "delete", "dev", _port(number), "root")
+
+    def lose(self, number: int, share: float) -> None:
+        """This share of all packets between host *number* and the others, but not the hub, is lost, each way:
+        0 to 1, in thousandths."""
+        self._loss[number] = share
+        self._apply()
+
+    def cut(self, number: int, hub: bool = True) -> None:
+        """Nothing reaches host *number*, and nothing comes from it. hub: not even the hub."""
+        self._cut[number] = hub
+        self._apply()
+
+    def heal(self) -> None:
+        """Nothing is lost or cut any more."""
+        self._cut, self._loss = {}, {}
+        self._apply()
+
+    def offload(self, on: bool) -> None:
+        """Let hosts and ports segment packets late and join them early, as a network card does, or not."""
+        for host in self.hosts:
+            host.within(lambda: _offload("eth0", on=on))
+        ports = [_port(number) for number in range(len(self.hosts))]
+        self.hub.within(lambda: _offload(*ports, on=on))
+
+    def _apply(self) -> None:
+        forwarded, to_hub = [], []
+        for number, hub in self._cut.items():
+            port = _port(number)
+            forwarded += [f"iifname {port} drop", f"oifname {port} drop"]
+            to_hub += [port] if hub else []
+        for number, share in self._loss.items():
+            thousandths = round(1000 * share)
+            port, lost = _port(number), f"numgen random mod 1000 < {thousandths} drop" if thousandths < 1000 else "drop"
+            forwarded += [f"iifname {port} {lost}", f"oifname {port} {lost}"]
+        chains = {
+            "forward": forwarded,
+            "input": [f"iifname {port} drop" for port in to_hub],
+            "output": [f"oifname {port} drop" for port in to_hub],
+        }
+        lines = ["table bridge lab", "delete table bridge lab", "table bridge lab {"]
+        for hook, rules in chains.items():
+            lines += [f"chain {hook} {{", f"type filter hook {hook} priority 0; policy accept;", *rules, "}"]
+        self.hub.run("nft", "-f", "-", text="\n".join([*lines, "}"]) + "\n")
+
+
+@contextmanager
+def bridge_network(hosts: int) -> Iterator[Bridge]:
+    """A network of so many hosts, at 10.77.0.1 and so on, and its hub at 10.77.0.254."""
+    require_root()
+    if not 1 <= hosts <= MOST_HOSTS:
+        raise ValueError(f"{hosts} hosts: expected 1 to {MOST_HOSTS}")
+    with ExitStack() as stack:
+        hub = stack.enter_context(started_host("hub", f"{_NETWORK}.{_HUB}"))
+        made = [
+            stack.enter_context(started_host(f"node{number + 1}", f"{_NETWORK}.{number + 1}"))
+            for number in range(hosts)
+        ]
+        lines = [
+            "link set lo up", "link add lab type bridge forward_delay 0 mcast_snooping 0", "link set lab up",
+            f"addr add {hub.address}/24 dev lab",
+        ]  # fmt: skip
+        for number, host in enumerate(made):
+            port = _port(number)
+            lines += [
+                f"link add {port} type veth peer name eth0 netns {host.pid}", f"link set {port} master lab up",
+            ]  # fmt: skip
+        batch(hub, lines)
+        for host in made:
+            batch(host, ["link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up"])
+        yield Bridge(hub, made)
+
+
+def batch(host: Host, lines: Sequence[str]) -> None:
+    """Have `ip` do all of it on the host. Raises CachefsError."""
+    host.run("ip", "-batch", "-", text="\n".join(lines) + "\n")
+
+
+def _port(number: int) -> str:
+    """The bridge's end of the link of a host."""
+    return f"port{number + 1}"
+
+
+def _offload(*interfaces: str, on: bool) -> None:
+    with socket.socket() as any_socket:
+        for interface, command in product(interfaces, _OFFLOADS):
+            value = array("I", [command, on])
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sQ16x", interface.encode(), value.buffer_info()[0]))

@@ -1,0 +1,80 @@
+"""Several nodes that know of each other: on hosts of a network, or all on loopback."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from cachefs_tools.lab.etcd import Etcd, running_etcd
+from cachefs_tools.lab.host import LOOPBACK, Host
+from cachefs_tools.lab.node import Node, made_node
+from cachefs_tools.scratch_config import NodeSettings
+from cachefs_tools.scratch_node import SCRATCH, Account
+
+# Of a node's data plane; its control endpoint has the next one.
+PORT: Final = 7380
+Source = Literal["none", "static", "etcd"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """What all nodes are told alike."""
+
+    node: NodeSettings
+    source: Source = "static"  # who says who is a member; none: each node is alone
+    # Further keys of [cluster].
+    keys: Mapping[str, object] = field(default_factory=dict)
+
+
+class Cluster:
+    """Nodes, of which some may run. Nodes count from 0."""
+
+    def __init__(self, nodes: Sequence[Node], hub: Host, etcd: Etcd | None, settings: ClusterSettings) -> None:
+        self.nodes = nodes
+        self.hub = hub  # where there is room for what all nodes use
+        self.etcd = etcd
+        self.settings = settings
+        self._ports = {node.name: _port(node.host) for node in nodes}
+
+    def start(self, numbers: Iterable[int] | None = None) -> None:
+        """Start these nodes (None: all) at once, and wait until they answer. A static list has these, and no other."""
+        chosen = [self.nodes[number] for number in (range(len(self.nodes)) if numbers is None else numbers)]
+        self._members = [f"{node.name}={node.host.address}:{self._ports[node.name]}" for node in chosen]
+        for node in chosen:
+            node.spawn(self.settings_of(node))
+        for node in chosen:
+            node.ready()
+
+    def settings_of(self, node: Node) -> NodeSettings:
+        """What a node is told."""
+        if self.settings.source == "none":
+            return self.settings.node
+        address = f"{node.host.address}:{self._ports[node.name]}"
+        section: dict[str, object] = {"membership": self.settings.source, "name": node.name, "listen": address}
+        if self.etcd is not None:
+            section["etcd"] = [self.etcd.endpoint]
+        else:
+            section["nodes"] = self._members
+        if node.host.pid:
+            section["insecure_peers"] = True
+        return replace(self.settings.node, cluster={**section, **self.settings.keys})
+
+
+@contextmanager
+def made_cluster(
+    work: Path, settings: ClusterSettings, hosts: Sequence[Host], hub: Host = LOOPBACK, account: Account = SCRATCH
+) -> Iterator[Cluster]:
+    """A node on each of the hosts, none of which runs yet; etcd runs on the hub where membership wants it."""
+    with ExitStack() as stack:
+        etcd = stack.enter_context(running_etcd(hub, work / "etcd")) if settings.source == "etcd" else None
+        nodes = [
+            stack.enter_context(made_node(f"node{number}", host, work / f"node{number}", account))
+            for number, host in enumerate(hosts, 1)
+        ]
+        yield Cluster(nodes, hub, etcd, settings)
+
+
+def _port(host: Host) -> int:
+    """Two ports in a row are free there: nothing else is on a host of a lab, but anything on loopback."""
+    return PORT if host.pid else host.free_ports(2)[0]

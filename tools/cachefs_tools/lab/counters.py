@@ -1,0 +1,102 @@
+"""What the nodes of a cluster and its origin have done by a moment, and between two."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from cachefs.block import SSD, TIER_NAMES
+from cachefs.errors import DaemonUnavailable
+from cachefs.job_messages import JobName
+from cachefs.messages import Empty
+from cachefs.rpc import CLUSTER, STALL_LIST
+from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.throttle import Throttle
+
+# What a stall waited for begins with this where it was another node.
+_PEER: Final = "peer"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCounters:
+    """Of one node since its daemon started, or their growth."""
+
+    hits_memory: int = 0  # reads of its mount
+    hits_ssd: int = 0
+    misses: int = 0
+    peer_blocks: int = 0  # that came from other nodes
+    peer_bytes: int = 0
+    given_blocks: int = 0  # that other nodes got
+    given_bytes: int = 0
+    stalls: int = 0  # reads that waited
+    stalls_peer: int = 0  # those of them that waited for another node
+
+    def __sub__(self, before: "NodeCounters") -> "NodeCounters":
+        return _each(self, before, -1)
+
+    def __add__(self, other: "NodeCounters") -> "NodeCounters":
+        return _each(self, other, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The counters of all nodes together, and of the origin."""
+
+    when: float
+    nodes: dict[str, NodeCounters]  # by name
+    origin_bytes: int
+    origin_requests: int
+
+    def __sub__(self, before: "Moment") -> "Moment":
+        grown = {
+            name: counters - before.nodes[name] if name in before.nodes else counters
+            for name, counters in self.nodes.items()
+        }
+        return Moment(
+            self.when - before.when, grown, self.origin_bytes - before.origin_bytes,
+            self.origin_requests - before.origin_requests,
+        )  # fmt: skip
+
+    @property
+    def total(self) -> NodeCounters:
+        return sum(self.nodes.values(), NodeCounters())
+
+
+def take(nodes: Iterable[Node], throttle: Throttle) -> Moment:
+    """The counters now, of the nodes that run and answer."""
+    proxy = throttle.counters()
+    found = {}
+    for node in nodes:
+        if node.runs:
+            try:
+                found[node.name] = counters_of(node)
+            except DaemonUnavailable:
+                continue
+    return Moment(time.monotonic(), found, proxy.bytes, proxy.requests)
+
+
+def counters_of(node: Node) -> NodeCounters:
+    """Raises DaemonUnavailable."""
+    status = node.status()
+    mounts: Counter[str] = Counter()
+    for mount in status.mounts:
+        mounts.update(mount.counters)
+    traffic = [member.traffic for member in node.client.call(CLUSTER, Empty(), timeout=10).members]
+    stalls = node.client.call(STALL_LIST, JobName(job=""), timeout=10).rows
+    return NodeCounters(
+        mounts["hits_memory"], mounts["hits_ssd"], mounts["misses"],
+        sum(one.blocks_in for one in traffic), sum(one.bytes_in for one in traffic),
+        sum(one.blocks_out for one in traffic), sum(one.bytes_out for one in traffic),
+        sum(row.count for row in stalls), sum(row.count for row in stalls if row.source.startswith(_PEER)),
+    )  # fmt: skip
+
+
+def held_in_ssd(node: Node) -> int:
+    """Blocks in the SSD tier of a node."""
+    return sum(tier.blocks for tier in node.status().tiers if tier.name == TIER_NAMES[SSD])
+
+
+def _each(left: NodeCounters, right: NodeCounters, sign: int) -> NodeCounters:
+    names: list[Any] = [one.name for one in fields(NodeCounters)]
+    return NodeCounters(*(getattr(left, name) + sign * getattr(right, name) for name in names))

@@ -1,0 +1,68 @@
+"""An etcd for a lab: one member, with its data in a directory."""
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs_tools.lab.host import Host
+from cachefs_tools.scratch_node import WITH_PARENT, Child, wait, wait_until
+
+_READY: Final = b"serving client traffic"
+_INSTALL: Final = "etcd is missing; install it with: apt-get install etcd-server"
+
+
+class Etcd:
+    """It runs, until it is stopped; it can be started again with what it knew."""
+
+    def __init__(self, host: Host, work: Path) -> None:
+        self._work = work
+        self._command = _command(host, work)
+        self.endpoint = self._command[self._command.index("--advertise-client-urls") + 1]
+        self._process: Child | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers. Raises CachefsError with the end of its log."""
+        log = self._work / "etcd.log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*WITH_PARENT, *self._command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+        wait_until(lambda: _READY in log.read_bytes(), self._process, log)
+
+    def stop(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            wait(self._process)
+            self._process = None
+
+
+@contextmanager
+def running_etcd(host: Host, work: Path) -> Iterator[Etcd]:
+    """An etcd on the host; its data is in *work*, which is made."""
+    work.mkdir(parents=True, exist_ok=True)
+    etcd = Etcd(host, work)
+    try:
+        etcd.start()
+        yield etcd
+    finally:
+        etcd.stop()
+
+
+def _command(host: Host, work: Path) -> list[str]:
+    found = shutil.which("etcd")
+    if found is None:
+        raise CachefsError(_INSTALL)
+    clients, peers = (f"http://{host.address}:{port}" for port in host.free_ports(2))
+    return [
+        *host.enter, found, "--name", "lab", "--data-dir", str(work / "data"),
+        "--listen-client-urls", clients, "--advertise-client-urls", clients,
+        "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"lab={peers}",
+        "--logger", "zap", "--log-outputs", "stderr",
+    ]  # fmt: skip

@@ -1,0 +1,197 @@
+"""A job of the lab: a reader on each of its nodes, which has published what it will read."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
+from cachefs.rpc import JOB_PUBLISH
+from cachefs_tools.lab.host import until
+from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.reader import EpochResult, Trouble
+from cachefs_tools.scratch_node import WITH_PARENT, wait
+
+_START_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """How a job reads."""
+
+    name: str
+    dataset: str
+    files: int  # of the dataset
+    epochs: int
+    seed: int = 0
+    rate: float = 100.0  # samples a second of each rank
+    threads: int = 4
+    publish: bool = True
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a reader has said by now."""
+
+    ready: bool = False
+    epoch: int = 0
+    position: int = 0  # reads of the epoch
+    results: list[EpochResult] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+
+
+class Rank:
+    """One reader of a job."""
+
+    def __init__(self, job: JobSettings, node: Node, rank: int, ranks: int, first: int = 0) -> None:
+        self.node = node
+        self.rank = rank
+        self.progress = Progress()
+        self._spec = SamplerSpec(
+            kind="torch-distributed", size=job.files, seed=job.seed, epochs=job.epochs, replicas=ranks, rank=rank
+        )
+        self._job = job
+        self._log = node.work / f"{job.name}-{rank}.log"
+        command = [
+            *WITH_PARENT, *node.host.enter, sys.executable, "-m", "cachefs_tools.lab.reader",
+            str(node.mountpoint), "--files", str(job.files), "--epochs", str(job.epochs), "--rank", str(rank),
+            "--replicas", str(ranks), "--seed", str(job.seed), "--threads", str(job.threads), "--rate", str(job.rate),
+            "--first", str(first),
+        ]  # fmt: skip
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+            )
+        self._listener = threading.Thread(target=self._listen, name=f"{job.name}-{rank}", daemon=True)
+        self._listener.start()
+
+    def publish(self) -> None:
+        """Tell the node what will be read. It may be told again, as after a restart."""
+        job = self._job
+        publication = JobPublish(
+            job=job.name, dataset=job.dataset, consumer=str(self.rank), spec=self._spec, map=SampleMap(kind="tree"),
+            rank=self.rank, world_size=self._spec.replicas, workers=job.threads, batch_size=1, prefetch=1,
+            pid=self._process.pid, source="lab",
+        )  # fmt: skip
+        self.node.client.call(JOB_PUBLISH, publication)
+
+    def ready(self) -> None:
+        """Wait until it has found its files."""
+        until(lambda: self.progress.ready or not self.runs, _START_SECONDS, f"{self._log.name} is ready")
+        self._require_running()
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def go(self, word: str = "go") -> None:
+        """Let it read an epoch; `on`: all that are left."""
+        self._require_running()
+        assert self._process.stdin is not None
+        self._process.stdin.write(word.encode() + b"\n")
+        self._process.stdin.flush()
+
+    def done(self, epoch: int) -> bool:
+        """Has it read that epoch? Raises CachefsError where it has ended without."""
+        if any(result.epoch == epoch for result in self.progress.results):
+            return True
+        self._require_running()
+        return False
+
+    def stop(self, kill: bool = False) -> None:
+        """End it: after the reads that are under way, or at once."""
+        assert self._process.stdin is not None
+        if kill:
+            self._process.kill()
+        else:
+            self._process.terminate()
+        wait(self._process)
+        self._listener.join(_START_SECONDS)
+
+    def _require_running(self) -> None:
+        if not self.runs and self._process.returncode:
+            said = self._log.read_text(errors="replace")[-1500:].strip()
+            raise CachefsError(f"the reader {self._log.stem} ended with status {self._process.returncode}: {said}")
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if "ready" in said:
+                self.progress.ready = True
+            elif "at" in said:
+                self.progress.epoch, self.progress.position = said["at"]
+            elif "trouble" in said:
+                self.progress.troubles.append(Trouble(**said["trouble"]))
+            else:
+                self.progress.results.append(EpochResult(**said["epoch"]))
+
+
+class Job:
+    """A running job, one rank on each node."""
+
+    def __init__(self, settings: JobSettings, ranks: list[Rank]) -> None:
+        self.settings = settings
+        self.ranks = ranks
+
+    def epoch(self, number: int, seconds: float, ranks: Sequence[Rank] | None = None) -> None:
+        """Let these ranks (None: all) read that epoch, each its part. Returns when all have."""
+        self.begin(ranks)
+        self.join(number, seconds, ranks)
+
+    def begin(self, ranks: Sequence[Rank] | None = None) -> None:
+        """Let these ranks (None: all) read their next epoch."""
+        for rank in self.ranks if ranks is None else ranks:
+            rank.go()
+
+    def join(self, number: int, seconds: float, ranks: Sequence[Rank] | None = None) -> None:
+        """Wait until these ranks (None: all) have read that epoch."""
+        waiting = self.ranks if ranks is None else ranks
+        until(lambda: all(rank.done(number) for rank in waiting), seconds, f"all ranks have read epoch {number}")
+
+    def replace(self, rank: Rank, first: int) -> Rank:
+        """A new reader in the place of one that has ended, which begins with epoch *first*."""
+        anew = Rank(self.settings, rank.node, rank.rank, len(self.ranks), first)
+        anew.progress.results = rank.progress.results
+        anew.progress.troubles = rank.progress.troubles
+        self.ranks[self.ranks.index(rank)] = anew
+        if self.settings.publish:
+            anew.publish()
+        anew.ready()
+        return anew
+
+    def results(self, since: int = 0) -> list[EpochResult]:
+        """Of all ranks, from that epoch on."""
+        return [result for rank in self.ranks for result in rank.progress.results if result.epoch >= since]
+
+
+@contextmanager
+def started_job(settings: JobSettings, nodes: Sequence[Node]) -> Iterator[Job]:
+    """A job with a rank on each of the nodes. All have published and found their files; none has read yet."""
+    with ExitStack() as stack:
+        job = Job(settings, [])
+        stack.callback(_stop, job)
+        for number, node in enumerate(nodes):
+            job.ranks.append(Rank(settings, node, number, len(nodes)))
+        if settings.publish:
+            for rank in job.ranks:
+                rank.publish()
+        for rank in job.ranks:
+            rank.ready()
+        yield job
+
+
+def _stop(job: Job) -> None:
+    for rank in job.ranks:
+        rank.stop(kill=True)
+
+
+def epoch_seconds(job: JobSettings, ranks: int) -> float:
+    """Seconds of an epoch that waits for nothing."""
+    return job.files / ranks / job.rate

@@ -1,0 +1,70 @@
+"""A directory for a lab, which is removed even where the process that made it is killed.
+
+A child waits for the end of a pipe that only its parent holds. Where the directory is still there then, it detaches
+what is mounted below it and removes it, and a minute later the memory tiers that nobody holds any more.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs.mount import kernel
+from cachefs.mount_table import mount_points
+from cachefs_tools.scratch_node import LOCKED_WITHIN, remove_left_ones
+
+# Of the directories of memory tiers in /dev/shm.
+MEMORY_PREFIX: Final = "cachefs-lab-"
+# Processes of the lab write for a moment after the one that made it has ended.
+_TRIES: Final = 20
+_PAUSE: Final = 0.5
+
+
+@contextmanager
+def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """A new directory in *parent* (None: the usual place for temporary files)."""
+    directory = tempfile.TemporaryDirectory(prefix=prefix, dir=parent)
+    command = [sys.executable, "-m", "cachefs_tools.lab.scratch", directory.name]
+    try:
+        guard = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    except BaseException:
+        directory.cleanup()
+        raise
+    assert guard.stdin is not None
+    try:
+        yield Path(directory.name)
+    finally:
+        directory.cleanup()
+        guard.kill()
+        guard.wait()
+        guard.stdin.close()
+
+
+def _clean_up(directory: Path) -> None:
+    for _ in range(_TRIES):
+        for point in mount_points():
+            if point.path.is_relative_to(directory):
+                with suppress(CachefsError, OSError):
+                    kernel.unmount(point.path, lazy=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            break
+        time.sleep(_PAUSE)
+    time.sleep(LOCKED_WITHIN)
+    remove_left_ones(MEMORY_PREFIX)
+
+
+if __name__ == "__main__":
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    _clean_up(Path(sys.argv[1]))
