@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cachefs_daemon.fetch.fetcher import OUTAGE_MEMORY
+from cachefs_daemon.fetch.bringing import OUTAGE_MEMORY
 
 from cachefs import errors
 from cachefs.block import block_key

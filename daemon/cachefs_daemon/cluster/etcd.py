@@ -229,7 +229,6 @@ class EtcdStore:
     def _follow_always(self) -> None:
         pause = _PAUSE
         while True:
-            endpoint = self._client.endpoint
             begun = time.monotonic()
             try:
                 self._follow()
@@ -237,7 +236,6 @@ class EtcdStore:
                 if self._stopping:
                     return
                 self._say("watcher", str(error))
-                self._client.go_on(endpoint)
             except Exception:
                 log.exception("etcd: internal error; watching again")
             pause = _PAUSE if time.monotonic() - begun > 10 else min(_LONGEST_PAUSE, 2 * pause)
@@ -250,6 +248,7 @@ class EtcdStore:
         with self._condition:
             number = self._round
         answer = self._client.range(self._prefix, self._call_seconds, prefix=True)
+        endpoint = self._client.endpoint
         contents = _Contents(self._nodes, self._ring_key, answer.found, self._nonsense)
         self._publish(contents)
         self._say("watcher", "")
@@ -258,11 +257,14 @@ class EtcdStore:
             self._watch = watch
             if self._stopping or self._round != number:
                 watch.cancel()
-        for message in watch:
-            if message.ended:
-                return  # also where its revision is compacted: all is read again
-            if contents.apply(message) and not message.fragment:
-                self._publish(contents)
+        try:
+            for message in watch:
+                if message.ended:
+                    return  # also where its revision is compacted: all is read again
+                if contents.apply(message) and not message.fragment:
+                    self._publish(contents)
+        except EtcdAway:  # which is no problem where another endpoint answers
+            self._client.go_on(endpoint)
 
     def _publish(self, contents: "_Contents") -> None:
         with self._condition:

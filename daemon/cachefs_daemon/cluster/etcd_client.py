@@ -224,7 +224,7 @@ def _reason(error: grpc.RpcError) -> str:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "not in time"
     details = (error.details() or str(error.code())).strip().splitlines() or [""]
-    return details[0][:200]
+    return details[0].rpartition("last error: ")[2].removeprefix("UNKNOWN: ")[:200]
 
 
 def _open_channel(url: str, settings: EtcdSettings) -> grpc.Channel:
