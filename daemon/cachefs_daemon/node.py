@@ -198,8 +198,12 @@ class Node:
 
     def _make_sharing(self, held: HeldSnapshots) -> NodeSharing:
         here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
-        cluster = self.config.cluster
-        return NodeSharing(Surroundings(cluster, self.membership, here, self.jobs, self.threads, self._count))
+        certificates = self.data_plane.certificates if self.data_plane is not None else None
+        return NodeSharing(
+            Surroundings(
+                self.config.cluster, self.membership, certificates, here, self.jobs, self.threads, self._count
+            )
+        )
 
     def _mounted(self, dataset: str) -> str:
         """Where a dataset is mounted on this node; empty where it is not."""
