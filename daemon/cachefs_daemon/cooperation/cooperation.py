@@ -313,10 +313,13 @@ class Cooperation:
             log.warning("who holds what of %s is not kept over a restart: %s", snapshot, error)
 
     def _on_holders(self, node: str, snapshot: str, facts: HoldersFacts | None) -> None:
-        """Nodes that have learnt of a change in different epochs may differ. Then what the first of them says holds."""
+        """Nodes that have learnt of a change in different epochs may differ. Then what that node says holds which has
+        decided most often, and of equals the first."""
         one = self._snapshots.get(snapshot)
         mine = self._parts.shared.own(HOLDERS, snapshot)
-        if one is None or mine is None or facts is None or node > self._around.me or one.space is None:
+        if one is None or mine is None or facts is None or one.space is None:
+            return
+        if (-facts.count, node) > (-mine.count, self._around.me):
             return
         if (facts.job, facts.epoch) != (mine.job, mine.epoch) or facts.digest == mine.digest:
             return

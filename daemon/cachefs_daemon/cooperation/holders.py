@@ -144,15 +144,18 @@ class Holders:
         """No job coordinates copies: they are where they were last, or at home."""
         self.job, self.at, self.reads = "", {}, {}
 
-    async def begin(self, job: str, epoch: int, known: Known | None) -> None:
-        """From now on *job* coordinates copies, which is in *epoch*. known: what is known from before."""
+    async def begin(self, job: str, epoch: int, furthest: int, known: Known | None) -> None:
+        """From now on *job* coordinates copies. epoch, furthest: in which its slowest and its fastest consumer are.
+        known: what is known from before."""
         start, holders, count = epoch, self.homes, 0
         if known is None or len(known.holders) != self._space.count:
             holders = await self._threads.planning(self._fitted, holders, self.ring)
         else:
             count = known.count
             holders = await self._threads.planning(self._changed, known.holders, known.ids, self.ring, self.homes, None)
-            if known.job == job and known.epoch <= epoch:
+            # A node that has just started may know the others' places before its own readers'. A job that begins anew
+            # under the same name has the copies where it has left them.
+            if known.job == job and known.epoch <= furthest + 1:
                 start = known.epoch
         self.job, self._count, self._began, self.reads = job, count, start, {}
         self.at = {start: holders}

@@ -381,7 +381,9 @@ class SharedSnapshot:
                 return True
             return False
         known = adopted or await self._around.remembered(space)
-        await holders.begin(group.job, self._slowest(group).epoch, known)
+        places = [place.epoch for place in self._around.places(group)]
+        slowest = self._slowest(group).epoch
+        await holders.begin(group.job, slowest, max(places, default=slowest), known)
         self._coordinated = group
         log.info(
             "snapshot %s: copies go where job %s reads them next, from epoch %d on",
