@@ -212,9 +212,9 @@ class Tiering:
         return 0 if self._policies[MEMORY].evicts or self._memory.problem else self._transient_share // 2
 
     @property
-    def evicts(self) -> bool:
-        """Does the policy of memory evict now? Where it never does, whatever it admits stays for ever. It may be asked
-        at any time."""
+    def keeps_copies(self) -> bool:
+        """May blocks that another node keeps take room beyond that of transient ones? Where a policy never evicts, they
+        would for ever, and this node's own blocks would find none."""
         return self._policies[MEMORY].evicts
 
     @property

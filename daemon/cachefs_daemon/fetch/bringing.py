@@ -169,7 +169,6 @@ class Bringing:
                     asyncio.get_running_loop().call_later(late, self._fetch_beside, flight)
         elif not ahead and flight.task is None:
             self._slots.promote(source.key)  # this reader's turn may be sooner than that of the one who asked first
-        flight.is_for_peer = flight.is_for_peer and for_peer
         if flight.search is not None:
             if for_peer and not flight.is_given:
                 flight.search.stay()
@@ -429,14 +428,9 @@ class Bringing:
     async def _store_or_pass(self, flight: Flight) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
         puts = self._puts if demanded else self._puts_ahead
-        # What this node does not keep, or brings for another one, drives out nothing that it does: that may be the only
-        # copy of the cluster. Where the policy refuses it, readers get the bytes.
-        aside = flight.is_for_peer or not flight.is_mine
-        is_soon = demanded or flight.transient or (aside and flight.needed < math.inf)
-        block = Put(
-            source.key, flight.data, is_soon, source.snapshot, flight.checksums,
-            is_copy=not flight.is_mine, evicts_none=aside,
-        )  # fmt: skip
+        # A policy may refuse what another node keeps; a planned read of it comes soon all the same.
+        transient = demanded or flight.transient or (not flight.is_mine and flight.needed < math.inf)
+        block = Put(source.key, flight.data, transient, source.snapshot, flight.checksums, is_copy=not flight.is_mine)
         try:
             stored = await puts.put(block, urgent=demanded and flight.early is None)
         except Exception as error:
@@ -445,8 +439,6 @@ class Bringing:
             # A bug, which may be of any block of the batch. Readers get the bytes, as they are here.
             self._errors.add("the store", f"internal error ({error!r}); see the daemon's log", bug=error)
             stored = StoreFull("the store has failed")
-        if stored is None and is_soon and aside:
-            return await self.pass_on(flight, "")
         if isinstance(stored, StoreFull) and not flight.demanded:
             return None
         return await self.pass_on(flight, str(stored)) if isinstance(stored, StoreFull) else stored

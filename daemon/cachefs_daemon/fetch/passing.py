@@ -55,16 +55,14 @@ class Passing:
         self._sweep: asyncio.TimerHandle | None = None
 
     def add(self, key: bytes, block: PassingBlock, reason: str) -> None:
-        """A block has come. reason: why no tier can hold it; empty where this node is not to keep it."""
+        """A block has come. reason: why no tier has it."""
         loop = asyncio.get_running_loop()
-        if reason and loop.time() - self._last > QUIET_SECONDS:
+        if loop.time() - self._last > QUIET_SECONDS:
             log.warning("blocks go straight to their readers, as no tier can hold them: %s", reason)
-        now = loop.time()
-        if reason:
-            self._last = now
-            self.count += 1
+        self._last = loop.time()
+        self.count += 1
         self._drop(key)
-        self._blocks[key] = block, now
+        self._blocks[key] = block, self._last
         self._bytes += len(block.data)
         while self._bytes > self._room and len(self._blocks) > 1:
             self._drop(next(iter(self._blocks)))

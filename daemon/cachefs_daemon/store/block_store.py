@@ -41,8 +41,6 @@ class Put:
     checksums: bytes = b""
     # Does another node of the cluster keep the block?
     is_copy: bool = False
-    # Is nothing to be evicted for it that a policy keeps?
-    evicts_none: bool = False
 
 
 class BlockStore:
@@ -90,10 +88,9 @@ class BlockStore:
     def _bring(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
         outcomes: list[Location | StoreFull | None] = [None] * len(blocks)
         new = [NewBlock(one.key, one.checksums or piece_checksums(one.key, one.data), one.data) for one in blocks]
-        evicts = self._tiering.unlocked.evicts
-        # Where the policy never evicts, there is only spare room for blocks that others keep.
-        copies = [number for number, block in enumerate(blocks) if block.is_copy and not evicts]
-        left = [number for number in range(len(blocks)) if number not in copies] if copies else list(range(len(blocks)))
+        left = list(range(len(blocks)))
+        copies = self._only_transient(blocks)
+        left = [number for number in left if number not in copies]
         for tier in self._tiers:
             locations = self._transfers.write_many(tier, [new[number] for number in left])
             written = [(number, where) for number, where in zip(left, locations, strict=True) if where is not None]
@@ -101,10 +98,15 @@ class BlockStore:
             for (number, _), where in zip(written, entered, strict=True):
                 outcomes[number] = where
             left = [number for number in left if outcomes[number] is None]
-        wanted = [number for number in left if blocks[number].transient and not (evicts and blocks[number].evicts_none)]
-        for number in (*wanted, *copies):
-            outcomes[number] = self._bring_transient(new[number])
+        for number in (*left, *copies):
+            if blocks[number].transient or number in copies:
+                outcomes[number] = self._bring_transient(new[number])
         return outcomes
+
+    def _only_transient(self, blocks: Sequence[Put]) -> set[int]:
+        """Places of the blocks that other nodes keep, where this one has only spare room for them."""
+        copies = {number for number, block in enumerate(blocks) if block.is_copy}
+        return copies if copies and not self._tiering.unlocked.keeps_copies else set()
 
     def _bring_transient(self, block: NewBlock) -> Location | StoreFull:
         try:
