@@ -32,14 +32,16 @@ class Routes:
         if one is None or one.space is None or one.holders is None:
             return at_home
         ids = one.holders.ring.ids
-        numbers = one.where(int(one.space.first_block[source.entry]) + source.number)
+        block = int(one.space.first_block[source.entry]) + source.number
+        numbers = one.where(block)
         view = self._membership.view
 
         def record(number: int) -> NodeRecord | None:
             return view.get(ids[number]) if number != NOBODY else None
 
         holder, home = record(numbers[0]), record(numbers[2])
-        before = [one for one in map(record, numbers[1]) if one is not None and one.state != "away"]
+        others = (*map(record, numbers[1]), view.get(one.former(block)))
+        before = [one for one in others if one is not None and one.state != "away"]
         if at_home is None:
             route = Route.of(view.me, holder, home, None, tuple(before))
         else:
