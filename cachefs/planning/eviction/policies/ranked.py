@@ -14,7 +14,7 @@ as they go as soon as they were read, so they are kept in a list of their own, a
 
 Measured at 1.3 million blocks and 8 consumers: a look at all blocks takes 60 to 100 ms, once per 2,048 victims; a batch
 of 256 victims 1.5 ms; all in all 37 us per victim. `added` takes 7 us. Per tier it takes 5 bytes per block of the
-snapshot, and some 100 per block of no planned one.
+snapshot, and some 100 per block of no planned one. Copies make a victim a tenth dearer.
 """
 
 import math
