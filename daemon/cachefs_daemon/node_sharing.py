@@ -16,7 +16,7 @@ from cachefs_daemon.content.shared_datasets import Here, SharedDatasets
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.shared_consumers import SharedConsumers
 from cachefs_daemon.jobs.states import JobState
-from cachefs_daemon.peers.tls import Certificates, TlsFiles, member_of, names_of
+from cachefs_daemon.peers.tls import Certificates, member_of, names_of
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.blobs import Blobs
 from cachefs_daemon.sharing.consumers import Consumers
@@ -37,6 +37,8 @@ class Surroundings:
 
     section: ClusterSection
     membership: Membership
+    # None: there is no TLS.
+    certificates: Certificates | None
     here: Here
     jobs: JobRegistry
     threads: Threads
@@ -48,10 +50,9 @@ class NodeSharing:
     """Its attributes are parts for others to use. Used on the event loop."""
 
     def __init__(self, around: Surroundings) -> None:
-        """Raises ConfigError."""
         self._around = around
         held = around.here.held
-        self.shared = SharedState(around.section.cluster, around.membership, security_of(around.section))
+        self.shared = SharedState(around.section.cluster, around.membership, security_of(around.certificates))
         self.blobs = Blobs(self.shared, around.threads)
         self.consumers = Consumers(self.shared, self.blobs)
         self.files = SnapshotFiles(
@@ -96,11 +97,10 @@ def _counters(answer: bytes | PeerFailed) -> NodeCounters:
         return NodeCounters(problem=f"what it says cannot be understood: {error}")
 
 
-def security_of(section: ClusterSection) -> Security:
-    """Raises ConfigError where its certificates cannot be used. Without any there is no TLS."""
-    if section.tls_ca is None or section.tls_cert is None or section.tls_key is None:
+def security_of(certificates: Certificates | None) -> Security:
+    """What these certificates make of connections."""
+    if certificates is None:
         return INSECURE
-    certificates = Certificates(TlsFiles(section.tls_ca, section.tls_cert, section.tls_key))
     return Security(certificates.server, certificates.client, _refusal)
 
 

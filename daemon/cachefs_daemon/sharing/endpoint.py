@@ -208,7 +208,7 @@ class _Doorstep(asyncio.Protocol):
         except ssl.SSLError as error:
             self._endpoint.refuse(who, f"no TLS with it: {error.reason or error}")
         except (OSError, TimeoutError) as error:
-            self._endpoint.refuse(who, f"no TLS with it: {error or 'it took too long'}")
+            self._endpoint.refuse(who, f"no TLS with it: {str(error) or type(error).__name__}")
         else:
             if secure is not None and self._inside is not None:
                 self._task = None

@@ -21,8 +21,8 @@ FIRST_PAUSE: Final = 0.25
 LAST_PAUSE: Final = 10.0
 # Seconds that an answer may take longer than the poll waits.
 SLACK: Final = 10.0
-# Seconds between two polls of one node, however much it has to say; and how often it may answer without news, or with
-# more to come, before that counts as a failure.
+# Seconds between two polls of one node, however much it has to say; and how often it may answer at once without news
+# before that counts as a failure.
 LEAST_GAP: Final = 0.05
 MOST_IN_VAIN: Final = 20
 # Failures after which the log says so: a daemon that restarts is back before.
@@ -160,9 +160,8 @@ class Follower:
             news += self._progress.apply(answer.progress)
         elif not self.wants_progress:
             news += self._progress.clear()
-        more = answer.facts.more or (answer.progress is not None and answer.progress.more)
         is_quick = seconds < PROGRESS_SECONDS / 2
-        in_vain = is_quick and (before == (self._facts.version, self._progress.version) or (more and not news))
+        in_vain = is_quick and before == (self._facts.version, self._progress.version)
         self._in_vain = self._in_vain + 1 if in_vain else 0
         if self._problem_is_over():
             log.info("node %s (%s) answers again", self.record.name, self.record.address)

@@ -7,8 +7,6 @@ from typing import Final
 
 # Removed values that are remembered, so that others need not be sent everything anew to learn that they are gone.
 MOST_REMOVED: Final = 4096
-# What a value takes in a message besides its name and its bytes, about.
-_OVERHEAD: Final = 16
 
 Change = tuple[str, str, bytes | None]  # section, name, value; None: it is gone
 
@@ -22,8 +20,6 @@ class Page:
     changes: list[Change]
     # What the receiver knows then; it asks with it the next time.
     version: int
-    # There is more to be had at once.
-    more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +33,7 @@ class OwnPart:
 
     def __init__(self) -> None:
         self.version = 1  # a receiver that says 0 has seen nothing
+        self.size = 0  # bytes of all values
         self._entries: dict[tuple[str, str], _Entry] = {}  # by version, as each change goes to the end
         self._removed = 0  # entries that are there only since others have to learn that they are gone
         self._known_since = 0  # who has seen less has to be sent everything
@@ -44,6 +41,7 @@ class OwnPart:
     def set(self, section: str, name: str, value: bytes | None) -> bool:
         """The value is this one now; None: there is none. Returns whether that is news."""
         before = self._entries.get((section, name))
+        size = len(before.value or b"") if before is not None else 0
         if (before.value if before is not None else None) == value:
             return False
         if before is not None:
@@ -52,6 +50,7 @@ class OwnPart:
         self.version += 1
         self._entries[section, name] = _Entry(self.version, value)
         self._removed += value is None
+        self.size += len(value or b"") - size
         if self._removed > MOST_REMOVED:
             self._forget_removed()
         return True
@@ -68,21 +67,16 @@ class OwnPart:
         """There is news which is no value: everybody gets an answer."""
         self.version += 1
 
-    def page(self, since: int, most: int) -> Page:
-        """What has changed since that version, in order: about *most* bytes of it at a time."""
+    def page(self, since: int) -> Page:
+        """What has changed since that version, in order. It is never cut: what a node may have fits into an answer, and
+        a receiver that is given everything in parts could miss what is removed meanwhile."""
         full = since == 0 or not self._known_since <= since <= self.version
-        start = 0 if full else since
-        changes: list[Change] = []
-        size, last = 0, start
-        for (section, name), entry in self._after(start):
-            if full and entry.value is None:
-                continue
-            if size > most:
-                return Page(full, changes, last, True)
-            changes.append((section, name, entry.value))
-            size += _OVERHEAD + len(section) + len(name) + len(entry.value or b"")
-            last = entry.version
-        return Page(full, changes, self.version, False)
+        changes = [
+            (section, name, entry.value)
+            for (section, name), entry in self._after(0 if full else since)
+            if not (full and entry.value is None)
+        ]
+        return Page(full, changes, self.version)
 
     def _after(self, version: int) -> Iterator[tuple[tuple[str, str], _Entry]]:
         if not version:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import aiohttp
+from aiohttp.connector import Connection
 
 from cachefs.errors import CachefsError
 from cachefs_daemon.cluster.view import NodeRecord, format_address
@@ -28,6 +29,17 @@ class PeerLacks(PeerFailed):
 
 class PeerBusy(PeerFailed):
     """It answers, and asks to be asked later."""
+
+
+class _Answer(aiohttp.ClientResponse):
+    """An answer that remembers who has given it: a short one has let go of its connection when it is looked at."""
+
+    ssl_object: Any = None
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        if connection.transport is not None:
+            self.ssl_object = connection.transport.get_extra_info("ssl_object")
+        return await super().start(connection)
 
 
 class PeerHttp:
@@ -83,9 +95,9 @@ class PeerHttp:
         except TimeoutError:
             raise PeerFailed(f"no answer within {seconds:.3g} s") from None
         except aiohttp.ClientError as error:
-            raise PeerFailed(str(error)[:_SHOWN] or type(error).__name__) from None
+            raise PeerFailed(_shown(str(error)) or type(error).__name__) from None
         except (OSError, ValueError) as error:
-            raise PeerFailed(str(error)[:_SHOWN]) from None
+            raise PeerFailed(_shown(str(error)) or type(error).__name__) from None
 
     async def close(self) -> None:
         if self._session is not None:
@@ -97,31 +109,34 @@ class PeerHttp:
             connector=connector,
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
+            response_class=_Answer,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             auto_decompress=False,
         )
 
     async def _check(self, node: NodeRecord, answer: aiohttp.ClientResponse) -> None:
         """Raises PeerFailed where it is no answer of *node*, or says no."""
-        connection = answer.connection
-        transport = connection.transport if connection is not None else None
-        if transport is not None or self._security.client is None:
-            ssl_object = transport.get_extra_info("ssl_object") if transport is not None else None
-            refusal = self._security.refusal(ssl_object, node)
-            if refusal:
-                raise PeerFailed(refusal)
+        assert isinstance(answer, _Answer)
+        refusal = self._security.refusal(answer.ssl_object, node)
+        if refusal:
+            raise PeerFailed(refusal)
         answered_by = answer.headers.get(ANSWERED_BY, "")
         if answered_by != node.id:
             raise PeerFailed(f"node {answered_by[:32]!r} answers at its address, not {node.id}")
         if answer.status in (200, 206):
             return
-        text = (await answer.content.read(4 * _SHOWN)).decode(errors="replace")[:_SHOWN]
-        said = f"it says {answer.status}: {' '.join(text.split())}"
+        said = f"it says {answer.status}: {_shown((await answer.content.read(4 * _SHOWN)).decode(errors='replace'))}"
         if answer.status == 404:
             raise PeerLacks(said)
         if answer.status in _RETRY_LATER:
             raise PeerBusy(said)
         raise PeerFailed(said)
+
+
+def _shown(text: str) -> str:
+    """What a peer may have written, as part of a line."""
+    words = " ".join(text.split())[:_SHOWN]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 async def read(answer: aiohttp.ClientResponse, most: int) -> bytes:

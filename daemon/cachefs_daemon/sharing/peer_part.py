@@ -28,32 +28,24 @@ class PeerPart:
         self._values: dict[str, dict[str, Any]] = {}  # by section and name
         self._sizes: dict[tuple[str, str], int] = {}  # bytes of the values that are kept
         self._size = 0
-        # What it has had before it began anew: kept until it has said everything.
-        self._old: dict[str, dict[str, Any]] | None = None
 
     def values(self, section: str) -> Mapping[str, Any]:
         """By name."""
-        return (self._old if self._old is not None else self._values).get(section, _NOTHING)
+        return self._values.get(section, _NOTHING)
 
     def apply(self, part: Part) -> list[News]:
-        """Take what it says. Returns what is new of it. Where it begins anew, news come when it has said everything:
-        what it only says again is none."""
+        """Take what it says. Returns what is new of it: where it begins anew, what it only says again is not."""
+        old = self._values if part.full else None
         if part.full:
-            self._old = self._old if self._old is not None else self._values
             self._values, self._sizes, self._size = {}, {}, 0
         news = [one for change in part.changes if (one := self._take(*change)) is not None]
         self.version = part.version
-        if self._old is None:
-            return news
-        if part.more:
-            return []
-        old, self._old = self._old, None
-        return list(_differences(old, self._values))
+        return news if old is None else list(_differences(old, self._values))
 
     def clear(self) -> list[News]:
         """Forget everything. Returns what is gone."""
-        gone = self._old if self._old is not None else self._values
-        self._old, self._values, self._sizes, self._size, self.version = None, {}, {}, 0, 0
+        gone = self._values
+        self._values, self._sizes, self._size, self.version = {}, {}, 0, 0
         return list(_differences(gone, {}))
 
     def _take(self, section: str, name: str, raw: bytes | None) -> News | None:

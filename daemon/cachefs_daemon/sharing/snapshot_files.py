@@ -114,7 +114,8 @@ class SnapshotFiles:
         ]
         random.shuffle(first)
         random.shuffle(others)
-        return [*first, *others]
+        silent = self._shared.problems()
+        return sorted([*first, *others], key=lambda record: record.id in silent)
 
     async def _fetch_from(self, node: NodeRecord, snapshot_id: str, partial: _Partial) -> None:
         """Go on with what has come. Raises PeerFailed, StoreFull."""

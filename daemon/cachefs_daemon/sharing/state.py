@@ -31,9 +31,9 @@ from cachefs_daemon.sharing.security import INSECURE, Security
 from cachefs_daemon.sharing.wire import (
     COUNTERS,
     GATHERED,
+    MOST_OF_NODE,
     MOST_POLL_SECONDS,
     MOST_SMALL,
-    PAGE,
     PROGRESS_SECONDS,
     STATE,
     Part,
@@ -100,6 +100,8 @@ class SharedState:
         raw = section.encode(value)
         try:
             section.decode(name, raw)
+            if self._part(section).size + len(raw) > MOST_OF_NODE:
+                raise ValueError(f"this node says more than {MOST_OF_NODE:,} bytes already")
         except ValueError as error:  # nobody would take it
             log.error("%s %r cannot be told to other nodes: %s", section.name, name, error)
             return
@@ -281,8 +283,8 @@ class SharedState:
             since, progress = 0, min(progress, 0)
         await self._news(sender.id, since, progress, wait)
         mine = self.membership.view.mine or mine
-        followed = _part(self._progress.page(progress, PAGE)) if progress >= 0 else None
-        answer = StateAnswer(mine, _part(self._facts.page(since, PAGE)), followed)
+        followed = _part(self._progress.page(progress)) if progress >= 0 else None
+        answer = StateAnswer(mine, _part(self._facts.page(since)), followed)
         return web.Response(body=msgspec.msgpack.encode(answer), content_type="application/msgpack")
 
     async def _news(self, sender: str, since: int, progress: int, wait: float) -> None:
@@ -328,7 +330,7 @@ class SharedState:
 
 
 def _part(page: Page) -> Part:
-    return Part(page.full, page.changes, page.version, page.more)
+    return Part(page.full, page.changes, page.version)
 
 
 def _mixed(me: str, node: str) -> bytes:

@@ -26,11 +26,9 @@ FEW_NODES: Final = 256
 GATHERED: Final = 0.02
 # Seconds between two answers that only say how far consumers are.
 PROGRESS_SECONDS: Final = 1.0
-# Bytes of values in one answer, about; and of an answer, with the largest value and all that is around it.
-PAGE: Final = 1 << 20
-MOST_ANSWER: Final = 4 << 20
-# Bytes of all values that are kept of one node.
+# Bytes of all values of one node; and of an answer, with names and all that is around the values.
 MOST_OF_NODE: Final = 16 << 20
+MOST_ANSWER: Final = 3 * MOST_OF_NODE
 # Bytes of any other small answer.
 MOST_SMALL: Final = 256 << 10
 
@@ -43,7 +41,6 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     full: bool
     changes: list[WireChange]
     version: int
-    more: bool
 
 
 class StateAnswer(msgspec.Struct, frozen=True):

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 NAMES = st.sampled_from("abcdefgh")
 VALUES = st.none() | st.text("xyz", max_size=40).map(MountedDataset)
 CHANGES = st.lists(st.tuples(NAMES, VALUES), max_size=12)
-# Changes, and whether the other one asks then, for how much, and whether it has forgotten all.
-STEPS = st.lists(st.tuples(CHANGES, st.integers(1, 200), st.booleans()), max_size=12)
+# Changes, and whether the other one has forgotten all before it asks.
+STEPS = st.lists(st.tuples(CHANGES, st.booleans()), max_size=12)
 
 
-def ask(own: OwnPart, peer: PeerPart, most: int) -> tuple[list[Any], bool]:
-    page = own.page(peer.version, most)
-    return peer.apply(Part(page.full, page.changes, page.version, page.more)), page.more
+def ask(own: OwnPart, peer: PeerPart) -> list[Any]:
+    page = own.page(peer.version)
+    return peer.apply(Part(page.full, page.changes, page.version))
 
 
 @settings(max_examples=100)
@@ -38,20 +38,16 @@ def test_a_peer_has_what_a_node_publishes(steps: list[Any]) -> None:
                 heard[name] = value
 
     with patch.object(own_part, "MOST_REMOVED", 3):
-        for changes, most, forgets in steps:
+        for changes, forgets in steps:
             for name, value in changes:
                 own.set("mounted", name, MOUNTED.encode(value) if value is not None else None)
             if forgets:
                 listen(peer.clear())
-            news, _ = ask(own, peer, most)
-            listen(news)
+            listen(ask(own, peer))
             assert heard == peer.values("mounted")
-        more = True
-        while more:
-            news, more = ask(own, peer, 100)
-            listen(news)
+        listen(ask(own, peer))
     assert heard == {name: MOUNTED.decode(name, own.get("mounted", name) or b"") for name in own.names("mounted")}
-    assert own.page(peer.version, 100).changes == []
+    assert own.page(peer.version).changes == []
 
 
 def test_what_makes_no_sense_is_left_out_and_counted() -> None:
@@ -65,7 +61,7 @@ def test_what_makes_no_sense_is_left_out_and_counted() -> None:
         ("mounted", "data", b"x" * (MOUNTED.largest + 1)),
         ("of a later release", "data", b"anything"),
     ]
-    news = peer.apply(Part(False, changes, 9, False))
+    news = peer.apply(Part(False, changes, 9))
     assert news == [("mounted", "good", MountedDataset("/mnt"))]
     assert dict(peer.values("mounted")) == {"good": MountedDataset("/mnt")}
     assert peer.wrong == 4
@@ -74,14 +70,14 @@ def test_what_makes_no_sense_is_left_out_and_counted() -> None:
 def test_nobody_fills_the_memory_of_others() -> None:
     value = MOUNTED.encode(MountedDataset("/" + "m" * 4000))
     peer = PeerPart("other")
-    peer.apply(Part(True, [("mounted", f"d{number}", value) for number in range(MOUNTED.most + 100)], 2, False))
+    peer.apply(Part(True, [("mounted", f"d{number}", value) for number in range(MOUNTED.most + 100)], 2))
     assert len(peer.values("mounted")) <= MOUNTED.most
     with patch.object(peer_part, "MOST_OF_NODE", 10 * len(value)):
         peer = PeerPart("other")
-        peer.apply(Part(True, [("mounted", f"d{number}", value) for number in range(100)], 2, False))
+        peer.apply(Part(True, [("mounted", f"d{number}", value) for number in range(100)], 2))
         assert len(peer.values("mounted")) < 11
         # What it says in place of something else has that one's room.
-        peer.apply(Part(False, [("mounted", "d0", value)], 3, False))
+        peer.apply(Part(False, [("mounted", "d0", value)], 3))
         assert "d0" in peer.values("mounted")
 
 

@@ -1,0 +1,292 @@
+"""Nodes that restart, leave, hang, or say what makes no sense: the others lose nothing by it."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_daemon.node_sharing import security_of
+from cachefs_daemon.peers.tls import Certificates
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing import endpoint as endpoints
+from cachefs_daemon.sharing import follower
+from cachefs_daemon.sharing.peer_http import PeerFailed
+from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
+from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, SENDER, Part, StateAnswer
+
+from tests.certificates import Authority
+from tests.sharing import SharingNode, introduce, node_record, sharing_nodes, until
+
+VALUE = MountedDataset("/mnt/data")
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@contextlib.asynccontextmanager
+async def impostor(answer: Answer, number: int = 99) -> AsyncIterator[NodeRecord]:
+    """A node that answers to everything with *answer*."""
+    app = web.Application()
+    app.router.add_route("*", "/{anything:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield node_record(number, runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+def signed(body: bytes, number: int = 99) -> web.Response:
+    return web.Response(body=body, headers={ANSWERED_BY: f"{number:016x}"})
+
+
+def said(record: NodeRecord, *changes: Any, full: bool = True, version: int = 5) -> web.Response:
+    part = Part(full, [(section, name, value) for section, name, value in changes], version)
+    return signed(msgspec.msgpack.encode(StateAnswer(record, part)))
+
+
+def test_a_node_that_starts_anew_has_said_nothing_yet() -> None:
+    async def scenario() -> None:
+        async with sharing_nodes(2) as (first, second):
+            first.shared.publish(MOUNTED, "data", VALUE)
+            await until(lambda: second.shared.values(MOUNTED))
+            port = first.shared.endpoint.port
+            await first.shared.stop()
+            threads = Threads()
+            again = SharingNode(node_record(1, incarnation=2), threads)
+            try:
+                await until(lambda: second.shared.problems())
+                assert second.shared.values(MOUNTED), "what it has said holds while it is away"
+                await again.start(port)
+                again.meet(second)
+                again.shared.publish(MOUNTED, "other", VALUE)
+                await until(lambda: list(second.shared.values(MOUNTED).get(again.record.id, ())) == ["other"])
+                await until(lambda: not second.shared.problems())
+                assert second.membership.lost_ones
+            finally:
+                await again.shared.stop()
+                threads.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_new_incarnation_in_the_view_has_said_nothing_yet() -> None:
+    async def scenario() -> None:
+        async with sharing_nodes(2) as (first, second):
+            heard: list[Any] = []
+            second.shared.listen(MOUNTED, lambda *news: heard.append(news))
+            first.shared.publish(MOUNTED, "data", VALUE)
+            await until(lambda: heard)
+            second.membership.tell(second.record, [node_record(1, port=1, incarnation=7)])
+            await until(lambda: len(heard) == 2)
+            assert heard[1] == (first.record.id, "data", None)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_node_has_said_goes_with_it() -> None:
+    async def scenario() -> None:
+        async with sharing_nodes(3) as (first, second, third):
+            heard: list[Any] = []
+            second.shared.listen(MOUNTED, lambda *news: heard.append(news))
+            first.shared.publish(MOUNTED, "data", VALUE)
+            third.shared.publish(MOUNTED, "data", VALUE)
+            await until(lambda: len(heard) == 2)
+            second.meet(third)
+            await until(lambda: len(heard) == 3)
+            assert heard[2] == (first.record.id, "data", None)
+            assert list(second.shared.values(MOUNTED)) == [third.record.id]
+            assert second.shared.node(first.record.id) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_partitioned_node_learns_everything_when_it_is_back() -> None:
+    async def scenario() -> None:
+        async with sharing_nodes(2) as (first, second):
+            first.shared.publish(MOUNTED, "data", VALUE)
+            await until(lambda: second.shared.values(MOUNTED))
+            # Nobody is at that port.
+            second.membership.tell(second.record, [node_record(1, port=1)])
+            await until(lambda: second.shared.problems())
+            first.shared.remove(MOUNTED, "data")
+            first.shared.publish(MOUNTED, "later", VALUE)
+            second.meet(first)
+            await until(lambda: list(second.shared.values(MOUNTED).get(first.record.id, ())) == ["later"])
+
+    asyncio.run(scenario())
+
+
+NONSENSE: dict[str, Callable[[NodeRecord], web.StreamResponse]] = {
+    "no msgpack": lambda record: signed(b"\xc1garbage"),
+    "nothing": lambda record: signed(b""),
+    "another thing": lambda record: signed(msgspec.msgpack.encode({"record": 1})),
+    "too much": lambda record: signed(b"x" * (49 << 20)),
+    "an error": lambda record: web.Response(status=500, text="\x1b[2J", headers={ANSWERED_BY: record.id}),
+    "a redirect": lambda record: web.Response(status=302, headers={"Location": "/", ANSWERED_BY: record.id}),
+    "another node's answer": lambda record: signed(b"", 5),
+    "another node's record": lambda record: said(node_record(5)),
+    "nobody's record": lambda record: said(NodeRecord("x", "y", "\n", "h", 1, 1)),
+    "the end of what it never began": lambda record: said(record, full=False, version=9),
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_what_makes_no_sense_is_a_problem_of_that_node(what: str) -> None:
+    async def scenario() -> None:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return NONSENSE[what](record)
+
+        async with impostor(answer) as record, sharing_nodes(2) as (first, second):
+            first.membership.tell(first.record, [record, second.record])
+            await until(lambda: first.shared.problems())
+            assert list(first.shared.problems()) == [record.id]
+            assert "\x1b" not in first.shared.problems()[record.id]
+            assert "\n" not in first.shared.problems()[record.id]
+            second.shared.publish(MOUNTED, "data", VALUE)
+            await until(lambda: first.shared.values(MOUNTED))
+            assert list(first.shared.values(MOUNTED)) == [second.record.id]
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_answers_at_once_for_nothing_is_asked_ever_more_rarely() -> None:
+    async def scenario() -> None:
+        asked = 0
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            nonlocal asked
+            asked += 1
+            return said(record)
+
+        with patch.object(follower, "MOST_IN_VAIN", 3):
+            async with impostor(answer) as record, sharing_nodes(1) as (first,):
+                first.membership.tell(first.record, [record])
+                await until(lambda: first.shared.problems())
+                assert "no news" in first.shared.problems()[record.id]
+                assert asked < 10
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_hangs_holds_up_nobody() -> None:
+    async def scenario() -> None:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            await asyncio.sleep(3600)
+            return web.Response()
+
+        async with impostor(answer) as record, sharing_nodes(2) as (first, second):
+            with patch.object(follower, "SLACK", 0.2), patch("cachefs_daemon.sharing.wire.POLL_SECONDS", 0.2):
+                first.membership.tell(first.record, [record, second.record])
+                second.shared.publish(MOUNTED, "data", VALUE)
+                await until(lambda: first.shared.values(MOUNTED))
+                await until(lambda: record.id in first.shared.problems())
+            counters = await first.shared.node_counters(0.2)
+            assert isinstance(counters[record.id], PeerFailed)
+
+    asyncio.run(scenario())
+
+
+def test_only_members_of_this_cluster_are_answered() -> None:
+    async def scenario() -> None:
+        async with sharing_nodes(2) as (first, second), aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{first.shared.endpoint.port}"
+
+            async def ask(path: str, cluster: str, sender: str) -> int:
+                async with session.get(url + path, headers={CLUSTER: cluster, SENDER: sender}) as answer:
+                    return answer.status
+
+            poll = "/state?of=-&since=0&progress=-1&wait=0"
+            assert await ask(poll, "test", second.record.id) == 200
+            assert await ask(poll, "test", "f" * 16) == 403
+            assert await ask(poll, "other", second.record.id) == 403
+            # A node that does not know its own place yet may ask who is here, if it is of this cluster.
+            assert await ask("/node", "test", "f" * 16) == 200
+            assert await ask("/node", "other", second.record.id) == 403
+            for wrong in ("/state", "/state?of=-&since=x&progress=0&wait=0", "/state?of=-&since=0&progress=0&wait=x"):
+                assert await ask(wrong, "test", second.record.id) == 400
+            assert await ask("/blobs/" + "0" * 32, "test", second.record.id) == 404
+            assert await ask("/blobs/..%2f..%2fetc", "test", second.record.id) == 404
+            assert await ask("/nothing", "test", second.record.id) == 404
+
+    asyncio.run(scenario())
+
+
+def test_a_node_has_one_poll_at_a_time_and_so_many_connections() -> None:
+    async def scenario() -> None:
+        async with sharing_nodes(2) as (first, second), aiohttp.ClientSession() as session:
+            headers = {CLUSTER: "test", SENDER: second.record.id}
+            second.meet()  # it does not ask by itself
+            poll = f"http://127.0.0.1:{first.shared.endpoint.port}/state?of={first.record.incarnation}&progress=-1"
+
+            async def ask() -> int:
+                async with session.get(f"{poll}&since={version}&wait=60", headers=headers) as answer:
+                    await answer.read()
+                    return answer.status
+
+            async with session.get(f"{poll}&since=0&wait=0", headers=headers) as answer:
+                version = msgspec.msgpack.decode(await answer.read(), type=StateAnswer).facts.version
+            waiting = asyncio.create_task(ask())
+            await until(lambda: session.connector and len(first.shared._polls) == 1)
+            again = asyncio.create_task(ask())
+            assert await asyncio.wait_for(waiting, 20) == 200, "the earlier one is answered"
+            again.cancel()
+            await asyncio.gather(again, return_exceptions=True)
+
+            with patch.object(endpoints, "OF_OTHERS", 0), patch.object(endpoints, "OF_MEMBER", 1):
+                writers = []
+                for _ in range(4):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", first.shared.endpoint.port)
+                    writers.append(writer)
+                assert await asyncio.wait_for(reader.read(), 20) == b"", "one too many is closed"
+                for writer in writers:
+                    writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_with_certificates_only_members_are_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = Authority(tmp_path / "good"), Authority(tmp_path / "bad")
+    threads = Threads()
+
+    def node(number: int, authority: Authority, name: str) -> SharingNode:
+        security = security_of(Certificates(authority.issue(name)))
+        return SharingNode(node_record(number), threads, security)
+
+    async def scenario() -> None:
+        members = [node(1, good, "node-1"), node(2, good, "node-2")]
+        # Of nobody who is a member, of another authority, and one who says to be another node than the certificate.
+        others = [node(3, good, "somebody"), node(2, bad, "node-2"), node(1, good, "node-2")]
+        plain = SharingNode(node_record(2), threads)
+        everybody = [*members, *others, plain]
+        try:
+            for each in everybody:
+                await each.start()
+            introduce(members)
+            members[0].shared.publish(MOUNTED, "data", VALUE)
+            await until(lambda: members[1].shared.values(MOUNTED))
+            for each in [*others, plain]:
+                with pytest.raises(PeerFailed):
+                    await each.shared.http.get(members[0].record, "/state?of=-&since=0&progress=-1&wait=0", 20, 1 << 20)
+            # Nor does a member talk to somebody else at a member's address.
+            moved = dataclasses.replace(members[0].record, control_port=others[0].record.control_port)
+            members[1].membership.tell(members[1].record, [moved])
+            await until(lambda: members[1].shared.problems())
+            assert "certificate" in members[1].shared.problems()[members[0].record.id]
+        finally:
+            for each in everybody:
+                await each.shared.stop()
+            threads.close()
+
+    asyncio.run(scenario())
+    refusals = [record.message for record in caplog.records if "is refused" in record.message]
+    for why in ("no member of the cluster", "certificate is that of node-2", "no TLS with it"):
+        assert any(why in line for line in refusals), (why, refusals)
