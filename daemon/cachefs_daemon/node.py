@@ -217,6 +217,7 @@ class Node:
             self.jobs,
             (self.fetcher.fetched_blocks, self.fetcher.fetched_bytes),
             self.sharing.datasets.problems() if self.sharing is not None else [],
+            {record.id: self.traffic(record.id).bytes_in for record in self.membership.view.others},
         )
 
     def _elsewhere(self, plane: DataPlane, slots: FetchSlots) -> Elsewhere:
