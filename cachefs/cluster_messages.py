@@ -47,6 +47,8 @@ class NodeCounters(Message, frozen=True):
     # That came from origins since the daemon started.
     origin_blocks: int = 0
     origin_bytes: int = 0
+    # Bytes that came from other nodes, by their ids.
+    received: dict[str, int] = msgspec.field(default_factory=dict)
     # What is wrong there with datasets of the cluster, a line for each.
     problems: list[str] = msgspec.field(default_factory=list)
 

@@ -113,9 +113,14 @@ def _refusal(ssl_object: Any, node: NodeRecord | None) -> str:
 
 
 def counters_of(
-    started: float, usage: list[TierUse], jobs: JobRegistry, fetched: tuple[int, int], problems: list[str]
+    started: float,
+    usage: list[TierUse],
+    jobs: JobRegistry,
+    fetched: tuple[int, int],
+    received: dict[str, int],
+    problems: list[str],
 ) -> NodeCounters:
-    """fetched: blocks and bytes that came from origins. started: monotonic seconds."""
+    """started: monotonic seconds. fetched: blocks and bytes that came from origins. received: bytes by node."""
     running = [job for job in jobs if job.state == JobState.RUNNING]
     return NodeCounters(
         uptime=time.monotonic() - started,
@@ -124,5 +129,6 @@ def counters_of(
         consumers=len(jobs.consumers),
         origin_blocks=fetched[0],
         origin_bytes=fetched[1],
+        received=received,
         problems=problems,
     )

@@ -2,10 +2,11 @@
 
 import io
 
+import msgspec
 from cachefs_tools.cachectl.cluster import brief, describe
 from rich.console import Console
 
-from cachefs.cluster_messages import ClusterStatus, MemberStatus, PeerTraffic
+from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters, PeerTraffic, TierUse
 from cachefs.messages import ClusterBrief
 
 
@@ -40,6 +41,24 @@ def test_a_cluster_fits_80_columns() -> None:
         "gpu-node-022: does not answer, and is not asked for a while, 3 requests failed,",
     ):  # fmt: skip
         assert said in text, text
+
+
+def test_what_nodes_say_of_themselves_fits_too() -> None:
+    tiers = [TierUse("memory", 1023 << 30, 999 << 30), TierUse("ssd", 1023 << 40, 999 << 40)]
+    said = NodeCounters(tiers=tiers, jobs=3, consumers=24, origin_bytes=999 << 40, problems=["dataset x: s3://a here"])
+    first, second, third = member(1), member(22), member(123)
+    found = status(
+        msgspec.structs.replace(first, counters=msgspec.structs.replace(said, received={second.id: 77 << 30})),
+        msgspec.structs.replace(second, counters=said),
+        msgspec.structs.replace(third, counters=NodeCounters(problem="no answer within 2 s")),
+    )
+    text = shown(found)
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    for expected in (
+        "999 GiB / 0.999 TiB", "999 TiB / 1023 TiB", "77 GiB", "from each other", "gpu-node-022: dataset x: s3://a",
+        "gpu-node-123 says nothing of itself: no answer within 2 s",
+    ):  # fmt: skip
+        assert expected in text, text
 
 
 def test_no_cluster() -> None:

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 import click
 from rich.table import Table
 
-from cachefs.cluster_messages import ClusterStatus, MemberStatus
+from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters
 from cachefs.messages import ClusterBrief, Empty
 from cachefs.rpc import CLUSTER
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import duration, name, size, table
+
+# With more nodes than that, what each has given to each is left out.
+MOST_IN_MATRIX = 6
 
 
 @click.command()
@@ -19,6 +22,9 @@ def cluster(session: CommandSession) -> None:
 
     SHARE is the part of all blocks whose home a node is. IN and OUT are what this node has had from the others, and
     has given them, since its daemon started. A star stands behind this node's name.
+
+    The second table has what each node that answers within 2 s says of itself: what its tiers hold and may hold, its
+    jobs and their ranks, and what has come there from origins and from other nodes since its daemon started.
     """
     found = session.call(CLUSTER, Empty())
     session.answer(found, *describe(found))
@@ -41,11 +47,56 @@ def describe(found: ClusterStatus) -> Iterator[str | Table]:
         for each in found.members
     )  # fmt: skip
     yield table("NAME =STATE >SHARE >WEIGHT ZONE ADDRESS >IN >OUT", rows)
+    yield from _what_they_say(found)
     troubles = [line for each in found.members if (line := _trouble(each))]
+    troubles += [line for each in found.members for line in _problems(each)]
     if troubles or found.remarks:
         yield ""
     yield from troubles
     yield from (f"note: {name(remark)}" for remark in found.remarks)
+
+
+def _what_they_say(found: ClusterStatus) -> Iterator[str | Table]:
+    """What the nodes that answer say of themselves, and what they have given each other."""
+    said = [(each, each.counters) for each in found.members if each.counters is not None and not each.counters.problem]
+    if not said:
+        return
+    yield ""
+    rows = (
+        (name(each.name), _tier(counters, "memory"), _tier(counters, "ssd"), str(counters.jobs),
+         str(counters.consumers), size(counters.origin_bytes), size(sum(counters.received.values())))
+        for each, counters in said
+    )  # fmt: skip
+    yield table("NAME >MEMORY >SSD >JOBS >RANKS >ORIGIN >PEERS", rows)
+    if len(found.members) > MOST_IN_MATRIX or not any(counters.received for _, counters in said):
+        return
+    yield ""
+    yield "what came to each node (a line) from each other (a column):"
+    columns = " ".join(f">{name(each.name).replace(' ', '_')}" for each in found.members)
+    matrix = ((name(each.name), *(_given(counters, other, each) for other in found.members)) for each, counters in said)
+    yield table(f"TO {columns}", matrix)
+
+
+def _given(counters: NodeCounters, giver: MemberStatus, taker: MemberStatus) -> str:
+    return "" if giver.id == taker.id else size(counters.received.get(giver.id, 0))
+
+
+def _tier(counters: NodeCounters, tier: str) -> str:
+    """What a tier holds, and may hold."""
+    for one in counters.tiers:
+        if one.name == tier:
+            return f"{size(one.used)} / {size(one.limit)}"
+    return "-"
+
+
+def _problems(member: MemberStatus) -> list[str]:
+    """What a node says is wrong there, or why it says nothing."""
+    counters = member.counters
+    if counters is None:
+        return []
+    if counters.problem:
+        return [f"{name(member.name)} says nothing of itself: {name(counters.problem)}"]
+    return [f"{name(member.name)}: {name(problem)}" for problem in counters.problems]
 
 
 def address(member: MemberStatus) -> str:
