@@ -102,3 +102,69 @@ class ClusterStatus(Message, frozen=True):
     grace: float = 0.0
     # By name, then id.
     members: list[MemberStatus] = msgspec.field(default_factory=list)
+
+
+class DrainNode(Message, frozen=True):
+    """Have a node give away what it holds, or ask how far that is."""
+
+    # Its name or id; empty: the node that is asked.
+    node: str = ""
+
+
+class DrainStatus(Message, frozen=True):
+    """How far a node that drains is."""
+
+    id: str
+    name: str
+    # What other nodes have still to get, as far as they have said.
+    blocks: int = 0
+    bytes: int = 0
+    # Names of the nodes that have not got all yet, or have not said so.
+    waiting: list[str] = msgspec.field(default_factory=list)
+    # Others have all that they take over.
+    done: bool = False
+    # It is no member any more. While jobs read on it, it stays one.
+    has_left: bool = False
+
+
+class ScaleNode(Message, frozen=True):
+    """A node that keeps blocks."""
+
+    name: str
+    # Bytes that its tiers have room for, and that they take.
+    capacity: int
+    used: int
+    # Why it is not known how it is; empty where it is.
+    problem: str = ""
+
+
+class ScaleOutcome(Message, frozen=True):
+    """What so many nodes would make of the published jobs."""
+
+    nodes: int
+    # Bytes that their tiers have room for.
+    capacity: int
+    # Of the bytes that jobs read, those that stay in the cluster from one epoch to the next.
+    kept: int
+    # Bytes from the origins until the jobs end, beyond what comes for the first time; None: nobody knows how long they
+    # read.
+    origin_bytes: float | None
+    # Bytes in a second from the origins, and from node to node, as the jobs read now.
+    origin_rate: float
+    peer_rate: float
+
+
+class ScaleStatus(Message, frozen=True):
+    """How many nodes the published jobs need."""
+
+    nodes: list[ScaleNode]
+    # Bytes that jobs read, each block counted once.
+    needed: int
+    # Snapshots that they read.
+    snapshots: int
+    # Nodes of average capacity that would keep all of it; 0: nothing is read, or no capacity is known.
+    nodes_needed: int
+    now: ScaleOutcome
+    one_more: ScaleOutcome
+    # None for the last node.
+    one_fewer: ScaleOutcome | None = None

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from cachefs import errors
-from cachefs.cluster_messages import ClusterStatus
+from cachefs.cluster_messages import ClusterStatus, DrainNode, DrainStatus, ScaleStatus
 from cachefs.identity import FOR_SOMEBODY, IDENTITY_KEY, ask_identity
 from cachefs.job_messages import (
     JobEpoch,
@@ -117,6 +117,8 @@ REPORT: Final = Method(MountReport, NodeView, Right.MOUNT)
 NODE: Final = Method(Empty, NodeView, Right.LOOK)
 STATUS: Final = Method(Empty, Status, Right.LOOK)
 CLUSTER: Final = Method(Empty, ClusterStatus, Right.LOOK)
+DRAIN: Final = Method(DrainNode, DrainStatus, Right.ADMINISTER)
+SCALE_HINT: Final = Method(Empty, ScaleStatus, Right.LOOK)
 DATASET_ADD: Final = Method(DatasetAdd, ListingProgress, Right.ADMINISTER, streams=True)
 DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, Right.ADMINISTER, streams=True)
 DATASET_LIST: Final = Method(Empty, DatasetList, Right.LOOK)

@@ -12,6 +12,7 @@ from cachefs.block import MEMORY, SSD
 from cachefs.cluster_messages import NodeCounters, TierUse
 from cachefs.errors import CachefsError
 from cachefs.messages import PeerCounts
+from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
 from cachefs_daemon.cluster.opening import open_membership
@@ -22,7 +23,9 @@ from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.shared_datasets import Here
 from cachefs_daemon.content.warmup import Warmups
-from cachefs_daemon.cooperation.cooperation import Cooperation, Parts
+from cachefs_daemon.cooperation.cooperation import Cooperation, Parts, ring_of
+from cachefs_daemon.cooperation.draining import Draining
+from cachefs_daemon.cooperation.filling import Filling, FillingParts
 from cachefs_daemon.cooperation.routes import Routes
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
@@ -130,7 +133,35 @@ class Node:
             self._endless.append(self.guesser.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
+        self.draining = self._make_draining()
         self._background: list[asyncio.Task[None]] = []
+
+    def _make_draining(self) -> Draining | None:
+        """How this node joins its cluster and leaves it; and what it gets from other nodes as members change."""
+        if self.sharing is None or self.data_plane is None:
+            return None
+        cooperation = self.cooperation
+        foresight = self.storage.foresight
+        filling = Filling(
+            FillingParts(
+                membership=self.membership,
+                shared=self.sharing.shared,
+                client=self.data_plane.client,
+                blocks=self.storage.blocks,
+                plan=foresight.plan,
+                standing=foresight.standing or Standing(),
+                threads=self.threads,
+                snapshots=lambda: [one.current for one in self.catalog if one.current is not None],
+                cooperating=cooperation.get if cooperation is not None else lambda snapshot: None,
+                replicas=self.config.cluster.replicas,
+                bandwidth=self.config.cluster.bandwidth,
+            ),
+            ring_of(self.membership.view),
+        )
+        self.membership.listen(lambda view: filling.follow(ring_of(view)))
+        draining = Draining(self.membership, self.sharing.shared, lambda: bool(self.jobs.consumers))
+        self._endless += [filling.run, draining.join]
+        return draining
 
     def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> Cooperation | None:
         """What this node does for what others read. None where nothing is fetched ahead."""
@@ -241,7 +272,8 @@ class Node:
             await self.sharing.start()
         if self.data_plane is not None:
             await self.data_plane.start()
-        await self.membership.announce("active")
+        if self.draining is None:
+            await self.membership.announce("active")
         self._background = [asyncio.create_task(run()) for run in self._endless]
 
     async def maintain(self) -> None:

@@ -133,7 +133,7 @@ def refs(numbers: range) -> list[BlockRef]:
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not reached():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
@@ -148,7 +148,7 @@ async def with_process(store: OpenStore, options: OriginOptions, scene: Scene, c
     bench = Bench(store, origin, threads, count)
     pids: list[int] = []
     try:
-        await asyncio.wait_for(scene(bench), 50)
+        await asyncio.wait_for(scene(bench), 120)
     finally:
         pids.extend(one.process.pid for one in bench.carrying._processes)
         await bench.fetcher.close()

@@ -4,6 +4,7 @@ import base64
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import time
 import urllib.request
@@ -28,16 +29,17 @@ class Etcd:
         """options: more of them, such as those for TLS, which make the URL one of https."""
         self.home = home
         self._options = options
-        self._scheme = "https" if "--cert-file" in options else "http"
-        self.url = f"{self._scheme}://127.0.0.1:{free_port()}"
+        self._port = free_port()
+        self._is_secret = "--cert-file" in options
+        self.url = f"https://localhost:{self._port}" if self._is_secret else f"http://127.0.0.1:{self._port}"
         self._peers = f"http://127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start it, and wait until it answers; with TLS, until it listens."""
         command = [
             "etcd", "--name", "test", "--data-dir", str(self.home / "data"),
-            "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
+            "--listen-client-urls", self.url.replace("localhost", "127.0.0.1"), "--advertise-client-urls", self.url,
             "--listen-peer-urls", self._peers, "--initial-advertise-peer-urls", self._peers,
             "--initial-cluster", f"test={self._peers}", "--log-level", "warn", "--unsafe-no-fsync",
             "--heartbeat-interval", "20", "--election-timeout", "200", *self._options,
@@ -46,14 +48,15 @@ class Etcd:
         self._process = start(command, log)
         deadline = time.monotonic() + _WAIT
         while time.monotonic() < deadline and self._process.poll() is None:
-            if b"ready to serve client requests" in log.read_bytes() or self._answers():
+            if self._answers():
                 return
             time.sleep(0.02)
         raise RuntimeError(f"etcd does not start:\n{log.read_text(errors='replace')[-2000:]}")
 
     def _answers(self) -> bool:
-        if self._scheme == "https":
-            return False
+        if self._is_secret:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self._port)) == 0
         try:
             return bool(self.ask("maintenance/status", {}).get("leader"))
         except OSError:

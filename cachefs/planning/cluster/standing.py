@@ -73,11 +73,6 @@ class Standing:
             self.mine = {known: mine for known, mine in self.mine.items() if known != snapshot}
             self._note(snapshot, None)
 
-    def is_mine(self, snapshot: str, number: int) -> bool:
-        """Is one block this node's to keep? True where nobody knows."""
-        mine = self.mine.get(snapshot)
-        return mine is None or bool(mine[number])
-
     def lost_since(self, mark: int) -> tuple[int, list[tuple[str, Ids]] | None]:
         """The next mark, and what has ceased to be mine since *mark*: a pair (snapshot, blocks) per change, where the
         blocks are numbers of shape (n,), int32. None in the place of the list where anything may have changed."""
@@ -104,14 +99,6 @@ class Standing:
         raised: npt.NDArray[np.bool_] = ~mine[ids.astype(np.intp, copy=False)]
         raised &= scores > (self.near if near is None else near)
         return raised
-
-    def defer(
-        self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64], near: float | None = None
-    ) -> npt.NDArray[np.float64]:
-        """Change the scores of blocks so that what `raises` names is evicted first, and of that what scored highest.
-        Returns *scores*."""
-        scores[self.raises(snapshot, ids, scores, near)] += RAISED
-        return scores
 
     def _note(self, snapshot: str, ids: Ids | None) -> None:
         self._lost.append((self._changes, snapshot, ids))

@@ -6,7 +6,8 @@ timeout of TCP. So the receiver asks for no more at a time than keeps its link b
     2 g <= W    and    C (RTT + serve) <= W <= C RTT + Q
 
 with grains of g bytes, a link of C bytes a second, and a queue of Q bytes. C, RTT and the time to serve are measured.
-Q is not known: it begins at 256 KiB, which the smallest switches have for a port. Where a window needs more, it is
+Q is not known: it begins at 256 KiB, which the smallest switches have for a port, or at a millisecond of a faster link,
+whose switches have more; where something is sent twice, it is halved. Where a window needs more, it is
 tried out: Q stays larger where blocks come faster then and nothing is sent twice, and else is what it was. What decides
 is the upper bound where the two cannot both be met, since a drop costs more than an idle moment.
 
@@ -24,6 +25,9 @@ GRAIN: Final = 128 << 10
 # Bytes of the queue of a switch port, at first and at most.
 FIRST_QUEUE: Final = 256 << 10
 MOST_QUEUE: Final = 4 << 20
+# Seconds that a queue is assumed to last at first, and that make no difference any more.
+_FIRST_DEPTH: Final = 0.001
+_LEAST_DEPTH: Final = 0.0001
 # Bytes of the window, at most: those of a question.
 MOST: Final = 64 << 20
 # How many times the window is that which just keeps the link busy: what takes a moment longer then leaves no gap.
@@ -78,6 +82,7 @@ class ReceiveWindow:
         self._latency = _FIRST_LATENCY  # seconds from a question to the first byte of its answer, smoothed
         self._round_trip = _Best(_FIRST_LATENCY / 2, largest=False)
         self._queue = float(FIRST_QUEUE)
+        self._depth = _FIRST_DEPTH
         self._kept_queue = self._queue  # what it was before the trial
         self._kept_rate = 0.0  # bytes a second before the trial; 0: there is none
         self._trial_bytes = 0
@@ -96,7 +101,7 @@ class ReceiveWindow:
     @property
     def queue(self) -> int:
         """Bytes that the queue of the switch is assumed to hold."""
-        return int(self._queue)
+        return int(self._held)
 
     def room(self, in_flight: int, length: int) -> bool:
         """May a block of *length* bytes be asked for while others of *in_flight* bytes are on the way? One always may.
@@ -132,6 +137,7 @@ class ReceiveWindow:
         if packets <= 0 or now < self._held_until:
             return  # or it was sent before the window has shrunk
         self._queue = self._kept_queue if self._kept_rate else max(float(FIRST_QUEUE), self._queue / 2)
+        self._depth = self._depth / 2 if self._depth > _LEAST_DEPTH else 0.0
         self._end_trial(now)
         self._update()
 
@@ -146,7 +152,7 @@ class ReceiveWindow:
             self._end_trial(now)
         elif now >= self._held_until and self._queue < MOST_QUEUE and self._needed > self._upper:
             self._kept_queue, self._kept_rate = self._queue, rate
-            self._queue *= _GROWTH
+            self._queue = self._held * _GROWTH
         else:
             self._kept_rate = 0.0
 
@@ -161,9 +167,14 @@ class ReceiveWindow:
         return self._rate.value * self._latency * _GAIN + 2 * GRAIN
 
     @property
+    def _held(self) -> float:
+        """Bytes that the queue of the switch is assumed to hold."""
+        return max(self._queue, min(MOST_QUEUE, self._rate.value * self._depth))
+
+    @property
     def _upper(self) -> float:
         """Bytes that the switch can hold."""
-        return max(2.0 * GRAIN, self._rate.value * self._round_trip.value + self._queue)
+        return max(2.0 * GRAIN, self._rate.value * self._round_trip.value + self._held)
 
     def _sized(self) -> int:
         return int(min(MOST, self._needed, self._upper))

@@ -16,8 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from cachefs import __version__
-from cachefs.cluster_messages import ClusterStatus
-from cachefs.errors import Busy
+from cachefs.cluster_messages import ClusterStatus, DrainNode, DrainStatus, ScaleNode, ScaleStatus
+from cachefs.errors import Busy, ConfigError
 from cachefs.job_messages import (
     JobEpoch,
     JobList,
@@ -57,6 +57,7 @@ from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs_daemon.caller import Caller
 from cachefs_daemon.cluster.shown import cluster_brief, cluster_status
 from cachefs_daemon.content import inventory, verify
+from cachefs_daemon.cooperation.scaling import planned_demands, scale_status, scaled_nodes
 from cachefs_daemon.datasets import browsing, selection
 from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
 from cachefs_daemon.node import Node
@@ -178,6 +179,22 @@ class Service:
         node = self._node
         counters = await node.sharing.counters() if node.sharing is not None else {}
         return cluster_status(node.membership.view, node.config.cluster, node.traffic, counters)
+
+    async def drain(self, request: DrainNode) -> DrainStatus:
+        if self._node.draining is None:
+            raise ConfigError("this node is in no cluster; see [cluster] in its configuration")
+        return await self._node.draining.drain(request.node)
+
+    async def scale_hint(self, _: Empty) -> ScaleStatus:
+        node = self._node
+        if node.cooperation is not None and node.sharing is not None:
+            nodes = scaled_nodes(node.membership.view, await node.sharing.counters())
+            return scale_status(nodes, node.cooperation.demands())
+        usage = await node.threads.run(node.storage.usage)
+        alone = ScaleNode(
+            node.config.cluster.own_name, sum(tier.limit for tier in usage), sum(tier.used for tier in usage)
+        )
+        return scale_status([alone], planned_demands(node.storage.foresight.plan))
 
     async def verify(self, _: Empty) -> AsyncGenerator[VerifyProgress, None]:
         async for progress in verify.verify(self._node.storage.blocks, self._node.storage.index, self._node.threads):

@@ -137,8 +137,8 @@ class EtcdStore:
                 if isinstance(error, EtcdAway):
                     with self._condition:
                         self._begin_again()
-            except Exception:
-                log.exception("etcd: internal error; trying again")
+            except Exception as error:
+                self._say_bug("keeper", error)
                 pause = _LONGEST_PAUSE
             else:
                 self._say("keeper", "")
@@ -159,7 +159,9 @@ class EtcdStore:
 
     def _keep_lease(self) -> None:
         if self._lease and self._client.keep_alive(self._lease, self._call_seconds) <= 0:
-            log.warning("etcd had given up this node, which was silent for %.0f s; joining again", self._seconds)
+            log.warning(
+                "etcd has given up the lease of this node (after %.0f s without a word); joining", self._seconds
+            )
             self._lease = 0
         if not self._lease:
             self._lease = self._client.grant(max(1, round(self._seconds)), self._call_seconds)
@@ -236,8 +238,8 @@ class EtcdStore:
                 if self._stopping:
                     return
                 self._say("watcher", str(error))
-            except Exception:
-                log.exception("etcd: internal error; watching again")
+            except Exception as error:
+                self._say_bug("watcher", error)
             pause = _PAUSE if time.monotonic() - begun > 10 else min(_LONGEST_PAUSE, 2 * pause)
             with self._condition:
                 if self._condition.wait_for(lambda: self._stopping, pause):
@@ -269,8 +271,9 @@ class EtcdStore:
     def _publish(self, contents: "_Contents") -> None:
         with self._condition:
             self._newest, self._keys = contents.newest, len(contents)
-            if self._has_claimed and contents.revision(self._key) not in range(1, self._revision + 1):
-                self._unsaved = True  # somebody has removed it, or put another
+            mine = self._record
+            if self._has_claimed and mine is not None and contents.incarnation(mine.id) != mine.incarnation:
+                self._unsaved = True  # somebody has removed this node's record, or put another
                 self._condition.notify_all()
         self._tell(self._listener.stored, contents.stored())
 
@@ -289,6 +292,13 @@ class EtcdStore:
             self._problems[who] = problem
             said = self._problems.get("keeper") or self._problems.get("watcher") or ""
         self._tell(self._listener.problem, said)
+
+    def _say_bug(self, who: str, error: BaseException) -> None:
+        """An exception that nobody expected. The log gets its traceback once, not with each attempt."""
+        text = f"internal error ({error!r})"
+        if self._problems.get(who, "") != text:
+            log.error("%s: %s", self.source, text, exc_info=error)
+        self._say(who, text)
 
     def _tell(self, function: Callable[..., None], *values: Any) -> None:
         """On the event loop, which may have ended."""
@@ -314,9 +324,9 @@ class _Contents:
     def __len__(self) -> int:
         return len(self._found)
 
-    def revision(self, key: bytes) -> int:
-        """At which the key was put; 0 where there is none."""
-        return self._found[key].revision if key in self._found else 0
+    def incarnation(self, node_id: str) -> str:
+        """That the record of a node says; empty where there is none."""
+        return self._records[node_id].incarnation if node_id in self._records else ""
 
     @property
     def newest(self) -> int:

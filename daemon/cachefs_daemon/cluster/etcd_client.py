@@ -4,6 +4,7 @@ There is a channel for each endpoint, and all calls go to the one that answered 
 addresses only, and keeps a stopped endpoint in its round until a ping has failed.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -73,6 +74,7 @@ class EtcdClient:
     def __init__(self, settings: EtcdSettings) -> None:
         """Connects to nobody yet. Raises EtcdRefuses where a file of certificates cannot be read."""
         self._settings = settings
+        self._stamps = _stamps(settings)
         self._channels = [_open_channel(url, settings) for url in settings.endpoints]
         self._current = 0  # of the endpoint that is asked first
         self._lock = threading.Lock()
@@ -106,10 +108,11 @@ class EtcdClient:
         return seconds
 
     def watch(self, prefix: bytes, revision: int) -> "Watch":
-        """All changes below *prefix* from *revision* on. It has no deadline: somebody has to look after it."""
+        """All changes below *prefix* from *revision* on. It has no deadline: somebody has to look after it. A call
+        before has to have asked for the token."""
         channel = self._channels[self._current]
         method = channel.stream_stream("/etcdserverpb.Watch/Watch")
-        return Watch(method, codec.watch_request(prefix, revision), self._metadata(_LEAST_ATTEMPT))
+        return Watch(method, codec.watch_request(prefix, revision), self._metadata())
 
     def close(self) -> None:
         for channel in self._channels:
@@ -140,14 +143,28 @@ class EtcdClient:
                 raise EtcdRefuses(f"{url} answers as no etcd does: {error}") from None
             if deadline - time.monotonic() < 0.05:
                 break
+        self._follow_certificates()
         raise EtcdAway(f"etcd at {', '.join(self._settings.endpoints)} does not answer ({why})")
+
+    def _follow_certificates(self) -> None:
+        """Open the channels anew where a certificate has been replaced: gRPC has no way to tell one of that."""
+        stamps = _stamps(self._settings)
+        with self._lock:
+            if stamps == self._stamps:
+                return
+            self._stamps, before = stamps, self._channels
+            self._channels = [_open_channel(url, self._settings) for url in self._settings.endpoints]
+        for channel in before:
+            channel.close()
 
     def _ask(
         self, name: str, request: bytes, decode: Callable[[bytes], Answer], timeout: float, streams: bool
     ) -> Answer:
         channel = self._channels[self._current]
         for attempt in (1, 2):
-            metadata = self._metadata(timeout)
+            if self._settings.user and not self._token:
+                self._token = self._authenticate(timeout)
+            metadata = self._metadata()
             try:
                 if streams:
                     method = channel.stream_stream(f"/etcdserverpb.{name}")
@@ -162,9 +179,7 @@ class EtcdClient:
                 self._token = ""
         raise AssertionError("unreachable")
 
-    def _metadata(self, timeout: float) -> tuple[tuple[str, str], ...]:
-        if self._settings.user and not self._token:
-            self._token = self._authenticate(timeout)
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (*_NEEDS_LEADER, ("token", self._token)) if self._token else _NEEDS_LEADER
 
     def _authenticate(self, timeout: float) -> str:
@@ -225,6 +240,15 @@ def _reason(error: grpc.RpcError) -> str:
         return "not in time"
     details = (error.details() or str(error.code())).strip().splitlines() or [""]
     return details[0].rpartition("last error: ")[2].removeprefix("UNKNOWN: ")[:200]
+
+
+def _stamps(settings: EtcdSettings) -> list[int]:
+    """Another list when a certificate has been replaced."""
+    found = []
+    for path in (settings.ca, settings.certificate, settings.key):
+        with contextlib.suppress(OSError):
+            found.append(path.stat().st_mtime_ns if path is not None else 0)
+    return found
 
 
 def _open_channel(url: str, settings: EtcdSettings) -> grpc.Channel:

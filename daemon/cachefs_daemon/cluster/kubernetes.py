@@ -181,8 +181,8 @@ class KubernetesStore:
                 if not isinstance(error, _Taken):
                     self._say("keeper", str(error))
                 pause = min(_LONGEST_PAUSE, 2 * pause or _PAUSE)
-            except Exception:
-                log.exception("kubernetes: internal error; trying again")
+            except Exception as error:
+                self._say_bug("keeper", error)
                 pause = _LONGEST_PAUSE
             else:
                 self._say("keeper", "")
@@ -271,7 +271,7 @@ class KubernetesStore:
             self._sees = False
             if not self._watching.cancelled() and (error := self._watching.exception()) is not None:
                 if not isinstance(error, CachefsError):
-                    log.error("kubernetes: internal error; watching again", exc_info=error)
+                    self._say_bug("watcher", error)
                 elif not isinstance(error, Expired):
                     self._say("watcher", str(error))
             pause = _PAUSE if time.monotonic() - begun > 10 else min(_LONGEST_PAUSE, 2 * pause)
@@ -367,6 +367,13 @@ class KubernetesStore:
         if self._problems.get(who, "") != problem:
             self._problems[who] = problem
             self._tell(self._listener.problem, self._problems.get("keeper") or self._problems.get("watcher") or "")
+
+    def _say_bug(self, who: str, error: BaseException) -> None:
+        """An exception that nobody expected. The log gets its traceback once, not with each attempt."""
+        text = f"internal error ({error!r})"
+        if self._problems.get(who, "") != text:
+            log.error("%s: %s", self.source, text, exc_info=error)
+        self._say(who, text)
 
     def _tell(self, function: Callable[..., None], *values: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the daemon's loop has ended

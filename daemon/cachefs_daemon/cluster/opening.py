@@ -25,9 +25,9 @@ def open_membership(section: ClusterSection, state_dir: Path, memory: int, ssd: 
         return StaticMembership(section, record)
     if section.membership == "etcd":
         store = EtcdStore(_etcd_settings(section), section.key_prefix, record.id)
-        return SharedMembership(store, record, section.grace, str(state_dir))
+        return SharedMembership(store, record, section.grace, state_dir)
     leases = KubernetesStore(pod_settings(section.namespace), section.cluster, record.id)
-    return SharedMembership(leases, record, section.grace, str(state_dir))
+    return SharedMembership(leases, record, section.grace, state_dir)
 
 
 def _etcd_settings(section: ClusterSection) -> EtcdSettings:

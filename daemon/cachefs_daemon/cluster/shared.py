@@ -4,13 +4,17 @@ import asyncio
 import dataclasses
 import logging
 import time
+from pathlib import Path
 from typing import Final
 
 from cachefs.errors import ConfigError
+from cachefs_daemon.cluster import last_known
+from cachefs_daemon.cluster.last_known import LastKnown
 from cachefs_daemon.cluster.membership import Listener
 from cachefs_daemon.cluster.ring import Ring, Roster
 from cachefs_daemon.cluster.store import RECORD_SECONDS, RecordStore, Stored
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, State
+from cachefs_daemon.runtime.autosave import autosave
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +35,10 @@ class SharedMembership:
     """The nodes that have records in a store. Used on the event loop, but for `view`."""
 
     def __init__(
-        self, store: RecordStore, record: NodeRecord, grace: float, state_dir: str, vanishing: float = _VANISHING
+        self, store: RecordStore, record: NodeRecord, grace: float, state_dir: Path, vanishing: float = _VANISHING
     ) -> None:
-        """record: what this node says of itself. state_dir: for messages. vanishing: seconds that a start waits for the
-        record of an earlier daemon of this node to vanish."""
+        """record: what this node says of itself. state_dir: where it keeps what it knew last. vanishing: seconds that a
+        start waits for the record of an earlier daemon of this node to vanish."""
         self._store = store
         self._record = record
         self._state_dir = state_dir
@@ -45,6 +49,7 @@ class SharedMembership:
         self._latest: Stored | None = None  # what is not taken in yet
         self._taken_in = float("-inf")  # monotonic seconds when something was last
         self._version: object = 0
+        self._is_read = False  # is what is known from the store, since this start?
         self._has_ring = False  # has the store one?
         # Monotonic seconds since when the ring is not what it should be; None: it is.
         self._unlike: float | None = None
@@ -55,8 +60,9 @@ class SharedMembership:
         self._fresh = asyncio.Event()
         self._changed = asyncio.Event()
         self._refreshed = float("-inf")
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
+        self._saved: LastKnown | None = None
         self._roster.update({record.id: record}, None, time.monotonic())
         self.view = self._roster.view(store.source, "")
 
@@ -68,10 +74,13 @@ class SharedMembership:
     async def start(self) -> None:
         self._store.put(self._record)
         self._store.start(self)
-        self._task = asyncio.create_task(self._keep_ring())
+        saving = autosave(self._save, "a daemon that starts without it begins alone")
+        self._tasks = [asyncio.create_task(work) for work in (self._keep_ring(), saving)]
         async with asyncio.TaskGroup() as group:
             group.create_task(_in_time(self._read, _FIRST))
             group.create_task(_in_time(self._answered, _FIRST))
+        if not self._is_read:
+            self._remember()
         if (other := self._other) is None:
             return
         log.info("a record of %s at %s has this node's id; waiting until it vanishes", other.name, other.address)
@@ -95,7 +104,13 @@ class SharedMembership:
         await _in_time(self._fresh, _REFRESH)
 
     def heard(self, node_id: str, incarnation: str = "") -> None:
-        """The store says who is up."""
+        """The store says who is up; but while it does not answer, nodes that begin again say so themselves."""
+        record = self._roster.records.get(node_id)
+        is_news = record is not None and incarnation not in ("", record.incarnation) and node_id != self._record.id
+        if record is not None and is_news and self._problem:
+            again = dataclasses.replace(record, incarnation=incarnation)
+            self._roster.update({**self._roster.records, node_id: again}, None, time.monotonic())
+            self._redraw()
 
     def lost(self, node_id: str) -> None:
         """The store says who is up."""
@@ -107,9 +122,10 @@ class SharedMembership:
         if self._stopped:
             return
         self._stopped = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
             await self._store.stop()
 
     # --- what the store tells ----------------------------------------------------------------------------------------
@@ -126,6 +142,7 @@ class SharedMembership:
         stored, self._latest, self._taken_in = self._latest, None, time.monotonic()
         if stored is None:
             return
+        self._is_read = True
         self._version, self._has_ring = stored.version, stored.ring is not None
         records = {**stored.records, self._record.id: self._record}
         self._roster.update(records, stored.ring, time.monotonic())
@@ -168,6 +185,24 @@ class SharedMembership:
         """The view is not old."""
         self._fresh.set()
 
+    # --- what was known last -----------------------------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        """Begin with what an earlier daemon knew, until the store answers."""
+        if (found := last_known.load(self._state_dir, self._record.id)) is not None:
+            ring, records = found
+            log.info("beginning with the %d nodes that were known last", len(records))
+            self._roster.update({**records, self._record.id: self._record}, ring, time.monotonic())
+            self._redraw()
+
+    async def _save(self) -> None:
+        """Write what is known, where that has changed. Raises OSError."""
+        roster = self._roster
+        known = LastKnown(roster.me, roster.ring.epoch, roster.ring.nodes, tuple(roster.records.values()))
+        if self._is_read and known != self._saved:
+            await asyncio.get_running_loop().run_in_executor(None, last_known.save, self._state_dir, known)
+            self._saved = known
+
     # --- the ring ----------------------------------------------------------------------------------------------------
 
     async def _keep_ring(self) -> None:
@@ -206,7 +241,10 @@ class SharedMembership:
         self.view = view
         _tell_changes(before, view)
         for callback in self._listeners:
-            callback(view)
+            try:
+                callback(view)
+            except Exception:  # a bug of one part is none of the others'
+                log.exception("internal error of a part that was told of a change of the cluster")
 
     def _says_taken(self, other: NodeRecord) -> str:
         return (

@@ -135,7 +135,8 @@ class StaticMembership:
 
     def _draw(self) -> ClusterView:
         members = tuple(sorted(self._records.values(), key=lambda record: record.id))
-        ring = tuple(record.id for record in members if record.state == "active")
+        # A node that has begun again keeps its place while it joins, and so does one of which nothing is known yet.
+        ring = tuple(record.id for record in members if record.state in ("active", "joining"))
         return ClusterView(self._epoch, self._me, members, ring, "static")
 
 

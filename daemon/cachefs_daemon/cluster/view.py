@@ -160,6 +160,10 @@ class ClusterView:
             if count > 1:
                 ids = ", ".join(record.id for record in self.members if record.name == name)
                 yield f"{count} nodes are called {name} (ids {ids}); give each its own [cluster] name"
+        for address, count in sorted(Counter(record.address for record in self.reachable).items()):
+            if count > 1:
+                names = ", ".join(record.name for record in self.reachable if record.address == address)
+                yield f"{count} nodes say that they are at {address} ({names}); an old one goes in a few seconds"
         for protocol, count in sorted(Counter(record.protocol for record in self.members).items()):
             if protocol != PROTOCOL:
                 yield f"{count} nodes speak protocol {protocol}, this one {PROTOCOL}: they do not exchange blocks"

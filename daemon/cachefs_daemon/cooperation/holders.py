@@ -4,6 +4,7 @@ Every node computes them for itself from the same facts (see `cachefs.planning.c
 current epoch are kept on disk and given to other nodes, since what is where depends on all that was before.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +13,7 @@ import numpy as np
 
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.cluster.copies import Bytes, after_change, epochs_ahead, next_holders, rooms
+from cachefs.planning.cluster.fitting import fitted
 from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, space_hashes
@@ -60,6 +62,18 @@ class Known:
     holders: Nodes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Former:
+    """Who held what before other members came to count."""
+
+    # Ids of the nodes that the numbers in *holders* stand for.
+    ids: tuple[str, ...]
+    # Of each block: shape (blocks,), uint16.
+    holders: Nodes
+    # Loop time at which that ended.
+    until: float
+
+
 class Holders:
     """Of one snapshot. Used on the event loop; what it computes in threads is then put in place at once."""
 
@@ -69,6 +83,7 @@ class Holders:
         self.at: dict[int, Nodes] = {}
         self.reads: dict[int, Reads] = {}  # of the same epochs, and of those ahead
         self.job = ""
+        self.former: Former | None = None  # what they have not handed on yet may still be there
         self._space = space
         self._replicas = replicas
         self._threads = threads
@@ -95,12 +110,25 @@ class Holders:
         before, old_homes = self.ring.ids, self.homes
         homes = await self._threads.planning(self._rehome, ring)
         found = {}
+        if before:
+            self.former = Former(before, self.at[min(self.at)] if self.at else old_homes, _now())
         for epoch in sorted(self.at)[:2]:  # those that follow are decided anew
             found[epoch] = await self._threads.planning(
-                after_change, self.at[epoch], before, ring.ids, homes, old_homes if before else None
+                self._changed, self.at[epoch], before, ring, homes, old_homes if before else None
             )
         self.ring, self.at, self.reads = ring, found, {}
         return True
+
+    def _changed(
+        self, holders: Nodes, before: tuple[str, ...], ring: Ring, homes: Nodes, old_homes: Nodes | None
+    ) -> Nodes:
+        return self._fitted(after_change(holders, before, ring.ids, homes, old_homes), ring)
+
+    def _fitted(self, holders: Nodes, ring: Ring) -> Nodes:
+        return fitted(holders, self._rooms(ring), self._sizes) if ring.is_known else holders
+
+    def _rooms(self, ring: Ring) -> Bytes:
+        return rooms((np.array(ring.capacities, np.int64) * USABLE).astype(np.int64), self._sizes)
 
     def _rehome(self, ring: Ring) -> Nodes:
         if self._homes is None:
@@ -116,9 +144,11 @@ class Holders:
     async def begin(self, job: str, epoch: int, known: Known | None) -> None:
         """From now on *job* coordinates copies, which is in *epoch*. known: what is known from before."""
         start, holders, count = epoch, self.homes, 0
-        if known is not None and len(known.holders) == self._space.count:
+        if known is None or len(known.holders) != self._space.count:
+            holders = await self._threads.planning(self._fitted, holders, self.ring)
+        else:
             count = known.count
-            holders = await self._threads.planning(after_change, known.holders, known.ids, self.ring.ids, self.homes)
+            holders = await self._threads.planning(self._changed, known.holders, known.ids, self.ring, self.homes, None)
             if known.job == job and known.epoch <= epoch:
                 start = known.epoch
         self.job, self._count, self._began, self.reads = job, count, start, {}
@@ -162,8 +192,7 @@ class Holders:
         return is_new
 
     def _next(self, holders: Nodes, epochs: list[Reads], ring: Ring) -> Nodes:
-        capacities: Bytes = (np.array(ring.capacities, np.int64) * USABLE).astype(np.int64)
-        return next_holders(holders, epochs, rooms(capacities, self._sizes), self._sizes)
+        return next_holders(holders, epochs, self._rooms(ring), self._sizes)
 
     def known(self, epoch: int) -> Known | None:
         """What others may learn of the start of that epoch."""
@@ -171,6 +200,10 @@ class Holders:
         if holders is None:
             return None
         return Known(self._count + epoch - self._began, self.job, epoch, self.ring.ids, holders)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _spans(sizes: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

@@ -32,18 +32,18 @@ class Routes:
         if one is None or one.space is None or one.holders is None:
             return at_home
         ids = one.holders.ring.ids
-        numbers = one.where(int(one.space.first_block[source.entry]) + source.number)
+        block = int(one.space.first_block[source.entry]) + source.number
+        numbers = one.where(block)
         view = self._membership.view
 
         def record(number: int) -> NodeRecord | None:
             return view.get(ids[number]) if number != NOBODY else None
 
         holder, home = record(numbers[0]), record(numbers[2])
-        before = [one for one in map(record, numbers[1]) if one is not None and one.state != "away"]
+        others = (*map(record, numbers[1]), view.get(one.former(block)))
+        before = [one for one in others if one is not None and one.state != "away"]
         if at_home is None:
             route = Route.of(view.me, holder, home, None, tuple(before))
         else:
-            # Whoever stands in for the holder is its home, or else the next in rendezvous order.
-            after = home if home is not holder and home is not None and home.id != view.me else at_home.stands_in
-            route = Route.of(view.me, holder, home, after, (*before, *at_home.may_have))
+            route = Route.of(view.me, holder, home, at_home.stands_in, (*before, *at_home.may_have))
         return route if route.brings is not None or route.may_have else None

@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 
 # Bytes per block for homes, holders and reads of some epochs, and for the plan of what others read.
 PER_BLOCK: Final = 64
+# Seconds for which a block may still be with who held it before the ring became another one. By then it was read, or
+# filling has moved it.
+FORMER_SECONDS: Final = 600.0
 # Seconds until it is tried again after something failed.
 RETRY_SECONDS: Final = 2.0
 # Seconds on top of those in which a block is about to be read: what a node is to keep is its own so long before it is
@@ -195,6 +198,14 @@ class SharedSnapshot:
             if reads is not None and reads.when is not None and reads.when[block] < done:
                 now, others = others[0], (now,)
         return now, others, home
+
+    def former(self, block: int) -> str:
+        """Id of the node that held a block before other members came to count, for a while; empty: nobody else did."""
+        former = self.holders.former if self.holders is not None else None
+        if former is None or asyncio.get_running_loop().time() - former.until > FORMER_SECONDS:
+            return ""
+        number = int(former.holders[block])
+        return former.ids[number] if number < len(former.ids) else ""
 
     def demand(self) -> Demand:
         """What is read of it, by all groups together."""

@@ -225,7 +225,7 @@ class Bringing:
         route = elsewhere.route(flight.source)
         if route is None:
             return False
-        flight.is_mine = route.brings is None
+        flight.is_mine = route.is_mine
         futile = not flight.demanded and self._is_futile_hint(flight)
         return not futile and self._search(flight, elsewhere, route)
 

@@ -33,6 +33,8 @@ _TICK_SECONDS: Final = 0.25
 # Seconds without a word after which others bring what a process was to bring; and after which it is killed.
 _SILENT: Final = 1.0
 _DEAD: Final = 10.0
+# Seconds that a process may need until it is ready: 0.3, and above 10 with ten busy processes per processor beside it.
+_START: Final = 60.0
 # Seconds that a block may wait for its room, and once it is written, until readers find it.
 _ROOM_PATIENCE: Final = 2.0
 # Seconds without a block after which processes are ended.
@@ -314,7 +316,7 @@ class Carrying:
         for load, _ in process.under_way.values():
             if silent or now - load.began >= self._deadline:
                 load.give_up()
-        if now - process.heard >= _DEAD and (process.under_way or not process.ready):
+        if now - process.heard >= (_DEAD if process.ready else _START) and (process.under_way or not process.ready):
             self._shut(process)
             process.kill()
         elif not process.under_way and now - process.used >= _IDLE:

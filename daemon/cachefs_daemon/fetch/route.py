@@ -11,10 +11,12 @@ class Route:
 
     # Asked in this order whether they have it. That costs them a look-up.
     may_have: tuple[NodeRecord, ...] = ()
-    # The node that all others ask, so that the block leaves the origin once. None: this node, which keeps the block.
+    # The node that all others have bring it, so that it leaves the origin once. None: this node.
     brings: NodeRecord | None = None
     # The one that all others ask where that cannot be asked. None: this node.
     stands_in: NodeRecord | None = None
+    # Is this node to keep it? Else it is a copy of another's.
+    is_mine: bool = False
 
     @classmethod
     def of(
@@ -25,17 +27,16 @@ class Route:
         after: NodeRecord | None = None,
         before: tuple[NodeRecord, ...] = (),
     ) -> "Route":
-        """me: id of this node. holder: keeps the cluster's copy. home: of the block; where its copy is not with the
-        holder it may still be there. after: the next one in rendezvous order. before: those that had the block before.
-        For each of them None, or a record of this node, stands for this node."""
+        """me: id of this node. holder: keeps the cluster's copy. home: brings it from the origin. Who holds a block
+        changes all the time, and nodes may differ about it for a moment; the home of a block is the same to all. after:
+        the next one in rendezvous order. before: others that may have the block. For each of them None, or a record of
+        this node, stands for this node."""
         holder, home, after = (one if one is not None and one.id != me else None for one in (holder, home, after))
-        # A node that drains, or that is away, is to get no new blocks; but it may have some.
-        leaving = holder if holder is not None and holder.state not in ("active", "joining") else None
-        brings = home if leaving is not None else holder
-        may_have = {one.id: one for one in (leaving, home, *before) if one is not None and one.id != me}
-        if brings is not None:
-            may_have.pop(brings.id, None)
-            if may_have:
-                # It is asked first without fetching, as others may have it.
-                may_have = {brings.id: brings, **may_have}
-        return cls(tuple(may_have.values()), brings, after if after is not brings else None)
+        others = [one for one in before if one.id != me]
+        # A home that holds it is asked once, to bring it if need be, unless others may have it.
+        first = [holder, *others] if others or holder is not home else []
+        may_have = {one.id: one for one in first if one is not None}
+        # A node that leaves gives what it holds to the home.
+        is_leaving = holder is not None and holder.state not in ("active", "joining")
+        is_mine = holder is None or (is_leaving and home is None)
+        return cls(tuple(may_have.values()), home, after if after is not home else None, is_mine)

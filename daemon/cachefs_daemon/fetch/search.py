@@ -30,6 +30,8 @@ FETCH_TIMES: Final = 3.0
 # a process wait for 20 ms at times.
 LEAST_LATE: Final = 0.02
 FIRST_LATE: Final = 1.0
+# The same where no other node may have the block, so that another read of the origin would come of it.
+ORIGIN_LATE: Final = 1.0
 # Second questions, as a share of all.
 HEDGED: Final = 0.02
 # Seconds after a reader has come to wait for a block that a peer brings without haste, until the peer is told so.
@@ -262,6 +264,8 @@ class Search:
     def _ask(self, node: NodeRecord, seconds: float, *, fetch: bool) -> None:
         now = _now()
         late = now + self.experience.late_after(self.wanted.length, fetch=fetch)
+        if not self.steps or self.steps[0][1]:
+            late = max(late, now + ORIGIN_LATE)
         how = How(now + seconds, fetch, not self.hurried, fetch and self.may_take())
         question = _Question(node, fetch, self.hurried, now, late, how.until)
         question.asking = self.experience.peers.ask(node, self.wanted, how, partial(self._answered, question))

@@ -115,6 +115,15 @@ class HoldersFacts(msgspec.Struct, frozen=True, array_like=True):
     digest: str
 
 
+class FillingFacts(msgspec.Struct, frozen=True, array_like=True):
+    """What a node has still to get from others, since other members count for placement."""
+
+    # Digest of the ids of these members.
+    ring: str
+    blocks: int
+    bytes: int
+
+
 @dataclass(frozen=True)
 class Section(Generic[Value]):
     """One kind of values."""
@@ -214,6 +223,11 @@ def _check_holders(name: str, value: HoldersFacts) -> None:
     _require(len(value.job) <= MAX_JOB_NAME + _MOST_OWNER and value.job.isprintable(), "a name that no job has")
 
 
+def _check_filling(name: str, value: FillingFacts) -> None:
+    _require(name == FILLING_NAME and is_digest(value.ring), "no digest of a ring")
+    _require(0 <= value.blocks <= MOST_CLOCK and 0 <= value.bytes <= MOST_CLOCK, "numbers that nobody has")
+
+
 def _is_consumer(name: str) -> bool:
     job, slash, consumer = name.partition("/")
     short = len(job) <= MAX_JOB_NAME + _MOST_OWNER and len(consumer) <= MAX_CONSUMER_NAME
@@ -227,6 +241,10 @@ CONSUMERS: Final = Section("consumers", ConsumerFacts, 8192, 64 << 10, _check_co
 # Changes all the time, so it goes only to those who follow it: see `cachefs_daemon.sharing.state`.
 PROGRESS: Final = Section("progress", ConsumerProgress, 8192, 256, _check_progress)
 
+FILLING_NAME: Final = "filling"
+FILLING: Final = Section("filling", FillingFacts, 1, 256, _check_filling)
 HOLDERS: Final = Section("holders", HoldersFacts, 8192, 512, _check_holders)
 
-SECTIONS: Final[dict[str, Section[Any]]] = {one.name: one for one in (DATASETS, MOUNTED, CONSUMERS, PROGRESS, HOLDERS)}
+SECTIONS: Final[dict[str, Section[Any]]] = {
+    one.name: one for one in (DATASETS, MOUNTED, CONSUMERS, PROGRESS, HOLDERS, FILLING)
+}

@@ -1,5 +1,5 @@
-"""Two real daemons whose ranks share a dataset out: each block leaves the origin once, and copies go where they are read
-next."""
+"""Two real daemons whose ranks share a dataset out: each block leaves the origin once, and copies go where they are
+read next."""
 
 import os
 from dataclasses import dataclass, replace

@@ -37,7 +37,7 @@ def account(tmp_path: Path) -> Path:
 
 def membership(server: Kubernetes, account: Path, mine: NodeRecord, grace: float = GRACE) -> SharedMembership:
     store = KubernetesStore(ApiSettings(server.url, NAMESPACE, account), "tests", mine.id, SECONDS)
-    return SharedMembership(store, mine, grace, "/var/lib/cachefs", vanishing=0.5)
+    return SharedMembership(store, mine, grace, account, vanishing=0.5)
 
 
 @asynccontextmanager
@@ -131,7 +131,7 @@ async def test_a_second_node_with_the_same_id_does_not_start(server: Kubernetes,
 async def test_what_the_service_account_may_not_do_is_said(server: Kubernetes, account: Path) -> None:
     mine = member_record(1)
     store = KubernetesStore(ApiSettings(server.url, "other", account), "tests", mine.id, SECONDS)
-    node = SharedMembership(store, mine, GRACE, "/var/lib/cachefs")
+    node = SharedMembership(store, mine, GRACE, account)
     await node.start()
     await until(lambda: "its role needs get, list, watch, create, update and delete" in node.view.problem)
     await node.stop()

@@ -26,6 +26,7 @@ with quiet_loading(), needs_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench.listing_command import listing_command
     from cachefs_tools.bench.miss_command import miss_command
     from cachefs_tools.bench.own_process import in_own_process
+    from cachefs_tools.bench.peers_command import peers_command
     from cachefs_tools.bench.push_command import push_command
     from cachefs_tools.bench.scenario import Shape
     from cachefs_tools.bench.train_command import train_command
@@ -201,6 +202,7 @@ main.add_command(block_command)
 main.add_command(listing_command)
 main.add_command(miss_command)
 main.add_command(cluster_command)
+main.add_command(peers_command)
 
 
 def _print(measure: Callable[[Path], dict[str, object]], directory: Path | None) -> None:

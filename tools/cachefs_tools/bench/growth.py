@@ -5,6 +5,7 @@ of them needs is what every one needs. Nothing is sent; how many messages nodes 
 they wait for news.
 """
 
+import dataclasses
 import resource
 import time
 from collections import defaultdict
@@ -13,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
-from cachefs_daemon.cluster.ring import Ring, decode_ring
+from cachefs_daemon.cluster.ring import Ring, Roster, decode_ring
+from cachefs_daemon.cluster.store import RECORD_SECONDS
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.sharing.state import MOST_FOLLOWED
 from cachefs_daemon.sharing.wire import PROGRESS_SECONDS, poll_seconds
@@ -124,8 +126,14 @@ def _ring(nodes: int) -> dict[str, float]:
     text = Ring(1, records).encoded()
     seconds: Seconds = defaultdict(list)
     with _timed(seconds, "read"):
-        decode_ring(text, 1)
-    return {"kilobytes": round(len(text) / 1000, 1), "read_ms": _ms(seconds["read"])}
+        ring = decode_ring(text, 1)
+    active = {record.id: dataclasses.replace(record, state="active") for record in records}
+    with _timed(seconds, "view"):
+        roster = Roster(records[ME].id, grace=30.0)
+        roster.update(active, ring, now=0.0)
+        roster.wanted(now=0.0)
+        roster.view("etcd", "")
+    return {"kilobytes": round(len(text) / 1000, 1), "read_ms": _ms(seconds["read"]), "view_ms": _ms(seconds["view"])}
 
 
 def _messages(nodes: int) -> dict[str, float]:
@@ -134,6 +142,7 @@ def _messages(nodes: int) -> dict[str, float]:
     followed = min(others, MOST_FOLLOWED)
     return {
         "nothing_happens": round(2 * others / poll_seconds(nodes), 2),
+        "to_etcd": round(2 / (RECORD_SECONDS / 3), 2),  # the lease is kept, and the watch looked after
         "a_job_reads": round(2 * followed / PROGRESS_SECONDS, 2),
     }
 

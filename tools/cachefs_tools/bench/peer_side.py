@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from cachefs.block import block_key, content_id
-from cachefs.messages import BlockRef
 from cachefs_daemon.cluster.membership import NoMembership
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord
 from cachefs_daemon.peers.answers import How, PeerAnswer, PeerBlock, Wanted
@@ -30,6 +28,9 @@ from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.store.block_store import Put
 from cachefs_daemon.store.storage import Foresight, Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
+
+from cachefs.block import block_key, content_id
+from cachefs.messages import BlockRef
 
 CLUSTER: Final = "bench"
 ASKER: Final = "a" * 16

@@ -13,10 +13,12 @@ with quiet_loading():
     from cachefs_tools.cachectl.cluster import cluster
     from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
     from cachefs_tools.cachectl.dataset import dataset
+    from cachefs_tools.cachectl.drain import drain
     from cachefs_tools.cachectl.index import index
     from cachefs_tools.cachectl.job import job, stalls
     from cachefs_tools.cachectl.mount_points import mount, umount
     from cachefs_tools.cachectl.ring import ring
+    from cachefs_tools.cachectl.scale_hint import scale_hint
     from cachefs_tools.cachectl.stats import stats
     from cachefs_tools.cachectl.status import errors, mounts, status
 
@@ -33,7 +35,7 @@ def main() -> None:
 
 COMMANDS = (
     status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls, cluster,
-    ring, index,
+    drain, ring, scale_hint, index,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

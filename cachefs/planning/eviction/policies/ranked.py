@@ -107,7 +107,18 @@ class Ranked:
     def _deferred(self, snapshot: str, ids: Numbers) -> Seconds:
         """`_ranks`, with copies above all others."""
         scores = self._ranks(snapshot, ids)
-        return scores if self._standing is None else self._standing.defer(snapshot, ids, scores, self._NEAR)
+        if self._standing is not None:
+            scores[self._raised(self._standing, snapshot, ids, scores)] += RAISED
+        return scores
+
+    def _raised(self, standing: Standing, snapshot: str, ids: Numbers, scores: Seconds) -> npt.NDArray[np.bool_]:
+        """Which blocks are copies that go before all others: shape (n,), bool. scores: as of `_ranks`, shape (n,)."""
+        raised = standing.raises(snapshot, ids, scores, self._NEAR)
+        mine = standing.mine.get(snapshot)
+        if self._cached is not None and mine is not None:
+            # Whoever is about to read it does not read it here.
+            raised |= ~mine[ids.astype(np.intp, copy=False)] & self._cached.holds(snapshot, ids)
+        return raised
 
     def score(self, key: bytes) -> float:
         """The block's score now; inf for an unplanned one."""
@@ -368,7 +379,7 @@ class Ranked:
         if self._standing is None:
             return self._ranks(snapshot, ids)
         scores = self._ranks(snapshot, ids)
-        raised = self._standing.raises(snapshot, ids, scores, self._NEAR)
+        raised = self._raised(self._standing, snapshot, ids, scores)
         scores[raised != copies] = -np.inf
         return scores + RAISED if copies else scores
 

@@ -90,6 +90,8 @@ async def test_what_a_peer_says_of_itself_is_learned_but_not_its_place() -> None
     assert (known.memory, known.ssd, known.incarnation, known.state) == (5, 6, said.incarnation, "draining")
     assert (known.weight, known.host) == (2.0, "127.0.0.1")
     assert "b" not in placing(found.view)
+    found.learned(dataclasses.replace(said, state="joining"))  # it has begun again: nothing moves for that
+    assert "b" in placing(found.view)
     found.learned(dataclasses.replace(said, id=found.view.me))  # nobody tells a node who it is
     assert found.view.mine is not None
     assert found.view.mine.memory == 1 << 30

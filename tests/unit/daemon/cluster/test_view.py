@@ -72,8 +72,10 @@ def test_others_and_who_can_be_asked() -> None:
 
 def test_what_is_hardly_meant() -> None:
     twin = dataclasses.replace(member_record(2), name="node1", protocol=PROTOCOL + 1)
-    assert list(view(member_record(1), twin).remarks()) == [
+    third = dataclasses.replace(member_record(3), data_port=twin.data_port)
+    assert list(view(member_record(1), twin, third).remarks()) == [
         f"2 nodes are called node1 (ids {member_id(1)}, {member_id(2)}); give each its own [cluster] name",
+        "2 nodes say that they are at 127.0.0.1:7020 (node1, node3); an old one goes in a few seconds",
         f"1 nodes speak protocol {PROTOCOL + 1}, this one {PROTOCOL}: they do not exchange blocks",
     ]
 
@@ -81,11 +83,11 @@ def test_what_is_hardly_meant() -> None:
 def test_what_cachectl_is_told() -> None:
     found = view(member_record(1), member_record(2))
     section = ClusterSection(membership="etcd", etcd=("http://127.0.0.1:1",), cluster="c")
-    status = cluster_status(found, section, no_traffic)
+    status = cluster_status(found, section, no_traffic, {})
     assert (status.name, status.source, status.epoch, status.me) == ("c", "etcd", 5, member_id(1))
     assert [(each.name, each.share, each.placing) for each in status.members] == [
         ("node1", pytest.approx(1 / 3), True), ("node2", pytest.approx(2 / 3), True),
     ]  # fmt: skip
     assert cluster_brief(found, section).states == {"joining": 2}
-    nothing = cluster_status(ClusterView(), ClusterSection(), no_traffic)
+    nothing = cluster_status(ClusterView(), ClusterSection(), no_traffic, {})
     assert (nothing.source, nothing.name, nothing.members) == ("none", "", [])

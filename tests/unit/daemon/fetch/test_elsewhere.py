@@ -4,7 +4,7 @@ block leaves the origin once. The nodes are real fetchers over real stores; what
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -226,7 +226,7 @@ def test_those_that_may_have_it_are_asked_in_turn_then_who_brings_it(store: Open
 
 def test_the_node_that_keeps_a_block_looks_for_it_and_brings_it_itself(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
-        bench.route = Route(may_have=(TWO,))
+        bench.route = Route(may_have=(TWO,), is_mine=True)
         answer = bench.ask(1)
         (await bench.question()).give(NOT_HERE)
         assert bench.holds(1, await answer)
@@ -337,6 +337,7 @@ def test_of_late_answers_a_few_have_another_one_asked_beside_them(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "FIRST_LATE", 0.01)
+    monkeypatch.setattr(search, "ORIGIN_LATE", 0.01)
     monkeypatch.setattr(search, "LEAST_LATE", 0.0)
 
     async def scene(bench: Bench) -> None:
@@ -366,6 +367,7 @@ def test_a_block_that_comes_late_all_the_same_counts_if_it_is_first(
 ) -> None:
     monkeypatch.setattr(search.Experience, "may_hedge", lambda _: True)
     monkeypatch.setattr(search, "FIRST_LATE", 0.01)
+    monkeypatch.setattr(search, "ORIGIN_LATE", 0.01)
 
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
@@ -603,7 +605,7 @@ def test_who_prefetches_asks_peers_and_no_fetch_process_brings_what_is_not_ours(
         await until(lambda: all(flight.has_landed for flight in flights))
         assert all(isinstance(flight.outcome, Location) for flight in flights)
         assert [flight.via for flight in flights] == ["peer node-2", ""]
-        bench.route = Route(may_have=(TWO,))
+        bench.route = Route(may_have=(TWO,), is_mine=True)
         own = await bench.ahead(3)
         (await bench.question(3)).give(NOT_HERE)
         await until(lambda: own.has_landed)
@@ -653,16 +655,35 @@ def test_every_kind_of_route() -> None:
     def route(holder: NodeRecord | None, home: NodeRecord | None, *before: NodeRecord) -> Route:
         return Route.of(ONE.id, holder, home, None, before)
 
-    leaving = record(3, 1003)
-    object.__setattr__(leaving, "state", "draining")
+    leaving = replace(THREE, state="draining")
     assert route(TWO, TWO) == Route((), TWO)
-    assert route(TWO, THREE) == Route((TWO, THREE), TWO)
-    assert route(TWO, None) == route(TWO, ONE) == Route((), TWO)
-    assert route(ONE, TWO) == route(None, TWO) == Route((TWO,), None)
-    assert route(ONE, ONE) == Route((), None)
-    assert route(leaving, TWO) == Route((TWO, leaving), TWO)
-    assert route(leaving, ONE) == Route((leaving,), None)
+    assert route(TWO, THREE) == Route((TWO,), THREE)
+    assert route(TWO, None) == route(TWO, ONE) == Route((TWO,), None)
+    assert route(ONE, TWO) == route(None, TWO) == Route((), TWO, is_mine=True)
+    assert route(ONE, TWO, THREE) == Route((THREE,), TWO, is_mine=True)
+    assert route(ONE, ONE) == Route((), None, is_mine=True)
+    assert route(leaving, TWO) == Route((leaving,), TWO)
+    assert route(leaving, ONE) == Route((leaving,), None, is_mine=True)
     assert route(TWO, TWO, THREE) == Route((TWO, THREE), TWO)
-    assert route(ONE, ONE, TWO, ONE) == Route((TWO,), None)
+    assert route(ONE, ONE, TWO, ONE) == Route((TWO,), None, is_mine=True)
     assert Route.of(ONE.id, TWO, TWO, THREE).stands_in is THREE
     assert Route.of(ONE.id, TWO, TWO, ONE).stands_in is None
+
+
+def test_a_late_answer_has_another_node_asked_soon_and_the_origin_only_after_a_second(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search.Experience, "may_hedge", lambda _: True)
+    monkeypatch.setattr(search, "FIRST_LATE", 0.01)
+    monkeypatch.setattr(search, "ORIGIN_LATE", 0.3)
+
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(may_have=(TWO, THREE), brings=TWO)
+        began = asyncio.get_running_loop().time()
+        answer = bench.ask(1)
+        await bench.question(2)
+        assert bench.holds(1, await answer)  # from the origin: the third question is late too
+        assert bench.peers.asked == [("node-2", False), ("node-3", False), ("node-2", True)]
+        assert asyncio.get_running_loop().time() - began >= 0.6
+
+    on_bench(store, scene)

@@ -75,7 +75,7 @@ def test_blocks_of_a_node_that_drains_are_looked_for_there_and_those_of_one_that
     membership = KnownMembership(view_of(one.id, [one, two]))
     routes = HomeRoutes(membership)
     twos = [number for number, (home, _) in enumerate(homes([one, two])) if home == two.id]
-    for state, found in (("draining", Route((replace(two, state="draining"),))), ("away", None)):
+    for state, found in (("draining", Route((replace(two, state="draining"),), is_mine=True)), ("away", None)):
         members = (one, replace(two, state=state))  # type: ignore[arg-type]
         membership.set(ClusterView(8, one.id, members, (one.id,), "etcd"))
         assert [routes.route(source(number)) for number in twos] == [found] * len(twos)

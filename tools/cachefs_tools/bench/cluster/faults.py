@@ -31,7 +31,7 @@ _LATENCY: Final = 0.025
 _LATE: Final = 5.0
 # The cluster has converged when nothing was asked of the origin, failed or took long for so many seconds.
 _QUIET: Final = 5.0
-_CONVERGE_SECONDS: Final = 120.0
+_CONVERGE_SECONDS: Final = 60.0
 
 
 def m5(load: Load, work: Path, say: Say, seconds: float, only: Sequence[str] = FAULTS) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.standing import Mine, Standing
+from cachefs.planning.cluster.standing import RAISED, Mine, Standing
 from cachefs.planning.eviction.policies import open_policy
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
 from cachefs.planning.pagecache.coverage import Coverage
@@ -143,6 +143,20 @@ def test_what_is_mine_stays_in_memory_though_it_is_in_page_caches() -> None:
         assert policy.victims(SIZE, (), [KEYS[50]]) == [KEYS[victim]]
 
 
+def test_a_copy_in_all_page_caches_goes_even_while_it_is_about_to_be_read() -> None:
+    plan = plan_of(list(range(BLOCKS)))
+    states = np.zeros(BLOCKS, np.uint8)
+    coverage, standing = Coverage(plan), standing_of(range(100, BLOCKS))
+    coverage.show([Mount({"space": states})], {})
+    policy = Clairvoyant(plan, coverage, standing)
+    for number in range(200):
+        policy.added(KEYS[number], SIZE)
+    standing.near = 20.0
+    assert policy.victims(SIZE, ()) == [KEYS[199]]
+    states[40:42] = HELD
+    assert policy.victims(3 * SIZE, ()) == [KEYS[41], KEYS[40], KEYS[199]]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_victims_are_exactly_those_of_the_model_whatever_happened(seed: int) -> None:
     draw = random.Random(seed)
@@ -160,9 +174,9 @@ def test_victims_are_exactly_those_of_the_model_whatever_happened(seed: int) -> 
         changed = draw.sample(range(BLOCKS), 20)
         standing.update("space", ids(*changed), np.array([draw.random() < 0.7 for _ in changed]))
         here = ids(*sorted(inside))
-        scores = dict(
-            zip(here.tolist(), standing.defer("space", here, plan.next_use_of("space", here)).tolist(), strict=True)
-        )
+        due = plan.next_use_of("space", here)
+        due[standing.raises("space", here, due)] += RAISED
+        scores = dict(zip(here.tolist(), due.tolist(), strict=True))
         count = draw.randrange(1, 6)
         victims = policy.victims(count * SIZE, ())
         expected = sorted(scores, key=lambda number: -scores[number])[:count]

@@ -1,0 +1,54 @@
+"""What a node knew last of its cluster, on disk: for a start while the store that all share does not answer.
+
+Nothing can change in that store meanwhile, so the ring of this file is mostly the one that all others have. Where it is
+not, its epoch tells them.
+"""
+
+import logging
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs_daemon.cluster.ring import MOST_NODES, Ring, ring_nodes
+from cachefs_daemon.cluster.view import NodeRecord, check_record
+
+log = logging.getLogger(__name__)
+
+FILE_NAME: Final = "members.json"
+
+
+class LastKnown(msgspec.Struct, frozen=True):
+    """Ring and records of one moment."""
+
+    # Of this node: a copied file is of no use to another.
+    me: str
+    epoch: int
+    ring: tuple[NodeRecord, ...]
+    records: tuple[NodeRecord, ...]
+
+
+def save(state_dir: Path, known: LastKnown) -> None:
+    """Without fsync: a torn file is ignored. Raises OSError; the old file then stays."""
+    fresh = state_dir / f"{FILE_NAME}.new"
+    fresh.write_bytes(msgspec.json.encode(known))
+    fresh.replace(state_dir / FILE_NAME)
+
+
+def load(state_dir: Path, me: str) -> tuple[Ring, dict[str, NodeRecord]] | None:
+    """Ring and records by id; None where nothing is known."""
+    path = state_dir / FILE_NAME
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=LastKnown)
+        for record in (*known.ring, *known.records):
+            check_record(record)
+        if max(len(known.ring), len(known.records)) > MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES:,} nodes")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("%s is of no use (%s) and is ignored; other nodes are unknown for now", path, error)
+        return None
+    if known.me != me:
+        return None
+    return Ring(known.epoch, ring_nodes(known.ring)), {record.id: record for record in known.records}

@@ -1,0 +1,52 @@
+"""cachectl drain: take a node out of its cluster without losing what only it holds."""
+
+import time
+from typing import Final
+
+import click
+
+from cachefs.cluster_messages import DrainNode, DrainStatus
+from cachefs.rpc import DRAIN
+from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
+from cachefs_tools.cachectl.display import name, size
+
+# Seconds between two looks.
+_POLL: Final = 0.5
+
+
+@click.command()
+@click.argument("node", default="")
+@click.option("--timeout", type=click.FloatRange(0.0), default=3600.0, show_default=True, help="Seconds to wait.")
+@with_session
+def drain(session: CommandSession, node: str, timeout: float) -> None:
+    """Have other nodes take over what NODE holds, wait until they have it, and let it leave the cluster.
+
+    NODE is the name or the id of a node; without one it is the node of this daemon. Its daemon goes on and serves the
+    jobs on its machine. It leaves once none reads there, and joins again when its daemon is started anew. To interrupt
+    this command does not stop the drain.
+    """
+    until, shown = time.monotonic() + timeout, ""
+    found = session.call(DRAIN, DrainNode(node=node))
+    while not found.done and time.monotonic() < until:
+        if (line := _progress(found)) != shown and not session.as_json:
+            session.screen.print(shown := line)
+        time.sleep(_POLL)
+        found = session.call(DRAIN, DrainNode(node=node))
+    session.answer(found, _result(found, timeout))
+    if not found.done:
+        raise SystemExit(ExitStatus.INCOMPLETE)
+
+
+def _progress(found: DrainStatus) -> str:
+    waiting = ", ".join(map(name, found.waiting))
+    return (
+        f"{found.blocks:,} blocks ({size(found.bytes)}) are still to be taken over; waiting for {waiting or 'the ring'}"
+    )
+
+
+def _result(found: DrainStatus, timeout: float) -> str:
+    if not found.done:
+        return f"{name(found.name)} still drains after {timeout:g} s; ask again for how far it is. {_progress(found)}"
+    if found.has_left:
+        return f"{name(found.name)} holds nothing that others need, and has left the cluster; its daemon may be stopped"
+    return f"{name(found.name)} holds nothing that others need, and leaves the cluster when the jobs on it have ended"
