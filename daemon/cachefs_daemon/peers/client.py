@@ -210,7 +210,7 @@ class PeerClient:
     def _is_worth_waiting(self, queue: deque[Ask]) -> bool:
         """Would the question be for a few of many blocks? Half of what a question costs is the same for each."""
         free, size = self._window.size - self._in_flight[HERE], self._window.size
-        if 4 * free >= size or not self._in_flight[HERE]:
+        if 2 * free >= size or not self._in_flight[HERE]:
             return False
         wanted = 0
         for ask in queue:
