@@ -46,9 +46,6 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 BODILESS: Final = (b"204", b"304")
 
 
-TRACE = open(os.environ["LAB_TRACE"], "a") if os.environ.get("LAB_TRACE") else None
-
-
 @dataclass(slots=True)
 class ProxyCounters:
     """What the proxy has done since it started."""
@@ -89,7 +86,6 @@ class Proxy:
             pair.to_client.write(CONTINUE)
         body = await pair.client.readexactly(_length(head))
         self.counters.requests += 1
-        if TRACE: TRACE.write(f"{arrival:.3f} {pair.to_client.get_extra_info('peername')[0]} {head.split(b' ',2)[:2]}\n"); TRACE.flush()
         if not self._admission.admits(arrival):
             self.counters.refused += 1
             pair.to_client.write(REFUSAL)
