@@ -1,8 +1,13 @@
 """What the daemon says of its cluster (see cachefs.messages for the rules)."""
 
+from typing import Final
+
 import msgspec
 
 from cachefs.messages import Message
+
+
+MOST_GIVERS: Final = 64
 
 
 class PeerTraffic(Message, frozen=True):
@@ -47,10 +52,10 @@ class NodeCounters(Message, frozen=True):
     # That came from origins since the daemon started.
     origin_blocks: int = 0
     origin_bytes: int = 0
-    # Bytes that came from other nodes, by their ids.
-    received: dict[str, int] = msgspec.field(default_factory=dict)
     # What is wrong there with datasets of the cluster, a line for each.
     problems: list[str] = msgspec.field(default_factory=list)
+    # Bytes that it has had from other nodes, by their ids: those that gave most, MOST_GIVERS of them.
+    received: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class MemberStatus(Message, frozen=True):

@@ -200,7 +200,9 @@ class Node:
         here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
         certificates = self.data_plane.certificates if self.data_plane is not None else None
         return NodeSharing(
-            Surroundings(self.config.cluster, self.membership, certificates, here, self.jobs, self.threads, self._count)
+            Surroundings(
+                self.config.cluster, self.membership, certificates, here, self.jobs, self.threads, self._count
+            )
         )
 
     def _mounted(self, dataset: str) -> str:
@@ -211,14 +213,13 @@ class Node:
     async def _count(self) -> NodeCounters:
         """What other nodes are told of this one."""
         usage = await self.threads.run(self.storage.usage)
-        received = {record.id: self.traffic(record.id).bytes_in for record in self.membership.view.others}
         return counters_of(
             self.started,
             [TierUse(tier.name, tier.limit, tier.used) for tier in usage],
             self.jobs,
             (self.fetcher.fetched_blocks, self.fetcher.fetched_bytes),
-            {node: size for node, size in received.items() if size},
             self.sharing.datasets.problems() if self.sharing is not None else [],
+            {record.id: self.traffic(record.id).bytes_in for record in self.membership.view.others},
         )
 
     def _elsewhere(self, plane: DataPlane, slots: FetchSlots) -> Elsewhere:

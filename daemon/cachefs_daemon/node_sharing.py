@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from cachefs.cluster_messages import NodeCounters, TierUse
+from cachefs.cluster_messages import MOST_GIVERS, NodeCounters, TierUse
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.cluster_section import ClusterSection
@@ -117,10 +117,11 @@ def counters_of(
     usage: list[TierUse],
     jobs: JobRegistry,
     fetched: tuple[int, int],
-    received: dict[str, int],
     problems: list[str],
+    received: Mapping[str, int],
 ) -> NodeCounters:
-    """started: monotonic seconds. fetched: blocks and bytes that came from origins. received: bytes by node."""
+    """fetched: blocks and bytes that came from origins. started: monotonic seconds. received: bytes by node."""
+    givers = sorted(received.items(), key=lambda each: -each[1])[:MOST_GIVERS]
     running = [job for job in jobs if job.state == JobState.RUNNING]
     return NodeCounters(
         uptime=time.monotonic() - started,
@@ -129,6 +130,6 @@ def counters_of(
         consumers=len(jobs.consumers),
         origin_blocks=fetched[0],
         origin_bytes=fetched[1],
-        received=received,
         problems=problems,
+        received={node: count for node, count in givers if count},
     )

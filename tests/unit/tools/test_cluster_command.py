@@ -1,26 +1,28 @@
 """What cachectl says of a cluster, on a terminal of 80 columns."""
 
 import io
+from collections.abc import Iterable
+from typing import Any
 
-import msgspec
-from cachefs_tools.cachectl.cluster import brief, describe
+from cachefs_tools.cachectl.cluster import brief, describe, describe_traffic
 from rich.console import Console
+from rich.table import Table
 
 from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters, PeerTraffic, TierUse
 from cachefs.messages import ClusterBrief
 
 
-def shown(found: ClusterStatus) -> str:
+def shown(lines: Iterable[str | Table]) -> str:
     screen = io.StringIO()
-    Console(file=screen, width=80, markup=False, highlight=False).print(*describe(found), sep="\n")
+    Console(file=screen, width=80, markup=False, highlight=False).print(*lines, sep="\n")
     return screen.getvalue()
 
 
-def member(number: int, traffic: PeerTraffic = PeerTraffic(), *, placing: bool = True) -> MemberStatus:  # noqa: B008
+def member(number: int, *, placing: bool = True, **more: Any) -> MemberStatus:
     return MemberStatus(
-        id=f"{number:016x}", incarnation="", name=f"gpu-node-{number:03}", host=f"10.77.0.{number}", data_port=7380,
-        control_port=7381, zone="rack-12", state="active" if placing else "draining", placing=placing, weight=1536.25,
-        share=0.1234, memory=1 << 40, ssd=4 << 40, traffic=traffic,
+        id=f"{number:016x}", incarnation="", name=f"gpu-{number:03}", host=f"10.77.0.{number}", data_port=7380,
+        control_port=7381, zone=more.pop("zone", ""), state="active" if placing else "draining", placing=placing,
+        weight=1536.25, share=0.1234, memory=1 << 40, ssd=4 << 40, **more,
     )  # fmt: skip
 
 
@@ -31,39 +33,52 @@ def status(*members: MemberStatus, problem: str = "") -> ClusterStatus:
     )  # fmt: skip
 
 
+def counted(*received: tuple[int, int]) -> NodeCounters:
+    """received: bytes from the nodes of some numbers."""
+    tiers = [TierUse("memory", 1 << 40, 200 << 30), TierUse("ssd", 4 << 40, 300 << 30)]
+    return NodeCounters(
+        tiers=tiers, origin_bytes=999 << 30, received={f"{number:016x}": count for number, count in received}
+    )
+
+
 def test_a_cluster_fits_80_columns() -> None:
-    busy = PeerTraffic(bytes_in=999 << 30, bytes_out=123 << 30, failures=3, busy=12_345, wrong=1, cooling=True)
-    text = shown(status(member(1), member(22, busy), member(123, placing=False), problem="etcd does not answer"))
+    busy = PeerTraffic(
+        bytes_in=999 << 30, bytes_out=123 << 30, failures=3, busy=12_345, wrong=1, cooling=True, seconds=0.5
+    )
+    fast = PeerTraffic(seconds=0.02)
+    found = status(
+        member(1, counters=counted()), member(22, traffic=busy), member(123, placing=False, traffic=fast),
+        member(4, traffic=fast, counters=NodeCounters(problem="it does not answer")), problem="etcd does not answer",
+    )  # fmt: skip
+    text = shown(describe(found))
     assert [line for line in text.splitlines() if len(line) > 80] == []
     for said in (
-        "cluster training, known from etcd; ring epoch 123456", "problem: etcd does not answer", "gpu-node-001*",
-        "12.3 %", "999 GiB", "123 GiB", "draining", "10.77.0.22:7380", "note: 2 nodes are called x",
-        "gpu-node-022: does not answer, and is not asked for a while, 3 requests failed,",
+        "cluster training, known from etcd; ring epoch 123456", "problem: etcd does not answer", "gpu-001*",
+        "12.3 %", "999 GiB", "500 GiB", "123 GiB", "draining", "10.77.0.22:7380", "note: 2 nodes are called x",
+        "gpu-022: does not answer, and is not asked for a while, slow: a block takes 500", "ms, from others 20,",
+        "gpu-004: it does not answer",
     ):  # fmt: skip
         assert said in text, text
+    assert "ZONE" not in text
+    assert "rack-1" in shown(describe(status(member(1, zone="rack-1"))))
 
 
-def test_what_nodes_say_of_themselves_fits_too() -> None:
-    tiers = [TierUse("memory", 1023 << 30, 999 << 30), TierUse("ssd", 1023 << 40, 999 << 40)]
-    said = NodeCounters(tiers=tiers, jobs=3, consumers=24, origin_bytes=999 << 40, problems=["dataset x: s3://a here"])
-    first, second, third = member(1), member(22), member(123)
-    found = status(
-        msgspec.structs.replace(first, counters=msgspec.structs.replace(said, received={second.id: 77 << 30})),
-        msgspec.structs.replace(second, counters=said),
-        msgspec.structs.replace(third, counters=NodeCounters(problem="no answer within 2 s")),
-    )
-    text = shown(found)
+def test_who_has_had_how_much_from_whom() -> None:
+    few = status(*(member(number, counters=counted((1, number << 30), (99, 5))) for number in range(1, 7)))
+    text = shown(describe_traffic(few))
     assert [line for line in text.splitlines() if len(line) > 80] == []
-    for expected in (
-        "999 GiB / 0.999 TiB", "999 TiB / 1023 TiB", "77 GiB", "from each other", "gpu-node-022: dataset x: s3://a",
-        "gpu-node-123 says nothing of itself: no answer within 2 s",
-    ):  # fmt: skip
-        assert expected in text, text
+    assert text.splitlines()[6].split() == ["gpu-006", "6", "GiB", *["0", "B"] * 4, "-"]
+    many = status(*(member(number, counters=counted((1, number << 30))) for number in range(1, 100)))
+    lines = shown(describe_traffic(many)).splitlines()
+    assert len(lines) == 41
+    assert lines[1].split() == ["gpu-099", "gpu-001", "99", "GiB"]
+    assert shown(describe_traffic(status(member(1)))) == "no node has had anything from another one\n"
 
 
 def test_no_cluster() -> None:
     nothing = ClusterStatus(name="", source="none", me="", epoch=0, age=0.0, problem="")
-    assert shown(nothing) == "this node is in no cluster; see [cluster] in its configuration\n"
+    for lines in (describe(nothing), describe_traffic(nothing)):
+        assert shown(lines) == "this node is in no cluster; see [cluster] in its configuration\n"
     assert list(brief(ClusterBrief())) == []
 
 

@@ -1,39 +1,46 @@
 """cachectl cluster: the nodes of this node's cluster."""
 
+import statistics
 from collections.abc import Iterator
+from typing import Final
 
 import click
 from rich.table import Table
 
-from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters
+from cachefs.cluster_messages import ClusterStatus, MemberStatus
 from cachefs.messages import ClusterBrief, Empty
 from cachefs.rpc import CLUSTER
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import duration, name, size, table
 
-# With more nodes than that, what each has given to each is left out.
-MOST_IN_MATRIX = 6
+# A matrix of more nodes than this does not fit 80 columns.
+MOST_COLUMNS: Final = 6
+# Rows of a list in its place.
+MOST_PAIRS: Final = 40
+# A node is slow where half of its blocks take so many times as long as with the one in the middle, and so many seconds.
+SLOW: Final = 3.0
+SLOW_SECONDS: Final = 0.05
+_ALONE: Final = "this node is in no cluster; see [cluster] in its configuration"
 
 
 @click.command()
+@click.option("--traffic", is_flag=True, help="Show who has had how much from whom.")
 @with_session
-def cluster(session: CommandSession) -> None:
+def cluster(session: CommandSession, traffic: bool) -> None:
     """Show the nodes of the cluster, as this node knows them.
 
-    SHARE is the part of all blocks whose home a node is. IN and OUT are what this node has had from the others, and
-    has given them, since its daemon started. A star stands behind this node's name.
-
-    The second table has what each node that answers within 2 s says of itself: what its tiers hold and may hold, its
-    jobs and their ranks, and what has come there from origins and from other nodes since its daemon started.
+    SHARE is the part of all blocks whose home a node is, USED what its tiers hold, and ORIGIN what it has brought from
+    origins. IN and OUT are what this node has had from it, and has given it, since this daemon started. A star stands
+    behind this node's name.
     """
     found = session.call(CLUSTER, Empty())
-    session.answer(found, *describe(found))
+    session.answer(found, *(describe_traffic(found) if traffic else describe(found)))
 
 
 def describe(found: ClusterStatus) -> Iterator[str | Table]:
     """The lines of `cluster`."""
     if found.source == "none":
-        yield "this node is in no cluster; see [cluster] in its configuration"
+        yield _ALONE
         return
     yield (
         f"cluster {found.name}, known from {found.source}; ring epoch {found.epoch}, as it is for {duration(found.age)}"
@@ -41,62 +48,45 @@ def describe(found: ClusterStatus) -> Iterator[str | Table]:
     if found.problem:
         yield f"problem: {name(found.problem)}"
     yield ""
+    has_zones = any(each.zone for each in found.members)
     rows = (
-        (name(each.name) + ("*" if each.id == found.me else ""), each.state, _share(each), f"{each.weight:.4g}",
-         name(each.zone) or "-", name(address(each)), size(each.traffic.bytes_in), size(each.traffic.bytes_out))
+        (name(each.name) + ("*" if each.id == found.me else ""), each.state, _share(each),
+         *([name(each.zone) or "-"] if has_zones else []), name(address(each)), *_counted(each),
+         size(each.traffic.bytes_in), size(each.traffic.bytes_out))
         for each in found.members
     )  # fmt: skip
-    yield table("NAME =STATE >SHARE >WEIGHT ZONE ADDRESS >IN >OUT", rows)
-    yield from _what_they_say(found)
-    troubles = [line for each in found.members if (line := _trouble(each))]
-    troubles += [line for each in found.members for line in _problems(each)]
-    if troubles or found.remarks:
+    yield table(f"NAME =STATE >SHARE {'ZONE ' if has_zones else ''}ADDRESS >USED >ORIGIN >IN >OUT", rows)
+    usual = _usual_seconds(found)
+    lines = [line for each in found.members for line in _troubles(each, usual)]
+    lines += [f"note: {name(remark)}" for remark in found.remarks]
+    if lines:
         yield ""
-    yield from troubles
-    yield from (f"note: {name(remark)}" for remark in found.remarks)
+    yield from lines
 
 
-def _what_they_say(found: ClusterStatus) -> Iterator[str | Table]:
-    """What the nodes that answer say of themselves, and what they have given each other."""
-    said = [(each, each.counters) for each in found.members if each.counters is not None and not each.counters.problem]
-    if not said:
+def describe_traffic(found: ClusterStatus) -> Iterator[str | Table]:
+    """Who has had how much from whom, as far as nodes say so: a matrix, or the largest parts of it."""
+    if found.source == "none":
+        yield _ALONE
         return
-    yield ""
-    rows = (
-        (name(each.name), _tier(counters, "memory"), _tier(counters, "ssd"), str(counters.jobs),
-         str(counters.consumers), size(counters.origin_bytes), size(sum(counters.received.values())))
-        for each, counters in said
-    )  # fmt: skip
-    yield table("NAME >MEMORY >SSD >JOBS >RANKS >ORIGIN >PEERS", rows)
-    if len(found.members) > MOST_IN_MATRIX or not any(counters.received for _, counters in said):
-        return
-    yield ""
-    yield "what came to each node (a line) from each other (a column):"
-    columns = " ".join(f">{name(each.name).replace(' ', '_')}" for each in found.members)
-    matrix = ((name(each.name), *(_given(counters, other, each) for other in found.members)) for each, counters in said)
-    yield table(f"TO {columns}", matrix)
-
-
-def _given(counters: NodeCounters, giver: MemberStatus, taker: MemberStatus) -> str:
-    return "" if giver.id == taker.id else size(counters.received.get(giver.id, 0))
-
-
-def _tier(counters: NodeCounters, tier: str) -> str:
-    """What a tier holds, and may hold."""
-    for one in counters.tiers:
-        if one.name == tier:
-            return f"{size(one.used)} / {size(one.limit)}"
-    return "-"
-
-
-def _problems(member: MemberStatus) -> list[str]:
-    """What a node says is wrong there, or why it says nothing."""
-    counters = member.counters
-    if counters is None:
-        return []
-    if counters.problem:
-        return [f"{name(member.name)} says nothing of itself: {name(counters.problem)}"]
-    return [f"{name(member.name)}: {name(problem)}" for problem in counters.problems]
+    names = {each.id: name(each.name) for each in found.members}
+    given = {
+        (each.id, giver): count
+        for each in found.members
+        if each.counters is not None
+        for giver, count in each.counters.received.items()
+        if giver in names
+    }
+    if not given:
+        yield "no node has had anything from another one"
+    elif len(names) <= MOST_COLUMNS:
+        rows = (
+            (names[to], *(size(given.get((to, giver), 0)) if to != giver else "-" for giver in names)) for to in names
+        )
+        yield table(" ".join(["TO", *(f">{each}" for each in names.values())]), rows)
+    else:
+        largest = sorted(given.items(), key=lambda each: -each[1])[:MOST_PAIRS]
+        yield table("TO FROM >BYTES", ((names[to], names[giver], size(count)) for (to, giver), count in largest))
 
 
 def address(member: MemberStatus) -> str:
@@ -109,14 +99,34 @@ def _share(member: MemberStatus) -> str:
     return f"{100 * member.share:.1f} %" if member.placing else "-"
 
 
-def _trouble(member: MemberStatus) -> str:
-    """What this node has had to suffer from another, in a line."""
-    traffic = member.traffic
+def _counted(member: MemberStatus) -> tuple[str, str]:
+    """Bytes in its tiers, and from origins, where it has said so."""
+    counters = member.counters
+    if counters is None or counters.problem:
+        return "-", "-"
+    return size(sum(tier.used for tier in counters.tiers)), size(counters.origin_bytes)
+
+
+def _usual_seconds(found: ClusterStatus) -> float:
+    """How long a block takes from the node in the middle; 0 where that cannot be said of two nodes."""
+    times = [each.traffic.seconds for each in found.members if each.traffic.seconds > 0]
+    return statistics.median_low(times) if len(times) > 1 else 0.0
+
+
+def _troubles(member: MemberStatus, usual: float) -> Iterator[str]:
+    """What is not as it should be with a node, a line each."""
+    traffic, shown = member.traffic, name(member.name)
     counts = ((traffic.failures, "requests failed"), (traffic.busy, "found it busy"), (traffic.wrong, "wrong blocks"))
     parts = [f"{count:,} {what}" for count, what in counts if count]
+    if usual and traffic.seconds > max(SLOW * usual, SLOW_SECONDS):
+        parts.insert(0, f"slow: a block takes {1e3 * traffic.seconds:,.0f} ms, from others {1e3 * usual:,.0f}")
     if traffic.cooling:
         parts.insert(0, "does not answer, and is not asked for a while")
-    return f"{name(member.name)}: {', '.join(parts)}" if parts else ""
+    if parts:
+        yield f"{shown}: {', '.join(parts)}"
+    if member.counters is not None and member.state != "away":
+        said = [member.counters.problem] if member.counters.problem else member.counters.problems
+        yield from (f"{shown}: {name(line)}" for line in said)
 
 
 def brief(found: ClusterBrief) -> Iterator[str]:
