@@ -200,9 +200,7 @@ class Node:
         here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
         certificates = self.data_plane.certificates if self.data_plane is not None else None
         return NodeSharing(
-            Surroundings(
-                self.config.cluster, self.membership, certificates, here, self.jobs, self.threads, self._count
-            )
+            Surroundings(self.config.cluster, self.membership, certificates, here, self.jobs, self.threads, self._count)
         )
 
     def _mounted(self, dataset: str) -> str:
