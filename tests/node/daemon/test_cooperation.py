@@ -1,4 +1,4 @@
-"""Two real daemons whose ranks share a dataset out: each block leaves the origin once, and copies go where they are read
+"""Two real daemons whose ranks share a dataset out: a block leaves the origin once, and copies go where they are read
 next."""
 
 import os
