@@ -144,9 +144,9 @@ class SimulatedPeer:
         self._start(fetches.for_free_room(max(0, free)))
         margins = {self.key: 0.2, **dict.fromkeys(self.shared.reader_keys, 0.5)}
         batch = fetches.for_window(fetches.window(margins, self.latency, now))
-        if batch is not None:
-            room = self.tier.free + self.policy.replaceable(batch.key)
-            self._start(fetches.fitting(batch.blocks, room))
+        for part in fetches.apart(batch) if batch is not None else ():
+            room = self.tier.free + self.policy.replaceable(part.key)
+            self._start(fetches.fitting(part.blocks, room))
         fetches.note_idle()
 
     def _start(self, blocks: Sequence[Upcoming]) -> None:
@@ -250,6 +250,7 @@ class SimulatedCluster:
             lambda group: [node.key],
             remembered,
             lambda snapshot, known: self.remembered.update({node.name: known}),
+            lambda keys: None,  # it has no transient blocks
         )
         return SharedSnapshot(SNAPSHOT, self.ring(self.names), surroundings)
 

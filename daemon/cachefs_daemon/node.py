@@ -172,6 +172,7 @@ class Node:
             Parts(
                 plan=foresight.plan,
                 standing=foresight.standing,
+                tiering=self.storage.tiering,
                 jobs=self.jobs,
                 loader=loader,
                 snapshots=held,

@@ -160,6 +160,15 @@ class Tiering:
         self._uses.forget(key)
         self._presence.set(key, state_in(None))
 
+    def adopt(self, keys: Iterable[bytes]) -> None:
+        """These blocks are this node's to keep from now on. Transient ones among them stay as its policy says: another
+        node, which had them, lets go of them."""
+        for key in keys:
+            place = self._place_of(key) if key in self._transient else None
+            if place is not None:
+                self._transient.removed(key)
+                self._keep(key, place)
+
     def moved(self, key: bytes, old: int, new: Place) -> None:
         """A block has left tier *old* for another one."""
         self._forget(key, old)

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from cachefs.planning.blocks.presence import ABSENT, Presence
-from cachefs.planning.cluster.standing import NEAR, Standing
+from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.prefetch import backlog
 from cachefs.planning.prefetch.backlog import Backlog
 from cachefs.planning.prefetch.bandwidth import Bandwidth
@@ -125,8 +125,6 @@ class FetchPlan:
         self._soon.margins = self._in_time.margins = margins
         expected = self._limits.safety * (latency.mean + 2 * latency.deviation)
         self._window = min(LONGEST_WINDOW, expected + self._learned.extra(now))
-        if self._standing is not None:  # what the window brings is not evicted as a copy before it is read
-            self._standing.near = max(NEAR, self._window + max(margins.values(), default=0.0) + LOOK_AGAIN)
         return self._window
 
     @property
@@ -154,6 +152,20 @@ class FetchPlan:
         self._soon.rewind()
         chosen = self._choose(self._soon, window, self._limits.max_bytes)
         return self._batch(chosen, chosen[-1].snapshot, chosen[-1].number) if chosen else None
+
+    def apart(self, batch: Batch) -> list[Batch]:
+        """What is this node's to keep, and copies of what others keep: for copies there is less room, since no block
+        that is this node's is evicted for them."""
+        marks = self._standing.mine if self._standing is not None else {}
+        if not marks:
+            return [batch]
+        mine: list[Upcoming] = []
+        copies: list[Upcoming] = []
+        for one in batch.blocks:
+            is_mine = one.snapshot not in marks or marks[one.snapshot][one.number]
+            (mine if is_mine else copies).append(one)
+        parts = (self._batch(part, part[-1].snapshot, part[-1].number) for part in (mine, copies) if part)
+        return [part for part in parts if part is not None]
 
     def for_backlog(self, window: float) -> Batch | None:
         """Blocks beyond the *window* that would come too late if their fetch began within it."""

@@ -19,6 +19,7 @@ from cachefs.planning.cluster.rendezvous import Member as Placed
 from cachefs.planning.cluster.rendezvous import space_hashes
 from cachefs.planning.cluster.scale import Demand
 from cachefs.planning.cluster.standing import Mine, Standing
+from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import Order
 from cachefs_daemon.cluster.view import ClusterView
@@ -31,6 +32,7 @@ from cachefs_daemon.cooperation.shared_snapshot import Place, SharedSnapshot, Su
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.consumers import Consumers, RemoteConsumer
 from cachefs_daemon.sharing.sections import CONSUMERS, HOLDERS, ConsumerFacts, HoldersFacts
@@ -40,8 +42,8 @@ log = logging.getLogger(__name__)
 
 # Seconds between two looks at where consumers are. One takes 0.1 ms with a few consumers, 5 ms with a thousand.
 STEP_SECONDS: Final = 0.1
-# What is read within the window, times the first and plus the second (seconds), counts as about to be read: readers are
-# a little ahead of where they were last seen.
+# What is read within the window, times the first and plus the second (seconds), counts as about to be read, and what
+# loaders may be ahead of their place comes on top: readers are a little ahead of where they were last seen.
 LONGER: Final = 1.25
 NEAR: Final = 0.5
 # Reads per second that a consumer is taken to do before it has begun. The plan would take it to be quicker. A window of
@@ -67,6 +69,7 @@ class Parts:
     threads: Threads
     shared: SharedState
     consumers: Consumers
+    tiering: Locked[Tiering]
     # Seconds ahead of readers within which blocks are fetched that others keep.
     window: Callable[[], float]
     # Of files that are kept over a restart.
@@ -86,7 +89,7 @@ class Cooperation:
         ] = {}  # of this node's consumers, by job and name: their names in the plan
         self._snapshots: dict[str, SharedSnapshot] = {}
         self._regroup = True
-        self._saving: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Task[None]] = set()
         self._adopted: dict[str, float] = {}  # by snapshot: loop time at which others' holders were last asked for
         self._around = Surroundings(
             me=parts.shared.membership.view.me,
@@ -101,6 +104,7 @@ class Cooperation:
             own=self._own,
             remembered=self._remembered,
             remember=self._remember,
+            adopt=self._take_in,
         )
         parts.loader.first_rate = FIRST_RATE
         parts.loader.on_space = self._keep_home
@@ -123,7 +127,7 @@ class Cooperation:
     async def close(self) -> None:
         for one in self._snapshots.values():
             await one.close()
-        await asyncio.gather(*self._saving, return_exceptions=True)
+        await asyncio.gather(*self._under_way, return_exceptions=True)
 
     def get(self, snapshot: str) -> SharedSnapshot | None:
         """What is known of one snapshot; None where no job of several nodes reads it."""
@@ -160,7 +164,8 @@ class Cooperation:
 
     async def _step(self) -> None:
         # A block that was fetched to be read is worth what the plan says until it is read.
-        self._parts.standing.near = LONGER * self._parts.window() + NEAR
+        margin = max(self._parts.jobs.margins().values(), default=0.0)
+        self._parts.standing.near = LONGER * self._parts.window() + margin + NEAR
         self._keys = {(one.request.job, one.name): one.key for one in self._parts.jobs.consumers}
         own = self._parts.consumers.own_consumers()
         everybody = [*own, *self._parts.consumers.remote_consumers()]
@@ -187,6 +192,17 @@ class Cooperation:
             if snapshot not in self._snapshots:
                 self._snapshots[snapshot] = SharedSnapshot(snapshot, ring, self._around)
             self._snapshots[snapshot].regroup(groups)
+
+    def _take_in(self, keys: Sequence[bytes]) -> None:
+        """Blocks are this node's to keep from now on, as far as they are here."""
+
+        def adopt() -> None:
+            with self._parts.tiering as tiering:
+                tiering.adopt(keys)
+
+        task = asyncio.ensure_future(self._parts.threads.ahead(adopt))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _keep_home(self, space: BlockSpace) -> None:
         """Before anything of a snapshot is planned: its blocks are at home. What is not this node's would be fetched
@@ -296,8 +312,8 @@ class Cooperation:
 
     def _remember(self, snapshot: str, known: Known) -> None:
         task = asyncio.create_task(self._save(snapshot, known))
-        self._saving.add(task)
-        task.add_done_callback(self._saving.discard)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _save(self, snapshot: str, known: Known) -> None:
         digest = await self._parts.threads.background(digest_of, known)
@@ -328,8 +344,8 @@ class Cooperation:
             return
         self._adopted[snapshot] = now
         task = asyncio.create_task(self._adopt(node, one, one.space))
-        self._saving.add(task)
-        task.add_done_callback(self._saving.discard)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _adopt(self, node: str, one: SharedSnapshot, space: BlockSpace) -> None:
         found = await self._ask(node, space)

@@ -80,6 +80,8 @@ class Surroundings:
     remembered: Callable[[BlockSpace], Awaitable[Known | None]]
     # Is told what is to be remembered.
     remember: Callable[[str, Known], None]
+    # Is told which blocks are this node's to keep from now on, by key: they may be transient ones.
+    adopt: Callable[[Sequence[bytes]], None]
 
 
 _START: Final = Place("", 0, 0.0, 0.0)
@@ -270,10 +272,19 @@ class SharedSnapshot:
                 begin = led[1] if led[0] == epoch else 0
                 blocks = published.blocks[begin:left]
                 if led[0] <= epoch and len(blocks):
-                    standing.update(self.snapshot, blocks[following[blocks] == me], True)
+                    self._gain(blocks[following[blocks] == me])
                     led = (epoch, begin + len(blocks))
                 left -= len(published.blocks)
             self._led[key] = led
+
+    def _gain(self, blocks: Ids) -> None:
+        marks, space = self._around.standing.mine.get(self.snapshot), self.space
+        if marks is None or space is None:
+            return
+        gained = blocks[~marks[blocks]]
+        if len(gained):
+            self._around.standing.update(self.snapshot, gained, True)
+            self._around.adopt([space.key(int(block)) for block in gained])
 
     @property
     def _me(self) -> int:

@@ -428,8 +428,7 @@ class Bringing:
     async def _store_or_pass(self, flight: Flight) -> Location | PassingBlock | None:
         source, demanded = flight.source, flight.demanded
         puts = self._puts if demanded else self._puts_ahead
-        # A policy may refuse what another node keeps; a planned read of it comes soon all the same.
-        transient = demanded or flight.transient or (not flight.is_mine and flight.needed < math.inf)
+        transient = demanded or flight.transient
         block = Put(source.key, flight.data, transient, source.snapshot, flight.checksums, is_copy=not flight.is_mine)
         try:
             stored = await puts.put(block, urgent=demanded and flight.early is None)

@@ -54,8 +54,8 @@ class Prefetcher:
         await self._fetch(await self._within_quotas(found, evicting=False), looked)
         looked = _now()
         batch = self._plan.for_window(self._window)
-        if batch is not None:
-            await self._fetch_evicting(batch, looked, spared=0)
+        for part in self._plan.apart(batch) if batch is not None else ():
+            await self._fetch_evicting(part, looked, spared=0)
         looked = _now()
         batch = self._plan.for_backlog(self._window)
         if batch is not None:

@@ -120,12 +120,22 @@ class Ranked:
             raised |= ~mine[ids.astype(np.intp, copy=False)] & self._cached.holds(snapshot, ids)
         return raised
 
+    def _of_incoming(self, snapshot: str, ids: Numbers) -> Seconds:
+        """What blocks must score to be evicted for these: a copy displaces copies only, however soon it is read. The
+        cluster may have no other block of those that are this node's to keep."""
+        scores = self._deferred(snapshot, ids)
+        mine = self._standing.mine.get(snapshot) if self._standing is not None else None
+        if mine is not None:
+            copies = ~mine[ids.astype(np.intp, copy=False)]
+            scores[copies] = np.maximum(scores[copies], RAISED / 2)
+        return scores
+
     def score(self, key: bytes) -> float:
-        """The block's score now; inf for an unplanned one."""
+        """What a block must score to be evicted for this one; inf for an unplanned one."""
         return float(self._scores_of([key])[0])
 
     def _scores_of(self, keys: Sequence[bytes]) -> Seconds:
-        """The score of each of these blocks: shape (keys,), float64."""
+        """The `score` of each of these blocks: shape (keys,), float64."""
         scores = np.full(len(keys), np.inf)
         left = list(range(len(keys)))
         for snapshot, space in self._plan.spaces.items():
@@ -133,7 +143,7 @@ class Ranked:
             here = [index for index, number in zip(left, numbers, strict=True) if number != NO_BLOCK]
             if here:
                 ids = np.array([number for number in numbers if number != NO_BLOCK], np.intp)
-                scores[here] = self._deferred(snapshot, ids)
+                scores[here] = self._of_incoming(snapshot, ids)
             left = [index for index, number in zip(left, numbers, strict=True) if number == NO_BLOCK]
             if not left:
                 break

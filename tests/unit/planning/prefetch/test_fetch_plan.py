@@ -308,11 +308,15 @@ def test_free_room_is_for_what_is_this_node_s_to_keep_and_the_window_for_all() -
     assert numbers(scene.fill(11)) == [2, 5]
 
 
-def test_what_the_window_brings_is_not_evicted_as_a_copy() -> None:
-    scene, standing = clustered(range(0))
-    slow = Latency(4.0)
-    window = scene.fetches.window({"job": 3.0}, slow, scene.now)
-    assert standing.near > window + 3.0
+def test_copies_are_told_apart() -> None:
+    scene, standing = clustered(range(0, 1000, 4))
+    batch = scene.fetches.for_window(1.0)
+    assert batch is not None
+    mine, copies = scene.fetches.apart(batch)
+    assert (numbers(mine), numbers(copies)) == ([0, 4, 8], [1, 2, 3, 5, 6, 7, 9, 10])
+    assert mine.key == scene.fetches.key(mine.blocks[-1])
+    standing.forget("job")
+    assert scene.fetches.apart(batch) == [batch]
 
 
 def test_late_copies_widen_the_window_though_there_is_room() -> None:

@@ -72,7 +72,10 @@ def test_a_copy_that_is_about_to_be_read_is_worth_what_the_plan_says() -> None:
     standing = standing_of(range(100, 2000))
     policy = filled(plan_of(list(range(BLOCKS))), standing, range(200))
     standing.near = 4.95
-    assert policy.victims(51 * SIZE, (), [KEYS[40]]) == [*KEYS[99:49:-1], KEYS[199]]
+    assert policy.victims(51 * SIZE, (), [KEYS[100]]) == [*KEYS[99:49:-1], KEYS[199]]
+    assert policy.victims(50 * SIZE, (), [KEYS[40]]) == KEYS[99:49:-1]
+    assert policy.victims(51 * SIZE, (), [KEYS[40]]) == (), "a copy displaces nothing that is mine"
+    assert policy.replaceable(KEYS[40]) == 50 * SIZE
     assert policy.victims(151 * SIZE, ()) == [*KEYS[99:49:-1], *KEYS[199:99:-1], KEYS[49]]
 
 
