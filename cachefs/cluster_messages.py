@@ -6,7 +6,6 @@ import msgspec
 
 from cachefs.messages import Message
 
-
 MOST_GIVERS: Final = 64
 
 

@@ -62,6 +62,10 @@ class Etcd:
         except OSError:
             return False
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def pause(self) -> None:
         """Stop it in its tracks: it still accepts connections, and answers nothing."""
         self._signal(signal.SIGSTOP)

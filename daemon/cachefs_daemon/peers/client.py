@@ -17,18 +17,16 @@ from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.peers import protocol
 from cachefs_daemon.peers.answers import (
     BUSY,
-    NOT_HERE,
-    TAKE_IT,
     Failed,
     How,
     PeerAnswer,
-    PeerBlock,
     PeerCounters,
     Wanted,
     Why,
 )  # fmt: skip
+from cachefs_daemon.peers.conclusions import REASONS, TOLD, conclude
 from cachefs_daemon.peers.connecting import CannotConnect, connect, probe
-from cachefs_daemon.peers.connection import Exchange, News, Outcome, PeerConnection, WrongBytes
+from cachefs_daemon.peers.connection import Exchange, News, PeerConnection
 from cachefs_daemon.peers.peer import FETCH, HERE, LANES, Ask, Batch, Peer
 from cachefs_daemon.peers.protocol import AskedBlock, NoBlock, Question, Refused, encode_question
 from cachefs_daemon.peers.receiver import Receiver
@@ -44,6 +42,8 @@ _MOST_FETCHES: Final = 4096
 # Seconds between two looks at deadlines, and seconds that a connection may be idle. Servers close theirs after 60.
 _TICK: Final = 0.05
 _IDLE_SECONDS: Final = 20.0
+# Seconds after which the membership is told again that a peer answers.
+_HEARD_SECONDS: Final = 1.0
 # Threads that connect and probe. A dead peer takes one for 2 s at a time.
 _CONNECTING: Final = 8
 
@@ -210,7 +210,7 @@ class PeerClient:
     def _is_worth_waiting(self, queue: deque[Ask]) -> bool:
         """Would the question be for a few of many blocks? Half of what a question costs is the same for each."""
         free, size = self._window.size - self._in_flight[HERE], self._window.size
-        if 4 * free >= size or not self._in_flight[HERE]:
+        if 2 * free >= size or not self._in_flight[HERE]:
             return False
         wanted = 0
         for ask in queue:
@@ -339,7 +339,9 @@ class PeerClient:
         if sender.node != peer.record.id:
             return  # a refusal follows, or blocks that prove themselves
         peer.liveness.served()
-        self._membership.heard(sender.node, sender.incarnation)
+        if peer.heard_of != sender.incarnation or exchange.first - peer.heard > _HEARD_SECONDS:
+            peer.heard_of, peer.heard = sender.incarnation, exchange.first
+            self._membership.heard(sender.node, sender.incarnation)
 
     def _take_outcomes(self, peer: Peer, batch: Batch, news: News) -> None:
         now, count, size = self._loop.time(), 0, 0
@@ -350,7 +352,9 @@ class PeerClient:
             self._release(batch, 1, length)
             if not isinstance(outcome, NoBlock):
                 count, size = count + 1, size + length
-            self._conclude(peer, batch.asks[at], outcome, now)
+            if conclude(batch.asks[at], outcome, now, self._errors):
+                ask = batch.asks[at]
+                peer.waiting[ask.lane][ask.how.ahead].appendleft(ask)
         if size:
             exchange = batch.exchange
             if batch.lane == HERE:
@@ -375,54 +379,11 @@ class PeerClient:
         batch.credit += credit
         self._in_flight[batch.lane] -= credit
 
-    def _conclude(self, peer: Peer, ask: Ask, outcome: Outcome, now: float) -> None:
-        counters = peer.counters
-        if isinstance(outcome, PeerBlock):
-            counters.blocks += 1
-            counters.bytes += ask.wanted.length
-            counters.seconds += now - ask.began
-            peer.recent.append(now - ask.began)
-            peer.liveness.gave()
-            ask.end(outcome)
-        elif isinstance(outcome, WrongBytes):
-            self._conclude_wrong(peer, ask, outcome, now)
-        elif outcome.status == protocol.NOT_HERE:
-            counters.not_here += 1
-            ask.end(NOT_HERE)
-        elif outcome.status == protocol.TAKE_IT:
-            counters.given_back += 1
-            ask.end(TAKE_IT)
-        elif outcome.status == protocol.BUSY:
-            counters.busy += 1
-            peer.liveness.busy(now)
-            ask.end(BUSY)
-        else:
-            counters.failures += 1
-            ask.end(Failed(f"node {peer.record.name}: {outcome.text}"))
-
-    def _conclude_wrong(self, peer: Peer, ask: Ask, wrong: WrongBytes, now: float) -> None:
-        if wrong.moved:
-            peer.counters.not_here += 1
-            ask.end(NOT_HERE)
-            return
-        peer.counters.wrong += 1
-        name, key = peer.record.name, ask.wanted.key.hex()
-        if not ask.check:
-            # It is to look at its own copy: where that is damaged, it repairs it and says that it has none.
-            self._errors.add(f"node {name}", f"node {name} gave other bytes for block {key}; it is to look at its copy")
-            ask.check, ask.batch = True, None
-            peer.waiting[ask.lane][ask.how.ahead].appendleft(ask)
-            return
-        text = f"node {name} gave other bytes for block {key} twice; it is not asked for it for a minute"
-        self._errors.add(f"node {name}", text)
-        peer.note_wrong(ask.wanted.key, now)
-        ask.end(Failed(text, Why.WRONG))
-
     def _take_refusal(self, peer: Peer, batch: Batch, refused: Refused) -> None:
         """It gives nothing of what was asked."""
         sender = batch.exchange.parser.sender
         name, now = peer.record.name, self._loop.time()
-        why = _REASONS.get(refused.verdict, Why.FAILED)
+        why = REASONS.get(refused.verdict, Why.FAILED)
         epoch = sender.epoch if sender is not None else 0
         text = f"node {name} at {peer.record.address}: {refused.text or refused.status}"
         answer: PeerAnswer = Failed(text, why, epoch)
@@ -431,7 +392,7 @@ class PeerClient:
             answer = BUSY
         elif why in (Why.EPOCH, Why.STRANGER):
             self._run(self._membership.refresh())
-        if refused.verdict in _TOLD:
+        if refused.verdict in TOLD:
             self._errors.add(f"node {name}", text)
         if why in (Why.STRANGER, Why.REFUSED) and refused.verdict != Verdict.OTHER_INCARNATION:
             self._cool(peer, text)
@@ -516,9 +477,9 @@ class PeerClient:
         while liveness.cooling:
             await asyncio.sleep(max(0.0, liveness.probe_at - self._loop.time()))
             record = peer.record
-            if not liveness.cooling or self._membership.view.get(record.id) is None:
-                # It has answered meanwhile; or it has left, and whoever asks for it begins anew.
-                self._forget(peer)
+            if self._membership.view.get(record.id) is None:
+                liveness.cooling = False  # it has left: whoever asks for it all the same begins anew
+            if not liveness.cooling:
                 return
             work = partial(probe, record, self._certificates, self._greeting(record))
             try:
@@ -530,10 +491,6 @@ class PeerClient:
             else:
                 liveness.probed(alive=True, now=self._loop.time(), chance=random.random())
                 self._membership.heard(sender.node, sender.incarnation)
-
-    def _forget(self, peer: Peer) -> None:
-        if peer.liveness.cooling and not peer.batches and not peer.connecting:
-            self._peers.pop(peer.record.id, None)
 
     # --- deadlines ------------------------------------------------------------------------------------------------
 
@@ -571,19 +528,6 @@ class PeerClient:
                 peer.counters.failures += 1
                 ask.end(Failed(f"node {peer.record.name} has not sent it in time", Why.LATE))
         batch.given_up()
-
-
-_REASONS: Final = {
-    Verdict.OLD_EPOCH.value: Why.EPOCH,
-    Verdict.OTHER_LIST.value: Why.EPOCH,
-    Verdict.OTHER_NODE.value: Why.STRANGER,
-    Verdict.OTHER_CLUSTER.value: Why.STRANGER,
-    Verdict.OTHER_INCARNATION.value: Why.STRANGER,
-    Verdict.OTHER_PROTOCOL.value: Why.REFUSED,
-    Verdict.STRANGER.value: Why.REFUSED,
-}
-# Those that somebody has to mend.
-_TOLD: Final = (Verdict.OTHER_LIST, Verdict.OTHER_NODE, Verdict.OTHER_CLUSTER, Verdict.OTHER_PROTOCOL, Verdict.STRANGER)
 
 
 def _asked(ask: Ask) -> AskedBlock:

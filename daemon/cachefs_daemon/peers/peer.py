@@ -118,6 +118,9 @@ class Peer:
     # Smoothed: seconds to the first byte of an answer, and bytes a second behind it; 0 where nothing was measured.
     latency: float = 0.0
     rate: float = 0.0
+    # The incarnation with which it answered last, and when the membership was told so, in monotonic seconds.
+    heard_of: str = ""
+    heard: float = 0.0
     # Seconds that the last blocks took, from the question to the last byte.
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     # By key: until when, in loop time, it is not asked for that block.

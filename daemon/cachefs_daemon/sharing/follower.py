@@ -123,9 +123,8 @@ class Follower:
             return task.result() if task.done() else None
         finally:
             hurry.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _poll(self) -> StateAnswer:
         """Raises PeerFailed."""

@@ -22,7 +22,7 @@ def pack(raw: bytes | memoryview, width: int) -> bytes:
 def unpack(packed: bytes, size: int) -> bytes:
     """*size* bytes. Raises ValueError where it is no blob of so many; it never takes memory for more."""
     width = packed[0] if packed else 0
-    if width not in WIDTHS or size % width:
+    if width not in WIDTHS or size % width or size < 0:
         raise ValueError("it is no blob")
     inflating = zlib.decompressobj()
     try:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from cachefs_daemon.cluster import last_known
 from cachefs_daemon.cluster.etcd import EtcdStore
 from cachefs_daemon.cluster.etcd_client import EtcdAway, EtcdClient, EtcdRefuses, EtcdSettings
+from cachefs_daemon.cluster.ring import Ring
 from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, encode_record
 
@@ -41,8 +43,15 @@ def shared_etcd() -> Iterator[Etcd]:
 def etcd(shared_etcd: Etcd) -> Etcd:
     """An etcd without keys, whatever the test before has left."""
     shared_etcd.resume()
+    if not shared_etcd.runs:
+        shared_etcd.start()
     shared_etcd.ask("kv/deleterange", {"key": "AA==", "range_end": "AA=="})
     return shared_etcd
+
+
+def is_saved(known: tuple[Ring, dict[str, NodeRecord]], view: ClusterView) -> bool:
+    ring, records = known
+    return ring.epoch == view.epoch and [records.get(node.id) for node in view.members] == list(view.members)
 
 
 def membership(etcd: Etcd, mine: NodeRecord, grace: float = GRACE, *urls: str) -> SharedMembership:
@@ -170,14 +179,13 @@ async def test_an_etcd_that_comes_back_with_nothing_learns_all_again(etcd: Etcd)
 @on_loop
 async def test_a_start_without_etcd_goes_on_with_what_was_known_last(etcd: Etcd) -> None:
     async with nodes(etcd, 1, 2, grace=60) as (first, second):
-        saved = etcd.home / f"node-{member_id(2)}" / "members.json"
-        saved.unlink(missing_ok=True)
-        await until(saved.exists)
         before = second.view
+        saved = etcd.home / f"node-{member_id(2)}"
+        await until(lambda: (known := last_known.load(saved, member_id(2))) is not None and is_saved(known, before))
         etcd.kill()
         await until(lambda: bool(first.view.problem))
         again = membership(etcd, member_record(2, incarnation=2), 60)
-        unknown = membership(etcd, member_record(3))
+        unknown = membership(etcd, member_record(5))  # of no other test
         try:
             await again.start()
             await again.announce("active")
@@ -189,10 +197,10 @@ async def test_a_start_without_etcd_goes_on_with_what_was_known_last(etcd: Etcd)
             # Who has never known anybody is alone, and joins later.
             await unknown.start()
             await unknown.announce("active")
-            assert (unknown.view.epoch, ring(unknown), state(unknown, 3)) == (0, [], "active")
+            assert (unknown.view.epoch, ring(unknown), state(unknown, 5)) == (0, [], "active")
             assert "does not answer" in unknown.view.problem
             etcd.start()
-            await until(lambda: all(ring(each) == [1, 2, 3] for each in (first, again, unknown)))
+            await until(lambda: all(ring(each) == [1, 2, 5] for each in (first, again, unknown)))
         finally:
             await again.stop()
             await unknown.stop()

@@ -1,5 +1,6 @@
 """Two real daemons and one S3 server: each block leaves it once, and the trouble of one daemon is not the other's."""
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -21,31 +22,35 @@ from tests.servers.s3 import S3Server
 
 COUNT = 40
 SIZE = 50_000
+_numbers = itertools.count(1)
 FILES = {f"{number:03}": os.urandom(SIZE + number) for number in range(COUNT)}
 
 
 @pytest.fixture(scope="module")
-def bucket(rclone: S3Server) -> str:
-    rclone.create_bucket("peers")
-    rclone.put("peers", FILES)
-    return "peers"
-
-
-@pytest.fixture
 def proxy(rclone: S3Server) -> Iterator[FaultyProxy]:
     with faulty.running(rclone.endpoint) as running:
         yield running
 
 
-class Pair:
-    """Two daemons that have the bucket as a dataset."""
+@pytest.fixture(scope="module")
+def daemons(tmp_path_factory: pytest.TempPathFactory, rclone: S3Server) -> Iterator[tuple[Daemon, Daemon]]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in rclone.environment.items():
+            patch.setenv(name, value)
+        with two_daemons(tmp_path_factory.mktemp("peers")) as both:
+            yield both
 
-    def __init__(self, first: Daemon, second: Daemon, bucket: str, proxy: FaultyProxy) -> None:
-        self.first, self.second = self.daemons = first, second
+
+class Pair:
+    """Two daemons that have a bucket as a dataset."""
+
+    def __init__(self, daemons: tuple[Daemon, Daemon], bucket: str, proxy: FaultyProxy) -> None:
+        self.first, self.second = self.daemons = daemons
+        self.bucket = bucket
         self.proxy = proxy
         options = OriginOptions(endpoint_url=proxy.endpoint, region="us-east-1", addressing_style="path")
-        self.view = first.add_dataset("data", f"s3://{bucket}", options)
-        until(lambda: "data" in datasets(second), "the other node does not hear of the dataset")
+        self.view = self.first.add_dataset(bucket, f"s3://{bucket}", options)
+        until(lambda: bucket in datasets(self.second), "the other node does not hear of the dataset")
         snapshot = Snapshot(Path(self.view.path))
         self.entries = {name: snapshot.find(name.encode()) for name in FILES}
         snapshot.close()
@@ -67,17 +72,16 @@ class Pair:
 
     def gets(self) -> dict[str, int]:
         """How often each file was asked for at the server."""
-        return {name: self.proxy.count(path=f"/peers/{name}") for name in FILES}
+        return {name: self.proxy.count(path=f"/{self.bucket}/{name}") for name in FILES}
 
 
 @pytest.fixture
-def pair(
-    tmp_path: Path, rclone: S3Server, bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Pair]:
-    for name, value in rclone.environment.items():
-        monkeypatch.setenv(name, value)
-    with two_daemons(tmp_path) as (first, second):
-        yield Pair(first, second, bucket, proxy)
+def pair(daemons: tuple[Daemon, Daemon], rclone: S3Server, proxy: FaultyProxy) -> Iterator[Pair]:
+    bucket = f"peers-{next(_numbers)}"
+    rclone.create_bucket(bucket)
+    rclone.put(bucket, FILES)
+    yield Pair(daemons, bucket, proxy)
+    proxy.clear()
 
 
 def test_each_block_leaves_the_origin_once_however_many_nodes_ask(pair: Pair) -> None:
@@ -93,15 +97,33 @@ def test_each_block_leaves_the_origin_once_however_many_nodes_ask(pair: Pair) ->
     assert all(state.peers.bytes >= SIZE * state.peers.blocks > 0 for state in states)
 
     # What is brought ahead on one node is asked of homes too, and is on them then.
-    last = list(pair.first.client.stream(WARMUP, Warmup(dataset="data"), timeout=60))[-1]
+    last = list(pair.first.client.stream(WARMUP, Warmup(dataset=pair.bucket), timeout=60))[-1]
     assert (last.state, last.blocks) == ("done", COUNT)
     pair.read(pair.second, list(FILES))
     assert pair.gets() == dict.fromkeys(FILES, 1)
 
 
+def test_a_node_that_is_stopped_holds_up_nobody_for_long(pair: Pair) -> None:
+    assert pair.second.process is not None
+    before = pair.second.status().peers.blocks
+    stopped = psutil.Process(pair.second.process.pid)
+    processes = [stopped, *stopped.children(recursive=True)]
+    try:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        assert len(pair.read(pair.first, list(FILES)[:20], 20)) == 20
+        asked = pair.first.status().peers.asked
+        pair.read(pair.first, list(FILES)[20:])
+        assert pair.first.status().peers.asked == asked
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+    until(lambda: pair.read(pair.second, list(FILES)) and pair.second.status().peers.blocks > before)
+
+
 def test_a_node_that_is_killed_in_the_midst_of_bringing_blocks_costs_no_reader_anything(pair: Pair) -> None:
     names = list(FILES)[:20]
-    pair.proxy.add(Fault(path="/peers/", delay=1.0, times=None))
+    pair.proxy.add(Fault(path="/peers-", delay=1.0, times=None))
     began = len(pair.proxy.requests)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(pair.read, pair.first, names, 20)
@@ -115,23 +137,6 @@ def test_a_node_that_is_killed_in_the_midst_of_bringing_blocks_costs_no_reader_a
     assert pair.first.status().peers.asked == asked
     assert not any("internal error" in error.message for error in pair.first.status().errors)
     pair.second.start()
-    until(lambda: pair.second.status().datasets == 1)
+    until(lambda: pair.bucket in datasets(pair.second))
     pair.read(pair.second, list(FILES))
     assert pair.second.status().peers.blocks > 0
-
-
-def test_a_node_that_is_stopped_holds_up_nobody_for_long(pair: Pair) -> None:
-    assert pair.second.process is not None
-    stopped = psutil.Process(pair.second.process.pid)
-    processes = [stopped, *stopped.children(recursive=True)]
-    try:
-        for process in processes:
-            process.send_signal(signal.SIGSTOP)
-        assert len(pair.read(pair.first, list(FILES)[:20], 20)) == 20
-        asked = pair.first.status().peers.asked
-        pair.read(pair.first, list(FILES)[20:])
-        assert pair.first.status().peers.asked == asked
-    finally:
-        for process in processes:
-            process.send_signal(signal.SIGCONT)
-    until(lambda: pair.read(pair.second, list(FILES)) and pair.second.status().peers.blocks > 0)

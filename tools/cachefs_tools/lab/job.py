@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.job_messages import JobProgress, JobPublish, SampleMap
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
-from cachefs.rpc import JOB_PUBLISH
+from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
 from cachefs_tools.lab.host import until
 from cachefs_tools.lab.node import Node
 from cachefs_tools.lab.reader import EpochResult, Trouble
@@ -57,6 +57,7 @@ class Rank:
             kind="torch-distributed", size=job.files, seed=job.seed, epochs=job.epochs, replicas=ranks, rank=rank
         )
         self._job = job
+        self._first = first
         self._log = node.work / f"{job.name}-{rank}.log"
         command = [
             *WITH_PARENT, *node.host.enter, sys.executable, "-m", "cachefs_tools.lab.reader",
@@ -72,7 +73,7 @@ class Rank:
         self._listener.start()
 
     def publish(self) -> None:
-        """Tell the node what will be read. It may be told again, as after a restart."""
+        """Tell the node what will be read, and from which epoch on. It may be told again, as after a restart."""
         job = self._job
         publication = JobPublish(
             job=job.name, dataset=job.dataset, consumer=str(self.rank), spec=self._spec, map=SampleMap(kind="tree"),
@@ -80,6 +81,9 @@ class Rank:
             pid=self._process.pid, source="lab",
         )  # fmt: skip
         self.node.client.call(JOB_PUBLISH, publication)
+        if self._first:
+            progress = JobProgress(job=job.name, consumer=str(self.rank), epoch=self._first, position=0)
+            self.node.client.call(JOB_PROGRESS, progress)
 
     def ready(self) -> None:
         """Wait until it has found its files."""

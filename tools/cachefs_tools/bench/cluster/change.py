@@ -59,6 +59,7 @@ def m4(load: Load, work: Path, say: Say, seconds: float) -> dict[str, Any]:
         say(f"{joining.name} joins")
         run.cluster.nodes[nodes].start(run.cluster.settings_of(joining))
         everybody = [*warm, joining]
+        run.until_known(joining)
         _until_members(everybody, 1 + len(warm), seconds)
         joined_after = _settle(everybody, seconds)
         joined, with_it = run.take(), placement(everybody)

@@ -94,11 +94,15 @@ class Run:
 
     def mount(self, node: Node) -> None:
         """Mount the dataset on a node, once it knows it."""
+        self.until_known(node)
+        node.mount(DATASET)
+
+    def until_known(self, node: Node) -> None:
+        """Wait until a node has heard of the dataset."""
         until(
             lambda: any(one.name == DATASET for one in node.client.call(DATASET_LIST, Empty()).datasets),
             _KNOWN_SECONDS, f"{node.name} knows the dataset that was added on {self.nodes[0].name}",
         )  # fmt: skip
-        node.mount(DATASET)
 
 
 @contextmanager
