@@ -44,6 +44,8 @@ FOLLOW_SECONDS: Final = 20.0
 # Blocks that are asked for at once, and their bytes.
 BATCH: Final = 64
 BATCH_BYTES: Final = 16 << 20
+# Seconds between two times that all others are told how much is missing still.
+TOLD: Final = 1.0
 # Seconds within which a batch has to come; what has not is not asked for again.
 BATCH_SECONDS: Final = 20.0
 
@@ -183,6 +185,7 @@ class Filling:
     async def _fill_one(self, missing: _Missing) -> int:
         """How many blocks have come."""
         loop, got, start = asyncio.get_running_loop(), 0, 0
+        told = loop.time()
         while start < len(missing.ids) and not self._news.is_set():
             end = start + 1
             size = int(missing.space.sizes[missing.ids[start]])
@@ -195,7 +198,9 @@ class Filling:
             got += await self._batch(missing, start, end)
             done = missing.space.sizes[missing.ids[start:end]]
             self.blocks, self.bytes = self.blocks - len(done), self.bytes - int(done.sum(dtype=np.int64))
-            self._tell()
+            if loop.time() - told >= TOLD:
+                told = loop.time()
+                self._tell()
             await asyncio.sleep(max(0.0, began + int(done.sum(dtype=np.int64)) / self._parts.bandwidth - loop.time()))
             start = end
         return got
