@@ -20,11 +20,12 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 # Four test files at a time, in the order of tests/conftest.py: tests mostly wait. 2,480 tests took 670 s in this way on
 # two processors, with the two others of the machine busy, and 564 s on four that others used too.
-# Tests that fail beside others are run once more, alone: tests/second_chance.py. Where workers crash again and again,
-# xdist starts no more of them after the fourth.
+# Tests that fail beside others are run once more, alone: tests/second_chance.py. What no signal interrupts, such as a read
+# of a mount that hangs, ends its worker after 400 s. Where that happens again and again, no fifth one is started.
 test: lint
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -p tests.second_chance -n 4 --dist loadfile --no-loadscope-reorder \
-		--max-worker-restart 4 --basetemp=$$directory/t $(PYTEST_OPTIONS)
+		--max-worker-restart 4 -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true \
+		--basetemp=$$directory/t $(PYTEST_OPTIONS)
 
 soak: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -m soak --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)

@@ -32,7 +32,7 @@ def member_record(number: int, *, incarnation: int = 1, port: int = 0) -> NodeRe
     )  # fmt: skip
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for it."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -14,7 +14,7 @@ from cachefs_daemon.sharing.consumers import Consumers
 from cachefs_daemon.sharing.security import INSECURE, Security
 from cachefs_daemon.sharing.state import SharedState
 
-WAIT = 20.0  # seconds that a busy machine may take for anything
+WAIT = 60.0  # seconds that a busy machine may take for anything
 
 
 def node_record(number: int, port: int = 1, incarnation: int = 1) -> NodeRecord:

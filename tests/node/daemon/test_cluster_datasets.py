@@ -15,7 +15,7 @@ from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.servers.process import free_ports
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 def until(condition: Callable[[], object], what: str = "it does not come true") -> None:
