@@ -9,6 +9,7 @@ from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.sequences.sampler import Order, epoch_order
 from cachefs_daemon.cooperation.groups import Group, Member
+from cachefs_daemon.jobs.consumer import check_size
 from cachefs_daemon.runtime.threads import Threads
 
 # Id of a node, and the blocks that one of its consumers reads, in order: shape (reads,), int32.
@@ -42,6 +43,7 @@ class GroupOrders:
 
         A permutation that ranks share is computed once for all: 40 ms per million samples, however many ranks."""
         if group.spec is not None:
+            check_size(group.spec, len(samples))  # as for jobs on this node: another node may say anything
             return await self._threads.planning(_computed, group, samples, epoch) if knows(group, epoch) else []
         found: Orders = []
         for member in group.members:

@@ -10,6 +10,7 @@ from cachefs_daemon.cooperation.orders import GroupOrders, Orders, is_last, know
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
 
+from cachefs.errors import ConfigError
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.sequences.sampler import Order, epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
@@ -77,3 +78,10 @@ def test_published_orders_are_asked_for_where_they_are_known() -> None:
     assert knows(group, 4)
     assert not knows(group, 5), "x has not said how it reads then"
     assert not is_last(group, 5)
+
+
+def test_a_sampler_of_far_more_samples_than_there_are_is_not_computed() -> None:
+    spec = SamplerSpec(kind="numpy", size=2**32 - 1)
+    [group] = groups_of({"b": [ConsumerFacts("j", "r", "ds", "a" * 32, spec=spec)]})
+    with pytest.raises(ConfigError, match="4,294,967,295 samples"):
+        orders_of(group, 0)
