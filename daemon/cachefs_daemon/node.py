@@ -241,7 +241,8 @@ class Node:
     def _elsewhere(self, plane: "DataPlane", slots: FetchSlots) -> Elsewhere:
         """The other nodes, as a source of blocks. slots: of reads from origins."""
         membership, steal = self.membership, self.config.cluster.steal
-        found = Elsewhere(plane.client, HomeRoutes(membership).route, membership, slots, steal=steal)
+        at_home = HomeRoutes(membership, self.config.cluster.replicas).route
+        found = Elsewhere(plane.client, at_home, membership, slots, steal=steal)
         membership.listen(found.on_view)
         return found
 
