@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import NodeRecord, encode_record, format_address
 from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_daemon.sharing.visitors import OF_MEMBER, Visitors
 from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, NODE, SENDER
 
 log = logging.getLogger(__name__)
@@ -27,9 +29,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 HANDSHAKE_SECONDS: Final = 5.0
 # Seconds that answers under way may take when the daemon ends.
 STOP_SECONDS: Final = 1.0
-# Connections of each member, and of all that are not known yet. A member has one for its poll and a few others.
-OF_MEMBER: Final = 8
-OF_OTHERS: Final = 64
 # Bytes of a request's body.
 MOST_BODY: Final = 64 << 10
 # Seconds between two lines of the log about the same refusal.
@@ -51,10 +50,12 @@ class ControlEndpoint:
         self._app.on_response_prepare.append(self._sign)
         self._app.router.add_get(NODE, self._node)
         self._runner = web.AppRunner(
-            self._app, access_log=None, shutdown_timeout=STOP_SECONDS, keepalive_timeout=300, handle_signals=False
-        )
+            self._app, access_log=None, shutdown_timeout=STOP_SECONDS, keepalive_timeout=300, handle_signals=False,
+            logger=_Complaints(self),
+        )  # fmt: skip
         self._server: asyncio.Server | None = None
-        self._connections = 0
+        self.visitors = Visitors()
+        self._doorsteps: dict[object, _Doorstep] = {}  # by what serves the connection
         self._refused: dict[str, float] = {}  # when it was logged, by what was wrong
 
     def add(self, method: str, path: str, handler: Handler) -> None:
@@ -84,20 +85,19 @@ class ControlEndpoint:
 
     # --- each connection ---------------------------------------------------------------------------------------------
 
-    def admit(self) -> asyncio.Protocol | None:
-        """What serves one more connection; None where there are too many."""
-        most = OF_OTHERS + OF_MEMBER * len(self._membership.view.members)
-        if self._connections >= most:
-            self.refuse("a connection", f"{most} are open")
-            return None
-        self._connections += 1
+    def admit(self, doorstep: "_Doorstep") -> asyncio.Protocol:
+        """What serves one more connection."""
+        self.visitors.enter(doorstep)
         server = self._runner.server
         assert server is not None
-        return cast(asyncio.Protocol, server())
+        inside = cast(asyncio.Protocol, server())
+        self._doorsteps[inside] = doorstep
+        return inside
 
-    def leave(self) -> None:
+    def leave(self, doorstep: "_Doorstep", inside: asyncio.Protocol) -> None:
         """A connection that was admitted is closed."""
-        self._connections -= 1
+        self.visitors.leave(doorstep)
+        self._doorsteps.pop(inside, None)
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -121,8 +121,12 @@ class ControlEndpoint:
             why = self._why_not(request)
             if why:
                 self.refuse(f"node {request.headers.get(SENDER, '')[:32]!r} at {request.remote}", why)
-                return web.Response(status=403, text=why)
-            return await handler(request)
+                return _refusal(403, why)
+            sender, doorstep = self.sender(request), self._doorsteps.get(request.protocol)
+            if sender is None or doorstep is None or self.visitors.recognise(doorstep, sender.id):
+                return await handler(request)
+            self.refuse(f"node {sender.name} at {request.remote}", f"it has {OF_MEMBER} connections already")
+            return _refusal(503, f"there are {OF_MEMBER} connections of this node already")
         except CachefsError as error:
             return web.Response(status=409, text=str(error))
         except (web.HTTPException, asyncio.CancelledError, ConnectionError):
@@ -151,6 +155,29 @@ class ControlEndpoint:
         return web.Response(body=encode_record(mine), content_type="application/json")
 
 
+def _refusal(status: int, why: str) -> web.Response:
+    """It is the last answer on its connection."""
+    response = web.Response(status=status, text=why)
+    response.force_close()
+    return response
+
+
+class _Complaints(logging.Logger):
+    """Where aiohttp says which requests it does not understand, with a traceback for each."""
+
+    def __init__(self, endpoint: ControlEndpoint) -> None:
+        super().__init__("requests", logging.WARNING)
+        self._endpoint = endpoint
+
+    def handle(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            address = record.getMessage().rpartition(" ")[2][:64]
+            self._endpoint.refuse(f"a client at {address}", "what it sends is no request")
+        else:
+            log.handle(record)
+
+
 class _Doorstep(asyncio.Protocol):
     """A connection until its TLS handshake is over. Then what serves requests takes its place.
 
@@ -162,16 +189,25 @@ class _Doorstep(asyncio.Protocol):
         self._early: list[bytes] = []  # what came right behind the handshake
         self._inside: asyncio.Protocol | None = None
         self._task: asyncio.Task[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self.address = ""  # where it is from
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._inside = self._endpoint.admit()
-        if self._inside is None:
-            transport.abort()
-        elif self._endpoint.tls is None:
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
+        self._transport = transport
+        self._inside = self._endpoint.admit(self)
+        if self._endpoint.tls is None:
             self._inside.connection_made(transport)
         else:
             self._task = asyncio.create_task(self._shake_hands(transport, self._endpoint.tls))
+
+    def dismiss(self, why: str) -> None:
+        """Close the connection."""
+        self._endpoint.refuse(f"a connection from {self.address}", why)
+        if self._transport is not None:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._task is None and self._inside is not None:
@@ -194,13 +230,12 @@ class _Doorstep(asyncio.Protocol):
         if self._inside is None:
             return
         inside, self._inside = self._inside, None
-        self._endpoint.leave()
+        self._endpoint.leave(self, inside)
         if self._task is None:
             inside.connection_lost(error)
 
     async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        peer = transport.get_extra_info("peername")
-        who = f"a client at {peer[0]}" if peer else "a client"
+        who = f"a client at {self.address}" if self.address else "a client"
         try:
             secure = await asyncio.get_running_loop().start_tls(
                 transport, self, context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
@@ -219,5 +254,5 @@ class _Doorstep(asyncio.Protocol):
                 return
         transport.abort()
         if self._inside is not None:
-            self._inside = None
-            self._endpoint.leave()
+            inside, self._inside = self._inside, None
+            self._endpoint.leave(self, inside)

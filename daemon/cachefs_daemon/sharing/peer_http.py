@@ -94,6 +94,8 @@ class PeerHttp:
                 yield answer
         except TimeoutError:
             raise PeerFailed(f"no answer within {seconds:.3g} s") from None
+        except aiohttp.ClientConnectorError as error:  # its text repeats the address, twice
+            raise PeerFailed(error.strerror or _shown(str(error.os_error))) from None
         except aiohttp.ClientError as error:
             raise PeerFailed(_shown(str(error)) or type(error).__name__) from None
         except (OSError, ValueError) as error:

@@ -16,8 +16,7 @@ from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.node_sharing import security_of
 from cachefs_daemon.peers.tls import Certificates
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing import endpoint as endpoints
-from cachefs_daemon.sharing import follower
+from cachefs_daemon.sharing import follower, visitors
 from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
 from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, SENDER, Part, StateAnswer
@@ -220,7 +219,7 @@ def test_only_members_of_this_cluster_are_answered() -> None:
     asyncio.run(scenario())
 
 
-def test_a_node_has_one_poll_at_a_time_and_so_many_connections() -> None:
+def test_a_node_has_one_poll_at_a_time() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2) as (first, second), aiohttp.ClientSession() as session:
             headers = {CLUSTER: "test", SENDER: second.record.id}
@@ -241,16 +240,53 @@ def test_a_node_has_one_poll_at_a_time_and_so_many_connections() -> None:
             again.cancel()
             await asyncio.gather(again, return_exceptions=True)
 
-            with patch.object(endpoints, "OF_OTHERS", 0), patch.object(endpoints, "OF_MEMBER", 1):
-                writers = []
-                for _ in range(4):
-                    reader, writer = await asyncio.open_connection("127.0.0.1", first.shared.endpoint.port)
-                    writers.append(writer)
-                assert await asyncio.wait_for(reader.read(), 20) == b"", "one too many is closed"
-                for writer in writers:
-                    writer.close()
-
     asyncio.run(scenario())
+
+
+def test_who_holds_connections_keeps_no_member_out(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with sharing_nodes(2) as (first, second), contextlib.AsyncExitStack() as stack:
+            port = first.shared.endpoint.port
+
+            async def connect(data: bytes) -> asyncio.StreamReader:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                stack.callback(writer.close)
+                writer.write(data)
+                return reader
+
+            poll = f"GET /state?of=-&since=0&progress=-1&wait=0 HTTP/1.1\r\nHost: x\r\n{CLUSTER}: test\r\n{SENDER}: "
+            request = f"{poll}{second.record.id}\r\n\r\n".encode()
+            # More than there may be, of those that say nothing and those that never end: the first ones are closed,
+            # and a member is answered.
+            held = [await connect(b"" if number % 2 else b"GET /state HTTP/1.1\r\nX: ") for number in range(80)]
+            answered = await connect(request)
+            assert (await asyncio.wait_for(answered.readline(), 20)).endswith(b"200 OK\r\n")
+            assert await asyncio.wait_for(held[0].read(), 20) == b""
+            # Each member has so many, and what is too much is refused.
+            with patch.object(visitors, "OF_MEMBER", 3):
+                lines = [await asyncio.wait_for((await connect(request)).readline(), 20) for _ in range(4)]
+            assert lines[-1].split()[1] == b"503"
+            # Without a traceback for each.
+            for garbage in (b"\0" * 300, b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n"):
+                assert (await asyncio.wait_for((await connect(garbage)).readline(), 20)).split()[1:2] in ([b"400"], [])
+            assert not [record for record in caplog.records if record.exc_info]
+
+    with patch.object(visitors, "UNKNOWN_SECONDS", 60.0):
+        asyncio.run(scenario())
+
+
+def test_a_connection_that_does_not_say_who_it_is_is_closed() -> None:
+    async def scenario() -> None:
+        async with sharing_nodes(2) as (first, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", first.shared.endpoint.port)
+            writer.write(b"GET /state HTTP/1.1\r\nX: ")
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+            # A member's stays: the poll of the other node, which has come before, and waits.
+            await until(lambda: len(first.shared.endpoint.visitors) == 1)
+
+    with patch.object(visitors, "UNKNOWN_SECONDS", 0.3):
+        asyncio.run(scenario())
 
 
 def test_with_certificates_only_members_are_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
