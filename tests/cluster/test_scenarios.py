@@ -47,7 +47,7 @@ def test_a_node_is_killed_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_node_joins_and_one_drains(tmp_path: Path) -> None:
-    run(tmp_path, "m4")
+    run(tmp_path, "m4", "--files", "2000")
 
 
 @pytest.mark.parametrize("fault", ["partition", "etcd", "stopped", "loss", "latency"])

@@ -131,7 +131,10 @@ class StaticMembership:
         self._records[record.id] = record
         self.view = self._draw()
         for callback in self._listeners:
-            callback(self.view)
+            try:
+                callback(self.view)
+            except Exception:  # a bug of one part is none of the others'
+                log.exception("internal error of a part that was told of a change of the cluster")
 
     def _draw(self) -> ClusterView:
         members = tuple(sorted(self._records.values(), key=lambda record: record.id))

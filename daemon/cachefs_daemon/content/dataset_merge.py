@@ -29,11 +29,12 @@ def resolve(own: SharedDataset, others: Iterable[SharedDataset]) -> Resolution:
     """own: what this node has; others: what other nodes say of the same name."""
     known = [own, *others]
     gone = {stamp for one in known for stamp in one.gone}
-    left = _one_each([one for one in known if one.added])
+    # Before any of them become one: what was added again is another one than what was removed, of whatever URL.
+    left = [one for one in known if one.added]
     while dead := [one for one in left if not gone.isdisjoint(one.added)]:
         gone.update(stamp for one in dead for stamp in one.added)
         left = [one for one in left if one not in dead]
-    left.sort(key=lambda one: one.added[0])
+    left = sorted(_one_each(left), key=lambda one: one.added[0])
     mine = [one for one in left if not set(one.added).isdisjoint(own.added)]
     chosen, *rest = mine + [one for one in left if one not in mine] or [SharedDataset()]
     value = msgspec.structs.replace(chosen, gone=sorted(gone)[-MOST_REMOVALS:])

@@ -325,8 +325,12 @@ class Cooperation:
                     self._on_holders(node, snapshot, values[snapshot])
         try:
             await self._parts.threads.background(self._files.save, snapshot, known)
+            await self._parts.threads.background(self._files.tidy, self._is_held)
         except OSError as error:
             log.warning("who holds what of %s is not kept over a restart: %s", snapshot, error)
+
+    def _is_held(self, snapshot: str) -> bool:
+        return snapshot in self._snapshots or self._parts.snapshots.get(snapshot) is not None
 
     def _on_holders(self, node: str, snapshot: str, facts: HoldersFacts | None) -> None:
         """Nodes that have learnt of a change in different epochs may differ. Then what that node says holds which has

@@ -44,6 +44,8 @@ FOLLOW_SECONDS: Final = 20.0
 # Blocks that are asked for at once, and their bytes.
 BATCH: Final = 64
 BATCH_BYTES: Final = 16 << 20
+# Seconds between two times that all others are told how much is missing still.
+TOLD: Final = 1.0
 # Seconds within which a batch has to come; what has not is not asked for again.
 BATCH_SECONDS: Final = 20.0
 
@@ -93,6 +95,7 @@ class Filling:
         self.bytes = 0
         self._parts = parts
         self._ring = self._filled = ring
+        self._whole = ring  # the last ring of which all was moved
         self._news = asyncio.Event()
 
     def follow(self, ring: Ring) -> None:
@@ -111,40 +114,46 @@ class Filling:
             if self._news.is_set():
                 continue
             before, self._filled = self._filled, self._ring
+            is_whole = True
             try:
-                await self._fill(before, self._ring)
+                is_whole = await self._fill(self._whole, before, self._filled)
             except Exception:
                 log.exception("filling up from other nodes has failed; what is missing comes when it is read")
+            if is_whole:
+                self._whole = self._filled
             self.blocks = self.bytes = 0
 
     def _tell(self) -> None:
         facts = FillingFacts(ring_digest(self._filled.ids), self.blocks, self.bytes)
         self._parts.shared.publish(FILLING, FILLING_NAME, facts)
 
-    async def _fill(self, before: Ring, now: Ring) -> None:
+    async def _fill(self, whole: Ring, before: Ring, now: Ring) -> bool:
+        """whole: of which all was moved last; before: the last one, of which only some may have been. False where
+        others count before it is done."""
         me = self._parts.membership.view.me
         if me not in now.ids or not before.ids:
-            return
+            return True
         found = []
         for snapshot in self._parts.snapshots():
-            missing = await self._missing(snapshot, before, now)
+            missing = await self._missing(snapshot, whole, before, now)
             if missing is not None and len(missing.ids):
                 found.append(missing)
         self.blocks, self.bytes = sum(len(one.ids) for one in found), sum(one.size for one in found)
         self._tell()
         if not self.blocks:
-            return
+            return True
         log.info("filling up with %d blocks (%s) that other nodes have held", self.blocks, format_size(self.bytes))
         got = 0
         for missing in found:
             got += await self._fill_one(missing)
             if self._news.is_set():
-                return  # others count now
+                return False
         log.info("filled up with %d blocks; of what nobody had, nothing is missed before it is read", got)
+        return True
 
     # --- what is missing ----------------------------------------------------------------------------------------------
 
-    async def _missing(self, snapshot: Snapshot, before: Ring, now: Ring) -> _Missing | None:
+    async def _missing(self, snapshot: Snapshot, whole: Ring, before: Ring, now: Ring) -> _Missing | None:
         parts, me = self._parts, self._parts.membership.view.me
         one = parts.cooperating(snapshot.id)
         if one is not None and one.space is not None and one.holders is not None:
@@ -156,8 +165,8 @@ class Filling:
             ids = await parts.threads.planning(_newly_mine, mine, held, nodes, me)
         else:
             space = await parts.threads.planning(BlockSpace.of, snapshot)
-            ids, held = await parts.threads.planning(_moved, space, before, now, me, parts.replicas)
-            nodes = before.ids
+            ids, held = await parts.threads.planning(_moved, space, whole, now, me, parts.replicas)
+            nodes = whole.ids
         ids = ids[await parts.threads.background(self._are_absent, space, ids)]
         if snapshot.id in parts.plan.spaces:
             seconds = await parts.threads.planning(parts.plan.next_use_of, snapshot.id, ids)
@@ -183,6 +192,7 @@ class Filling:
     async def _fill_one(self, missing: _Missing) -> int:
         """How many blocks have come."""
         loop, got, start = asyncio.get_running_loop(), 0, 0
+        told = loop.time()
         while start < len(missing.ids) and not self._news.is_set():
             end = start + 1
             size = int(missing.space.sizes[missing.ids[start]])
@@ -195,7 +205,9 @@ class Filling:
             got += await self._batch(missing, start, end)
             done = missing.space.sizes[missing.ids[start:end]]
             self.blocks, self.bytes = self.blocks - len(done), self.bytes - int(done.sum(dtype=np.int64))
-            self._tell()
+            if loop.time() - told >= TOLD:
+                told = loop.time()
+                self._tell()
             await asyncio.sleep(max(0.0, began + int(done.sum(dtype=np.int64)) / self._parts.bandwidth - loop.time()))
             start = end
         return got

@@ -47,7 +47,8 @@ class Group:
         if self.spec is None:
             return False
         ranks = [member.facts.spec.rank for member in self.members if member.facts.spec is not None]
-        return sorted(ranks) == list(range(self.spec.replicas))
+        # Whoever publishes a job says how many replicas it has: up to billions.
+        return len(ranks) == self.spec.replicas and sorted(ranks) == list(range(len(ranks)))
 
 
 def groups_of(facts: Mapping[str, Iterable[ConsumerFacts]]) -> list[Group]:

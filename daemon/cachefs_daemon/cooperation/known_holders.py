@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -95,8 +96,8 @@ class HolderFiles:
             log.warning("%s is not used: %s; blocks count as being at home", path, error)
             return None
 
-    def keep_only(self, snapshots: set[str]) -> None:
-        """Remove the files of all others."""
+    def tidy(self, is_wanted: Callable[[str], bool]) -> None:
+        """Remove the files of snapshots that are not wanted any more. Raises OSError."""
         for path in self._directory.glob("*" + _SUFFIX):
-            if path.name.removesuffix(_SUFFIX) not in snapshots:
+            if not is_wanted(path.name.removesuffix(_SUFFIX)):
                 path.unlink(missing_ok=True)

@@ -11,14 +11,12 @@ from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.sequences.sampler import Order, epoch_order
 from cachefs_daemon.cooperation.groups import Group, Member
+from cachefs_daemon.jobs.consumer import CHEAP, OVERSIZE
 from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 
-# Samples that an order may have: so many times those of the dataset, and so many in any case. Another node may say
-# anything, and it costs this one memory and time.
-MOST_TIMES: Final = 4
-_ANYWAY: Final = 1 << 20
+# Jobs of whose orders the log says what is wrong.
 _MOST_TOLD: Final = 100
 # Id of a node, and the blocks that one of its consumers reads, in order: shape (reads,), int32.
 Orders = list[tuple[str, Ids]]
@@ -65,8 +63,9 @@ class GroupOrders:
         return found
 
     def _is_absurd(self, group: Group, size: int, samples: Samples) -> bool:
-        """Is it an order that nobody reads? Then nothing is planned by it."""
-        if size <= max(_ANYWAY, MOST_TIMES * len(samples)):
+        """Is it an order that nobody reads, and that no job of this node may have? Then nothing is planned by it, and
+        other jobs are planned all the same: another node may say anything."""
+        if size <= max(CHEAP, OVERSIZE * len(samples)):
             return False
         if group.job not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(group.job)

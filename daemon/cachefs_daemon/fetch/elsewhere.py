@@ -1,5 +1,6 @@
 """Blocks that other nodes of the cluster have, or bring from the origin for all nodes."""
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -21,8 +22,10 @@ WIDER: Final = 2
 # to do there: where readers wait, and where nobody does yet.
 BEHIND: Final = 0.5
 BEHIND_AHEAD: Final = 2.0
-# Nodes that are asked for a block that this node cannot get from its origin, at most.
-MOST_ASKED: Final = 8
+# Nodes that are asked for a block that this node cannot get from its origin, at most; and snapshots of which it is
+# remembered who gave the last such block.
+MOST_ASKED: Final = 64
+MOST_GIVERS: Final = 1024
 
 
 class Elsewhere:
@@ -48,6 +51,7 @@ class Elsewhere:
         self._membership = membership
         self._steal = steal
         self._lanes: dict[str, _Lane] = {}  # by id of the node
+        self._givers: dict[str, str] = {}  # by snapshot: id of the node that gave what this one cannot bring
 
     @property
     def counts(self) -> SearchCounts:
@@ -64,11 +68,25 @@ class Elsewhere:
         """The same where this node cannot get the block from its origin, as with a directory that only some nodes have:
         what asks some of all nodes to bring it."""
         usable = self._experience.peers.usable
-        nodes = [node for node in self._membership.view.reachable if usable(node.id)][:MOST_ASKED]
-        search = self._search(flight, [(node, True) for node in nodes], _never, found)
+        nodes = [node for node in self._membership.view.reachable if usable(node.id)]
+        # Only one of many may have the directory: the one that gave the last block of it first, then in any order.
+        random.shuffle(nodes)
+        giver = self._givers.get(flight.source.snapshot)
+        nodes.sort(key=lambda node: node.id != giver)
+        steps = [(node, True) for node in nodes[:MOST_ASKED]]
+        search = self._search(flight, steps, _never, partial(self._given, flight.source.snapshot, found))
         if search is not None:
             search.insists = True
         return search
+
+    def _given(self, snapshot: str, found: Callable[[Found | None], None], one: Found | None) -> None:
+        """That has come of a search among all nodes."""
+        if one is not None:
+            self._givers.pop(snapshot, None)
+            self._givers[snapshot] = one.node.id
+            if len(self._givers) > MOST_GIVERS:
+                del self._givers[next(iter(self._givers))]
+        found(one)
 
     def _search(
         self, flight: Flight, steps: Steps, may_take: Callable[[], bool], found: Callable[[Found | None], None]

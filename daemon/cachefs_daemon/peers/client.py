@@ -13,7 +13,7 @@ from typing import Final
 from cachefs.planning.requests.receive_window import ReceiveWindow
 from cachefs_daemon.cluster.handshake import Greeting, Verdict
 from cachefs_daemon.cluster.membership import Membership
-from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_daemon.cluster.view import ClusterView, NodeRecord
 from cachefs_daemon.peers import protocol
 from cachefs_daemon.peers.answers import (
     BUSY,
@@ -75,6 +75,7 @@ class PeerClient:
         self._turn = 0  # which peer is the first to be asked next time
         self._is_flushing = self._is_limited = self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
+        membership.listen(self._on_view)
 
     # --- what others ask ------------------------------------------------------------------------------------------
 
@@ -491,6 +492,14 @@ class PeerClient:
             else:
                 liveness.probed(alive=True, now=self._loop.time(), chance=random.random())
                 self._membership.heard(sender.node, sender.incarnation)
+
+    def _on_view(self, view: ClusterView) -> None:
+        """Forget nodes that have left. Those of which something is under way are forgotten at the next change."""
+        for peer in [one for node, one in self._peers.items() if view.get(node) is None]:
+            if not (peer.batches or peer.connecting or peer.is_waited_for):
+                for connection in peer.idle:
+                    connection.abort()
+                del self._peers[peer.record.id]
 
     # --- deadlines ------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """What the client knows of one peer: who it is, what is asked of it, its connections, and how well it does."""
 
 import itertools
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.peers.answers import How, PeerAnswer, PeerCounters, Wanted
 from cachefs_daemon.peers.connection import Exchange, PeerConnection
 from cachefs_daemon.peers.liveness import Liveness
+
+log = logging.getLogger(__name__)
 
 # Kinds of questions, which have connections of their own: for blocks that the peer has, and for those that it may have
 # to bring, so that the former never wait behind an origin.
@@ -65,8 +68,12 @@ class Ask:
     def end(self, answer: PeerAnswer) -> None:
         """That has come of it."""
         tell, self.answer = self.answer, None
-        if tell is not None:
+        if tell is None:
+            return
+        try:
             tell(answer)
+        except Exception:  # a bug costs this block only: others have come with it
+            log.exception("internal error with a block from node %s", self.peer.record.name)
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -9,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 
 from cachefs_daemon.peers.connection import News, PeerConnection
+
+log = logging.getLogger(__name__)
 
 
 class Receiver:
@@ -73,5 +76,7 @@ class Receiver:
             # It leaves when it was taken, so that what comes meanwhile needs no other call.
             try:
                 self._take(self._news[0])
+            except Exception:  # a bug costs this one only: nobody would call again for those behind it
+                log.exception("internal error with what came from node %s", self._news[0].connection.peer)
             finally:
                 self._news.popleft()

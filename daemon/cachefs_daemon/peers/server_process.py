@@ -62,6 +62,7 @@ class _Server:
     heard: float
     frames: Frames = field(default_factory=lambda: Frames(MOST_SAID))
     unsent: bytearray = field(default_factory=bytearray)
+    is_outdated: bool = False  # there is another view than the last one in `unsent`
     is_ready: bool = False
     served: tuple[Served, ...] = ()
     connections: int = 0
@@ -257,10 +258,10 @@ class PeerServers:
                 self._tell(server)
 
     def _tell(self, server: _Server) -> None:
-        if len(server.unsent) > MOST_SAID:
-            return  # it does not listen, and is replaced soon
-        server.unsent += frame(Told(cluster=self._cluster, view=self._membership.view))
-        self._send(server)
+        server.is_outdated = bool(server.unsent)  # of those that come while it reads slowly it needs the last one only
+        if not server.is_outdated:
+            server.unsent += frame(Told(cluster=self._cluster, view=self._membership.view))
+            self._send(server)
 
     def _send(self, server: _Server) -> None:
         loop = asyncio.get_running_loop()
@@ -273,8 +274,10 @@ class PeerServers:
             server.unsent.clear()
         if server.unsent:
             loop.add_writer(server.pipe, self._send, server)
-        else:
-            loop.remove_writer(server.pipe)
+            return
+        loop.remove_writer(server.pipe)
+        if server.is_outdated:
+            self._tell(server)
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:

@@ -71,6 +71,7 @@ class SnapshotChecker:
         if child is None or child.returncode is not None:
             child = self._child = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",
                 "-m",
                 "cachefs_daemon.sharing.snapshot_check",
                 stdin=asyncio.subprocess.PIPE,

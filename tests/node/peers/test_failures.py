@@ -14,7 +14,7 @@ from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.peers import client as client_module
 from cachefs_daemon.peers import protocol
 from cachefs_daemon.peers.answers import NOT_HERE as NONE_HERE
-from cachefs_daemon.peers.answers import TAKE_IT, Busy, Failed, NotHere, PeerBlock, TakeIt, Why
+from cachefs_daemon.peers.answers import TAKE_IT, Busy, Failed, How, NotHere, PeerBlock, TakeIt, Why
 
 from cachefs import errors
 from cachefs.block import Location, piece_checksums
@@ -338,5 +338,56 @@ def test_peers_that_are_closed_answer_everything() -> None:
                 waiting = [one.begin(peer, wanted(number)) for number in range(600)]
             answers = await asyncio.gather(*waiting)
             assert all(isinstance(answer, Failed) for answer in answers)
+
+    asyncio.run(run())
+
+
+def test_an_error_of_whoever_is_told_of_a_block_keeps_no_other_from_coming(root: Path) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async def run() -> None:
+        async with ServingNode(root) as node, asker(node.record) as one:
+            node.put(*range(1, 9))
+            how = How(asyncio.get_running_loop().time() + DEADLINE)
+            for number in range(1, 5):
+                one.client.ask(node.record, wanted(number), how, fail)
+            answers = [await one.ask(node.record, wanted(number), seconds=DEADLINE) for number in range(5, 9)]
+            assert all(isinstance(answer, PeerBlock) for answer in answers)
+
+    asyncio.run(run())
+
+
+def test_nodes_that_have_left_are_forgotten(root: Path) -> None:
+    async def run() -> None:
+        async with ServingNode(root) as node, asker(node.record) as one:
+            node.put(1)
+            assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
+            one.membership.set(view_of(ME, [record(int(ME, 16), 1)], 8))
+            assert one.client._peers == {}
+
+    asyncio.run(run())
+
+
+def test_a_server_that_reads_slowly_is_told_the_last_view_only(root: Path) -> None:
+    async def run() -> None:
+        async with ServingNode(root) as node, asker(node.record) as one:
+            node.put(1)
+            known = node.membership.view.members
+            many = [record(number, 9, name="n" * 60) for number in range(100, 2100)]
+            [pid] = node.servers.pids
+            os.kill(pid, signal.SIGSTOP)
+            for epoch in range(8, 40):
+                node.membership.set(view_of(node.record.id, [*known, *many], epoch))
+            assert sum(len(server.unsent) for server in node.servers._servers if server is not None) < 2 << 20
+            node.membership.set(view_of(node.record.id, known, 50))
+            os.kill(pid, signal.SIGCONT)
+            one.membership.set(view_of(ME, known, 50))
+            for _ in range(200):
+                answer = await one.ask(node.record, wanted(1))
+                if isinstance(answer, PeerBlock):
+                    return
+                await asyncio.sleep(0.1)
+            raise AssertionError(f"the server knows no view that is new: {answer}")
 
     asyncio.run(run())

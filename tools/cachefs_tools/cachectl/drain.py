@@ -19,11 +19,12 @@ _POLL: Final = 0.5
 @click.option("--timeout", type=click.FloatRange(0.0), default=3600.0, show_default=True, help="Seconds to wait.")
 @with_session
 def drain(session: CommandSession, node: str, timeout: float) -> None:
-    """Have other nodes take over what NODE holds, wait until they have it, and let it leave the cluster.
+    """Empty a node, and let it leave the cluster.
 
-    NODE is the name or the id of a node; without one it is the node of this daemon. Its daemon goes on and serves the
-    jobs on its machine. It leaves once none reads there, and joins again when its daemon is started anew. To interrupt
-    this command does not stop the drain.
+    Other nodes take over what it holds, and the command waits until they have it. NODE is the name or the id of a node;
+    without one it is the node of this daemon. Its daemon goes on and serves the jobs on its machine. It leaves once
+    none reads there, and joins again when its daemon is started anew. To interrupt this command does not stop the
+    drain.
     """
     until, shown = time.monotonic() + timeout, ""
     found = session.call(DRAIN, DrainNode(node=node))

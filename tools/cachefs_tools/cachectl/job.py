@@ -321,7 +321,7 @@ def cancel(session: CommandSession, name: str) -> None:
 @click.argument("name", metavar="[JOB]", default="")
 @with_session
 def stalls(session: CommandSession, name: str) -> None:
-    """Show reads that had to wait, by job, consumer, epoch and source.
+    """Show reads that waited, by job, consumer, epoch and source.
 
     The source is what they waited for: the origin, the SSD, or a daemon that was away. Without a JOB it shows the reads
     of all jobs, and of readers that have published nothing.

@@ -15,11 +15,12 @@ from cachefs_tools.cachectl.display import name, size, table
 @click.command("scale-hint")
 @with_session
 def scale_hint(session: CommandSession) -> None:
-    """Say how many nodes the published jobs need, and what one more or one fewer would change.
+    """Say how many nodes the published jobs need.
 
-    KEPT is what stays in the cluster from one epoch to the next, of the bytes that jobs read. The rest comes from the
-    origins again in each epoch: ORIGIN is that until the jobs end, and ORIGIN/S and PEERS/S are what comes in a second
-    from origins and from node to node, as the jobs read now. A star stands behind the number of nodes that there are.
+    And what one node more or less would change. KEPT is what stays in the cluster from one epoch to the next, of the
+    bytes that jobs read. The rest comes from the origins again in each epoch: ORIGIN is that until the jobs end.
+    ORIGIN/S and PEERS/S are what comes in a second from origins and from node to node, as the jobs read now. A star
+    stands behind the number of nodes that there are.
     """
     found = session.call(SCALE_HINT, Empty())
     session.answer(found, *describe(found))

@@ -28,9 +28,18 @@ class Cluster:
         self.have = [SharedDataset() for _ in range(NODES)]
         self.ever: list[SharedDataset] = []  # each dataset as it was added
         self.removed: list[SharedDataset] = []  # as it was where it was removed
+        self.had: list[SharedDataset] = []  # by any node at any time
 
     def do(self, what: str, node: int, argument: Any) -> None:
         getattr(self, what)(node, argument)
+        self.had.append(self.have[node])
+
+    def may_be_gone(self) -> set[Stamp]:
+        """What was removed, and what a node had as one with it."""
+        gone = {stamp for one in self.removed for stamp in one.added}
+        while more := {stamp for one in self.had if not gone.isdisjoint(one.added) for stamp in one.added} - gone:
+            gone |= more
+        return gone
 
     def add(self, node: int, url: str) -> None:
         if not self.have[node].added:
@@ -62,6 +71,7 @@ class Cluster:
         for one in others:
             self.clocks[node].see([*one.gone, *one.added, one.listed, one.limited])
         self.have[node] = resolve(self.have[node], others).value
+        self.had.append(self.have[node])
 
     def settle(self) -> None:
         for _ in range(4):
@@ -78,6 +88,7 @@ def test_all_nodes_come_to_the_same_end(steps: list[Any]) -> None:
     cluster.settle()
     assert len({tuple(one.gone) for one in cluster.have}) == 1
     gone = set(cluster.have[0].gone)
+    assert gone <= cluster.may_be_gone()
     live = [one for one in cluster.have if one.added]
     # What was removed is nowhere.
     assert all(gone.isdisjoint(one.added) for one in live)
@@ -124,3 +135,11 @@ def test_a_dataset_that_is_added_again_is_another_one() -> None:
     fresh = SharedDataset(added=stamped(8), url="s3://a", snapshot="1", listed=Stamp(8, "b"))
     value = resolve(SharedDataset(gone=stamped(1, 7)), [fresh]).value
     assert (value.added, value.gone) == (stamped(8), stamped(1, 7))
+
+
+def test_a_dataset_that_is_added_again_stays_when_one_that_was_away_still_has_the_removed_one() -> None:
+    away = SharedDataset(added=stamped(1), url="s3://a", snapshot="1", listed=Stamp(9, "b"))
+    fresh = SharedDataset(gone=stamped(1), added=stamped(8), url="s3://a", snapshot="2", listed=Stamp(8, "b"))
+    for own, other in ((away, fresh), (fresh, away), (SharedDataset(), fresh)):
+        assert resolve(own, [other]).value == fresh
+    assert resolve(SharedDataset(), [away, fresh]).value == fresh

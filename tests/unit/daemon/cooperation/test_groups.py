@@ -31,6 +31,11 @@ def test_a_group_without_one_of_its_ranks_or_with_one_twice_is_not_whole() -> No
     assert not one_group(("a", [rank(0), rank(1)]), ("b", [rank(1), rank(2)])).is_whole
 
 
+def test_a_group_of_billions_of_ranks_costs_nothing() -> None:
+    spec = replace(SPEC, replicas=2**32 - 1)
+    assert not one_group(("a", [rank(0, spec=spec)])).is_whole
+
+
 def test_it_is_the_same_group_while_ranks_come_and_go() -> None:
     assert one_group(("a", [rank(0)])).key == one_group(("b", [rank(1), rank(2)])).key
 

@@ -287,8 +287,11 @@ def test_an_object_that_has_changed_is_the_origins_to_say(store: OpenStore) -> N
     on_bench(store, scene)
 
 
-def test_what_the_origin_does_not_give_to_this_node_other_nodes_may_get(store: OpenStore) -> None:
+def test_what_the_origin_does_not_give_to_this_node_other_nodes_may_get(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As with a directory that only some nodes have."""
+    monkeypatch.setattr("random.shuffle", lambda nodes: None)
 
     async def scene(bench: Bench) -> None:
         bench.origin.failure = NotFound("no such directory here")
@@ -307,6 +310,13 @@ def test_what_the_origin_does_not_give_to_this_node_other_nodes_may_get(store: O
         assert str(await answer) == "no such directory here"
         assert isinstance(await bench.ask_for_peer(3), NotFound)
         assert len(bench.peers.questions) == 5
+        bench.peers.away = set()
+        answer = bench.ask(4)
+        (await bench.question(6)).give(Failed("node-2: no such directory"))
+        again = await bench.question(7)
+        assert again.asked == ("node-3", True)  # who gave the last one is asked before all others
+        again.give_block()
+        assert bench.holds(4, await answer)
 
     on_bench(store, scene)
 

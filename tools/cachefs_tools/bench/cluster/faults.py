@@ -29,8 +29,10 @@ _LOSS: Final = 0.3
 _LATENCY: Final = 0.025
 # Seconds beyond its deadline in which a read ends: a busy machine, and the way back through the kernel.
 _LATE: Final = 5.0
-# The cluster has converged when nothing was asked of the origin, failed or took long for so many seconds.
+# The cluster has converged when for so many seconds nothing failed or took long, and the origin was asked for no more
+# than in as many seconds before, but for a few requests.
 _QUIET: Final = 5.0
+_FEW: Final = 3
 _CONVERGE_SECONDS: Final = 60.0
 
 
@@ -66,12 +68,15 @@ def _one(run: Run, job: Job, fault: str, say: Say, seconds: float) -> dict[str, 
     """Do one thing, and wait until all is well again."""
     say(f"{fault} for {seconds:.0f} s")
     *others, hit = job.ranks
+    asked = run.origin().requests
+    time.sleep(_QUIET)
+    usual = run.origin().requests - asked
     before = run.take()
     with _FAULTS[fault](run):
         _wait(seconds, lambda: all(rank.runs for rank in job.ranks))
         problems = sorted({problem for node in run.nodes[:-1] if (problem := _problem(run, node.name))})
     healed = run.take()
-    converged = _converged(run, job, healed.when)
+    converged = _converged(run, job, healed.when, usual)
     after = run.take()
     alone, rest = (
         trouble_document([one for rank in ranks for one in rank.progress.troubles], before.when)
@@ -93,6 +98,7 @@ def _one(run: Run, job: Job, fault: str, say: Say, seconds: float) -> dict[str, 
     ]  # fmt: skip
     return {
         "fault": fault, "others": rest, "hit": alone, "said": problems, "converged_after_s": converged,
+        "usual_origin_requests_per_s": usual / _QUIET,
         "origin_bytes_of_dataset": {
             "meanwhile": (healed.origin_bytes - before.origin_bytes) / run.load.bytes,
             "until it converged": (after.origin_bytes - healed.origin_bytes) / run.load.bytes,
@@ -157,18 +163,17 @@ _FAULTS: Final = {
 }  # fmt: skip
 
 
-def _converged(run: Run, job: Job, healed: float) -> float | None:
-    """Seconds until nothing is wrong any more; None: not in time. All nodes are members for all, and for a while
-    nothing was asked of the origin, failed or took long."""
-    asked, quiet_since = run.origin().requests, time.monotonic()
+def _converged(run: Run, job: Job, healed: float, usual: int) -> float | None:
+    """Seconds until nothing is wrong any more; None: not in time. All nodes are members for all, nothing fails or takes
+    long, and the origin is asked for as much as is *usual* in _QUIET seconds."""
+    asked, since = run.origin().requests, time.monotonic()
     while (now := time.monotonic()) < healed + _CONVERGE_SECONDS:
-        requests = run.origin().requests
         late = max((one.when + one.seconds for rank in job.ranks for one in rank.progress.troubles), default=0.0)
-        if requests != asked or not _all_see_all(run):
-            asked, quiet_since = requests, now
-        quiet_since = max(quiet_since, late)
-        if now - quiet_since > _QUIET:
-            return quiet_since - healed
+        requests = run.origin().requests
+        if requests - asked > usual + _FEW or late > since or not _all_see_all(run):
+            asked, since = requests, now
+        elif now - since > _QUIET:
+            return since - healed
         time.sleep(0.25)
     return None
 
