@@ -89,7 +89,7 @@ class Draining:
         if self._has_left:
             return DrainStatus(mine.id, mine.name, done=True)
         waiting, blocks, size = [], 0, 0
-        wanted = ring_digest(view.ring)
+        wanted = ring_digest([one.id for one in view.present])
         for one in others:
             facts = self._shared.value(FILLING, one.id, FILLING_NAME)
             if facts is None or facts.ring != wanted or facts.blocks:
