@@ -17,6 +17,8 @@ from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 LIMIT: Final = 5
 VERDICT: Final = "unsteady: failed beside others, passed alone"
@@ -24,6 +26,35 @@ VERDICT: Final = "unsteady: failed beside others, passed alone"
 _ALONE_SECONDS: Final = 600.0
 # Categories of pytest's last line in which a test's first result may have been counted.
 _FIRST_RESULTS: Final = ("failed", "error", "passed")
+
+
+class Files(LoadFileScheduling):
+    """What xdist does for `--dist loadfile`, but a run in which a worker crashes goes on.
+
+    xdist (3.8) gives all files of the lost worker to others, those that it had finished too, and the test that crashed.
+    Its successor begins with a finished file, has nothing to do, and waits for ever for more; so does the run.
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        work = self.assigned_work[node]
+        for file in [file for file, tests in work.items() if all(tests.values())]:
+            del work[file]
+        if not work:
+            return super().remove_node(node)
+        del self.assigned_work[node]
+        first = next(iter(work.values()))
+        crashed: str = next(test for test, ended in first.items() if not ended)
+        first[crashed] = True  # it has its second chance alone
+        self.workqueue.update((file, tests) for file, tests in work.items() if not all(tests.values()))
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return crashed
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """A worker begins a test when it knows the next one, so one test alone is not enough work."""
+        super()._reschedule(node)
+        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
 
 
 class SecondChance:
@@ -39,6 +70,10 @@ class SecondChance:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._collected.update(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> "Files | None":
+        return Files(config, log) if config.getoption("dist") == "loadfile" else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:

@@ -250,7 +250,7 @@ class SimulatedCluster:
             lambda group: [node.key],
             remembered,
             lambda snapshot, known: self.remembered.update({node.name: known}),
-            lambda keys: None,  # it has no transient blocks
+            lambda space, blocks: None,  # it has no transient blocks
         )
         return SharedSnapshot(SNAPSHOT, self.ring(self.names), surroundings)
 

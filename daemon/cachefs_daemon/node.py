@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cachefs.block import MEMORY, SSD
 from cachefs.cluster_messages import NodeCounters, TierUse
@@ -21,12 +21,7 @@ from cachefs_daemon.config import Config
 from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
-from cachefs_daemon.content.shared_datasets import Here
 from cachefs_daemon.content.warmup import Warmups
-from cachefs_daemon.cooperation.cooperation import Cooperation, Parts, ring_of
-from cachefs_daemon.cooperation.draining import Draining
-from cachefs_daemon.cooperation.filling import Filling, FillingParts
-from cachefs_daemon.cooperation.routes import Routes
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
@@ -48,13 +43,18 @@ from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
-from cachefs_daemon.node_sharing import NodeSharing, Surroundings, counters_of
 from cachefs_daemon.origin.base import OriginSettings
-from cachefs_daemon.peers.plane import Adopt, DataPlane
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
+
+# What only a node of a cluster has is imported where it is made: with what it needs it takes 14 MB.
+if TYPE_CHECKING:
+    from cachefs_daemon.cooperation.cooperation import Cooperation
+    from cachefs_daemon.cooperation.draining import Draining
+    from cachefs_daemon.node_sharing import NodeSharing
+    from cachefs_daemon.peers.plane import Adopt, DataPlane
 
 Endless = Callable[[], Coroutine[Any, Any, None]]  # runs as long as the daemon
 
@@ -81,7 +81,7 @@ class Node:
         plan, presence = storage.foresight.plan, storage.foresight.presence
         state_dir, origin = config.daemon.state_dir, config.origin
         self.membership = open_membership(config.cluster, state_dir, config.memory_budget, config.ssd_budget)
-        self.data_plane = DataPlane(config.cluster, self.membership, self.errors) if config.cluster.enabled else None
+        self.data_plane = self._make_data_plane() if config.cluster.enabled else None
         self.traffic: Traffic = self.data_plane.traffic if self.data_plane is not None else no_traffic
         snapshots = HeldSnapshots(state_dir / "snapshots", config.daemon.block_size)
         self.catalog = Catalog(state_dir, snapshots, origin_settings(config), threads)
@@ -136,10 +136,19 @@ class Node:
         self.draining = self._make_draining()
         self._background: list[asyncio.Task[None]] = []
 
-    def _make_draining(self) -> Draining | None:
+    def _make_data_plane(self) -> "DataPlane":
+        from cachefs_daemon.peers.plane import DataPlane
+
+        return DataPlane(self.config.cluster, self.membership, self.errors)
+
+    def _make_draining(self) -> "Draining | None":
         """How this node joins its cluster and leaves it; and what it gets from other nodes as members change."""
         if self.sharing is None or self.data_plane is None:
             return None
+        from cachefs_daemon.cooperation.cooperation import ring_of
+        from cachefs_daemon.cooperation.draining import Draining
+        from cachefs_daemon.cooperation.filling import Filling, FillingParts
+
         cooperation = self.cooperation
         foresight = self.storage.foresight
         filling = Filling(
@@ -163,11 +172,14 @@ class Node:
         self._endless += [filling.run, draining.join]
         return draining
 
-    def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> Cooperation | None:
+    def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> "Cooperation | None":
         """What this node does for what others read. None where nothing is fetched ahead."""
         foresight, sharing = self.storage.foresight, self.sharing
         if foresight.standing is None or sharing is None or not self.config.prefetch.enabled:
             return None
+        from cachefs_daemon.cooperation.cooperation import Cooperation, Parts
+        from cachefs_daemon.cooperation.routes import Routes
+
         cooperation = Cooperation(
             Parts(
                 plan=foresight.plan,
@@ -197,7 +209,10 @@ class Node:
         others = self.cooperation.margins() if self.cooperation is not None else {}
         return {**self.jobs.margins(), **others}
 
-    def _make_sharing(self, held: HeldSnapshots) -> NodeSharing:
+    def _make_sharing(self, held: HeldSnapshots) -> "NodeSharing":
+        from cachefs_daemon.content.shared_datasets import Here
+        from cachefs_daemon.node_sharing import NodeSharing, Surroundings
+
         here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
         certificates = self.data_plane.certificates if self.data_plane is not None else None
         return NodeSharing(
@@ -211,6 +226,8 @@ class Node:
 
     async def _count(self) -> NodeCounters:
         """What other nodes are told of this one."""
+        from cachefs_daemon.node_sharing import counters_of
+
         usage = await self.threads.run(self.storage.usage)
         return counters_of(
             self.started,
@@ -221,10 +238,11 @@ class Node:
             {record.id: self.traffic(record.id).bytes_in for record in self.membership.view.others},
         )
 
-    def _elsewhere(self, plane: DataPlane, slots: FetchSlots) -> Elsewhere:
+    def _elsewhere(self, plane: "DataPlane", slots: FetchSlots) -> Elsewhere:
         """The other nodes, as a source of blocks. slots: of reads from origins."""
         membership, steal = self.membership, self.config.cluster.steal
-        found = Elsewhere(plane.client, HomeRoutes(membership).route, membership, slots, steal=steal)
+        at_home = HomeRoutes(membership, self.config.cluster.replicas).route
+        found = Elsewhere(plane.client, at_home, membership, slots, steal=steal)
         membership.listen(found.on_view)
         return found
 
@@ -254,7 +272,7 @@ class Node:
             Promoter(promotions, pace, storage.blocks, storage.tiering, threads, readers).run,
         ]
 
-    def open_data_plane(self, adopt: Adopt) -> None:
+    def open_data_plane(self, adopt: "Adopt") -> None:
         """Take the port that other nodes ask at, where there are any. To be called before `start`. adopt: serves a
         connection of the fetch channel. Raises ConfigError."""
         if self.data_plane is not None:

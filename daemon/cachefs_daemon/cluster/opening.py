@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-from cachefs_daemon.cluster.etcd import EtcdStore
-from cachefs_daemon.cluster.etcd_client import EtcdSettings
 from cachefs_daemon.cluster.identity import load_identity, own_record
-from cachefs_daemon.cluster.kubernetes import KubernetesStore
-from cachefs_daemon.cluster.kubernetes_api import pod_settings
 from cachefs_daemon.cluster.membership import Membership, NoMembership
 from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.static import StaticMembership
+from cachefs_daemon.cluster.store import RecordStore
+from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.cluster_section import ClusterSection
 
 
@@ -23,15 +21,25 @@ def open_membership(section: ClusterSection, state_dir: Path, memory: int, ssd: 
     record = own_record(section, load_identity(state_dir), memory, ssd)
     if section.membership == "static":
         return StaticMembership(section, record)
-    if section.membership == "etcd":
-        store = EtcdStore(_etcd_settings(section), section.key_prefix, record.id)
-        return SharedMembership(store, record, section.grace, state_dir)
-    leases = KubernetesStore(pod_settings(section.namespace), section.cluster, record.id)
-    return SharedMembership(leases, record, section.grace, state_dir)
+    store = _etcd(section, record) if section.membership == "etcd" else _kubernetes(section, record)
+    return SharedMembership(store, record, section.grace, state_dir)
 
 
-def _etcd_settings(section: ClusterSection) -> EtcdSettings:
-    return EtcdSettings(
+# Each with what only it needs.
+
+
+def _kubernetes(section: ClusterSection, record: NodeRecord) -> RecordStore:
+    from cachefs_daemon.cluster.kubernetes import KubernetesStore
+    from cachefs_daemon.cluster.kubernetes_api import pod_settings
+
+    return KubernetesStore(pod_settings(section.namespace), section.cluster, record.id)
+
+
+def _etcd(section: ClusterSection, record: NodeRecord) -> RecordStore:
+    from cachefs_daemon.cluster.etcd import EtcdStore
+    from cachefs_daemon.cluster.etcd_client import EtcdSettings
+
+    settings = EtcdSettings(
         section.etcd,
         section.etcd_user,
         section.etcd_password_file,
@@ -39,3 +47,4 @@ def _etcd_settings(section: ClusterSection) -> EtcdSettings:
         section.etcd_cert,
         section.etcd_key,
     )
+    return EtcdStore(settings, section.key_prefix, record.id)

@@ -19,8 +19,11 @@ from cachefs_daemon.cluster_section import ClusterSection, ListedNode
 log = logging.getLogger(__name__)
 
 _EPOCH_BITS: Final = 48
-# Seconds between two looks for nodes whose grace is over.
+# Seconds between two looks for nodes that do not answer.
 _LOOK: Final = 1.0
+# Seconds without an answer after which a node is away: more than it takes to start a daemon anew, or to look once more
+# after a connection broke.
+AWAY_SECONDS: Final = 5.0
 
 
 def listed_id(cluster: str, name: str) -> str:
@@ -50,6 +53,7 @@ class StaticMembership:
         )
         # By id: monotonic seconds since when nobody reaches a node.
         self._lost: dict[str, float] = {}
+        self._gone: set[str] = set()  # ids of nodes whose grace is over
         self._watch: asyncio.Task[None] | None = None
         self._epoch = list_epoch(section)
         self.view = self._draw()
@@ -71,7 +75,9 @@ class StaticMembership:
         record = self._records.get(node_id)
         if record is None or node_id == self._me:
             return
-        if self._lost.pop(node_id, None) is not None and record.state == "away":
+        self._lost.pop(node_id, None)
+        self._gone.discard(node_id)
+        if record.state == "away":
             log.info("node %s at %s answers again", record.name, record.address)
         self._change(
             dataclasses.replace(
@@ -90,6 +96,7 @@ class StaticMembership:
         if known is None or record.id == self._me:
             return
         self._lost.pop(record.id, None)
+        self._gone.discard(record.id)
         self._change(
             dataclasses.replace(
                 known,
@@ -113,20 +120,31 @@ class StaticMembership:
             self.expire(time.monotonic())
 
     def expire(self, now: float) -> None:
-        """Do without nodes that nobody has reached for the time of grace."""
+        """Do without nodes that nobody has reached for a while, and after the time of grace do not count them."""
         for node_id, since in list(self._lost.items()):
-            record = self._records[node_id]
-            if now - since >= self._grace and record.state != "away":
+            record, seconds = self._records[node_id], now - since
+            is_over = seconds >= self._grace
+            if is_over and node_id not in self._gone:
+                self._gone.add(node_id)
                 log.warning(
                     "node %s at %s has not answered for %.0f s; its blocks have other homes until it does",
                     record.name,
                     record.address,
-                    now - since,
+                    seconds,
+                )
+                self._change(dataclasses.replace(record, state="away"), force=True)
+            elif seconds >= AWAY_SECONDS and record.state != "away":
+                log.warning(
+                    "node %s at %s has not answered for %.0f s; others keep its blocks until it does",
+                    record.name,
+                    record.address,
+                    seconds,
                 )
                 self._change(dataclasses.replace(record, state="away"))
 
-    def _change(self, record: NodeRecord) -> None:
-        if self._records[record.id] == record:
+    def _change(self, record: NodeRecord, *, force: bool = False) -> None:
+        """force: other nodes may count, though no record is another one."""
+        if self._records[record.id] == record and not force:
             return
         self._records[record.id] = record
         self.view = self._draw()
@@ -139,7 +157,7 @@ class StaticMembership:
     def _draw(self) -> ClusterView:
         members = tuple(sorted(self._records.values(), key=lambda record: record.id))
         # A node that has begun again keeps its place while it joins, and so does one of which nothing is known yet.
-        ring = tuple(record.id for record in members if record.state in ("active", "joining"))
+        ring = tuple(one.id for one in members if one.state != "draining" and one.id not in self._gone)
         return ClusterView(self._epoch, self._me, members, ring, "static")
 
 

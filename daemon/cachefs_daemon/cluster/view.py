@@ -149,6 +149,13 @@ class ClusterView:
         all nodes that have the same epoch (with a static list: once each has heard of each)."""
         return tuple(self._by_id[each] for each in self.ring if each in self._by_id)
 
+    @cached_property
+    def present(self) -> tuple[NodeRecord, ...]:
+        """Members that count for placement and can be asked, sorted by id: those who can keep blocks now. A node that
+        cannot ask half of all takes itself for cut off, and all for present until they do not count any more."""
+        found = tuple(record for record in self.placing if record.state != "away")
+        return found if 2 * len(found) >= len(self.placing) else self.placing
+
     def shares(self) -> dict[str, float]:
         """By id: the part of all blocks whose home a node is, by weights."""
         whole = math.fsum(record.weight for record in self.placing)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from cachefs.errors import CachefsError, NotFound
 from cachefs.planning.blocks.samples import Samples
-from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.cluster.homes import Homes
 from cachefs.planning.cluster.rendezvous import Member as Placed
 from cachefs.planning.cluster.rendezvous import space_hashes
@@ -26,7 +26,7 @@ from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.cooperation.groups import Group, Member, groups_of
 from cachefs_daemon.cooperation.holders import Known, Ring
 from cachefs_daemon.cooperation.known_holders import HOLDERS as HOLDERS_PATH
-from cachefs_daemon.cooperation.known_holders import OVERHEAD, HolderFiles, decode, digest_of, encode
+from cachefs_daemon.cooperation.known_holders import OVERHEAD, HolderFiles, decode, differ, digest_of, encode
 from cachefs_daemon.cooperation.orders import GroupOrders
 from cachefs_daemon.cooperation.shared_snapshot import Place, SharedSnapshot, Surroundings
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
@@ -51,8 +51,12 @@ NEAR: Final = 0.5
 FIRST_RATE: Final = 100.0
 # Seconds that another node may take to say who holds what.
 ASK_SECONDS: Final = 10.0
+# Blocks that are looked for among the transient ones in one call: 2 ms.
+ADOPTED_AT_ONCE: Final = 4096
 # Seconds between two times that one snapshot's holders are taken from another node, as they differ from ours.
 ADOPT_SECONDS: Final = 10.0
+# Seconds for which two nodes may differ that have not learnt of a change at the same moment.
+AGREE_SECONDS: Final = 2.0
 # Seconds by which other nodes fetch ahead of where they say that they are.
 PEERS_AHEAD: Final = 1.0
 
@@ -105,6 +109,7 @@ class Cooperation:
             remembered=self._remembered,
             remember=self._remember,
             adopt=self._take_in,
+            coordinated=self._is_coordinated,
         )
         parts.loader.first_rate = FIRST_RATE
         parts.loader.on_space = self._keep_home
@@ -168,7 +173,10 @@ class Cooperation:
         self._parts.standing.near = LONGER * self._parts.window() + margin + NEAR
         self._keys = {(one.request.job, one.name): one.key for one in self._parts.jobs.consumers}
         own = self._parts.consumers.own_consumers()
-        everybody = [*own, *self._parts.consumers.remote_consumers()]
+        view = self._parts.shared.membership.view
+        # Nobody reads on a node that is away, whatever it has said before.
+        away = set(view.ring) - {one.id for one in view.present}
+        everybody = [*own, *(one for one in self._parts.consumers.remote_consumers() if one.node not in away)]
         facts_before = {name: one.facts for name, one in self._remote.items()}
         self._remote = {(one.node, one.name): one for one in everybody}
         if self._regroup or facts_before != {name: one.facts for name, one in self._remote.items()}:
@@ -193,12 +201,14 @@ class Cooperation:
                 self._snapshots[snapshot] = SharedSnapshot(snapshot, ring, self._around)
             self._snapshots[snapshot].regroup(groups)
 
-    def _take_in(self, keys: Sequence[bytes]) -> None:
-        """Blocks are this node's to keep from now on, as far as they are here."""
+    def _take_in(self, space: BlockSpace, blocks: Ids) -> None:
+        """These are this node's to keep from now on, as far as they are here."""
 
         def adopt() -> None:
-            with self._parts.tiering as tiering:
-                tiering.adopt(keys)
+            for start in range(0, len(blocks), ADOPTED_AT_ONCE):
+                keys = space.keys(blocks[start : start + ADOPTED_AT_ONCE])
+                with self._parts.tiering as tiering:
+                    tiering.adopt(keys)
 
         task = asyncio.ensure_future(self._parts.threads.ahead(adopt))
         self._under_way.add(task)
@@ -293,12 +303,22 @@ class Cooperation:
             if (facts := values.get(space.snapshot)) is not None
         }
         for node in sorted(others, key=lambda node: (-others[node].count, node)):
-            if own is not None and others[node].count <= own.count:
+            # Who goes on has seen more than one that has just begun, also where neither has decided more often.
+            if own is not None and others[node].count < own.count:
                 break
             found = await self._ask(node, space)
             if found is not None:
                 return found
         return own
+
+    def _is_coordinated(self, group: Group) -> bool:
+        """Do other nodes have copies go where the group reads them next?"""
+        view = self._parts.shared.membership.view
+        return any(
+            (facts := values.get(group.snapshot)) is not None and facts.job == group.job
+            for node, values in self._parts.shared.values(HOLDERS).items()
+            if (record := view.get(node)) is not None and record.state != "away"
+        )
 
     async def _ask(self, node: str, space: BlockSpace) -> Known | None:
         try:
@@ -341,7 +361,7 @@ class Cooperation:
             return
         if (-facts.count, node) > (-mine.count, self._around.me):
             return
-        if (facts.job, facts.epoch) != (mine.job, mine.epoch) or facts.digest == mine.digest:
+        if (facts.job, facts.epoch) != (mine.job, mine.epoch) or not differ(facts.digest, mine.digest):
             return
         now = asyncio.get_running_loop().time()
         if now - self._adopted.get(snapshot, -ADOPT_SECONDS) < ADOPT_SECONDS:
@@ -352,6 +372,12 @@ class Cooperation:
         task.add_done_callback(self._under_way.discard)
 
     async def _adopt(self, node: str, one: SharedSnapshot, space: BlockSpace) -> None:
+        await asyncio.sleep(AGREE_SECONDS)
+        snapshot = one.snapshot
+        mine, theirs = self._parts.shared.own(HOLDERS, snapshot), self._parts.shared.value(HOLDERS, node, snapshot)
+        agree = mine is None or theirs is None or mine.epoch != theirs.epoch or not differ(mine.digest, theirs.digest)
+        if agree or self._snapshots.get(snapshot) is not one:
+            return
         found = await self._ask(node, space)
         if found is not None and found.job == one.job:
             log.info("snapshot %s: who holds what is taken from node %s, as it differs here", one.snapshot, node)
@@ -375,6 +401,7 @@ def at_home(space: BlockSpace, ring: Ring, me: str, replicas: int) -> Mine:
 
 
 def ring_of(view: ClusterView) -> Ring:
-    """The members that count for placement."""
-    members = [Placed(one.id, xxhash.xxh3_64_intdigest(one.id.encode()), one.weight, one.zone) for one in view.placing]
-    return Ring(view.epoch, tuple(members), tuple(one.memory + one.ssd for one in view.placing))
+    """The members that count for placement, without those that are away: what these hold is nobody's meanwhile, and
+    who has it is to keep it."""
+    members = [Placed(one.id, xxhash.xxh3_64_intdigest(one.id.encode()), one.weight, one.zone) for one in view.present]
+    return Ring(view.epoch, tuple(members), tuple(one.memory + one.ssd for one in view.present))

@@ -14,7 +14,7 @@ import numpy as np
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.cluster.copies import Bytes, after_change, epochs_ahead, next_holders, rooms
 from cachefs.planning.cluster.fitting import fitted
-from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes
+from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes, reindexed
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, space_hashes
 from cachefs_daemon.runtime.threads import Threads
@@ -105,27 +105,53 @@ class Holders:
         """Of second copies, as `homes`; NOBODY where there are none."""
         return self._homes.second if self._homes is not None else np.full(self._space.count, NOBODY, np.uint16)
 
-    async def follow(self, ring: Ring) -> bool:
+    async def follow(self, ring: Ring, current: int = 0, done: float = 0.0) -> bool:
         """These are the members now. Returns whether anything has changed. What somebody has held who has left is
-        with its new home, and what has its home on somebody who has come goes there."""
+        with its new home, and what has its home on somebody who has come goes there. current, done: the epoch in which
+        the job is, and how far: what was read in it has changed hands as it was decided, and stays there."""
         if ring == self.ring:
             return False
         before, old_homes = self.ring.ids, self.homes
         homes = await self._threads.planning(self._rehome, ring)
         found = {}
         if before:
-            self.former = Former(before, self.at[min(self.at)] if self.at else old_homes, _now())
-        for epoch in sorted(self.at)[:2]:  # those that follow are decided anew
-            found[epoch] = await self._threads.planning(
-                self._changed, self.at[epoch], before, ring, homes, old_homes if before else None
+            held = self.now_held(current, done)
+            self.former = Former(before, held if held is not None else old_homes, _now())
+        latest: Nodes | None = None
+        for epoch in sorted(self.at):
+            if epoch > current + 1:
+                continue  # decided anew
+            latest = found[epoch] = await self._threads.planning(
+                self._changed, self.at[epoch], before, ring, homes, old_homes if before else None, latest
             )
         self.ring, self.at, self.reads = ring, found, {}
         return True
 
+    def now_held(self, epoch: int, done: float) -> Nodes | None:
+        """Who holds each block in the middle of an epoch; None where that is not known."""
+        at, following, reads = self.at.get(epoch), self.at.get(epoch + 1), self.reads.get(epoch)
+        if at is None:
+            return self.at[max(self.at)] if self.at else None
+        if following is None or reads is None or reads.when is None:
+            return at
+        found: Nodes = np.where(reads.when < np.float32(done), following, at)
+        return found
+
     def _changed(
-        self, holders: Nodes, before: tuple[str, ...], ring: Ring, homes: Nodes, old_homes: Nodes | None
+        self,
+        holders: Nodes,
+        before: tuple[str, ...],
+        ring: Ring,
+        homes: Nodes,
+        old_homes: Nodes | None,
+        until_then: Nodes | None = None,
     ) -> Nodes:
-        return self._fitted(after_change(holders, before, ring.ids, homes, old_homes), ring)
+        """until_then: who holds each block an epoch earlier, as places in the new ring: with whom that stays which
+        somebody was to take who has left."""
+        found = after_change(holders, before, ring.ids, homes, old_homes)
+        if until_then is not None:
+            found = np.where(reindexed(holders, before, ring.ids) == NOBODY, until_then, found)
+        return self._fitted(found, ring)
 
     def _fitted(self, holders: Nodes, ring: Ring) -> Nodes:
         return fitted(holders, self._rooms(ring), self._sizes) if ring.is_known else holders
@@ -152,7 +178,12 @@ class Holders:
             holders = await self._threads.planning(self._fitted, holders, self.ring)
         else:
             count = known.count
-            holders = await self._threads.planning(self._changed, known.holders, known.ids, self.ring, self.homes, None)
+            # Where this node has come meanwhile, it gets what is at home here, as all others see it.
+            holders = await self._threads.planning(
+                self._changed, known.holders, known.ids, self.ring, self.homes, self.homes
+            )
+            if known.ids != self.ring.ids:
+                self.former = Former(known.ids, known.holders, _now())
             # A node that has just started may know the others' places before its own readers'. A job that begins anew
             # under the same name has the copies where it has left them.
             if known.job == job and known.epoch <= furthest + 1:
@@ -172,6 +203,11 @@ class Holders:
         if self.at and epoch > max(self.at) + 1:  # nobody has read what lies between
             latest = self.at[max(self.at)]
             self.at, self.reads = {epoch: latest}, {}
+        if epoch in self.at and epoch not in self.reads and self.ring.is_known:
+            ids = self.ring.ids
+            reads = await reads_of(epoch, ids)
+            if reads is not None and self.ring.ids == ids:
+                self.reads[epoch] = reads
         for number in range(min(self.at, default=epoch), epoch + 2):
             if number + 1 in self.at or not self.ring.is_known:
                 continue

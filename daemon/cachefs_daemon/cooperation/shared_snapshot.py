@@ -44,9 +44,15 @@ PER_BLOCK: Final = 64
 FORMER_SECONDS: Final = 600.0
 # Seconds until it is tried again after something failed.
 RETRY_SECONDS: Final = 2.0
+# Seconds within which those who read say how far they are, to a node that has just come.
+PLACES_SECONDS: Final = 5.0
 # Seconds on top of those in which a block is about to be read: what a node is to keep is its own so long before it is
 # read.
 LEAD: Final = 0.25
+
+
+# Part of an epoch after which it has begun in earnest.
+BEGUN: Final = 0.01
 
 
 class Place(NamedTuple):
@@ -80,8 +86,10 @@ class Surroundings:
     remembered: Callable[[BlockSpace], Awaitable[Known | None]]
     # Is told what is to be remembered.
     remember: Callable[[str, Known], None]
-    # Is told which blocks are this node's to keep from now on, by key: they may be transient ones.
-    adopt: Callable[[Sequence[bytes]], None]
+    # Is told which blocks are this node's to keep from now on: they may be transient ones.
+    adopt: Callable[[BlockSpace, Ids], None]
+    # Do other nodes have copies go where this group reads them next?
+    coordinated: Callable[[Group], bool] = lambda group: False
 
 
 _START: Final = Place("", 0, 0.0, 0.0)
@@ -284,7 +292,7 @@ class SharedSnapshot:
         gained = blocks[~marks[blocks]]
         if len(gained):
             self._around.standing.update(self.snapshot, gained, True)
-            self._around.adopt([space.key(int(block)) for block in gained])
+            self._around.adopt(space, gained)
 
     @property
     def _me(self) -> int:
@@ -338,12 +346,13 @@ class SharedSnapshot:
         self._take_room(space)
         if around.plan.spaces.get(self.snapshot) is not space:
             around.plan.add_space(space)
-        changed = await holders.follow(self._ring)
+        place = self._place
+        changed = await holders.follow(self._ring, place.epoch, place.done)
         changed |= await self._coordinate(holders, space, groups)
         coordinated = self._coordinated
         if coordinated is not None:
             epoch = self._slowest(coordinated).epoch
-            if await holders.advance(epoch, self._reads_of(coordinated)):
+            if await holders.advance(epoch, self._reads_of(coordinated)) or changed:
                 changed |= not self._stands
                 if (known := holders.known(epoch)) is not None:
                     around.remember(self.snapshot, known)
@@ -377,9 +386,11 @@ class SharedSnapshot:
         """Find out which group decides where copies go, if any. Returns whether anything has changed."""
         before = self._coordinated
         group: Group | None = groups[0] if len(groups) == 1 and groups[0].is_whole and holders.ring.is_known else None
-        # A rank that ends a little before the others leaves the copies where the sequences have them.
-        if group is None and before is not None and len(groups) == 1 and groups[0].key == before.key:
-            group = before
+        # A rank that ends before the others, or whose node is away, leaves the copies of those that go on where the
+        # sequences have them; a node that comes back meanwhile joins in.
+        if group is None and len(groups) == 1 and groups[0].spec is not None and holders.ring.is_known:
+            goes_on = before is not None and groups[0].key == before.key
+            group = groups[0] if goes_on or self._around.coordinated(groups[0]) else None
         if group is None:
             self._coordinated, self._adopted = None, None
             holders.stay_home()
@@ -388,10 +399,14 @@ class SharedSnapshot:
         if before is not None and before.key == group.key and adopted is None:
             self._coordinated = group
             if before.members != group.members:
-                holders.decide_anew(self._slowest(group).epoch)
+                place = self._slowest(group)
+                # What was read has changed hands as it was decided.
+                holders.decide_anew(place.epoch + (place.done > BEGUN))
                 return True
             return False
         known = adopted or await self._around.remembered(space)
+        if adopted is None and known is not None and known.job == group.job and self._around.coordinated(group):
+            await self._hear_places(group, known.epoch)
         places = [place.epoch for place in self._around.places(group)]
         slowest = self._slowest(group).epoch
         await holders.begin(group.job, slowest, max(places, default=slowest), known)
@@ -401,6 +416,15 @@ class SharedSnapshot:
             self.snapshot, group.job, min(holders.at),
         )  # fmt: skip
         return True
+
+    async def _hear_places(self, group: Group, epoch: int) -> None:
+        """Until it is known that somebody is in that epoch or about to begin it, or for some seconds: where others are
+        is told only to those who have asked for it."""
+        until = asyncio.get_running_loop().time() + PLACES_SECONDS
+        while asyncio.get_running_loop().time() < until:
+            if max((place.epoch for place in self._around.places(group)), default=-1) + 1 >= epoch:
+                return
+            await asyncio.sleep(0.05)
 
     def _reads_of(self, group: Group) -> ReadsOf:
         samples = self._samples[group.map]
@@ -471,7 +495,11 @@ class SharedSnapshot:
                 self._stands = True
                 if self._around.replicas > 1:
                     mine |= holders.second_homes == me
+        before = self._around.standing.mine.get(self.snapshot)
+        gained = mine if before is None else mine & ~before
         self._around.standing.set(self.snapshot, mine)
+        if self.space is not None and gained.any():
+            self._around.adopt(self.space, np.flatnonzero(gained).astype(np.int32))
         self._led = {}
         if group is not None:
             self._take_over(group)

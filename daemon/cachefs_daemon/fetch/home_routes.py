@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from cachefs.planning.cluster.rendezvous import Hashes, Scores, key_hashes, scores_of_one
@@ -28,62 +29,83 @@ class _Ring:
     ids: tuple[str, ...]
     seeds: Hashes
     weights: Scores
+    # Equal numbers for those of one zone: second copies are in another one.
+    zones: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, view: ClusterView) -> "_Ring":
+    def of(cls, view: ClusterView, replicas: int) -> "_Ring":
         ids = tuple(one.id for one in view.placing)
         seeds = np.array([xxhash.xxh3_64_intdigest(one.encode()) for one in ids], np.uint64)
-        return cls(ids, seeds, np.array([one.weight for one in view.placing], np.float64))
+        return cls(ids, seeds, np.array([one.weight for one in view.placing], np.float64), _zones(view, replicas))
 
     def is_like(self, other: "_Ring") -> bool:
-        return self.ids == other.ids and np.array_equal(self.weights, other.weights)
+        return (
+            self.ids == other.ids
+            and np.array_equal(self.weights, other.weights)
+            and np.array_equal(self.zones, other.zones)
+        )
 
-    def first(self, hashed: np.uint64, count: int) -> list[str]:
-        """The first *count* members for a block, the home first; fewer where there are fewer."""
+    def first(self, hashed: np.uint64) -> tuple[str, str]:
+        """The home of a block, and who stands in for it: the node with the second copy, where there are two. Empty for
+        nobody."""
         if not self.ids:
-            return []
-        found: list[str] = []
+            return "", ""
         scores = scores_of_one(hashed, self.seeds, self.weights)
-        for _ in range(min(count, len(self.ids))):
-            best = int(np.argmax(scores))  # of equals the one with the smaller id
-            found.append(self.ids[best])
-            scores[best] = -np.inf
-        return found
+        home = int(np.argmax(scores))  # of equals the one with the smaller id
+        if len(self.ids) == 1:
+            return self.ids[home], ""
+        scores[self.zones == self.zones[home]] = -np.inf
+        return self.ids[home], self.ids[int(np.argmax(scores))]
+
+
+def _zones(view: ClusterView, replicas: int) -> npt.NDArray[np.int32]:
+    """As `cachefs.planning.cluster.homes` has them: who has none is a zone for itself, and so is everybody where there
+    is only one zone, or one copy."""
+    zones = [one.zone for one in view.placing]
+    if replicas < 2 or len(set(zones)) < 2:
+        return np.arange(len(zones), dtype=np.int32)
+    names = {zone: number for number, zone in enumerate(dict.fromkeys(zones))}
+    numbers = [names[zone] if zone else len(names) + number for number, zone in enumerate(zones)]
+    return np.array(numbers, np.int32)
 
 
 class HomeRoutes:
     """Used on the event loop."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, replicas: int = 1) -> None:
+        """replicas: copies of each block that the cluster keeps."""
+        self._replicas = replicas
         self._view = membership.view
-        self._ring = self._former = _Ring.of(self._view)
+        self._ring = self._former = _Ring.of(self._view, replicas)
         self._changed = 0.0  # monotonic seconds at which the ring became another one
         membership.listen(self._on_view)
 
     def route(self, source: BlockSource) -> Route | None:
         """Of a block that is not on this node; None where no other node is to be asked."""
         hashed = key_hashes(np.frombuffer(source.key, np.uint8))[0]
-        ids = self._ring.first(hashed, 2)
-        if not ids:
+        first, second = self._ring.first(hashed)
+        if not first:
             return None  # nobody is known to count
-        home, after = (self._view.get(one) for one in (*ids, "")[:2])
-        before = self._before(hashed, ids[0])
+        home, after = self._view.get(first), self._view.get(second)
+        before = self._before(hashed, first)
         route = Route.of(self._view.me, home, home, after, (before,) if before is not None else ())
         return route if route.brings is not None or route.may_have else None
 
     def _before(self, hashed: np.uint64, home: str) -> NodeRecord | None:
-        """Who was the block's home before this one, if it may still have it."""
+        """Who was the block's home before this one, or had the second copy, if it may still have it."""
         if self._former is self._ring:
             return None
         if time.monotonic() - self._changed > FORMER_SECONDS:
             self._former = self._ring
             return None
-        former = self._former.first(hashed, 1)
-        record = self._view.get(former[0]) if former and former[0] != home else None
-        return record if record is not None and record.state != "away" else None
+        for former in self._former.first(hashed)[: self._replicas]:
+            record = self._view.get(former)
+            if former != home and record is not None and record.state != "away":
+                return record
+        return None
 
     def _on_view(self, view: ClusterView) -> None:
         self._view = view
-        ring = _Ring.of(view)
+        ring = _Ring.of(view, self._replicas)
         if not ring.is_like(self._ring):
             self._former, self._ring, self._changed = self._ring, ring, time.monotonic()

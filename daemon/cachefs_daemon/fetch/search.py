@@ -15,6 +15,7 @@ from cachefs.planning.requests.hedging import HedgeBudget
 from cachefs.planning.requests.recent_times import TimesBySize
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.fetch.slots import Slot
+from cachefs_daemon.fetch.stuck_peers import StuckPeers
 from cachefs_daemon.peers.answers import Busy, Failed, How, NotHere, PeerAnswer, PeerBlock, TakeIt, Wanted, Why
 
 # Seconds that a peer has at most to give a block that it has, and the part of the time that is left. One that is well
@@ -101,6 +102,7 @@ class Experience:
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self.counts = SearchCounts()
+        self.stuck = StuckPeers()
         self._budget = HedgeBudget(HEDGED)
         self._disagreed: dict[str, float] = {}  # by id of a node: loop time since when it has not agreed with this one
         # How long it takes to get a block: of peers that had it, and of those that were to bring it.
@@ -246,7 +248,8 @@ class Search:
         while self.steps:
             node, fetch = self.steps.pop(0)
             seconds = self._patience(fetch, now)
-            if self.experience.can_ask(node, self.wanted.length, seconds):
+            stuck = not (self.insists or self.experience.stuck.may_ask(node.id, now, fetch=fetch))
+            if not stuck and self.experience.can_ask(node, self.wanted.length, seconds):
                 self._ask(node, seconds, fetch=fetch)
                 return
         self._give_up()
@@ -271,6 +274,7 @@ class Search:
         question.asking = self.experience.peers.ask(node, self.wanted, how, partial(self._answered, question))
         self._questions.append(question)
         self.experience.sent()
+        self.experience.stuck.asked(node.id, now, fetch=fetch)
         self._set_timer()
 
     def _give_up(self) -> None:
@@ -290,6 +294,7 @@ class Search:
             return
         question.is_over = True
         self._questions.remove(question)
+        self._note_whether_stuck(question, answer)
         if isinstance(answer, PeerBlock) or answer is _TOO_LATE:
             self._measure(question)
         if isinstance(answer, PeerBlock):
@@ -310,6 +315,13 @@ class Search:
             self._give_up()
         elif not self._questions:  # else the next one was asked already, beside this one
             self._next()
+
+    def _note_whether_stuck(self, question: _Question, answer: PeerAnswer) -> None:
+        now, stuck, node = _now(), self.experience.stuck, question.node.id
+        if not isinstance(answer, Failed) or answer.why not in (Why.LATE, Why.AWAY):
+            stuck.answered(node, fetch=question.fetch)
+        elif question.hurried and now - question.asked >= ORIGIN_LATE:
+            stuck.late(node, question.asked, now, fetch=question.fetch)
 
     def _measure(self, question: _Question) -> None:
         # What a peer brings without haste may wait long for its turn there.

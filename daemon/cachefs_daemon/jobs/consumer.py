@@ -316,7 +316,8 @@ class Consumer:
         self._plan.set_prepared(self.key, self.snapshot.id, epoch, prepared.planned)
         epochs.reads[epoch] = reads
         if self.position is None:
-            self._plan.set_progress(self.key, *self._plan.place(self.key), self._loader.first_rate)
+            if self._loader.first_rate:
+                self._plan.set_progress(self.key, *self._plan.place(self.key), self._loader.first_rate)
             follower = Follower(self._plan, self.key, *_out_of_order(self.request, reads), self._own)
             self.position = Position(follower, self.request.batch_size)
             if self._said is not None:

@@ -327,7 +327,7 @@ class AnswerParser:
         if self._refused is not None:
             if len(view) >= self._body:
                 status, verdict = self._refused
-                text = bytes(view[self.position : self._body]).decode("ascii", "replace").strip()
+                text = _readable(view[self.position : self._body])
                 self._finish(view, self._body)
                 yield Refused(status, verdict, text)
             return
@@ -403,7 +403,7 @@ class AnswerParser:
             return True
         self._left.discard(index)
         if status != HERE:
-            return NoBlock(index, status, bytes(body).decode("utf-8", "replace"))
+            return NoBlock(index, status, _readable(body))
         self._kept = self.position
         checksums = 8 * piece_count(length)
         return Block(
@@ -447,3 +447,9 @@ class AnswerParser:
 def tier_of(number: int) -> int | None:
     """MEMORY or SSD; None for a block that was in none."""
     return number if number <= SSD else None
+
+
+def _readable(text: memoryview) -> str:
+    """What a peer says, as part of a line of the log."""
+    words = " ".join(bytes(text).decode("utf-8", "replace").split())[:MOST_TEXT]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)

@@ -107,6 +107,22 @@ def test_a_node_that_was_away_catches_up(pair: tuple[Daemon, Daemon], files: Pat
     assert list(datasets(second)) == ["fresh"]
 
 
+def test_what_is_removed_and_added_again_while_a_node_is_away_is_there_when_it_is_back(
+    pair: tuple[Daemon, Daemon], files: Path
+) -> None:
+    first, second = pair
+    first.add_dataset("data", files.as_uri())
+    until(lambda: "data" in datasets(second))
+    first.kill9()
+    second.client.call(DATASET_REMOVE, DatasetName("data"))
+    (files / "new").write_bytes(b"new")
+    added = second.add_dataset("data", files.as_uri())
+    first.start()
+    until(lambda: datasets(first)["data"].snapshot == added.snapshot)
+    time.sleep(1.0)  # long enough for what the first one knew to be told, and to do harm
+    assert datasets(first)["data"].snapshot == datasets(second)["data"].snapshot == added.snapshot
+
+
 def test_a_dataset_that_is_mounted_anywhere_is_not_removed(pair: tuple[Daemon, Daemon], files: Path) -> None:
     first, second = pair
     first.add_dataset("data", files.as_uri())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import elsewhere, search
+from cachefs_daemon.fetch import elsewhere, search, stuck_peers
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.flights import Answer, Flight
@@ -410,6 +410,28 @@ def test_a_silent_peer_takes_a_part_of_a_readers_time_only(store: OpenStore) -> 
         assert all(question.is_cancelled for question in bench.peers.questions)
 
     on_bench(store, scene, read_deadline=0.4)
+
+
+def test_readers_do_not_wait_again_and_again_for_a_peer_that_lives_and_does_not_give(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "FETCH_SECONDS", 0.05)
+    monkeypatch.setattr(search, "ORIGIN_LATE", 0.02)
+    monkeypatch.setattr(stuck_peers, "FIRST_PAUSE", 1000.0)
+    monkeypatch.setattr(stuck_peers, "LONGEST_PAUSE", 1000.0)
+
+    async def scene(bench: Bench) -> None:
+        for entry in range(5):
+            assert bench.holds(entry, await bench.ask(entry))
+        assert bench.peers.asked == [("node-2", True)] * 2
+        # Where there is no other way it is asked all the same.
+        bench.origin.failure = NotFound("no such directory here")
+        answer = bench.ask(7)
+        question = await bench.question(3)
+        question.give_block()
+        assert bench.holds(7, await answer)
+
+    on_bench(store, scene)
 
 
 def test_a_reader_whose_time_is_over_is_told_so_and_the_flight_ends(store: OpenStore) -> None:

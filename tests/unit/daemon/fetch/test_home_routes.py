@@ -84,3 +84,29 @@ def test_blocks_of_a_node_that_drains_are_looked_for_there_and_those_of_one_that
 
 def test_where_no_node_is_known_nobody_is_asked() -> None:
     assert HomeRoutes(KnownMembership(ClusterView())).route(source(0)) is None
+
+
+@pytest.mark.parametrize("zones", [["x", "x", "y", "y"], ["x", "x", "x", ""], ["x"] * 4, ["", "", "x", "y"]])
+def test_the_node_with_the_second_copy_stands_in_and_is_looked_at_when_the_home_has_gone(zones: list[str]) -> None:
+    nodes = [record(number, 1000 + number, zone=zone) for number, zone in enumerate(zones, 1)]
+    members = [Member(one.id, xxhash.xxh3_64_intdigest(one.id.encode()), one.weight, one.zone) for one in nodes]
+    found = Homes(key_hashes(KEYS), 2)
+    found.set_members(members)
+    outside = "f" * 16  # who asks is none of them
+    membership = KnownMembership(view_of(outside, nodes))
+    routes = HomeRoutes(membership, 2)
+    for number in range(COUNT):
+        route = routes.route(source(number))
+        assert route is not None
+        assert (route.brings, route.stands_in) == (nodes[found.first[number]], nodes[found.second[number]])
+    gone, left = nodes[0], nodes[1:]
+    membership.set(view_of(outside, left, 8))
+    after = Homes(key_hashes(KEYS), 2)
+    after.set_members(members[1:])
+    for number in np.flatnonzero(found.first == 0):
+        route = routes.route(source(int(number)))
+        assert route is not None
+        home, had = left[after.first[number]], nodes[found.second[number]]
+        assert route.brings == home
+        assert had == home or had in route.may_have
+        assert gone not in route.may_have

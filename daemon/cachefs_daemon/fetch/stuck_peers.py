@@ -1,0 +1,58 @@
+"""Peers that live and do not give: they take questions, and blocks do not come while a reader waits.
+
+As with a daemon that hangs behind a peer server that is well, or a disk that hangs. Probes get through to such a node,
+so it does not count as dead, and each reader would wait for it anew.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+# Questions in a row that were not answered in time, until a peer is left out.
+MOST_LATE: Final = 2
+# Seconds until it is asked again, once: at first, and at most. It is doubled each time.
+FIRST_PAUSE: Final = 2.0
+LONGEST_PAUSE: Final = 60.0
+
+
+@dataclass(slots=True)
+class _Lateness:
+    """In a row."""
+
+    count: int = 0
+    until: float = -math.inf  # when it may be asked again
+
+
+class StuckPeers:
+    """By id of the node, and by what it is asked for: it may give what it has, and not bring what it does not have.
+    Times are of one clock."""
+
+    def __init__(self) -> None:
+        self._late: dict[tuple[str, bool], _Lateness] = {}
+
+    def may_ask(self, node: str, now: float, *, fetch: bool) -> bool:
+        """Is it worth a try?"""
+        late = self._late.get((node, fetch))
+        return late is None or late.count < MOST_LATE or now >= late.until
+
+    def asked(self, node: str, now: float, *, fetch: bool) -> None:
+        """It is asked. While it is left out, nobody else tries at the same time."""
+        late = self._late.get((node, fetch))
+        if late is not None and late.count >= MOST_LATE:
+            late.until = now + _pause(late.count)
+
+    def late(self, node: str, asked: float, now: float, *, fetch: bool) -> None:
+        """It has not given a block in time for which it was asked then."""
+        late = self._late.setdefault((node, fetch), _Lateness())
+        if late.count >= MOST_LATE and asked < late.until - _pause(late.count):
+            return  # it was asked before it was known
+        late.count += 1
+        late.until = now + _pause(late.count)
+
+    def answered(self, node: str, *, fetch: bool) -> None:
+        """It has said something, with a block or without."""
+        self._late.pop((node, fetch), None)
+
+
+def _pause(count: int) -> float:
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(count - MOST_LATE, 10))
