@@ -255,7 +255,7 @@ class PeerCounts(Message, frozen=True):
     # Blocks and bytes that came from other nodes. They count for no origin.
     blocks: int = 0
     bytes: int = 0
-    # Blocks and bytes that others were given out of tiers, and blocks that were brought from the origin for them.
+    # Blocks and bytes that others were given; of these blocks, those that were brought from the origin for them.
     served_blocks: int = 0
     served_bytes: int = 0
     served_fetched: int = 0

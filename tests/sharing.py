@@ -25,7 +25,9 @@ def node_record(number: int, port: int = 1, incarnation: int = 1) -> NodeRecord:
 class ToldMembership:
     """A membership that says what a test tells it."""
 
-    def __init__(self, me: NodeRecord, members: Iterable[NodeRecord] = ()) -> None:
+    def __init__(self, me: NodeRecord, members: Iterable[NodeRecord] = (), list_epoch: int = 0) -> None:
+        """list_epoch: of a static list; 0 where there is none."""
+        self._list_epoch = list_epoch
         self.callbacks: list[Listener] = []
         self.heard_of: list[str] = []
         self.lost_ones: list[str] = []
@@ -36,7 +38,8 @@ class ToldMembership:
         """The view is this one from now on."""
         others = [record for record in members if record.id != me.id]
         everybody = tuple(sorted([me, *others], key=lambda record: record.id))
-        self.view = ClusterView(1, me.id, everybody, tuple(record.id for record in everybody), "test")
+        epoch, source = (self._list_epoch, "static") if self._list_epoch else (1, "test")
+        self.view = ClusterView(epoch, me.id, everybody, tuple(record.id for record in everybody), source)
         for callback in self.callbacks:
             callback(self.view)
 
@@ -63,9 +66,11 @@ class ToldMembership:
 class SharingNode:
     """One node, and all that it has for sharing state."""
 
-    def __init__(self, record: NodeRecord, threads: Threads, security: Security = INSECURE) -> None:
+    def __init__(
+        self, record: NodeRecord, threads: Threads, security: Security = INSECURE, list_epoch: int = 0
+    ) -> None:
         self.record = record
-        self.membership = ToldMembership(record)
+        self.membership = ToldMembership(record, list_epoch=list_epoch)
         self.shared = SharedState("test", self.membership, security)
         self.blobs = Blobs(self.shared, threads)
         self.consumers = Consumers(self.shared, self.blobs)

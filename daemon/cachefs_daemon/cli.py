@@ -25,6 +25,7 @@ with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon.api.service import Service
     from cachefs_daemon.config import Config, InvalidConfig
     from cachefs_daemon.node import Node, store_config
+    from cachefs_daemon.peers.plane import certificate_remark
     from cachefs_daemon.runtime import collector, descriptors
     from cachefs_daemon.runtime.systemd import feed_watchdog, notify
     from cachefs_daemon.runtime.threads import Threads
@@ -65,6 +66,7 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
         sys.exit(USAGE)
     if check_config:
         _check_directories(config)
+        _check_certificates(config)
         for remark in config.remarks():
             click.echo(f"cachefsd: note: {remark}", err=True)
         click.echo(f"configuration is valid: {config.summary()}")
@@ -88,6 +90,17 @@ def _check_directories(config: Config) -> None:
         click.echo(f"cachefsd: {problem}", err=True)
     if found:
         sys.exit(USAGE)
+
+
+def _check_certificates(config: Config) -> None:
+    """Say what is wrong with those for other nodes, and end the process where they cannot be used."""
+    try:
+        why = certificate_remark(config.cluster)
+    except CachefsError as error:
+        click.echo(f"cachefsd: {error}", err=True)
+        sys.exit(USAGE)
+    if why:
+        click.echo(f"cachefsd: note: {why}", err=True)
 
 
 def run(config: Config) -> None:

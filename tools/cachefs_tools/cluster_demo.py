@@ -71,8 +71,10 @@ class Row:
         return sum(result.errors + result.wrong for result in self.results)
 
     def shares(self) -> tuple[float, float, float]:
-        """The parts of the reads whose block was on the node, on another one, and nowhere but at the origin."""
-        peers, origin = self.grown.total.peer_blocks / self.reads, self.grown.origin_requests / self.reads
+        """The parts of the reads whose block was on the node, on another one, and nowhere but at the origin. What one
+        node has brought from the origin for another counts once, as the origin's."""
+        total, origin = self.grown.total, self.grown.origin_requests / self.reads
+        peers = max(0.0, (total.peer_blocks - total.given_fetched) / self.reads)
         return max(0.0, 1 - peers - origin), peers, origin
 
 

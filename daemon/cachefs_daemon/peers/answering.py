@@ -53,7 +53,7 @@ _STATUS: Final = {Verdict.STRANGER: 403, Verdict.OTHER_PROTOCOL: 505}
 class Given:
     """What one node was given."""
 
-    blocks: int = 0
+    blocks: int = 0  # with those that were brought from the origin for it
     bytes: int = 0
     fetched: int = 0
     refused: int = 0
@@ -238,11 +238,15 @@ class Answering:
     def send_block(self, at: int, block: AskedBlock, location: Location, given: Given) -> None:
         """Raises Gone."""
         if self.host.outlet.send(self.wire, at, block, location):
-            given.blocks += 1
-            given.bytes += block.length
-            self.host.handed_over(self.node, block.key)
+            self.count(block, given)
         else:
             self.send_none(at, NOT_HERE, given)
+
+    def count(self, block: AskedBlock, given: Given) -> None:
+        """The node has got this block."""
+        given.blocks += 1
+        given.bytes += block.length
+        self.host.handed_over(self.node, block.key)
 
     def send_none(self, at: int, status: int, given: Given, text: str = "") -> None:
         """Raises Gone."""
@@ -320,12 +324,17 @@ class _Fetched:
         elif outcome.errno:
             answering.send_none(at, FAILED, given, outcome.message)
         elif not outcome.location:
-            given.fetched += 1
-            answering.host.handed_over(answering.node, block.key)
-            if not answering.host.outlet.send_bytes(answering.wire, at, block, outcome):
-                answering.send_none(at, FAILED, given, "the block has another length here")
+            self._send_bytes(at, block, outcome)
         else:
             self._send_place(at, block, outcome)
+
+    def _send_bytes(self, at: int, block: AskedBlock, outcome: FetchedBlock) -> None:
+        answering, given = self._answering, self._given
+        if not answering.host.outlet.send_bytes(answering.wire, at, block, outcome):
+            answering.send_none(at, FAILED, given, "the block has another length here")
+            return
+        given.fetched += 1
+        answering.count(block, given)
 
     def _send_place(self, at: int, block: AskedBlock, outcome: FetchedBlock) -> None:
         answering, given = self._answering, self._given

@@ -1,5 +1,6 @@
 """The data plane of a node that is in a cluster: its client and its servers, as the rest of the node has them."""
 
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from cachefs_daemon.cluster_section import ClusterSection
 from cachefs_daemon.peers.client import PeerClient
 from cachefs_daemon.peers.server_messages import Served
 from cachefs_daemon.peers.server_process import PeerServers, ServerPlaces
-from cachefs_daemon.peers.tls import Certificates, TlsFiles
+from cachefs_daemon.peers.tls import Certificates, TlsFiles, remark
 from cachefs_daemon.runtime.errorlog import ErrorLog
+
+log = logging.getLogger(__name__)
 
 # Serves a connection of the daemon's fetch channel for a peer server.
 Adopt = Callable[[socket.socket], Awaitable[None]]
@@ -27,6 +30,8 @@ class DataPlane:
         self._errors = errors
         self._files = tls_files(section)
         self.certificates = Certificates(self._files) if self._files is not None else None
+        if why := certificate_remark(section):
+            log.warning("%s", why)
         self.client = PeerClient(section.cluster, membership, errors, self.certificates, section.window)
         self.servers: PeerServers | None = None  # until `open_servers`
         # Is told which blocks a node has got from here, by its id and their keys.
@@ -66,6 +71,13 @@ class DataPlane:
             seconds=self.client.median_seconds(node_id),
             cooling=not self.client.usable(node_id),
         )
+
+
+def certificate_remark(section: ClusterSection) -> str:
+    """Why other nodes would refuse the certificate of this one; empty where they would not, and where there is none.
+    Raises ConfigError where it cannot be used at all."""
+    files = tls_files(section) if section.enabled else None
+    return remark(files, section.own_name) if files is not None else ""
 
 
 def tls_files(section: ClusterSection) -> TlsFiles | None:

@@ -32,7 +32,7 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     """What one node was given since its server has started."""
 
     node: str
-    # Blocks and bytes out of tiers; blocks that were brought from the origin for it; blocks that it did not get.
+    # Blocks and bytes; of these blocks, those that were brought from the origin for it; blocks that it did not get.
     blocks: int = 0
     bytes: int = 0
     fetched: int = 0

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 # Seconds between two looks whether the files have changed.
 LOOK_SECONDS: Final = 1.0
+# A handshake of TLS 1.3 is over when each side has had its turn so often.
+_MESSAGES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,28 @@ def names_of(certificate: Mapping[str, Any] | None) -> frozenset[str]:
 def member_of(names: frozenset[str], members: Iterable[NodeRecord]) -> NodeRecord | None:
     """The member whose certificate has these names; None where there is none."""
     return next((record for record in members if record.name.lower() in names), None)
+
+
+def remark(files: TlsFiles, name: str) -> str:
+    """Why the other nodes would refuse this node, which is called *name* in its cluster: their side is played here,
+    with the same authorities. Empty where they would not. Raises ConfigError where the files cannot be used at all."""
+    server, client = _server_context(files), _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asked = server.wrap_bio(to_server, to_client, server_side=True)
+    asks = client.wrap_bio(to_client, to_server)
+    for side in (asks, asked) * _MESSAGES:
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or error.reason or str(error)
+            return f"cluster.tls_cert = {str(files.cert)!r}: other nodes will refuse it: {why}; see cluster.tls_ca"
+    names = names_of(asked.getpeercert())
+    if name.lower() in names:
+        return ""
+    shown = ", ".join(sorted(names))[:200] or "nobody"
+    return f"cluster.tls_cert = {str(files.cert)!r}: other nodes will refuse it: it names {shown}, and not {name}"
 
 
 def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:

@@ -20,7 +20,7 @@ from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import NodeRecord, encode_record, format_address
 from cachefs_daemon.sharing.security import INSECURE, Security
 from cachefs_daemon.sharing.visitors import OF_MEMBER, Visitors
-from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, NODE, SENDER
+from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, LIST, NODE, SENDER
 
 log = logging.getLogger(__name__)
 
@@ -141,9 +141,12 @@ class ControlEndpoint:
         sender = self.sender(request)
         transport = request.transport
         refusal = self._security.refusal(transport and transport.get_extra_info("ssl_object"), sender)
-        if refusal or sender is not None or request.path == NODE:
+        if refusal or request.path == NODE:
             return refusal
-        return "it is no member of the cluster, or not yet"
+        view = self._membership.view
+        if view.source == "static" and request.headers.get(LIST, "") not in ("", str(view.epoch)):
+            return "its list of nodes is another one than that of this node; make cluster.nodes the same on all nodes"
+        return "" if sender is not None else "it is no member of the cluster, or not yet"
 
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
         response.headers[ANSWERED_BY] = self._membership.view.me

@@ -169,7 +169,9 @@ class Follower:
         if news:
             self._on_news(self.record.id, news)
         if self._in_vain > MOST_IN_VAIN:
-            raise PeerFailed("it answers at once, again and again, and has no news")
+            raise PeerFailed(
+                "it answers at once, again and again, and has no news; is another node called as this one?"
+            )
 
     def _problem_is_over(self) -> bool:
         was_logged = self._failures >= LOGGED_AFTER

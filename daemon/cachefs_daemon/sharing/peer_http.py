@@ -12,7 +12,7 @@ from aiohttp.connector import Connection
 from cachefs.errors import CachefsError
 from cachefs_daemon.cluster.view import NodeRecord, format_address
 from cachefs_daemon.sharing.security import INSECURE, Security
-from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, SENDER
+from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, LIST, SENDER
 
 CONNECT_SECONDS: Final = 3.0
 # Characters of a text of a peer that are shown.
@@ -46,11 +46,11 @@ class _Answer(aiohttp.ClientResponse):
 class PeerHttp:
     """A client for all nodes' control endpoints. Used on the event loop."""
 
-    def __init__(self, cluster: str, me: str, security: Security = INSECURE) -> None:
-        """me: id of this node."""
+    def __init__(self, cluster: str, me: str, security: Security = INSECURE, list_epoch: int = 0) -> None:
+        """me: id of this node; list_epoch: of a static list, 0 where there is none."""
         self._security = security
         self._scheme = "http" if security.client is None else "https"
-        self._headers = {CLUSTER: cluster, SENDER: me}
+        self._headers = {CLUSTER: cluster, SENDER: me, **({LIST: str(list_epoch)} if list_epoch else {})}
         self._session: aiohttp.ClientSession | None = None
 
     async def get(
@@ -95,6 +95,12 @@ class PeerHttp:
                 yield answer
         except TimeoutError:
             raise PeerFailed(f"no answer within {seconds:.3g} s") from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            why = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
+            raise PeerFailed(f"its certificate is not believed: {_shown(why)}") from None
+        except aiohttp.ServerDisconnectedError:  # in TLS 1.3 a refused client learns no more
+            hint = "; its log may say why: perhaps it does not believe this node's certificate"
+            raise PeerFailed("it has closed the connection" + hint * (self._scheme == "https")) from None
         except aiohttp.ClientConnectorError as error:  # its text repeats the address, twice
             raise PeerFailed(os.strerror(error.errno) if error.errno else _shown(str(error.os_error))) from None
         except aiohttp.ClientError as error:

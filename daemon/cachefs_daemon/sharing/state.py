@@ -62,7 +62,8 @@ class SharedState:
         """cluster: its name."""
         self.membership = membership
         self.endpoint = ControlEndpoint(cluster, membership, security)
-        self.http = PeerHttp(cluster, membership.view.me, security)
+        view = membership.view
+        self.http = PeerHttp(cluster, view.me, security, view.epoch if view.source == "static" else 0)
         # Gives this node's counters, packed by msgpack, to those who ask.
         self.counters: Callable[[], Awaitable[bytes]] | None = None
         self._facts, self._progress = OwnPart(), OwnPart()

@@ -75,6 +75,18 @@ class Pair:
         return {name: self.proxy.count(path=f"/{self.bucket}/{name}") for name in FILES}
 
 
+def got(daemon: Daemon) -> tuple[int, int]:
+    """Blocks and bytes."""
+    peers = daemon.status().peers
+    return peers.blocks, peers.bytes
+
+
+def given(daemon: Daemon) -> tuple[int, int]:
+    """The same."""
+    peers = daemon.status().peers
+    return peers.served_blocks, peers.served_bytes
+
+
 @pytest.fixture
 def pair(daemons: tuple[Daemon, Daemon], rclone: S3Server, proxy: FaultyProxy) -> Iterator[Pair]:
     bucket = f"peers-{next(_numbers)}"
@@ -95,6 +107,9 @@ def test_each_block_leaves_the_origin_once_however_many_nodes_ask(pair: Pair) ->
     assert sum(state.fetched_blocks for state in states) == 30
     assert sum(state.peers.blocks for state in states) == 30
     assert all(state.peers.bytes >= SIZE * state.peers.blocks > 0 for state in states)
+    # What one has got the other has given, also where it had to bring it first: peer servers say so once a second.
+    until(lambda: given(pair.first) == got(pair.second) and given(pair.second) == got(pair.first), "it does not add up")
+    assert all(state.peers.served_fetched <= state.peers.served_blocks for state in states)
 
     # What is brought ahead on one node is asked of homes too, and is on them then.
     last = list(pair.first.client.stream(WARMUP, Warmup(dataset=pair.bucket), timeout=60))[-1]

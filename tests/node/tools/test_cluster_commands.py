@@ -62,7 +62,7 @@ def test_a_cluster_has_a_ring_and_knows_what_its_jobs_need(tmp_path: Path) -> No
         assert 0.45 < diff["least"] < 0.55
         wrong = cachectl(first, "ring", "--diff", "-z")
         assert (wrong.exit_code, wrong.output) == (
-            1, "cachectl: no node that keeps blocks is 'z'; see `cachectl ring`\n",
+            1, "cachectl: no node of the ring is called 'z'; see `cachectl ring`\n",
         )  # fmt: skip
         publish(second, tmp_path / "files")
         deadline = time.monotonic() + WAIT

@@ -53,7 +53,7 @@ def test_a_cluster_fits_80_columns() -> None:
     text = shown(describe(found))
     assert [line for line in text.splitlines() if len(line) > 80] == []
     for said in (
-        "cluster training, known from etcd; ring epoch 123456", "problem: etcd does not answer", "gpu-001*",
+        "cluster training, from etcd; ring epoch 123456", "problem: etcd does not answer", "gpu-001*",
         "12.3 %", "999 GiB", "500 GiB", "123 GiB", "draining", "10.77.0.22:7380", "note: 2 nodes are called x",
         "gpu-022: does not answer, and is not asked for a while, slow: a block takes 500", "ms, from others 20,",
         "gpu-004: it does not answer",

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import click
 import pytest
 from cachefs_tools.cachectl.ring_tables import changed, say_diff, say_shares
 
@@ -76,13 +77,13 @@ def test_what_moves_is_the_part_of_who_joins() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_change_is_refused(change: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError if message == "already" else click.UsageError, match=message):
         changed(FOUND, [change])
 
 
 def test_a_node_that_is_not_there_cannot_leave() -> None:
     for name in ("five", "gone", ""):
-        with pytest.raises(NotFound, match="no node that keeps blocks is"):
+        with pytest.raises(NotFound, match="no node of the ring is called"):
             changed(FOUND, [f"-{name}"])
     with pytest.raises(NotFound, match="2 nodes have the name one; use an id"):
         changed(cluster(member(1, "one"), member(2, "one")), ["-one"])

@@ -20,6 +20,8 @@ MOST_PAIRS: Final = 40
 # A node is slow where half of its blocks take so many times as long as with the one in the middle, and so many seconds.
 SLOW: Final = 3.0
 SLOW_SECONDS: Final = 0.05
+# What tells a node of the others, in words.
+_SOURCES: Final = {"static": "a static list", "kubernetes": "Kubernetes"}
 _ALONE: Final = "this node is in no cluster; see [cluster] in its configuration"
 
 
@@ -42,9 +44,7 @@ def describe(found: ClusterStatus) -> Iterator[str | Table]:
     if found.source == "none":
         yield _ALONE
         return
-    yield (
-        f"cluster {found.name}, known from {found.source}; ring epoch {found.epoch}, as it is for {duration(found.age)}"
-    )
+    yield f"cluster {found.name}, from {_source(found)}; ring epoch {found.epoch} for {duration(found.age)}"
     if found.problem:
         yield f"problem: {name(found.problem)}"
     yield ""
@@ -52,7 +52,7 @@ def describe(found: ClusterStatus) -> Iterator[str | Table]:
     rows = (
         (name(each.name) + ("*" if each.id == found.me else ""), each.state, _share(each),
          *([name(each.zone) or "-"] if has_zones else []), name(address(each)), *_counted(each),
-         size(each.traffic.bytes_in), size(each.traffic.bytes_out))
+         *(("-", "-") if each.id == found.me else (size(each.traffic.bytes_in), size(each.traffic.bytes_out))))
         for each in found.members
     )  # fmt: skip
     yield table(f"NAME =STATE >SHARE {'ZONE ' if has_zones else ''}ADDRESS >USED >ORIGIN >IN >OUT", rows)
@@ -83,7 +83,7 @@ def describe_traffic(found: ClusterStatus) -> Iterator[str | Table]:
         rows = (
             (names[to], *(size(given.get((to, giver), 0)) if to != giver else "-" for giver in names)) for to in names
         )
-        yield table(" ".join(["TO", *(f">{each}" for each in names.values())]), rows)
+        yield table(" ".join(["TO/FROM", *(f">{each}" for each in names.values())]), rows)
     else:
         largest = sorted(given.items(), key=lambda each: -each[1])[:MOST_PAIRS]
         yield table("TO FROM >BYTES", ((names[to], names[giver], size(count)) for (to, giver), count in largest))
@@ -129,11 +129,15 @@ def _troubles(member: MemberStatus, usual: float) -> Iterator[str]:
         yield from (f"{shown}: {name(line)}" for line in said)
 
 
+def _source(found: ClusterStatus | ClusterBrief) -> str:
+    return _SOURCES.get(found.source, found.source)
+
+
 def brief(found: ClusterBrief) -> Iterator[str]:
     """What `cachectl status` says of the cluster; nothing where the node is in none."""
     if found.source == "none":
         return
     states = ", ".join(f"{count} {state}" for state, count in sorted(found.states.items()))
-    yield f"cluster    {name(found.name)}, from {found.source}: {states}; ring epoch {found.epoch}"
+    yield f"cluster    {name(found.name)}, from {_source(found)}: {states}; ring epoch {found.epoch}"
     if found.problem:
         yield f"{'':<10} {name(found.problem)}"

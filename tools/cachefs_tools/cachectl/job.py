@@ -323,8 +323,8 @@ def cancel(session: CommandSession, name: str) -> None:
 def stalls(session: CommandSession, name: str) -> None:
     """Show reads that waited, by job, consumer, epoch and source.
 
-    The source is what they waited for: the origin, the SSD, or a daemon that was away. Without a JOB it shows the reads
-    of all jobs, and of readers that have published nothing.
+    The source is what they waited for: the origin, another node (peer NAME), the SSD, or a daemon that was away.
+    Without a JOB it shows the reads of all jobs, and of readers that have published nothing.
     """
     found = session.call(STALL_LIST, JobName(job=name))
     if not found.rows:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import click
 from rich.table import Table
 from xxhash import xxh3_64_intdigest
 
@@ -24,7 +25,8 @@ def say_shares(found: ClusterStatus) -> Said:
 
 
 def say_diff(found: ClusterStatus, changes: Sequence[str]) -> Said:
-    """The same with --diff. Raises ConfigError for what is no change, NotFound for nodes that are not there."""
+    """The same with --diff. Raises UsageError for what is no change, ConfigError for who is there already, NotFound for
+    nodes that are not there."""
     diff = ring_diff(_placing(found), changed(found, changes))
     return diff_document(found, diff), describe_diff(found, diff)
 
@@ -42,8 +44,7 @@ def member_of(one: MemberStatus) -> Member:
 
 
 def changed(found: ClusterStatus, changes: Sequence[str]) -> list[Member]:
-    """The members with these changes, such as `+node-7:2.5` or `-node-3`. Raises ConfigError for what is no change,
-    NotFound for a node that is not there."""
+    """The members with these changes, such as `+node-7:2.5` or `-node-3`. Raises as `say_diff`."""
     members = {one.id: member_of(one) for one in found.members if one.placing}
     average = sum(one.weight for one in members.values()) / len(members)
     for text in changes:
@@ -55,7 +56,7 @@ def changed(found: ClusterStatus, changes: Sequence[str]) -> list[Member]:
         elif text.startswith("-"):
             del members[_leaving(text[1:], found, members)]
         else:
-            raise ConfigError(f"{text!r} is no change: +NAME:WEIGHT for a node that joins, -NAME for one that leaves")
+            raise click.UsageError(f"{text!r} is no change: +NAME:WEIGHT for who joins, -NAME for who leaves")
     return list(members.values())
 
 
@@ -67,7 +68,7 @@ def _joining(text: str, average: float) -> Member:
     except ValueError:
         number = math.nan
     if not name or not 0 < number < math.inf:
-        raise ConfigError(f"{text!r} is no node that joins: +NAME:WEIGHT, with a weight above 0 such as 2.5")
+        raise click.UsageError(f"{text!r} is no node that joins: +NAME:WEIGHT, with a weight above 0 such as 2.5")
     # Which id it will have nobody knows yet. As many blocks move with any.
     return Member(name, xxh3_64_intdigest(name.encode()), number, zone)
 
@@ -77,14 +78,15 @@ def _leaving(name: str, found: ClusterStatus, members: dict[str, Member]) -> str
     if not ids and name in members:
         ids = [name]
     if len(ids) != 1:
-        what = f"{len(ids)} nodes have the name {name}; use an id" if ids else f"no node that keeps blocks is {name!r}"
+        what = f"{len(ids)} nodes have the name {name}; use an id" if ids else f"no node of the ring is called {name!r}"
         raise NotFound(f"{what}; see `cachectl ring`")
     return ids[0]
 
 
 def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Table]:
     """The lines of `ring`."""
-    yield f"ring epoch {found.epoch}, {len(rows)} nodes, {found.replicas} {_copies(found.replicas)} of each block"
+    nodes, copies = "node" if len(rows) == 1 else "nodes", "copy" if found.replicas == 1 else "copies"
+    yield f"ring epoch {found.epoch}, {len(rows)} {nodes}, {found.replicas} {copies} of each block"
     yield ""
     by_id = {one.id: one for one in found.members}
     second = found.replicas > 1
@@ -150,10 +152,6 @@ def diff_document(found: ClusterStatus, diff: RingDiff) -> dict[str, Any]:
 
 def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
-
-
-def _copies(count: int) -> str:
-    return "copy" if count == 1 else "copies"
 
 
 def _capacity(one: MemberStatus) -> str:

@@ -111,13 +111,11 @@ def describe(now: Status) -> Iterator[str | Table]:
 
 def describe_peers(peers: PeerCounts) -> Iterator[str]:
     """Lines about what nodes of the cluster have given each other."""
-    in_vain = f"{peers.asked:,} times asked, {peers.not_here:,} not there, {peers.failed:,} failed"
-    late = f"{peers.hedged:,} late ones asked for elsewhere"
-    yield f"peers      {peers.blocks:,} blocks, {size(peers.bytes)} from other nodes: {in_vain}, {late}"
-    yield (
-        f"           {peers.served_blocks:,} blocks, {size(peers.served_bytes)} for other nodes, "
-        f"{peers.served_fetched:,} of them fetched"
-    )
+    yield f"peers      {peers.blocks:,} blocks, {size(peers.bytes)} from other nodes"
+    in_vain = f"{peers.not_here:,} not there, {peers.failed:,} failed, {peers.hedged:,} late and asked elsewhere too"
+    yield f"           {peers.asked:,} times asked: {in_vain}"
+    given = f"{peers.served_blocks:,} blocks, {size(peers.served_bytes)} for other nodes"
+    yield f"           {given}, {peers.served_fetched:,} of them fetched for that"
     if peers.taken or peers.given:
         yield f"           {peers.taken:,} blocks fetched for nodes that were behind, {peers.given:,} given away so"
 

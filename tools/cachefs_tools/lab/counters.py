@@ -31,6 +31,7 @@ class NodeCounters:
     given_bytes: int = 0
     stalls: int = 0  # reads that waited
     stalls_peer: int = 0  # those of them that waited for another node
+    given_fetched: int = 0  # of the blocks given, those that were brought from the origin for that
 
     def __sub__(self, before: "NodeCounters") -> "NodeCounters":
         return _each(self, before, -1)
@@ -89,6 +90,7 @@ def counters_of(node: Node) -> NodeCounters:
         sum(one.blocks_in for one in traffic), sum(one.bytes_in for one in traffic),
         sum(one.blocks_out for one in traffic), sum(one.bytes_out for one in traffic),
         sum(row.count for row in stalls), sum(row.count for row in stalls if row.source.startswith(_PEER)),
+        status.peers.served_fetched,
     )  # fmt: skip
 
 

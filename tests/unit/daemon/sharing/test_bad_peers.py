@@ -52,6 +52,26 @@ def said(record: NodeRecord, *changes: Any, full: bool = True, version: int = 5)
     return signed(msgspec.msgpack.encode(StateAnswer(record, part)))
 
 
+def test_nodes_with_different_lists_tell_each_other() -> None:
+    async def scenario() -> None:
+        threads = Threads()
+        nodes = [SharingNode(node_record(number), threads, list_epoch=epoch) for number, epoch in ((1, 7), (2, 8))]
+        try:
+            for node in nodes:
+                await node.start()
+            introduce(nodes)
+            await until(lambda: all(node.shared.problems() for node in nodes))
+            for node in nodes:
+                [problem] = node.shared.problems().values()
+                assert "make cluster.nodes the same" in problem
+        finally:
+            for node in nodes:
+                await node.shared.stop()
+            threads.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_node_that_starts_anew_has_said_nothing_yet() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2) as (first, second):
