@@ -265,7 +265,7 @@ def _tell_changes(before: ClusterView, view: ClusterView) -> None:
         if view.get(record.id) is None:
             log.info("node %s at %s has left", record.name, record.address)
     if view.epoch != before.epoch:
-        log.info("ring epoch %d: blocks have their homes on %d nodes", view.epoch, len(view.ring))
+        log.info("ring epoch %d: blocks have their homes on %d node(s)", view.epoch, len(view.ring))
 
 
 async def _in_time(event: asyncio.Event, seconds: float) -> bool:

@@ -13,6 +13,7 @@ from cachefs.errors import ConfigError, NotFound
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.cooperation.filling import ring_digest
+from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.sections import FILLING, FILLING_NAME
 from cachefs_daemon.sharing.state import SharedState
 
@@ -57,8 +58,11 @@ class Draining:
         record = self._find(node)
         if record.id == self._membership.view.me:
             return await self.drain_here()
-        raw = await self._shared.http.post(record, DRAIN, ASK_SECONDS, _MOST_ANSWER, b"")
-        return msgspec.msgpack.decode(raw, type=DrainStatus)
+        try:
+            raw = await self._shared.http.post(record, DRAIN, ASK_SECONDS, _MOST_ANSWER, b"")
+            return msgspec.msgpack.decode(raw, type=DrainStatus)
+        except (PeerFailed, msgspec.MsgspecError) as error:
+            raise PeerFailed(f"node {record.name} at {record.address} cannot be told to drain: {error}") from None
 
     async def drain_here(self) -> DrainStatus:
         """As `drain`, of this node. Raises ConfigError where nobody can take over."""

@@ -1,7 +1,9 @@
 """What the consumers of a group read in an epoch, in blocks."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -9,9 +11,13 @@ from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.sequences.sampler import Order, epoch_order
 from cachefs_daemon.cooperation.groups import Group, Member
-from cachefs_daemon.jobs.consumer import check_size
+from cachefs_daemon.jobs.consumer import CHEAP, OVERSIZE
 from cachefs_daemon.runtime.threads import Threads
 
+log = logging.getLogger(__name__)
+
+# Jobs of whose orders the log says what is wrong.
+_MOST_TOLD: Final = 100
 # Id of a node, and the blocks that one of its consumers reads, in order: shape (reads,), int32.
 Orders = list[tuple[str, Ids]]
 # Gives the order of an epoch that a consumer has published, as sample numbers: shape (samples,), uint32. Raises
@@ -37,21 +43,37 @@ class GroupOrders:
     def __init__(self, threads: Threads, published: Published) -> None:
         self._threads = threads
         self._published = published
+        self._told: set[str] = set()  # jobs of whose orders the log has said what is wrong
 
     async def of(self, group: Group, samples: Samples, epoch: int) -> Orders:
         """Of all members whose order in that epoch is known. Raises CachefsError.
 
         A permutation that ranks share is computed once for all: 40 ms per million samples, however many ranks."""
         if group.spec is not None:
-            check_size(group.spec, len(samples))  # as for jobs on this node: another node may say anything
-            return await self._threads.planning(_computed, group, samples, epoch) if knows(group, epoch) else []
+            if not knows(group, epoch) or self._is_absurd(group, group.spec.size, samples):
+                return []
+            return await self._threads.planning(_computed, group, samples, epoch)
         found: Orders = []
         for member in group.members:
-            if any(one.epoch == epoch for one in member.facts.orders):
+            sizes = [one.samples for one in member.facts.orders if one.epoch == epoch]
+            if sizes and not self._is_absurd(group, max(sizes), samples):
                 order = await self._published(member, epoch)
                 reads = await self._threads.planning(samples.reads, order)
                 found.append((member.node, reads.blocks))
         return found
+
+    def _is_absurd(self, group: Group, size: int, samples: Samples) -> bool:
+        """Is it an order that nobody reads, and that no job of this node may have? Then nothing is planned by it, and
+        other jobs are planned all the same: another node may say anything."""
+        if size <= max(CHEAP, OVERSIZE * len(samples)):
+            return False
+        if group.job not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(group.job)
+            log.warning(
+                "job %s has an order of %d samples of snapshot %s, which has %d: nothing is planned by it",
+                group.job, size, group.snapshot, len(samples),
+            )  # fmt: skip
+        return True
 
 
 def _computed(group: Group, samples: Samples, epoch: int) -> Orders:

@@ -1,6 +1,7 @@
 """Asking other nodes' control endpoints. Every request has a deadline, and every answer a largest size."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -95,7 +96,7 @@ class PeerHttp:
         except TimeoutError:
             raise PeerFailed(f"no answer within {seconds:.3g} s") from None
         except aiohttp.ClientConnectorError as error:  # its text repeats the address, twice
-            raise PeerFailed(error.strerror or _shown(str(error.os_error))) from None
+            raise PeerFailed(os.strerror(error.errno) if error.errno else _shown(str(error.os_error))) from None
         except aiohttp.ClientError as error:
             raise PeerFailed(_shown(str(error)) or type(error).__name__) from None
         except (OSError, ValueError) as error:

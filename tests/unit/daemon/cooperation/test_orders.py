@@ -10,7 +10,6 @@ from cachefs_daemon.cooperation.orders import GroupOrders, Orders, is_last, know
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
 
-from cachefs.errors import ConfigError
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.sequences.sampler import Order, epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
@@ -80,8 +79,14 @@ def test_published_orders_are_asked_for_where_they_are_known() -> None:
     assert not is_last(group, 5)
 
 
-def test_a_sampler_of_far_more_samples_than_there_are_is_not_computed() -> None:
-    spec = SamplerSpec(kind="numpy", size=2**32 - 1)
-    [group] = groups_of({"b": [ConsumerFacts("j", "r", "ds", "a" * 32, spec=spec)]})
-    with pytest.raises(ConfigError, match="4,294,967,295 samples"):
-        orders_of(group, 0)
+def test_an_order_that_nobody_reads_costs_nothing() -> None:
+    spec = SamplerSpec(kind="torch-distributed", size=200_000_000, epochs=9, replicas=2)
+    facts = [ConsumerFacts("j", "x", "ds", "a" * 32, spec=spec)]
+    [group] = groups_of({"a": facts})
+    assert orders_of(group, 0) == []
+    # One of those that are published one by one is not even asked for.
+    orders = [[OrderRef(0, "b" * 32, 3)], [OrderRef(0, "c" * 32, 2_000_000_000)]]
+    named = [ConsumerFacts("j", name, "ds", "a" * 32, orders=one) for name, one in zip("xy", orders, strict=True)]
+    [group] = groups_of({"a": named[:1], "b": named[1:]})
+    published: dict[tuple[str, int], Order] = {("x", 0): np.array([5, 6, 7], np.uint32)}
+    assert [(node, blocks.tolist()) for node, blocks in orders_of(group, 0, published)] == [("a", [5, 6, 7])]
