@@ -26,7 +26,7 @@ from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.cooperation.groups import Group, Member, groups_of
 from cachefs_daemon.cooperation.holders import Known, Ring
 from cachefs_daemon.cooperation.known_holders import HOLDERS as HOLDERS_PATH
-from cachefs_daemon.cooperation.known_holders import OVERHEAD, HolderFiles, decode, differ, digest_of, encode
+from cachefs_daemon.cooperation.known_holders import OVERHEAD, PER_BLOCK, HolderFiles, decode, differ, digest_of, encode
 from cachefs_daemon.cooperation.orders import GroupOrders
 from cachefs_daemon.cooperation.shared_snapshot import Place, SharedSnapshot, Surroundings
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
@@ -323,7 +323,7 @@ class Cooperation:
     async def _ask(self, node: str, space: BlockSpace) -> Known | None:
         try:
             raw = await self._parts.shared.ask(
-                node, f"{HOLDERS_PATH}/{space.snapshot}", ASK_SECONDS, 2 * space.count + OVERHEAD
+                node, f"{HOLDERS_PATH}/{space.snapshot}", ASK_SECONDS, PER_BLOCK * space.count + OVERHEAD
             )
             return await self._parts.threads.planning(decode, raw, space.count)
         except (CachefsError, ValueError) as error:

@@ -63,6 +63,8 @@ class Known:
     ids: tuple[str, ...]
     # Of each block: shape (blocks,), uint16.
     holders: Nodes
+    # The same at the start of the next epoch: who has read a block by now has it then. None where that is not decided.
+    following: Nodes | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +77,8 @@ class Former:
     holders: Nodes
     # Loop time at which that ended.
     until: float
+    # Who may have had each besides: the same.
+    besides: Nodes | None = None
 
 
 class Holders:
@@ -173,7 +177,7 @@ class Holders:
     async def begin(self, job: str, epoch: int, furthest: int, known: Known | None) -> None:
         """From now on *job* coordinates copies. epoch, furthest: in which its slowest and its fastest consumer are.
         known: what is known from before."""
-        start, holders, count = epoch, self.homes, 0
+        start, holders, following, count = epoch, self.homes, None, 0
         if known is None or len(known.holders) != self._space.count:
             holders = await self._threads.planning(self._fitted, holders, self.ring)
         else:
@@ -182,14 +186,20 @@ class Holders:
             holders = await self._threads.planning(
                 self._changed, known.holders, known.ids, self.ring, self.homes, self.homes
             )
+            if known.following is not None:
+                following = await self._threads.planning(
+                    self._changed, known.following, known.ids, self.ring, self.homes, self.homes, holders
+                )
             if known.ids != self.ring.ids:
-                self.former = Former(known.ids, known.holders, _now())
+                self.former = Former(known.ids, known.holders, _now(), known.following)
             # A node that has just started may know the others' places before its own readers'. A job that begins anew
             # under the same name has the copies where it has left them.
             if known.job == job and known.epoch <= furthest + 1:
                 start = known.epoch
         self.job, self._count, self._began, self.reads = job, count, start, {}
         self.at = {start: holders}
+        if following is not None and known is not None and start == known.epoch and known.job == job:
+            self.at[start + 1] = following  # as the others have it, for whom it is under way
 
     def decide_anew(self, epoch: int) -> None:
         """From *epoch* on: other nodes read than was thought."""
@@ -245,7 +255,8 @@ class Holders:
         holders = self.at.get(epoch)
         if holders is None:
             return None
-        return Known(self._count + epoch - self._began, self.job, epoch, self.ring.ids, holders)
+        count = self._count + epoch - self._began
+        return Known(count, self.job, epoch, self.ring.ids, holders, self.at.get(epoch + 1))
 
 
 def _now() -> float:

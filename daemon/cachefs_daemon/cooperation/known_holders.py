@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from cachefs.job_messages import MAX_JOB_NAME
-from cachefs.planning.cluster.homes import NOBODY
+from cachefs.planning.cluster.homes import NOBODY, Nodes
 from cachefs_daemon.cluster.view import is_id
 from cachefs_daemon.cooperation.holders import Known
 
@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 # Path on the control endpoint, with the id of the snapshot.
 HOLDERS: Final = "/holders"
-# Bytes of the form besides two per block, at most.
+# Bytes per block, and of the form besides, at most.
+PER_BLOCK: Final = 4
 OVERHEAD: Final = 1 << 21
 # Quick rather than small: a million blocks take 20 ms, and half a megabyte with 4 nodes.
 _LEVEL: Final = 1
@@ -35,12 +36,31 @@ class _Form(msgspec.Struct, frozen=True, array_like=True):
     ids: list[str]
     # zlib of a u16 per block, little-endian.
     holders: bytes
+    # The same at the start of the next epoch; empty where that is not decided.
+    following: bytes = b""
 
 
 def encode(known: Known) -> bytes:
     """To be called in a thread."""
-    packed = zlib.compress(known.holders.astype("<u2", copy=False).tobytes(), _LEVEL)
-    return msgspec.msgpack.encode(_Form(known.count, known.job, known.epoch, list(known.ids), packed))
+    following = _packed(known.following) if known.following is not None else b""
+    form = _Form(known.count, known.job, known.epoch, list(known.ids), _packed(known.holders), following)
+    return msgspec.msgpack.encode(form)
+
+
+def _packed(holders: Nodes) -> bytes:
+    return zlib.compress(holders.astype("<u2", copy=False).tobytes(), _LEVEL)
+
+
+def _unpacked(packed: bytes, blocks: int) -> Nodes:
+    """Raises ValueError."""
+    unpacking = zlib.decompressobj()
+    try:
+        data = unpacking.decompress(packed, 2 * blocks + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if len(data) != 2 * blocks:
+        raise ValueError(f"it is not for {blocks:,} blocks")
+    return np.frombuffer(data, "<u2").astype(np.uint16)
 
 
 def decode(raw: bytes, blocks: int) -> Known:
@@ -52,14 +72,9 @@ def decode(raw: bytes, blocks: int) -> Known:
         raise ValueError("a name that no job has")
     if len(form.ids) >= NOBODY or form.ids != sorted(set(form.ids)) or not all(map(is_id, form.ids)):
         raise ValueError("ids that no nodes have")
-    unpacking = zlib.decompressobj()
-    try:
-        data = unpacking.decompress(form.holders, 2 * blocks + 1)
-    except zlib.error as error:
-        raise ValueError(str(error)) from None
-    if len(data) != 2 * blocks:
-        raise ValueError(f"it is not for {blocks:,} blocks")
-    return Known(form.count, form.job, form.epoch, tuple(form.ids), np.frombuffer(data, "<u2").astype(np.uint16))
+    following = _unpacked(form.following, blocks) if form.following else None
+    holders = _unpacked(form.holders, blocks)
+    return Known(form.count, form.job, form.epoch, tuple(form.ids), holders, following)
 
 
 def digest_of(known: Known) -> str:
@@ -94,7 +109,7 @@ class HolderFiles:
         """None where nothing is known, or it makes no sense."""
         path = self._directory / (snapshot + _SUFFIX)
         try:
-            if path.stat().st_size > 2 * blocks + OVERHEAD:
+            if path.stat().st_size > PER_BLOCK * blocks + OVERHEAD:
                 raise ValueError("it is too long")
             return decode(path.read_bytes(), blocks)
         except FileNotFoundError:

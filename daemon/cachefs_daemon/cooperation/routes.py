@@ -40,7 +40,7 @@ class Routes:
             return view.get(ids[number]) if number != NOBODY else None
 
         holder, home = record(numbers[0]), record(numbers[2])
-        others = (*map(record, numbers[1]), view.get(one.former(block)))
+        others = (*map(record, numbers[1]), *map(view.get, one.former(block)))
         before = [one for one in others if one is not None and one.state != "away"]
         if at_home is None:
             route = Route.of(view.me, holder, home, None, tuple(before))

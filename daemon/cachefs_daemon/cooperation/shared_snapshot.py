@@ -209,13 +209,15 @@ class SharedSnapshot:
                 now, others = others[0], (now,)
         return now, others, home
 
-    def former(self, block: int) -> str:
-        """Id of the node that held a block before other members came to count, for a while; empty: nobody else did."""
+    def former(self, block: int) -> list[str]:
+        """Ids of the nodes that may have held a block before other members came to count, for a while."""
         former = self.holders.former if self.holders is not None else None
         if former is None or asyncio.get_running_loop().time() - former.until > FORMER_SECONDS:
-            return ""
-        number = int(former.holders[block])
-        return former.ids[number] if number < len(former.ids) else ""
+            return []
+        numbers = [int(former.holders[block])]
+        if former.besides is not None and former.besides[block] != numbers[0]:
+            numbers.insert(0, int(former.besides[block]))
+        return [former.ids[number] for number in numbers if number < len(former.ids)]
 
     def demand(self) -> Demand:
         """What is read of it, by all groups together."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import random
 import statistics
 from collections import deque
@@ -32,6 +33,8 @@ from cachefs_daemon.peers.protocol import AskedBlock, NoBlock, Question, Refused
 from cachefs_daemon.peers.receiver import Receiver
 from cachefs_daemon.peers.tls import Certificates
 from cachefs_daemon.runtime.errorlog import ErrorLog
+
+log = logging.getLogger(__name__)
 
 # Seconds without a byte after which a peer that owes an answer counts as dead. It sends something every second.
 SILENT_SECONDS: Final = 4.0
@@ -491,6 +494,7 @@ class PeerClient:
                 self._membership.lost(record.id)
             else:
                 liveness.probed(alive=True, now=self._loop.time(), chance=random.random())
+                log.info("node %s answers again, and is asked for blocks", record.name)
                 self._membership.heard(sender.node, sender.incarnation)
 
     def _on_view(self, view: ClusterView) -> None:

@@ -163,10 +163,14 @@ class PeerServers:
     async def _watch(self, server: _Server) -> None:
         """Until it has ended, or says nothing any more."""
         loop = asyncio.get_running_loop()
+        looked = loop.time()
         while server.process.poll() is None:
+            # Where this daemon stood still itself, what the server has said is not read yet.
+            server.heard += max(0.0, loop.time() - looked - 2 * _TICK)
             if loop.time() - server.heard > _SILENT:
                 log.warning("a peer server has said nothing for %.0f s; it is replaced", _SILENT)
                 return
+            looked = loop.time()
             await asyncio.sleep(_TICK)
 
     async def _start(self, number: int) -> _Server:

@@ -64,8 +64,17 @@ async def test_a_node_that_nobody_reaches_stops_counting_here_and_comes_back() -
     found.lost(id_of("b"))
     found.lost("0" * 16)  # of no node
     since = found._lost[id_of("b")]
+    found.expire(since + 4.9)
+    assert seen[-1].get(id_of("b")).state != "away"  # type: ignore[union-attr]
     found.expire(since + 9.9)
     assert placing(found.view) == ["a", "b", "c"]
+    assert [node.name for node in found.view.present] == ["a", "c"]
+    found.heard(id_of("b"))
+    assert [node.name for node in found.view.present] == ["a", "b", "c"]
+    found.lost(id_of("b"))
+    since = found._lost[id_of("b")]
+    found.expire(since + 5)
+    assert [node.name for node in found.view.reachable] == ["c"]
     found.expire(since + 10)
     assert placing(found.view) == ["a", "c"]
     assert [node.name for node in found.view.reachable] == ["c"]

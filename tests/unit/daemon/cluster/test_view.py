@@ -70,6 +70,14 @@ def test_others_and_who_can_be_asked() -> None:
     assert ClusterView().mine is None
 
 
+def test_who_reaches_fewer_than_half_takes_itself_for_cut_off() -> None:
+    away = [dataclasses.replace(member_record(number), state="away") for number in (2, 3)]
+    assert view(member_record(1), away[0]).present == (member_record(1),)
+    assert view(member_record(1), member_record(4), *away).present == (member_record(1), member_record(4))
+    cut_off = view(member_record(1), *away)
+    assert cut_off.present == cut_off.placing
+
+
 def test_what_is_hardly_meant() -> None:
     twin = dataclasses.replace(member_record(2), name="node1", protocol=PROTOCOL + 1)
     third = dataclasses.replace(member_record(3), data_port=twin.data_port)

@@ -7,12 +7,15 @@ import msgspec
 import numpy as np
 import pytest
 from cachefs_daemon.cooperation.holders import Known
-from cachefs_daemon.cooperation.known_holders import HolderFiles, decode, digest_of, encode
+from cachefs_daemon.cooperation.known_holders import HolderFiles, decode, differ, digest_of, encode
 from hypothesis import given
 from hypothesis import strategies as st
 
 IDS = ("0" * 16, "1" * 16)
 KNOWN = Known(7, "train", 3, IDS, np.array([0, 1, 1, 0, 65535], np.uint16))
+
+
+LATER = dataclasses.replace(KNOWN, following=np.array([1, 1, 1, 0, 0], np.uint16))
 
 
 def same(one: Known | None, other: Known) -> bool:
@@ -23,11 +26,21 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     files = HolderFiles(tmp_path / "holders")
     assert files.load("a" * 32, 5) is None
     files.save("a" * 32, dataclasses.replace(KNOWN, epoch=2))
-    files.save("a" * 32, KNOWN)
-    assert same(files.load("a" * 32, 5), KNOWN)
+    for known in (KNOWN, LATER):
+        files.save("a" * 32, known)
+        assert same(files.load("a" * 32, 5), known)
     assert files.load("a" * 32, 6) is None, "the snapshot has other blocks"
     files.tidy(lambda snapshot: snapshot == "b" * 32)
     assert list((tmp_path / "holders").iterdir()) == []
+
+
+def test_nodes_that_count_others_do_not_differ_about_who_holds_what() -> None:
+    mine = digest_of(KNOWN)
+    assert not differ(mine, digest_of(LATER))
+    assert differ(mine, digest_of(dataclasses.replace(KNOWN, holders=KNOWN.holders[::-1])))
+    assert not differ(
+        mine, digest_of(dataclasses.replace(KNOWN, ids=("0" * 16, "2" * 16), holders=KNOWN.holders[::-1]))
+    )
 
 
 def test_a_damaged_file_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -41,8 +54,17 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_what_no_node_says_is_refused() -> None:
-    form = msgspec.msgpack.decode(encode(KNOWN))
-    for number, wrong in ((0, -1), (1, "x" * 1000), (1, "a\nb"), (2, -1), (3, ["0"]), (3, [IDS[1], IDS[0]]), (4, b"x")):
+    form = msgspec.msgpack.decode(encode(LATER))
+    for number, wrong in (
+        (5, b"x"),
+        (0, -1),
+        (1, "x" * 1000),
+        (1, "a\nb"),
+        (2, -1),
+        (3, ["0"]),
+        (3, [IDS[1], IDS[0]]),
+        (4, b"x"),
+    ):
         changed = list(form)
         changed[number] = wrong
         with pytest.raises(ValueError, match=r".+"):

@@ -1,0 +1,88 @@
+"""Who holds what while members come and go, in the middle of an epoch."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+from cachefs_daemon.cooperation.holders import Holders, Ring
+from cachefs_daemon.runtime.threads import Threads
+
+from cachefs.planning.cluster.reads import Reads
+from cachefs.planning.cluster.rendezvous import Member
+from tests.simulated import space_of
+
+FILES, SIZE = 600, 1000
+NAMES = ("a", "b", "c", "d")
+SPACE = space_of([SIZE] * FILES, "space")
+
+
+def ring(*names: str) -> Ring:
+    members = tuple(Member(name, ord(name) * 0x9E3779B97F4A7C15 % (1 << 64), 1.0) for name in names)
+    return Ring(1, members, (FILES * 8192,) * len(names))
+
+
+async def reads_of(epoch: int, ids: tuple[str, ...]) -> Reads:
+    """Each reads a part of all blocks; nobody reads that of a node that is not there."""
+    parts = np.random.default_rng(epoch).permutation(FILES).astype(np.int32).reshape(len(NAMES), -1)
+    return Reads.of(FILES, [(ids.index(name), part) for name, part in zip(NAMES, parts, strict=True) if name in ids])
+
+
+def with_holders(test: Callable[[Holders, Holders], Awaitable[None]]) -> None:
+    async def run() -> None:
+        threads = Threads()
+        try:
+            one, other = Holders(SPACE, 1, threads), Holders(SPACE, 1, threads)
+            await one.follow(ring(*NAMES))
+            await one.begin("job", 0, 0, None)
+            await one.advance(0, reads_of)
+            await test(one, other)
+        finally:
+            threads.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_what_was_read_stays_where_it_went_and_what_a_lost_node_was_to_take_stays_where_it_is() -> None:
+    async def test(holders: Holders, _: Holders) -> None:
+        start, following = holders.at[0], holders.at[1]
+        assert (start != following).any()
+        await holders.follow(ring("a", "b", "c"), 0, 0.5)
+        held, taken = start != 3, following != 3
+        assert (holders.at[0][held] == start[held]).all()
+        assert (holders.at[1][taken] == following[taken]).all()
+        assert (holders.at[1][~taken] == holders.at[0][~taken]).all(), "nobody takes it"
+        assert (holders.at[0] < 3).all()
+        assert await holders.advance(0, reads_of)
+        assert holders.reads[0].when is not None, "of the epoch that is under way"
+        former = holders.former
+        assert former is not None
+        assert former.ids == NAMES
+        assert set(np.flatnonzero(former.holders != start)) <= set(np.flatnonzero(start != following))
+
+    with_holders(test)
+
+
+def test_a_node_that_comes_back_goes_on_as_the_others_have_it_and_asks_those_who_held_it() -> None:
+    async def test(others: Holders, back: Holders) -> None:
+        await others.follow(ring("a", "b", "c"), 0, 0.5)
+        await others.advance(0, reads_of)
+        known = others.known(0)
+        assert known is not None
+        assert known.following is not None
+        await others.follow(ring(*NAMES), 0, 0.7)
+        await back.follow(ring(*NAMES))
+        await back.begin("job", 0, 0, known)
+        for epoch in (0, 1):
+            assert (back.at[epoch] == others.at[epoch]).all()
+        at_home = back.homes == 3
+        assert (back.at[0][at_home] == 3).all()
+        former = back.former
+        assert former is not None
+        assert former.ids == ("a", "b", "c")
+        assert former.besides is known.following
+        anew = Holders(SPACE, 1, back._threads)
+        await anew.follow(ring(*NAMES))
+        await anew.begin("other", 5, 5, known)
+        assert list(anew.at) == [5], "another job has decided nothing beyond what is there"
+
+    with_holders(test)
