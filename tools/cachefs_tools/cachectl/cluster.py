@@ -44,7 +44,8 @@ def describe(found: ClusterStatus) -> Iterator[str | Table]:
     if found.source == "none":
         yield _ALONE
         return
-    yield f"cluster {found.name}, from {_source(found)}; ring epoch {found.epoch} for {duration(found.age)}"
+    source = _SOURCES.get(found.source, found.source)
+    yield f"cluster {found.name}, from {source}; ring epoch {found.epoch} for {duration(found.age)}"
     if found.problem:
         yield f"problem: {name(found.problem)}"
     yield ""
@@ -124,13 +125,9 @@ def _troubles(member: MemberStatus, usual: float) -> Iterator[str]:
         parts.insert(0, "does not answer, and is not asked for a while")
     if parts:
         yield f"{shown}: {', '.join(parts)}"
-    if member.counters is not None and member.state != "away":
+    if member.counters is not None:
         said = [member.counters.problem] if member.counters.problem else member.counters.problems
         yield from (f"{shown}: {name(line)}" for line in said)
-
-
-def _source(found: ClusterStatus | ClusterBrief) -> str:
-    return _SOURCES.get(found.source, found.source)
 
 
 def brief(found: ClusterBrief) -> Iterator[str]:
@@ -138,6 +135,6 @@ def brief(found: ClusterBrief) -> Iterator[str]:
     if found.source == "none":
         return
     states = ", ".join(f"{count} {state}" for state, count in sorted(found.states.items()))
-    yield f"cluster    {name(found.name)}, from {_source(found)}: {states}; ring epoch {found.epoch}"
+    yield f"cluster    {name(found.name)}: {states}; ring epoch {found.epoch}"
     if found.problem:
         yield f"{'':<10} {name(found.problem)}"
