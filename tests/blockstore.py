@@ -60,8 +60,9 @@ def disk_usage(directory: Path) -> int:
 class OpenStore:
     """A store with all that a node gives it, and in one place what the parts of a node do to it."""
 
-    def __init__(self, config: StoreConfig) -> None:
-        foresight = Foresight.empty()
+    def __init__(self, config: StoreConfig, *, in_cluster: bool = False) -> None:
+        foresight = Foresight.empty(in_cluster=in_cluster)
+        self.standing = foresight.standing
         self.plan, self.coverage, self.presence = foresight.plan, foresight.coverage, foresight.presence
         self.storage = Storage(config, foresight)
         self.blocks, self.tiering, self.index = self.storage.blocks, self.storage.tiering, self.storage.index

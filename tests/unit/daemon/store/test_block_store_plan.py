@@ -1,5 +1,6 @@
 """The block store with a plan: what it keeps, moves between tiers, and says is there."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,3 +180,25 @@ def test_pinned_blocks_outlast_any_plan(store: OpenStore) -> None:
     for number in range(100):
         store.put(key_of(number), data_of(number), transient=False)
     assert readable(store, range(BLOCKS)) >= {390, 0, 20}
+
+
+def test_a_copy_that_becomes_this_nodes_to_keep_stays(root: Path) -> None:
+    """Another node lets go of it then: where it were displaced all the same, the cluster would have none of it."""
+    with contextlib.closing(
+        OpenStore(store_config(root, memory=4 << 20, ssd=0, policy="clairvoyant"), in_cluster=True)
+    ) as store:
+        plan(store, list(range(BLOCKS)))
+        assert store.standing is not None
+        mine = np.arange(BLOCKS) >= 100
+        store.standing.set("space", mine)
+        for number in range(100, 160):
+            store.put(key_of(number), data_of(number), transient=False)
+        assert store.put(key_of(50), data_of(50), transient=False) is None, "it would displace what only this node has"
+        for adopted, left in ((False, set()), (True, {50})):
+            fill(store, [50])
+            if adopted:
+                store.standing.update("space", np.array([50], np.int32), True)
+                with store.tiering as tiering:
+                    tiering.adopt([key_of(50), key_of(51), key_of(100)])  # of the others one is not here
+            fill(store, range(200, 300))
+            assert readable(store, [50]) == left
