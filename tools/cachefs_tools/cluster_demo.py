@@ -238,6 +238,7 @@ def table(rows: Sequence[Row], files: int, file_size: int) -> Table:
         title=f"{files:,} files, {size(total)}, two jobs on {NODES} nodes with room for {SHARE:.0%} each",
         caption="of the reads, these parts found their block on their own node, came from\n"
         "another node, and had to come from the origin; all bytes were checked\n"
+        "(what the origin gave to one node ahead, and that node to another, is in both)\n"
         f"in all, {fetched:.2f} times the dataset left the origin",
     )
     result.add_column("epoch", no_wrap=True)
