@@ -25,7 +25,7 @@ with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon.api.service import Service
     from cachefs_daemon.config import Config, InvalidConfig
     from cachefs_daemon.node import Node, store_config
-    from cachefs_daemon.peers.plane import certificate_remark
+    from cachefs_daemon.peers.own_certificate import certificate_remark
     from cachefs_daemon.runtime import collector, descriptors
     from cachefs_daemon.runtime.systemd import feed_watchdog, notify
     from cachefs_daemon.runtime.threads import Threads

@@ -9,9 +9,10 @@ from cachefs.cluster_messages import PeerTraffic
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster_section import ClusterSection
 from cachefs_daemon.peers.client import PeerClient
+from cachefs_daemon.peers.own_certificate import certificate_remark, tls_files
 from cachefs_daemon.peers.server_messages import Served
 from cachefs_daemon.peers.server_process import PeerServers, ServerPlaces
-from cachefs_daemon.peers.tls import Certificates, TlsFiles, remark
+from cachefs_daemon.peers.tls import Certificates
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
 log = logging.getLogger(__name__)
@@ -71,17 +72,3 @@ class DataPlane:
             seconds=self.client.median_seconds(node_id),
             cooling=not self.client.usable(node_id),
         )
-
-
-def certificate_remark(section: ClusterSection) -> str:
-    """Why other nodes would refuse the certificate of this one; empty where they would not, and where there is none.
-    Raises ConfigError where it cannot be used at all."""
-    files = tls_files(section) if section.enabled else None
-    return remark(files, section.own_name) if files is not None else ""
-
-
-def tls_files(section: ClusterSection) -> TlsFiles | None:
-    """What TLS between nodes is made of; None where they do without."""
-    if section.tls_ca is None or section.tls_cert is None or section.tls_key is None:
-        return None
-    return TlsFiles(section.tls_ca, section.tls_cert, section.tls_key)

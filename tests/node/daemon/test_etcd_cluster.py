@@ -63,7 +63,7 @@ def test_nodes_start_die_come_back_and_leave(tmp_path: Path, etcd: Etcd) -> None
         assert sum(member.share for member in before.members) == pytest.approx(1)
         assert re.search(r"^a\* +active 50.0 % r1 ", cachectl(first, "cluster"), re.MULTILINE)
         assert json.loads(cachectl(first, "cluster", "--json"))["members"][1]["zone"] == "r1"
-        assert "cluster    default, from etcd: 2 active; ring epoch" in cachectl(first, "status")
+        assert "cluster    default: 2 active; ring epoch" in cachectl(first, "status")
 
         # A daemon that was killed takes its own record over, and nothing has moved.
         second.kill9()

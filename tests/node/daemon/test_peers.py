@@ -22,6 +22,8 @@ from tests.servers.s3 import S3Server
 
 COUNT = 40
 SIZE = 50_000
+# Questions to a node that does not answer while others are read: it is tried now and then.
+FEW = 2
 _numbers = itertools.count(1)
 FILES = {f"{number:03}": os.urandom(SIZE + number) for number in range(COUNT)}
 
@@ -129,7 +131,7 @@ def test_a_node_that_is_stopped_holds_up_nobody_for_long(pair: Pair) -> None:
         assert len(pair.read(pair.first, list(FILES)[:20], 20)) == 20
         asked = pair.first.status().peers.asked
         pair.read(pair.first, list(FILES)[20:])
-        assert pair.first.status().peers.asked == asked
+        assert pair.first.status().peers.asked <= asked + FEW
     finally:
         for process in processes:
             process.send_signal(signal.SIGCONT)
@@ -146,10 +148,10 @@ def test_a_node_that_is_killed_in_the_midst_of_bringing_blocks_costs_no_reader_a
         pair.second.kill9()
         assert len(reading.result(60)) == 20
     pair.proxy.clear()
-    # Who does not answer is not asked any more, until it is back.
+    # Who does not answer is only asked now and then, until it is back.
     asked = pair.first.status().peers.asked
     pair.read(pair.first, list(FILES)[20:])
-    assert pair.first.status().peers.asked == asked
+    assert pair.first.status().peers.asked <= asked + FEW
     assert not any("internal error" in error.message for error in pair.first.status().errors)
     pair.second.start()
     until(lambda: pair.bucket in datasets(pair.second))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon import config
-from cachefs_daemon.peers.plane import certificate_remark
+from cachefs_daemon.peers.own_certificate import certificate_remark
 from cachefs_daemon.peers.tls import TlsFiles
 
 from cachefs.errors import ConfigError
