@@ -10,6 +10,7 @@ the end of its output then names each of them, with the error of the first time.
 A worker of xdist that crashed counts as a failure of the test that it ran.
 """
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -52,9 +53,11 @@ class Files(LoadFileScheduling):
 
     def _reschedule(self, node: WorkerController) -> None:
         """A worker begins a test when it knows the next one, so one test alone is not enough work."""
-        super()._reschedule(node)
-        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+        # A worker that has just crashed cannot be sent any. What it was to get is given to others when that is noticed.
+        with contextlib.suppress(OSError):
             super()._reschedule(node)
+            while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
 
 
 class SecondChance:

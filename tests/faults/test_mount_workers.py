@@ -378,6 +378,8 @@ def test_a_worker_that_starts_without_daemon_and_index_serves_and_finds_the_inde
         with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push") as mount:
             supervisor = supervisor_of(daemon, mount)
             assert (mount / "003.bin").read_bytes() == expected[b"003.bin"]
+            # A reader has the bytes of a small block before it is in a tier.
+            _wait_for(lambda: any(tier.blocks for tier in daemon.status().tiers))
             drop_pages(mount)
             daemon.kill9()
             index.rename(f"{index}.away")
