@@ -2,24 +2,17 @@
 that ends."""
 
 import argparse
-import contextlib
-import ctypes
 import logging
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Final
 
 from cachefs.block import TIER_NAMES
 from cachefs.errors import CachefsError
 from cachefs_daemon.peers.server import open_server
 from cachefs_daemon.peers.tls import Certificates, TlsFiles
-from cachefs_daemon.runtime import collector
-
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_NAME: Final = 15
+from cachefs_daemon.runtime import collector, own_process
 
 
 def main() -> None:
@@ -32,16 +25,7 @@ def main() -> None:
     parser.add_argument("--tier", action="append", default=[], help="NAME=DIRECTORY of a tier.")
     parser.add_argument("--tls", nargs=3, type=Path, metavar=("CA", "CERT", "KEY"), help="Files for TLS, in PEM.")
     arguments = parser.parse_args()
-    # Those are for the daemon, which ends this process when it does not need it any more.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    # Where memory is short, the kernel is to end this process, which loses nothing, before the daemon.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("300")
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NAME, b"cachefs-peers")
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != arguments.parent:
+    if not own_process.begin("cachefs-peers", arguments.parent):
         return
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     tiers = dict(each.split("=", 1) for each in arguments.tier)

@@ -1,0 +1,27 @@
+"""A process that the daemon starts for a part of its work, and that ends with it."""
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+# Of prctl(2).
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+
+
+def begin(name: str, parent: int) -> bool:
+    """To be called first in such a process. name: how lists of processes show it, 15 characters at most; parent:
+    process id of the daemon. False where the daemon has ended already: then this process is to end too."""
+    # Those are for the daemon, which ends this process when it does not need it any more.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # Where memory is short, the kernel is to end this process, which loses nothing, before the daemon.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("300")
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, name.encode())
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
