@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.fetch.passing import PassingBlock
@@ -101,6 +102,7 @@ def test_stopped_server_is_noticed_by_its_silence(root: Path, monkeypatch: pytes
             [pid] = node.servers.pids
             os.kill(pid, signal.SIGSTOP)
             try:
+                await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it stops")
                 answer = await one.ask(node.record, wanted(2))
                 assert isinstance(answer, Failed)
                 assert answer.why == Why.AWAY
