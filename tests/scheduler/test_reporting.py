@@ -1,7 +1,6 @@
 """What a daemon tells observers, and what schedulers may order, over its control endpoint."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
