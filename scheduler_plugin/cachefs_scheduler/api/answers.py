@@ -211,7 +211,6 @@ class Answers:
             said.append(f"another one is made on {', '.join(begun or nodes)}")
         for copy in sorted(there, key=lambda one: one.jobs)[: max(0, len(there) - copies)]:
             gone = [node for node in copy.nodes if self._advisor.placement.release(dataset, snapshot, node)]
-            said.append(
-                f"the one on {', '.join(copy.nodes)} {'goes' if gone else 'stays: jobs read it, or it is pinned'}"
-            )
+            what = "goes" if gone else "stays: jobs read it, or it is pinned"
+            said.append(f"the one on {', '.join(copy.nodes)} {what}")
         return ScaleDone(text=said)

@@ -25,9 +25,7 @@ def _lines(view: ClusterView, advisor: Advisor, warmings: Warmings) -> Iterator[
     ratio = found.needed / found.capacity if found.capacity else 0.0
     yield _gauge("needed_ratio", "needed_bytes through capacity_bytes.", ratio)
     ages = [view.age(node.name) for node in view if node.heard is not None]
-    yield _gauge(
-        "oldest_report_seconds", "Seconds since the node was heard that is silent longest.", max(ages, default=0)
-    )
+    yield _gauge("oldest_report_seconds", "Seconds for which one node has been silent.", max(ages, default=0))
     states = Counter(one.state for one in advisor.book)
     yield "# HELP cachefs_scheduler_jobs Jobs that schedulers have told of.\n# TYPE cachefs_scheduler_jobs gauge\n"
     for state in JobState:

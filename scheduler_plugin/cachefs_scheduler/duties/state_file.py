@@ -59,7 +59,7 @@ def saved_jobs(book: Book, now: float) -> list[SavedJob]:
 
 
 def restored_job(saved: SavedJob, elapsed: float, now: float) -> KnownJob:
-    """As it is now. A scheduler has the whole time again to speak of it. elapsed: seconds since the file was written."""
+    """As it is now. A scheduler has the whole time again to speak of it. elapsed: seconds since it was written."""
     return KnownJob(
         saved.ask, saved.snapshot, now - saved.since - elapsed, now, saved.state, tuple(saved.nodes),
         placement=saved.placement,

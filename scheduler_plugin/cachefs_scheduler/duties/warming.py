@@ -78,7 +78,8 @@ class Warmings:
                 "%d warm-ups are under way; none is ordered on %s for %s", MOST_RUNNING, wanted.node, wanted.job
             )
             return False
-        for old in [name for name, one in self._known.items() if one.is_over][: len(self._known) - MOST_KNOWN + 1]:
+        over = [name for name, one in self._known.items() if one.is_over]
+        for old in over[: max(0, len(self._known) - MOST_KNOWN + 1)]:
             del self._known[old]
         self._known[wanted.id] = wanted
         self._start(self._order(wanted))
