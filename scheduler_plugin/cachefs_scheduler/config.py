@@ -206,7 +206,12 @@ def _words(error: Mapping[str, Any]) -> str:
 
 def _keys_at(place: list[str]) -> list[str]:
     section: type[BaseModel] = Config
-    sections = {"service": ServiceSection, "cluster": ClusterSection, "links": LinksSection, "queue": QueueSection}
+    sections: dict[str, type[BaseModel]] = {
+        "service": ServiceSection,
+        "cluster": ClusterSection,
+        "links": LinksSection,
+        "queue": QueueSection,
+    }
     sections |= {"defaults": DatasetSection, "datasets": DatasetSection, "kube": KubeSection, "slurm": SlurmSection}
     if place:
         section = sections.get(place[0], Config)

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from cachefs.planning.scheduling.cluster import Cluster
-
 from cachefs.observe_messages import Member, NodeReport
+from cachefs.planning.scheduling.cluster import Cluster
 from cachefs.planning.scheduling.facts import Links, SnapshotFacts
 from cachefs_scheduler.config import Config
 from cachefs_scheduler.view.dataset_names import DatasetNames
