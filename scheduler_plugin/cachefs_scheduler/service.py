@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 # Seconds for which news of nodes are gathered before jobs that wait are looked at: with 5,000 nodes that takes 20 ms
 # for each snapshot.
 SETTLE_SECONDS: Final = 0.5
-CLEAN_SECONDS: Final = 5.0
+CLEAN_SECONDS: Final = 2.0
 SAVE_SECONDS: Final = 2.0
 # A service that is started after longer than this takes jobs as it finds them.
 _LONGEST_PAUSE: Final = 86400.0
