@@ -25,6 +25,8 @@ class ClusterSettings:
     source: Source = "static"  # who says who is a member; none: each node is alone
     # Further keys of [cluster].
     keys: Mapping[str, object] = field(default_factory=dict)
+    # By name of the node, its weight in a static list; 1 for the others.
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 class Cluster:
@@ -40,11 +42,17 @@ class Cluster:
     def start(self, numbers: Iterable[int] | None = None) -> None:
         """Start these nodes (None: all) at once, and wait until they answer. A static list has these, and no other."""
         chosen = [self.nodes[number] for number in (range(len(self.nodes)) if numbers is None else numbers)]
-        self._members = [f"{node.name}={node.host.address}:{self._ports[node.name]}" for node in chosen]
+        self._members = [self._member(node) for node in chosen]
         for node in chosen:
             node.spawn(self.settings_of(node))
         for node in chosen:
             node.ready()
+
+    def _member(self, node: Node) -> str:
+        """Its line in a static list."""
+        weight = self.settings.weights.get(node.name)
+        line = f"{node.name}={node.host.address}:{self._ports[node.name]}"
+        return line if weight is None else f"{line},weight={weight:g}"
 
     def settings_of(self, node: Node) -> NodeSettings:
         """What a node is told."""
