@@ -25,3 +25,20 @@ def test_blocks_that_are_there_come_and_others_do_not(root: Path) -> None:
             assert one.client.in_flight == (0, 0)
 
     asyncio.run(run())
+
+
+def test_blocks_asked_for_one_by_one_do_not_say_how_fast_the_link_is(root: Path) -> None:
+    """They come as often as they are asked for. A client that took that for the link's rate gave up its peers: each
+    block then seemed to take seconds."""
+
+    async def run() -> None:
+        async with ServingNode(root) as node, asker(node.record) as one:
+            node.put(*range(4))
+            first = one.client._window.rate
+            for number in range(4):
+                assert isinstance(await one.ask(node.record, wanted(number)), PeerBlock)
+                await asyncio.sleep(0.03)  # longer than rates are measured over
+                assert one.client._window.rate == first
+                assert one.client.expected_seconds(node.record, 100_000) == 0.0, "nothing is on the way"
+
+    asyncio.run(run())
