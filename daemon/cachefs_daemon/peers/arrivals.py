@@ -76,7 +76,7 @@ class Arrivals:
         if size:
             exchange = batch.exchange
             if batch.lane == HERE:
-                peer.measure(exchange.first - exchange.sent, size, exchange.last - batch.timed)
+                peer.measure(exchange.first - exchange.sent, size, exchange.last - batch.timed, exchange.last)
                 self._in_flight.window.received(size, exchange.last, is_full=is_full)
             batch.timed = exchange.last
 
@@ -111,6 +111,7 @@ class Arrivals:
         """The answer is whole, or the connection has ended."""
         connection = batch.connection
         del peer.batches[connection]
+        peer.signs[batch.lane] = max(peer.signs[batch.lane], batch.exchange.sign)
         retransmitted = batch.exchange.parser.retransmitted
         if retransmitted and batch.lane == HERE:
             self.is_limited = True

@@ -87,15 +87,29 @@ class PeerClient:
         peer = self._peers.get(node_id)
         return peer is None or not peer.liveness.cooling
 
+    def last_sign(self, node_id: str, *, fetch: bool) -> float:
+        """When it last showed that it gives blocks that it has (fetch: brings those that it has not), in loop time;
+        0 for never. A node that brings a block gives a sign every 0.1 s, however long its origin takes."""
+        peer = self._peers.get(node_id)
+        return peer.sign(FETCH if fetch else HERE) if peer is not None else 0.0
+
+    def doubt(self, node_id: str) -> None:
+        """It gives no sign while somebody waits: probe it, and leave it alone where that comes to nothing."""
+        peer = self._peers.get(node_id)
+        if peer is not None and not self._is_closed:
+            self._cooling.doubt(peer)
+
     def expected_seconds(self, node: NodeRecord, length: int) -> float:
-        """From the question until the last byte of a block that it has, if it were asked now. 0 where nothing is on the
-        way: whether it still takes as long as the last time can only be found out by asking."""
+        """From the question until the last byte of a block that it has, if it were asked now. The longer nobody has
+        asked it, the less."""
         peer = self._peers.get(node.id)
-        rate, before, latency = self._window.rate, self._in_flight.bytes[HERE], 0.0
+        rate, before = self._window.rate, self._in_flight.bytes[HERE]
+        latency, faded = 0.0, 1.0
         if peer is not None:
             latency, rate = peer.latency, min(rate, peer.rate or rate)
+            faded = peer.faded(self._loop.time())
             before += sum(ask.wanted.length for ask in itertools.islice(peer.waiting[HERE][False], 256))
-        return latency + (before + length) / rate if before else 0.0
+        return (latency + (before + length) / rate) * faded
 
     def median_seconds(self, node_id: str) -> float:
         """In which half of the last blocks came that this peer was asked for; 0 where there were none."""

@@ -6,7 +6,7 @@ import random
 
 from cachefs_daemon.peers.answers import Failed, Why
 from cachefs_daemon.peers.connecting import CannotConnect
-from cachefs_daemon.peers.peer import Peer
+from cachefs_daemon.peers.peer import LANES, Peer
 from cachefs_daemon.peers.reaching import Reaching
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
@@ -50,6 +50,24 @@ class Cooling:
                 queue.clear()
         self._reaching.run(self._probe(peer))
 
+    def doubt(self, peer: Peer) -> None:
+        """It gives no sign: probe it, and leave it alone where that comes to nothing."""
+        if not (peer.is_doubted or peer.liveness.cooling):
+            peer.is_doubted = True
+            self._reaching.run(self._settle_doubt(peer))
+
+    async def _settle_doubt(self, peer: Peer) -> None:
+        """Does it live?"""
+        began = self._loop.time()
+        try:
+            _, lives = await self._reaching.probe(peer.record)
+            peer.sign_given(self._loop.time(), fetch=lives)
+        except CannotConnect as error:
+            if max(map(peer.sign, LANES)) <= began:
+                self.cool(peer, str(error))
+        finally:
+            peer.is_doubted = False
+
     async def _probe(self, peer: Peer) -> None:
         """Until it answers."""
         liveness = peer.liveness
@@ -61,7 +79,7 @@ class Cooling:
             if not liveness.cooling:
                 return
             try:
-                sender = await self._reaching.probe(record)
+                sender, _ = await self._reaching.probe(record)
             except CannotConnect as error:
                 liveness.reason = str(error)
                 liveness.probed(alive=False, now=self._loop.time(), chance=random.random())

@@ -40,8 +40,9 @@ class Reaching:
         link, tls = await self._loop.run_in_executor(self._threads, connect, record, self._certificates)
         return PeerConnection(link, tls, record.id)
 
-    async def probe(self, record: NodeRecord) -> Sender:
-        """Who answers there. Raises CannotConnect where nobody does, or somebody else."""
+    async def probe(self, record: NodeRecord) -> tuple[Sender, bool]:
+        """Who answers there, and whether the daemon behind that server lives. Raises CannotConnect where nobody
+        answers, or somebody else."""
         work = partial(probe, record, self._certificates, self.greeting(record))
         return await self._loop.run_in_executor(self._threads, work)
 
