@@ -91,7 +91,7 @@ def test_what_a_node_that_leaves_holds_is_had_also_where_another_one_comes_meanw
         before, without, after = ring(1, 2, 3), ring(1, 3), ring(1, 3, 4)
         parts = FillingParts(
             KnownMembership(view), cast(Any, shared), cast(Any, others), store.blocks, Plan(), Standing(), threads,
-            lambda: [cast(Any, Listing())], lambda snapshot: None, 1, 1 << 30,
+            lambda: [cast(Any, Listing())], lambda: False, lambda snapshot: None, lambda: 1 << 30, 1, 1 << 30,
         )  # fmt: skip
         filling = Filling(parts, before)
         task = asyncio.create_task(filling.run())
