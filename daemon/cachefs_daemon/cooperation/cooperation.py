@@ -23,6 +23,7 @@ from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import Order
 from cachefs_daemon.cluster.view import ClusterView
+from cachefs_daemon.cooperation.filled import not_filled
 from cachefs_daemon.cooperation.groups import Group, Member, groups_of
 from cachefs_daemon.cooperation.holders import Known, Ring
 from cachefs_daemon.cooperation.known_holders import HOLDERS as HOLDERS_PATH
@@ -110,6 +111,7 @@ class Cooperation:
             remember=self._remember,
             adopt=self._take_in,
             coordinated=self._is_coordinated,
+            filled=self._are_filled,
         )
         parts.loader.first_rate = FIRST_RATE
         parts.loader.on_space = self._keep_home
@@ -320,6 +322,12 @@ class Cooperation:
             for node, values in self._parts.shared.values(HOLDERS).items()
             if (record := view.get(node)) is not None and record.state != "away"
         )
+
+    def _are_filled(self) -> bool:
+        """Have all that count for placement got what is theirs to keep?"""
+        view = self._parts.shared.membership.view
+        others = [one for one in view.present if one.id != view.me]
+        return not not_filled(self._parts.shared, view, others)
 
     async def _ask(self, node: str, space: BlockSpace) -> Known | None:
         try:

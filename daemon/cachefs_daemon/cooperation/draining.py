@@ -12,9 +12,8 @@ from cachefs.cluster_messages import DrainStatus
 from cachefs.errors import ConfigError, NotFound
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import NodeRecord
-from cachefs_daemon.cooperation.filling import ring_digest
+from cachefs_daemon.cooperation.filled import not_filled
 from cachefs_daemon.sharing.peer_http import PeerFailed
-from cachefs_daemon.sharing.sections import FILLING, FILLING_NAME
 from cachefs_daemon.sharing.state import SharedState
 
 log = logging.getLogger(__name__)
@@ -105,16 +104,10 @@ class Draining:
         view = self._membership.view
         if self._has_left:
             return DrainStatus(mine.id, mine.name, done=True)
-        waiting, blocks, size = [], 0, 0
-        wanted = ring_digest([one.id for one in view.present])
-        for one in others:
-            facts = self._shared.value(FILLING, one.id, FILLING_NAME)
-            if facts is None or facts.ring != wanted or facts.blocks:
-                waiting.append(one.name)
-            if facts is not None and facts.ring == wanted:
-                blocks, size = blocks + facts.blocks, size + facts.bytes
-        done = view.me not in view.ring and not waiting
-        return DrainStatus(mine.id, mine.name, blocks, size, waiting, done)
+        lacking = not_filled(self._shared, view, others)
+        blocks, size = sum(one[1] for one in lacking), sum(one[2] for one in lacking)
+        done = view.me not in view.ring and not lacking
+        return DrainStatus(mine.id, mine.name, blocks, size, [one[0].name for one in lacking], done)
 
     def _find(self, node: str) -> NodeRecord:
         """Raises NotFound."""

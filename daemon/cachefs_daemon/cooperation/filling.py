@@ -6,7 +6,6 @@ read, or as a job's plan says.
 """
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from cachefs.planning.sequences.plan import Plan
 from cachefs.sizes import format_size
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cooperation.filled import ring_digest
 from cachefs_daemon.cooperation.holders import Ring
 from cachefs_daemon.cooperation.lacking import Change, Lacking, Lacks
 from cachefs_daemon.cooperation.pulling import Pulling
@@ -207,8 +207,3 @@ class Filling:
             self._cut_short.add(snapshot)
             return False
         return not self._news.is_set()
-
-
-def ring_digest(ids: Sequence[str]) -> str:
-    """By which nodes see that they mean the same members: 32 hex digits."""
-    return hashlib.blake2b(" ".join(ids).encode(), digest_size=16).hexdigest()

@@ -143,6 +143,5 @@ def _others(space: BlockSpace, ids: Ids, change: Change, former: Former | None) 
     without = [one for one in change.now.members if one.id != change.me]
     found = may_have(space_hashes(space)[ids], (change.before.members, change.now.members, without), change.replicas)
     if former is not None:
-        arrays = [former.holders, *([former.besides] if former.besides is not None else [])]
-        found = [*(MayHave(former.ids, nodes[ids]) for nodes in arrays), *found]
+        found = [*(MayHave(former.ids, nodes[ids]) for nodes in (former.holders, *former.besides)), *found]
     return found

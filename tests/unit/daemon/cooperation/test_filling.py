@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 from cachefs_daemon.cluster.view import ClusterView
-from cachefs_daemon.cooperation.filling import Filling, FillingParts, ring_digest
+from cachefs_daemon.cooperation.filled import ring_digest
+from cachefs_daemon.cooperation.filling import Filling, FillingParts
 from cachefs_daemon.cooperation.holders import Ring
 from cachefs_daemon.peers.answers import How, PeerAnswer, PeerBlock, Wanted
 from cachefs_daemon.runtime.threads import Threads
