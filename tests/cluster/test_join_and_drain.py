@@ -101,7 +101,7 @@ def test_a_node_that_dies_comes_back_with_its_ssd_and_gets_the_rest_from_peers(
 def test_a_drain_is_given_up_or_cut_short_and_nothing_is_lost_that_another_one_has(
     tmp_path: Path, rclone: S3Server
 ) -> None:
-    shape = Shape(3, source="etcd", files=FILES, keys={**SLOW, "bandwidth": 300_000})
+    shape = Shape(3, source="etcd", files=FILES, keys={**SLOW, "bandwidth": 60_000})
     with shaped_cluster(tmp_path, rclone, "cut-short", shape) as small:
         one, two, three = small.nodes
         read_at_home(small, small.nodes)
