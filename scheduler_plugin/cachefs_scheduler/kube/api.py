@@ -5,6 +5,7 @@ hundreds of objects of each.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -103,7 +104,8 @@ async def connect(place: str, namespace: str) -> "KubernetesApi":
     settings = client.Configuration()
     try:
         if place == "pod":
-            config.load_incluster_config(client_configuration=settings)
+            load: Any = config.load_incluster_config
+            load(client_configuration=settings)
             namespace = namespace or (_ACCOUNT / "namespace").read_text().strip()
         else:
             await config.load_kube_config(config_file=place, client_configuration=settings)
@@ -149,9 +151,8 @@ class KubernetesApi:
         } | ({"label_selector": selector} if selector else {})  # fmt: skip
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS, sock_read=WATCH_SECONDS + CALL_SECONDS)
         try:
-            answer = await self._core.list_pod_for_all_namespaces(
-                **query, _preload_content=False, _request_timeout=timeout
-            )
+            call: Any = self._core.list_pod_for_all_namespaces
+            answer = await call(**query, _preload_content=False, _request_timeout=timeout)
             async with answer:
                 await _check(answer)
                 async for line in _lines(answer.content):
@@ -196,7 +197,10 @@ class KubernetesApi:
 
     async def create_lease(self, name: str, spec: LeaseSpec) -> Lease:
         """Raises Changed where there is one."""
-        query = {"namespace": self.namespace, "body": _lease_body(Lease({"name": name, "namespace": self.namespace}, spec))}
+        query = {
+            "namespace": self.namespace,
+            "body": _lease_body(Lease({"name": name, "namespace": self.namespace}, spec)),
+        }
         return _decoded(_lease, await _answer(self._coordination.create_namespaced_lease, query))
 
     async def replace_lease(self, lease: Lease) -> Lease:
@@ -243,10 +247,8 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
     if answer.status < 400:
         return
     text = answer.reason or ""
-    try:
+    with contextlib.suppress(msgspec.DecodeError):
         text = msgspec.json.decode(await answer.content.read(1 << 16), type=_Status).message or text
-    except msgspec.DecodeError:
-        pass
     _raise_status(answer.status, text[:_MOST_TEXT])
 
 

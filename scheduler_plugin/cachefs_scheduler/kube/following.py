@@ -51,6 +51,20 @@ class Following:
         """How many pods are followed."""
         return len(self._jobs)
 
+    @property
+    def leads(self) -> bool:
+        return self.leader.leads
+
+    @property
+    def problem(self) -> str:
+        """Why pods are not followed now; empty where they are."""
+        return self.watch.problem
+
+    @property
+    def is_broken(self) -> bool:
+        """Has a task ended that never should?"""
+        return any(task.done() for task in self._tasks)
+
     def start(self) -> None:
         self._unsubscribe = self._advice.subscribe(self._admissions_changed)
         for work in (self.watch.run(), self.leader.run(), self._act()):
@@ -96,9 +110,12 @@ class Following:
                     await self._wake.wait()
             await asyncio.sleep(BREATH_SECONDS)
             self._wake.clear()
-            if not self.leader.leads or self.watch.problem:
-                continue
             now = time.monotonic()
+            if not self.leader.leads:
+                self._jobs.drop_ended(now)
+                continue
+            if self.watch.problem:
+                continue
             try:
                 due = self._jobs.due(now)
             except Exception as error:
@@ -115,7 +132,9 @@ class Following:
                 await self._api.open_gate(gate.pod, gate.index, GATE)
                 self.opened += 1
             except Changed:
-                log.info("pod %s/%s has changed meanwhile; its gate is looked at again", gate.pod.namespace, gate.pod.name)
+                log.info(
+                    "pod %s/%s has changed meanwhile; its gate is looked at again", gate.pod.namespace, gate.pod.name
+                )
             except CachefsError as error:
                 log.warning("the gate of pod %s/%s is not open yet: %s", gate.pod.namespace, gate.pod.name, error)
 

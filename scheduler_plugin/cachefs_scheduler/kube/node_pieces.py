@@ -65,7 +65,7 @@ class Request:
 
 
 async def read(body: bytes | bytearray) -> Request:
-    """Raises msgspec.DecodeError for what is not what kube-scheduler sends."""
+    """Raises msgspec.DecodeError or RecursionError for what is not what kube-scheduler sends."""
     if len(body) >= LARGE and (found := await _in_pieces(body)) is not None:
         return found
     args = _args.decode(body)
@@ -93,7 +93,7 @@ async def _in_pieces(body: bytes | bytearray) -> Request | None:
             pieces.append((begin, end))
             begin = end + 1
             await asyncio.sleep(0)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return Request(body, args, names, pieces) if args.nodes is not None and not args.nodes.items else None
 

@@ -3,15 +3,19 @@
 import os
 import socket
 import time
+from typing import TYPE_CHECKING
 
 from cachefs_scheduler.advice import Advice
 from cachefs_scheduler.kube.admission import Admission
 from cachefs_scheduler.kube.certificates import ServerCertificates, ServerFiles
 from cachefs_scheduler.kube.extender import Extender
 from cachefs_scheduler.kube.gangs import Gangs
-from cachefs_scheduler.kube.server import Address, KubeServer
+from cachefs_scheduler.kube.server import Address, KubeServer, Shown
 from cachefs_scheduler.kube.shown import shown
 from cachefs_scheduler.kube_section import KubeSection, split_address
+
+if TYPE_CHECKING:
+    from cachefs_scheduler.kube.following import Following
 
 
 class KubePart:
@@ -28,8 +32,8 @@ class KubePart:
         if section.tls_cert is not None and section.tls_key is not None:
             context = ServerCertificates(ServerFiles(section.tls_cert, section.tls_key, section.client_ca)).context
         self._address = Address(host, port, context, section.most_body)
-        self.server = KubeServer(self._extender, Admission(advice), self._metrics)
-        self._following: "Following | None" = None
+        self.server = KubeServer(self._extender, Admission(advice), Shown(self._metrics, self._is_well))
+        self._following: Following | None = None
 
     async def start(self) -> None:
         """Raises CachefsError."""
@@ -38,7 +42,11 @@ class KubePart:
             from cachefs_scheduler.kube.following import Following
 
             api = await connect(str(self._section.api), self._section.namespace)
-            names = (self._section.lease, f"{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns():x}", self._section.selector)
+            names = (
+                self._section.lease,
+                f"{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns():x}",
+                self._section.selector,
+            )
             self._following = Following(api, self._advice, self._gangs, names)
             self._following.start()
         await self.server.start(self._address)
@@ -47,6 +55,9 @@ class KubePart:
         await self.server.stop()
         if self._following is not None:
             await self._following.stop()
+
+    def _is_well(self) -> bool:
+        return self._following is None or not self._following.is_broken
 
     def _metrics(self) -> str:
         return shown(self._extender.counts, self._following)

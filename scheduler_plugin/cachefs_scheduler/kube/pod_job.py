@@ -25,6 +25,8 @@ _JOB_LABELS: Final = (
 )
 # The rank of a pod in its job. Not that of kubeflow: its masters and workers are counted separately.
 _RANK_LABELS: Final = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
+# The kind of a job that is one pod, which nobody has made for it.
+_ALONE: Final = "pod"
 _SHOWN: Final = 60
 
 
@@ -50,7 +52,7 @@ def job_name(metadata: Metadata, namespace: str = "") -> str:
     elif owner[1]:
         kind, name = owner
     else:
-        kind, name = "pod", metadata.name
+        kind, name = _ALONE, metadata.name
     return f"{KUBE}{metadata.namespace or namespace}/{kind}/{name}"
 
 
@@ -66,8 +68,12 @@ def job_of(pod: Pod) -> tuple[PodJob | None, tuple[str, ...]]:
     policy = _policy(annotations.get(POLICY, ""), warnings)
     copies = _number(annotations, JOBS_PER_COPY, MOST_JOBS_PER_COPY, warnings)
     ranks = _number(annotations, RANKS, MOST_RANKS, warnings)
+    name = job_name(pod.metadata)
+    is_alone = name.split("/")[1] == _ALONE
+    if is_alone:
+        ranks = 1
     asked = {
-        "job": job_name(pod.metadata), "dataset": annotations[DATASET].strip(), "policy": policy,
+        "job": name, "dataset": annotations[DATASET].strip(), "policy": policy,
         "max_jobs_per_copy": copies, "ranks": max(1, ranks), "user": pod.metadata.namespace,
         "priority": pod.spec.priority or 0,
     }  # fmt: skip
@@ -77,7 +83,7 @@ def job_of(pod: Pod) -> tuple[PodJob | None, tuple[str, ...]]:
         shown = annotations[DATASET][:_SHOWN]
         warnings.append(f"annotation {DATASET}: expected NAME, NAME@SNAPSHOT or NAME@latest, not {shown!r}")
         return None, tuple(warnings)
-    return PodJob(ask, ranks, _rank(pod.metadata), tuple(warnings)), tuple(warnings)
+    return PodJob(ask, ranks, 0 if is_alone else _rank(pod.metadata), tuple(warnings)), tuple(warnings)
 
 
 def is_gated(pod: Pod) -> bool:

@@ -78,15 +78,16 @@ class PodWatch:
 
     async def _list(self) -> None:
         found: list[Pod] = []
-        version = ""
+        last = ""
         async for pods, version in self._api.list_pods(self._selector):
+            last = version
             found += [pod for pod in pods if _concerns(pod)]
             if len(found) > MOST_PODS:
                 log.error("more than %d pods name a dataset; those beyond are not followed", MOST_PODS)
                 del found[MOST_PODS:]
         self._known = {pod.metadata.uid for pod in found}
         self._listener.listed(found)
-        self._version = version
+        self._version = last
 
     async def _watch(self) -> None:
         """Until the server ends it."""

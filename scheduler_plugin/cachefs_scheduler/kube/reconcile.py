@@ -1,4 +1,4 @@
-"""What is to be done for the jobs whose pods are seen: which gates to open, what to tell `Advice`, which events to write.
+"""What is to be done for jobs whose pods are seen: which gates to open, what to tell `Advice`, which events to write.
 
 Decides and does no I/O. Only the replica that leads asks for `due`; the others follow too, so that any of them can go
 on. Everything is derived from the pods as they are, so a new leader, or one that was started again, says all again.
@@ -12,8 +12,8 @@ import msgspec
 
 from cachefs.scheduling_messages import Ask, Policy
 from cachefs_scheduler.advice import Advice
-from cachefs_scheduler.kube.notes import Note
 from cachefs_scheduler.kube.gangs import Gangs
+from cachefs_scheduler.kube.notes import Note
 from cachefs_scheduler.kube.pod_job import GATE, PodJob, is_gated, job_name, job_of
 from cachefs_scheduler.kube.wire import Metadata, Pod
 
@@ -23,6 +23,8 @@ ENDED_AFTER: Final = 30.0
 AGAIN: Final = 120.0
 # Seconds after which a gate is tried again that was to be opened and is there still.
 _TRIED: Final = 15.0
+# Seconds between two looks at all jobs.
+_LOOK: Final = 2.0
 
 WAITING: Final = "CachefsWaiting"
 ADMITTED: Final = "CachefsAdmitted"
@@ -81,6 +83,7 @@ class Jobs:
         # By uid of a pod, the name of its job.
         self._names: dict[str, str] = {}
         self._dirty: set[str] = set()
+        self._looked = -_LOOK
 
     def __len__(self) -> int:
         """How many pods are followed."""
@@ -147,16 +150,29 @@ class Jobs:
     def due(self, now: float) -> Due:
         """Tells Advice what it should know, and says what is to be done else."""
         found = Due()
-        for name, job in self._jobs.items():
-            if job.told is not None and now - job.told >= AGAIN or any(now - at >= _TRIED for at in job.opened.values()):
-                self._dirty.add(name)
-            elif job.empty is not None and now - job.empty >= ENDED_AFTER:
-                self._dirty.add(name)
+        self._look(now)
         dirty, self._dirty = self._dirty, set()
         for name in dirty:
             if (job := self._jobs.get(name)) is not None:
                 self._settle(name, job, found, now)
         return found
+
+    def drop_ended(self, now: float) -> None:
+        """As `due` does, where another replica tells Advice."""
+        for name, job in list(self._jobs.items()):
+            if job.empty is not None and now - job.empty >= ENDED_AFTER:
+                del self._jobs[name]
+
+    def _look(self, now: float) -> None:
+        """Which jobs are due though nothing has changed."""
+        if now - self._looked < _LOOK:
+            return
+        self._looked = now
+        for name, job in self._jobs.items():
+            is_old = job.told is not None and now - job.told >= AGAIN
+            has_ended = job.empty is not None and now - job.empty >= ENDED_AFTER
+            if is_old or has_ended or any(now - at >= _TRIED for at in job.opened.values()):
+                self._dirty.add(name)
 
     def _settle(self, name: str, job: _Job, found: Due, now: float) -> None:
         if job.empty is not None:
@@ -184,6 +200,7 @@ class Jobs:
             self._tell_nodes(name, job, ask, nodes, now)
             return False
         if job.nodes:  # all pods that were bound are gone, and others wait for a node in their place
+            self._tell_nodes(name, job, ask, job.nodes, now)
             return False
         if ask.policy not in (Policy.SUSPEND, Policy.CLONE):
             return False
@@ -194,7 +211,10 @@ class Jobs:
         gated = [member for member in job.members.values() if member.gate >= 0]
         if not admission.go:
             place = f" (place {admission.place} in the queue)" if admission.place else ""
-            found.notes += [Note(each.metadata, WAITING, f"waits for a copy of {ask.dataset}: {admission.why}{place}") for each in gated]
+            found.notes += [
+                Note(each.metadata, WAITING, f"waits for a copy of {ask.dataset}: {admission.why}{place}")
+                for each in gated
+            ]
             return True
         if not job.admitted:
             job.admitted = True

@@ -39,6 +39,10 @@ _MOST_REVIEW: Final = 8 << 20
 _MOST_HEADER: Final = 8 << 10
 _MOST_TEXT: Final = 200
 
+# What strangers say that is not even HTTP. aiohttp logs each with a traceback.
+_http = logging.getLogger(f"{__name__}.http")
+_http.setLevel(logging.CRITICAL)
+
 _reviews = msgspec.json.Decoder(AdmissionReview)
 _encoder = msgspec.json.Encoder()
 
@@ -57,15 +61,24 @@ class Address:
     most_body: int = 64 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is told to others than schedulers."""
+
+    # Text for Prometheus.
+    metrics: Callable[[], str]
+    # Else the container should be started again.
+    is_well: Callable[[], bool]
+
+
 class KubeServer:
     """Used on the event loop."""
 
-    def __init__(self, extender: Extender, admission: Admission, metrics: Callable[[], str]) -> None:
-        """metrics: text for Prometheus."""
+    def __init__(self, extender: Extender, admission: Admission, shown: Shown) -> None:
         self.port = 0  # since `start`
         self._extender = extender
         self._admission = admission
-        self._metrics = metrics
+        self._shown = shown
         self._address: Address
         self._requests = 0
         self._large = asyncio.Semaphore(MOST_LARGE)
@@ -80,7 +93,12 @@ class KubeServer:
         app.router.add_get("/healthz", self._healthy)
         app.router.add_get("/metrics", self._say_metrics)
         self._runner = web.AppRunner(
-            app, access_log=None, keepalive_timeout=_IDLE_SECONDS, shutdown_timeout=1.0, handle_signals=False
+            app,
+            access_log=None,
+            keepalive_timeout=_IDLE_SECONDS,
+            shutdown_timeout=1.0,
+            handle_signals=False,
+            logger=_http,
         )
 
     async def start(self, address: Address) -> None:
@@ -106,13 +124,14 @@ class KubeServer:
     # --- each connection and request ---------------------------------------------------------------------------------
 
     def _admit(self) -> Any:
-        """What serves one more connection. Where there are too many, the one that is silent the longest is cut off."""
+        """What serves one more connection. Where there are too many, those that are silent the longest are cut off."""
         server = self._runner.server
         assert server is not None
-        if len(server.connections) >= MOST_CONNECTIONS:
-            idle = (each for each in server.connections if each not in self._busy)
-            if (oldest := next(idle, None)) is not None and oldest.transport is not None:
-                oldest.transport.abort()
+        open_ones = server.connections
+        if (surplus := len(open_ones) + 1 - MOST_CONNECTIONS) > 0:
+            for each in [each for each in open_ones if each not in self._busy][:surplus]:
+                if each.transport is not None:
+                    each.transport.abort()
         return server()
 
     @web.middleware
@@ -128,9 +147,11 @@ class KubeServer:
             if request.transport is not None:
                 request.transport.abort()
             return _refusal(408, "too slow")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return _refusal(400, f"not what kube-scheduler or an API server sends: {error}")
-        except (web.HTTPException, ConnectionError, asyncio.CancelledError):
+        except ConnectionError:
+            return _refusal(400, "the connection was lost")  # nobody reads it, and aiohttp logs no traceback
+        except (web.HTTPException, asyncio.CancelledError):
             raise
         except Exception as error:
             log.error("%s: internal error", request.path, exc_info=error)
@@ -142,25 +163,26 @@ class KubeServer:
     @contextlib.asynccontextmanager
     async def _body(self, request: web.Request, most: int) -> AsyncIterator[bytearray]:
         """The request's body, and for a large one the right to have it in memory meanwhile."""
-        length = request.content_length
-        if length is not None and length > most:
-            raise web.HTTPRequestEntityTooLarge(most, length, text=f"a request has {most:,} bytes at most\n")
-        async with contextlib.AsyncExitStack() as stack:
+        if (request.content_length or 0) > most:
+            raise _too_large(most)
+        async with contextlib.AsyncExitStack() as large:
             body = bytearray()
-            async with asyncio.timeout(BODY_SECONDS):
-                is_large = length is not None and length > LARGE
-                if is_large:
-                    await stack.enter_async_context(self._large)
-                while chunk := await request.content.readany():
-                    body += chunk
-                    if len(body) > most:
-                        raise web.HTTPRequestEntityTooLarge(
-                            most, len(body), text=f"a request has {most:,} bytes at most\n"
-                        )
-                    if not is_large and len(body) > LARGE:
-                        is_large = True
-                        await stack.enter_async_context(self._large)
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    if (request.content_length or 0) > LARGE:
+                        await large.enter_async_context(self._large)
+                    await self._fill(body, request, most)
+            except TimeoutError:
+                raise web.HTTPRequestTimeout(text="the request did not arrive in time\n") from None
             yield body
+
+    async def _fill(self, body: bytearray, request: web.Request, most: int) -> None:
+        # One that does not say its length may not be large: kube-scheduler says it.
+        most = most if request.content_length is not None else min(most, LARGE)
+        while chunk := await request.content.readany():
+            body += chunk
+            if len(body) > most:
+                raise _too_large(most)
 
     # --- what is asked -----------------------------------------------------------------------------------------------
 
@@ -193,10 +215,12 @@ class KubeServer:
         return _json(_encoder.encode(answer))
 
     async def _healthy(self, _request: web.Request) -> web.StreamResponse:
-        return web.Response(text="ok\n")
+        if self._shown.is_well():
+            return web.Response(text="ok\n")
+        return _refusal(500, "a part of the service has ended; see the log of cachefs-scheduler")
 
     async def _say_metrics(self, _request: web.Request) -> web.StreamResponse:
-        return web.Response(text=self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(text=self._shown.metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 async def _with_nodes(request: web.Request, asked: Request, refused: dict[str, str]) -> web.StreamResponse:
@@ -216,6 +240,10 @@ async def _with_nodes(request: web.Request, asked: Request, refused: dict[str, s
 
 def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
+
+
+def _too_large(most: int) -> web.HTTPRequestEntityTooLarge:
+    return web.HTTPRequestEntityTooLarge(most, most, text=f"a request has {most:,} bytes at most\n")
 
 
 def _refusal(status: int, why: str) -> web.Response:

@@ -1,5 +1,6 @@
 """Figures of the Kubernetes part, as text for Prometheus."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from cachefs_scheduler.kube.extender import Counts
@@ -24,7 +25,7 @@ def shown(counts: Counts, followed: Followed | None) -> str:
     """Of both; None: pods are not followed."""
     lines: list[str] = []
 
-    def add(name: str, kind: str, what: str, values: dict[str, float]) -> None:
+    def add(name: str, kind: str, what: str, values: Mapping[str, float]) -> None:
         lines.extend((f"# HELP {name} {what}", f"# TYPE {name} {kind}"))
         lines.extend(f"{name}{label} {value:g}" for label, value in values.items())
 
