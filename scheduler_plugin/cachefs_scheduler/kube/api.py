@@ -109,6 +109,8 @@ async def connect(place: str, namespace: str) -> "KubernetesApi":
             namespace = namespace or (_ACCOUNT / "namespace").read_text().strip()
         else:
             await config.load_kube_config(config_file=place, client_configuration=settings)
+            contexts: Any = config.list_kube_config_contexts(config_file=place)
+            namespace = namespace or str(contexts[1]["context"].get("namespace") or "")
     except (config.ConfigException, OSError, ValueError, TypeError) as error:
         raise ConfigError(f"kube.api = {place!r}: {str(error)[:_MOST_TEXT]}") from None
     return KubernetesApi(client.ApiClient(settings), namespace or "default")

@@ -137,6 +137,7 @@ class Following:
                 )
             except CachefsError as error:
                 log.warning("the gate of pod %s/%s is not open yet: %s", gate.pod.namespace, gate.pod.name, error)
+                self._jobs.not_opened(gate.pod.uid, time.monotonic())
 
     async def _write(self, note: Note) -> None:
         async with self._limit:

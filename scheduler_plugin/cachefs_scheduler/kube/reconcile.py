@@ -23,6 +23,8 @@ ENDED_AFTER: Final = 30.0
 AGAIN: Final = 120.0
 # Seconds after which a gate is tried again that was to be opened and is there still.
 _TRIED: Final = 15.0
+# Seconds after which one is tried again that could not be opened.
+_PAUSE: Final = 2.0
 # Seconds between two looks at all jobs.
 _LOOK: Final = 2.0
 
@@ -138,6 +140,12 @@ class Jobs:
         """A job that waits may start now."""
         self._dirty.update(name for name, job in self._jobs.items() if not job.nodes)
 
+    def not_opened(self, uid: str, now: float) -> None:
+        """The gate of a pod could not be opened: it is due again soon."""
+        job = self._jobs.get(self._names.get(uid, ""))
+        if job is not None and uid in job.opened:
+            job.opened[uid] = now - _TRIED + _PAUSE
+
     def begin(self) -> None:
         """This replica leads from now on: nobody knows what the one before has told its own Advice."""
         for job in self._jobs.values():
@@ -181,7 +189,8 @@ class Jobs:
                 self._advice.ended(name)
             return
         for member in job.members.values():
-            found.notes += [Note(member.metadata, ANNOTATION, text, "Warning") for text in member.warnings]
+            if member.warnings:
+                found.notes.append(Note(member.metadata, ANNOTATION, "; ".join(member.warnings), "Warning"))
         ask = self._ask(job)
         if ask is None or not self._must_wait(name, job, ask, found, now):
             self._open(job, found, now)
