@@ -82,6 +82,8 @@ class ApiServer:
         self.broken = 0  # answer so many requests with 500
         # Called with an AdmissionReview for each pod that is made; gives the answer, or raises.
         self.webhook: Callable[[Object], Object] | None = None
+        # What clients may do, as rules of a Role; None: everything.
+        self.rules: list[Object] | None = None
         self.warnings: list[str] = []  # what the webhook wanted its user to read
         self._version = 100
         self._oldest = 0  # version below which no watch can begin
@@ -241,10 +243,23 @@ class ApiServer:
             route = request.match_info.route.resource
             if route is None or (request.method, route.canonical) not in operations():
                 raise Refused(404, f"no published operation is {request.method} {request.path}")
+            self._check_rules(request)
             answer: web.StreamResponse = await handler(request)
             return answer
         except Refused as error:
             return _status(error.code, str(error))
+
+    def _check_rules(self, request: web.Request) -> None:
+        group = "coordination.k8s.io" if request.path.startswith("/apis/coordination.k8s.io/") else ""
+        has_name = "name" in request.match_info
+        resource = request.path.split("/")[-2 if has_name else -1]
+        verbs = {"POST": "create", "PUT": "update", "PATCH": "patch", "GET": "get" if has_name else "list"}
+        verb = "watch" if request.query.get("watch") else verbs[request.method]
+        for rule in self.rules or ():
+            if group in rule["apiGroups"] and resource in rule["resources"] and verb in rule["verbs"]:
+                return
+        if self.rules is not None:
+            raise Refused(403, f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}"')
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         resource = request.path.rpartition("/")[2]

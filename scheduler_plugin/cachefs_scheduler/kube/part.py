@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cachefs_scheduler.advice import Advice
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class KubePart:
     """See cachefs_scheduler.part.Part."""
 
-    def __init__(self, section: KubeSection, advice: Advice) -> None:
-        """Raises ConfigError."""
+    def __init__(self, section: KubeSection, advice: Advice, metrics: Callable[[], str]) -> None:
+        """metrics: of the rest of the service, as text for Prometheus. Raises ConfigError."""
+        self._rest = metrics
         self._section = section
         self._advice = advice
         self._gangs = Gangs()
@@ -60,9 +62,12 @@ class KubePart:
         return self._following is None or not self._following.is_broken
 
     def _metrics(self) -> str:
-        return shown(self._extender.counts, self._following)
+        return self._rest() + shown(self._extender.counts, self._following)
 
 
-def open_part(section: KubeSection, advice: Advice) -> KubePart:
-    """The part for *section* of the configuration. Raises ConfigError."""
-    return KubePart(section, advice)
+def open_part(section: KubeSection, advice: Advice, metrics: Callable[[], str] = str) -> KubePart:
+    """The part for *section* of the configuration. metrics: of the rest of the service, to be shown with this part's.
+
+    Raises ConfigError.
+    """
+    return KubePart(section, advice, metrics)

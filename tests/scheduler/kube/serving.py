@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cachefs_scheduler.kube.part import KubePart
+from cachefs_scheduler.kube.part import KubePart, open_part
 from cachefs_scheduler.kube_section import KubeSection
 
 from tests.advising import FakeAdvice
@@ -67,7 +67,7 @@ def serving(directory: Path, advice: FakeAdvice, **settings: Any) -> Iterator[Se
     thread.start()
 
     async def opened() -> KubePart:
-        part = KubePart(section, advice)
+        part = open_part(section, advice, lambda: "the_rest 1\n")
         await part.start()
         return part
 

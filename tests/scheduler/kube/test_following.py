@@ -14,8 +14,10 @@ from cachefs.errors import ConfigError
 from tests.advising import FakeAdvice
 from tests.scheduler.kube.pods import asked, pod
 from tests.scheduler.kube.serving import Served, serving
+from tests.scheduler.kube.manifests import DEPLOY, manifest
 from tests.servers.api_server import ApiServer, problems, running
 
+ACCESS = DEPLOY / "base" / "scheduler-access.yaml"
 GATE = {"name": "cachefs.io/copy-slot"}
 HELD = {"gpu-1": 1.0, "gpu-2": 1.0, "gpu-3": 0.5}
 
@@ -28,6 +30,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     ):  # fmt: skip
         monkeypatch.setattr(module, name, seconds)
     with running() as found:
+        # The service may do no more than the manifests let it.
+        found.rules = [rule for kind in ("ClusterRole", "Role") for rule in manifest(ACCESS, kind)["rules"]]
         yield found
 
 
@@ -188,8 +192,8 @@ def test_wrong_annotations_are_said_and_hold_up_nobody(server: ApiServer, stack:
     assert event["type"] == "Warning"
     assert event["message"] == (
         "annotation cachefs.io/policy: expected one of prefer, require, suspend, clone, not 'suspended'; "
-        "prefer is used; annotation cachefs.io/max-jobs-per-copy: expected a whole number from 1 to 1,000,000, not '-1'; "
-        "it is ignored"
+        "prefer is used; annotation cachefs.io/max-jobs-per-copy: expected a whole number from 1 to 1,000,000, "
+        "not '-1'; it is ignored"
     )
     assert len(server.warnings) == 2  # kubectl prints them at once
 
@@ -221,7 +225,9 @@ def test_more_pods_than_a_page_of_a_list_has(server: ApiServer, stack: ExitStack
     }
     connection = served.connect()
     connection.request("GET", "/metrics")
-    assert "\ncachefs_scheduler_pods 11\n" in connection.getresponse().read().decode()
+    shown = connection.getresponse().read().decode()
+    assert shown.startswith("the_rest 1\n")
+    assert "\ncachefs_scheduler_pods 11\n" in shown
     connection.close()
 
 
