@@ -73,7 +73,7 @@ class Admission:
         if not best:
             return []
         terms = [_term(node, score) for node, score in best]
-        there = msgspec.json.decode(pod.spec.affinity) if pod.spec.affinity is not None else None
+        there = msgspec.json.decode(pod.spec.affinity)
         return [
             *_add_terms(there, terms),
             {"op": "add", "path": f"/metadata/annotations/{_escaped(AFFINITY_MARK)}", "value": "written"},

@@ -45,7 +45,8 @@ class PodSpec(msgspec.Struct, frozen=True):
     node: str = msgspec.field(name="nodeName", default="")
     gates: list[Gate] | None = msgspec.field(name="schedulingGates", default=None)
     priority: int | None = None
-    affinity: msgspec.Raw | None = None
+    # Not decoded: extenders need not know what is in it.
+    affinity: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class PodStatus(msgspec.Struct, frozen=True):

@@ -12,9 +12,9 @@ from cachefs_scheduler.kube import following, leader, pod_watch, reconcile
 
 from cachefs.errors import ConfigError
 from tests.advising import FakeAdvice
+from tests.scheduler.kube.manifests import DEPLOY, manifest
 from tests.scheduler.kube.pods import asked, pod
 from tests.scheduler.kube.serving import Served, serving
-from tests.scheduler.kube.manifests import DEPLOY, manifest
 from tests.servers.api_server import ApiServer, problems, running
 
 ACCESS = DEPLOY / "base" / "scheduler-access.yaml"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-
 from cachefs_daemon import config as daemon_config
 from cachefs_scheduler import config as scheduler_config
 from cachefs_scheduler.kube.admission import Admission
@@ -60,7 +59,12 @@ def every() -> Iterator[Document]:
 def workloads(found: list[Document]) -> Iterator[tuple[str, Document]]:
     """Name and pod template of each."""
     for each in found:
-        if "template" in (spec := each.get("spec", {})) and each["kind"] in ("DaemonSet", "Deployment", "StatefulSet", "Job"):
+        if "template" in (spec := each.get("spec", {})) and each["kind"] in (
+            "DaemonSet",
+            "Deployment",
+            "StatefulSet",
+            "Job",
+        ):
             yield f"{each['kind']} {each['metadata']['name']}", spec["template"]
 
 
@@ -158,7 +162,10 @@ def test_selectors_and_ports_match(name: str) -> None:
         elif each["kind"] == "PodDisruptionBudget":
             assert any(selects(spec["selector"]["matchLabels"], one) for one in labels)
         elif each["kind"] == "NetworkPolicy":
-            for peer in [{"podSelector": spec["podSelector"]}, *(peer for rule in spec["ingress"] for peer in rule["from"])]:
+            for peer in [
+                {"podSelector": spec["podSelector"]},
+                *(peer for rule in spec["ingress"] for peer in rule["from"]),
+            ]:
                 assert any(selects(peer["podSelector"]["matchLabels"], one) for one in labels)
         elif each["kind"] == "HorizontalPodAutoscaler":
             target = spec["scaleTargetRef"]
@@ -182,7 +189,8 @@ def test_what_containers_run_is_in_the_image() -> None:
             if container["image"].startswith("python:"):
                 continue
             lines = [container["command"], *_executed(container)]
-            lines += [line.split() for line in "\n".join(container.get("args", [])).splitlines() if "--" not in line]
+            if container["command"] == ["sh", "-c"]:
+                lines += [line.split() for line in container["args"][0].splitlines()]
             for words in lines:
                 program = words[1] if words[0] == "exec" else words[0]
                 assert program in ours | PROGRAMS, words
@@ -248,7 +256,11 @@ def test_who_asks_the_service_asks_for_paths_that_it_has() -> None:
         assert service["path"] in found
         assert webhook["failurePolicy"] == "Ignore"
         (port,) = manifest(DEPLOY / "base" / "scheduler.yaml", "Service")["spec"]["ports"]
-        assert (service["name"], service["namespace"], service["port"]) == ("cachefs-scheduler", "cachefs", port["port"])
+        assert (service["name"], service["namespace"], service["port"]) == (
+            "cachefs-scheduler",
+            "cachefs",
+            port["port"],
+        )
         assert f"'{DATASET}'" in webhook["matchConditions"][0]["expression"]
     (patch,) = kustomization(DEPLOY / "affinity")["patches"]
     assert yaml.safe_load(patch["patch"])[0]["value"] in found
@@ -287,7 +299,9 @@ def test_the_autoscaler_asks_for_what_the_adapter_makes_of_what_the_service_show
     metric = manifest(DEPLOY / "elastic" / "autoscaler.yaml", "HorizontalPodAutoscaler")["spec"]["metrics"][0]["object"]
     name = metric["metric"]["name"].removeprefix("cachefs_scheduler_")
     assert name in rules["rules"]["custom"][0]["seriesQuery"]
-    assert metric["describedObject"]["name"] == manifest(DEPLOY / "base" / "scheduler.yaml", "Service")["metadata"]["name"]
+    assert (
+        metric["describedObject"]["name"] == manifest(DEPLOY / "base" / "scheduler.yaml", "Service")["metadata"]["name"]
+    )
 
 
 def test_pods_of_the_example_ask_for_what_they_seem_to() -> None:

@@ -83,6 +83,23 @@ def test_only_the_policy_require_filters(served: Served, policy: str) -> None:
     assert found["FailedNodes"] == {}
 
 
+def test_a_pod_that_uses_all_that_pods_may_have_is_read(served: Served) -> None:
+    """Those that were recorded are plain ones."""
+    one = next(each for each in recorded() if each.verb == "prioritize")
+    args = json.loads(annotated(one.body, dataset="imagenet"))
+    args["Pod"]["spec"] |= {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+        "schedulingGates": [], "topologySpreadConstraints": [{"maxSkew": 1}], "priority": -5, "nodeName": "",
+        "resourceClaims": [{"name": "gpu"}],
+    }  # fmt: skip
+    args["Pod"]["metadata"] |= {
+        "ownerReferences": [{"kind": "Job", "name": "j", "uid": "u", "controller": True}], "labels": None,
+        "deletionTimestamp": None, "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:metadata": {}}}],
+    }  # fmt: skip
+    args["Pod"]["status"] = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False"}]}
+    assert served.scores(json.dumps(args).encode()) == {"node-a": 0, "node-b": 10, "node-c": 4}
+
+
 def test_an_error_inside_filters_and_prefers_nothing(tmp_path: Path) -> None:
     advice = FakeAdvice(HELD)
     advice.broken = RuntimeError("a bug")
