@@ -40,7 +40,7 @@ class ClusterView:
 
     # --- who there is ----------------------------------------------------------------------------------------
 
-    def meet(self, members: Mapping[str, Member], *, complete: bool) -> None:
+    def meet(self, members: Mapping[str, Member], *, complete: bool = True) -> None:
         """These are members, by id. complete: there are no others."""
         now = time.monotonic()
         present = set()

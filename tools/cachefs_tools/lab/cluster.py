@@ -25,10 +25,10 @@ class ClusterSettings:
     source: Source = "static"  # who says who is a member; none: each node is alone
     # Further keys of [cluster].
     keys: Mapping[str, object] = field(default_factory=dict)
-    # By name of the node, its weight in a static list; 1 for the others.
-    weights: Mapping[str, float] = field(default_factory=dict)
     # Zones of the nodes, which they have in turns; none: they have none.
     zones: Sequence[str] = ()
+    # By name of the node, its weight in a static list; 1 for the others.
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 class Cluster:
