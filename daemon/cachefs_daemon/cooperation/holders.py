@@ -96,18 +96,19 @@ class Holders:
         self._threads = threads
         self._count = 0  # of the epoch with which it began, see Known
         self._began = 0  # that epoch
-        self._homes: Homes | None = None
+        self._homes: Homes | None = None  # of the newest ring, which is not in place yet while that is followed
+        self._first = self._second = np.full(space.count, NOBODY, np.uint16)
         self._sizes = np.zeros(0, np.uint32)
 
     @property
     def homes(self) -> Nodes:
         """Places in the ring, per block: shape (blocks,), uint16."""
-        return self._homes.first if self._homes is not None else np.full(self._space.count, NOBODY, np.uint16)
+        return self._first
 
     @property
     def second_homes(self) -> Nodes:
         """Of second copies, as `homes`; NOBODY where there are none."""
-        return self._homes.second if self._homes is not None else np.full(self._space.count, NOBODY, np.uint16)
+        return self._second
 
     async def follow(self, ring: Ring, current: int = 0, done: float = 0.0) -> bool:
         """These are the members now. Returns whether anything has changed. What somebody has held who has left is
@@ -116,7 +117,7 @@ class Holders:
         if ring == self.ring:
             return False
         before, old_homes = self.ring.ids, self.homes
-        homes = await self._threads.planning(self._rehome, ring)
+        homes, second = await self._threads.planning(self._rehome, ring)
         found = {}
         if before:
             held = self.now_held(current, done)
@@ -128,7 +129,8 @@ class Holders:
             latest = found[epoch] = await self._threads.planning(
                 self._changed, self.at[epoch], before, ring, homes, old_homes if before else None, latest
             )
-        self.ring, self.at, self.reads = ring, found, {}
+        # All at once: these are numbers of places in that ring, and mean somebody else, or nobody, in another one.
+        self.ring, self.at, self.reads, self._first, self._second = ring, found, {}, homes, second
         return True
 
     def now_held(self, epoch: int, done: float) -> Nodes | None:
@@ -163,12 +165,12 @@ class Holders:
     def _rooms(self, ring: Ring) -> Bytes:
         return rooms((np.array(ring.capacities, np.int64) * USABLE).astype(np.int64), self._sizes)
 
-    def _rehome(self, ring: Ring) -> Nodes:
+    def _rehome(self, ring: Ring) -> tuple[Nodes, Nodes]:
         if self._homes is None:
             self._homes = Homes(space_hashes(self._space), self._replicas)
             self._sizes = _spans(self._space.sizes)
         self._homes.set_members(ring.members)
-        return self._homes.first
+        return self._homes.first, self._homes.second
 
     def stay_home(self) -> None:
         """No job coordinates copies: they are where they were last, or at home."""
