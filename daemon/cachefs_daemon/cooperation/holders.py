@@ -172,8 +172,12 @@ class Holders:
         self._homes.set_members(ring.members)
         return self._homes.first, self._homes.second
 
-    def stay_home(self) -> None:
-        """No job coordinates copies: they are where they were last, or at home."""
+    def stay_home(self, epoch: int = 0, done: float = 0.0) -> None:
+        """No job coordinates copies any more: they are where they were last, or at home. epoch, done: how far the job
+        is."""
+        held = self.now_held(epoch, done)
+        if held is not None:
+            self.former = Former(self.ring.ids, held, _now(), self.at.get(epoch + 1))
         self.job, self.at, self.reads = "", {}, {}
 
     async def begin(self, job: str, epoch: int, furthest: int, known: Known | None) -> None:
