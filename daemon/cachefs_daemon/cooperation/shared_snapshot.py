@@ -51,9 +51,9 @@ PLACES_SECONDS: Final = 5.0
 LEAD: Final = 0.25
 
 
-# Epochs by which the readers of a job may be apart. They go in step, as a rule, and who holds what follows from where the
-# slowest is; one that was cut off for a while and goes on by itself would have all others look in the wrong places, and
-# 20 to 40 % of their blocks came from the origin. Copies stay at home until they are so near again.
+# Epochs by which the readers of a job may be apart. They go in step, as a rule, and who holds what follows from where
+# the slowest is. Where one was cut off for a while and went on by itself, all looked in the wrong places, and a fifth of
+# all blocks came from the origin (4 nodes, 5 epochs apart; with copies at home 4 %). Copies stay at home until they are so near again.
 APART: Final = 2.0
 TOGETHER: Final = 1.0
 # Part of an epoch after which it has begun in earnest.
