@@ -52,8 +52,9 @@ LEAD: Final = 0.25
 
 
 # Epochs by which the readers of a job may be apart. They go in step, as a rule, and who holds what follows from where
-# the slowest is. Where one was cut off for a while and went on by itself, all looked in the wrong places, and a fifth of
-# all blocks came from the origin (4 nodes, 5 epochs apart; with copies at home 4 %). Copies stay at home until they are so near again.
+# the slowest is. Where one was cut off for a while and went on by itself, all looked in the wrong places, and a fifth
+# of all blocks came from the origin (4 nodes, 5 epochs apart; with copies at home 4 %). Copies stay at home until they
+# are so near again.
 APART: Final = 2.0
 TOGETHER: Final = 1.0
 # Part of an epoch after which it has begun in earnest.
