@@ -25,8 +25,8 @@ State = Literal["up", "draining", "away"]
 
 # Most of what one answer may be made of. What is larger is refused, so that no request costs others their patience.
 MOST_NODES: Final = 20_000
-MOST_SNAPSHOTS: Final = 10_000
-MOST_RANKS: Final = 4_096
+MOST_SNAPSHOTS: Final = 2_000
+MOST_RANKS: Final = 16_384
 _MOST_TEXT: Final = 512
 
 
@@ -63,17 +63,19 @@ class NodeFacts:
     zone: str = ""
     region: str = ""
     state: State = "up"
-    # Bytes that its tiers have room for, and bytes in them.
+    # Bytes that its tiers have room for; how many of these in memory; and bytes in them.
     capacity: int = 0
+    memory: int = 0
     used: int = 0
     # Bytes of these that make room for nothing else: pinned, or read again by jobs that run. At least what `copies`
     # says of snapshots in `jobs`, and of pinned ones.
     needed: int = 0
-    # What it can get from origins; what its network link carries, in each direction; what its tiers deliver.
+    # What it can get from origins; what its network link carries, in each direction; what its SSD tier
+    # delivers (memory is never the limit).
     origin_rate: float = 0.0
     peer_rate: float = 0.0
     tier_rate: float = 0.0
-    # What its readers take of its tiers now; what it gets over the network (origins and nodes), what of that from
+    # What its readers take of its SSD tier now; what it gets over the network (origins and nodes), what of that from
     # origins; and what it gives to other nodes.
     demand: float = 0.0
     received: float = 0.0
@@ -89,11 +91,13 @@ class NodeFacts:
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > _MOST_TEXT:
             raise ValueError(f"a node's name has 1 to {_MOST_TEXT} characters, not {len(self.name)}")
-        _at_least_zero(capacity=self.capacity, used=self.used, needed=self.needed, age=self.age)
+        _at_least_zero(capacity=self.capacity, memory=self.memory, used=self.used, needed=self.needed, age=self.age)
         _at_least_zero(origin_rate=self.origin_rate, peer_rate=self.peer_rate, tier_rate=self.tier_rate)
         _at_least_zero(demand=self.demand, received=self.received, fetched=self.fetched, given=self.given)
         if len(self.copies) > MOST_SNAPSHOTS or len(self.jobs) > MOST_SNAPSHOTS:
-            raise ValueError(f"node {self.name} has more than {MOST_SNAPSHOTS:,} snapshots")
+            raise ValueError(
+                f"node {self.name} names more than {MOST_SNAPSHOTS:,} snapshots; those with most bytes are enough"
+            )
 
 
 @dataclass(frozen=True, slots=True)
