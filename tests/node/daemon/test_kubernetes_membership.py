@@ -13,8 +13,8 @@ from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.view import NodeRecord, encode_record
 
 from cachefs.errors import ConfigError
-from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state, until
 from tests.certificates import Authority
+from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state, until
 from tests.servers import kubernetes as kubernetes_server
 from tests.servers.kubernetes import NAMESPACE, Kubernetes
 
