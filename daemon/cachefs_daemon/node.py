@@ -236,7 +236,7 @@ class Node:
                 threads=self.threads,
                 shared=sharing.shared,
                 consumers=sharing.consumers,
-                window=lambda: fetches.last_window,
+                window=lambda: fetches.copy_window,
                 directory=self.config.daemon.state_dir / "holders",
                 replicas=self.config.cluster.replicas,
             )

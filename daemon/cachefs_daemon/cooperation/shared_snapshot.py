@@ -497,6 +497,7 @@ class SharedSnapshot:
             if reader is None:
                 name = f"{group.job}/peers#{self.snapshot}#{number}"
                 reader = self._readers[group.key] = PeerReads(around.plan, self.snapshot, name)
+            reader.of(group.members)
             first = self._slowest(group).epoch
             for epoch in (first, first + 1):
                 if reader.knows(epoch) or not knows(group, epoch):
