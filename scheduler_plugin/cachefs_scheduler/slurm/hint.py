@@ -23,7 +23,8 @@ from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
 _log = logging.getLogger(__name__)
 # A look may take this part of the time: where Slurm is slow, it is asked less often.
-_SHARE: Final = 0.1
+_SHARE: Final = 0.2
+_LONGEST: Final = 60.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -83,7 +84,7 @@ async def _keep_features(features: FeatureKeeper, config: HintConfig) -> None:
     while True:
         begun = loop.time()
         await features.look(loop.time)
-        await asyncio.sleep(max(config.slurm.interval, (loop.time() - begun) / _SHARE))
+        await asyncio.sleep(max(config.slurm.interval, min((loop.time() - begun) / _SHARE, _LONGEST)))
 
 
 async def _keep_jobs(jobs: JobKeeper, config: HintConfig) -> None:
@@ -93,7 +94,7 @@ async def _keep_jobs(jobs: JobKeeper, config: HintConfig) -> None:
         await jobs.look()
         took = loop.time() - begun
         # A slot that is free is news, but not where looking takes long.
-        await asyncio.sleep(min(took / _SHARE, 600))
+        await asyncio.sleep(min(took / _SHARE, _LONGEST))
         with suppress(TimeoutError):
             async with asyncio.timeout(config.slurm.interval):
                 await jobs.changed.wait()

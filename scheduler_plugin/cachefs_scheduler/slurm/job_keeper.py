@@ -11,6 +11,7 @@ from cachefs.scheduling_messages import Placed, Policy
 from cachefs_scheduler.slurm.config import SlurmSection
 from cachefs_scheduler.slurm.few_lines import FewLines
 from cachefs_scheduler.slurm.job_records import SlurmJob, single_tasks
+from cachefs_scheduler.slurm.job_tag import released
 from cachefs_scheduler.slurm.service_client import ServiceClient
 from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 from cachefs_scheduler.slurm.told_jobs import MOST_TASKS, ToldJobs
@@ -121,8 +122,9 @@ class JobKeeper:
         for name, seconds in todo.later:
             await self._in_parts([name], lambda ids, seconds=seconds: self._slurm.begin_in(seconds, ids))  # type: ignore[misc]
         await self._in_parts(todo.start, lambda ids: self._slurm.begin_in(0, ids))
-        await self._in_parts(todo.release, self._slurm.release)
-        for name in (*todo.start, *todo.release):
+        for job in todo.release:
+            await self._try(self._slurm.release(job.id, released(job.admin_comment)))
+        for name in (*todo.start, *(job.id for job in todo.release)):
             _log.info("job %s may start: a copy has a slot for it", name)
 
     async def _in_parts(self, ids: Sequence[str], change: Callable[[Sequence[str]], Awaitable[None]]) -> None:
@@ -130,11 +132,14 @@ class JobKeeper:
         plain = [name for name in ids if "[" not in name]
         groups: list[Sequence[str]] = [plain[first : first + _MOST_IDS] for first in range(0, len(plain), _MOST_IDS)]
         for group in [*groups, *([name] for name in ids if "[" in name)]:
-            try:
-                await change(group)
-            except CachefsError as error:
-                # Such as for a job that has ended meanwhile; scontrol goes on with the others.
-                _log.info("%s", error)
+            await self._try(change(group))
+
+    async def _try(self, change: Awaitable[None]) -> None:
+        try:
+            await change
+        except CachefsError as error:
+            # Such as for a job that has ended meanwhile; scontrol goes on with the others.
+            _log.info("%s", error)
 
     async def _say(self, call: Awaitable[None]) -> bool:
         """False: the service does not answer."""

@@ -68,8 +68,10 @@ class SlurmJob:
     nodes: tuple[str, ...]
     # Seconds since 1970 from which on it may be started.
     eligible: float
-    # Held by an administrator (or Lua).
+    # Held as Lua holds jobs, which is how their users do. What an administrator holds is not ours to release.
     held: bool
+    # All of it, so that what we have done can be said there.
+    admin_comment: str
     # Tasks of an array that wait and are still one record of Slurm, such as `1,4-6`.
     tasks: str = ""
 
@@ -108,7 +110,8 @@ def _job(row: _Row) -> SlurmJob | None:
         # Slurm's are from 0 to 2^32 - 1.
         priority=min(max(_number(row.priority) - (1 << 31), -(1 << 31)), (1 << 31) - 1),
         count=min(max(_number(row.node_count), len(nodes), 1), MOST_RANKS), waiting=waiting, nodes=nodes,
-        eligible=_number(row.eligible_time), held=waiting and row.state_reason == "JobHeldAdmin",
+        eligible=_number(row.eligible_time), held=waiting and row.state_reason == "JobHeldUser",
+        admin_comment=row.admin_comment or "",
         tasks=(row.array_task_string or "").partition("%")[0] if waiting else "",
     )  # fmt: skip
 

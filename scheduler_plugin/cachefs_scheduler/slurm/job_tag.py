@@ -14,6 +14,9 @@ _DATASET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9]{1,6
 _MOST: Final = 4096  # characters of a comment that are looked at
 
 
+_HELD: Final = re.compile(r"(cachefs:[^\s;]*),held=yes")
+
+
 @dataclass(frozen=True, slots=True)
 class JobTag:
     """What is said of one job."""
@@ -30,6 +33,11 @@ class JobTag:
     def waits(self) -> bool:
         """Is the service to be asked whether it may start?"""
         return self.policy == Policy.SUSPEND
+
+
+def released(comment: str) -> str:
+    """The comment of a job that we hold no longer. Where it is held once more, that is its user's wish."""
+    return _HELD.sub(r"\1", comment)
 
 
 def tag_of(*comments: str) -> JobTag | None:

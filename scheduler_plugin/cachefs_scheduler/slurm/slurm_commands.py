@@ -56,9 +56,10 @@ class SlurmCommands:
         """Pending jobs start after so many seconds, and not before."""
         await self._change("update", f"JobId={','.join(jobs)}", f"StartTime=now+{max(0, seconds)}")
 
-    async def release(self, jobs: Sequence[str]) -> None:
-        """Jobs that are held are so no longer."""
-        await self._change("release", ",".join(jobs))
+    async def release(self, job: str, comment: str) -> None:
+        """A job that is held is so no longer, and has this admin comment."""
+        await self._change("update", f"JobId={job}", f"AdminComment={comment}")
+        await self._change("release", job)
 
     async def _change(self, *arguments: str) -> None:
         loop = asyncio.get_running_loop()

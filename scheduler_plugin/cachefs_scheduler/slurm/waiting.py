@@ -7,9 +7,13 @@ administrator wants it (`wait = "hold"`), jobs are held instead, until they are 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from cachefs_scheduler.slurm.job_records import SlurmJob, single_tasks
 from cachefs_scheduler.slurm.told_jobs import MOST_TASKS
+
+# A begin time further away than we put any is what the user wants.
+_SLACK: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class Steps:
     # May start after so many seconds, as their users wanted.
     later: Sequence[tuple[str, int]]
     # Are held by us, and may start.
-    release: Sequence[str]
+    release: Sequence[SlurmJob]
     # Wait on.
     put_off: Sequence[str]
 
@@ -33,7 +37,7 @@ def steps(jobs: Iterable[SlurmJob], may_start: Mapping[str, bool], now: float, w
     """
     start: list[str] = []
     later: list[tuple[str, int]] = []
-    release: list[str] = []
+    release: list[SlurmJob] = []
     put_off: list[str] = []
     for job in jobs:
         if not job.waiting or not job.tag.waits:
@@ -45,11 +49,11 @@ def steps(jobs: Iterable[SlurmJob], may_start: Mapping[str, bool], now: float, w
             if not go:
                 continue
             if job.held and job.tag.held:
-                release.append(task.id)
+                release.append(task)
             elif job.tag.begin > now + 1:
                 if abs(job.eligible - job.tag.begin) > 1:
                     later.append((task.id, round(job.tag.begin - now)))
-            elif job.eligible > now + 1:
+            elif not job.held and now + 1 < job.eligible <= now + wait_for + _SLACK:
                 start.append(task.id)
         if refused and not job.held and job.eligible - now < wait_for / 2:
             put_off.append(f"{job.id}_[{job.tasks}]" if job.tasks else job.id)
@@ -58,4 +62,4 @@ def steps(jobs: Iterable[SlurmJob], may_start: Mapping[str, bool], now: float, w
 
 def soon(job: SlurmJob, now: float, wait_for: float) -> bool:
     """Is it time to ask whether it may start? Not where its user wants it to begin much later."""
-    return job.waiting and job.eligible <= now + 2 * wait_for
+    return job.waiting and job.eligible <= now + wait_for + _SLACK

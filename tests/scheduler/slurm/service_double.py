@@ -1,12 +1,12 @@
 """A service that says what a test wants: cachefs-scheduler's API, with the messages of cachefs.scheduling_messages.
 
-Its view of the nodes is what a test puts there. Each dataset has so many slots; jobs get them in the order in which they
-ask. tests/scheduler/slurm/test_real_service.py runs the real one.
+Its view of the nodes is what a test puts there. Each dataset has so many slots; jobs get them in the order of asking.
+tests/scheduler/slurm/test_real_service.py runs the real one.
 """
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -100,11 +100,7 @@ class ServiceDouble:
             self._runner = None
 
     async def _nodes(self, _: web.Request) -> web.Response:
-        nodes = [
-            NodeStatus(node, "active", 0.0, datasets=[HeldPart(name, round(1e9 * part), 10**9) for name, part in held.items()])
-            for node, held in sorted(self.parts.items())
-        ]
-        return _json(NodesStatus(nodes))
+        return _json(NodesStatus([_status(node, held) for node, held in sorted(self.parts.items())]))
 
     async def _admissions(self, request: web.Request) -> web.Response:
         after = request.query.get("after")
@@ -165,7 +161,11 @@ def running_double(socket: Path) -> Iterator[ServiceDouble]:
         double.close()
 
 
+def _status(node: str, held: dict[str, float]) -> NodeStatus:
+    return NodeStatus(
+        node, "active", 0.0, datasets=[HeldPart(name, round(1e9 * part), 10**9) for name, part in held.items()]
+    )
+
+
 def _json(message: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(message), content_type="application/json")
-
-
