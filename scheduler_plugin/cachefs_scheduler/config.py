@@ -16,12 +16,7 @@ from cachefs.errors import ConfigError
 from cachefs.sizes import parse_size
 from cachefs.socket_path import MAX_SOCKET_PATH
 from cachefs_scheduler.kube_section import KubeSection
-<<<<<<< HEAD
-from cachefs_scheduler.section import Section
-=======
 from cachefs_scheduler.section import AbsolutePath, OptionalPath, Seconds, Section
-from cachefs_scheduler.slurm_section import SlurmSection
->>>>>>> e-int
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefs-scheduler.toml")
 # Of a daemon's data plane; its control endpoint, which is asked, has the next one.
@@ -126,9 +121,6 @@ class Config(Section):
     datasets: Annotated[dict[str, DatasetSection], Field(max_length=10_000)] = Field(default_factory=dict)
     queue: QueueSection = QueueSection()
     kube: KubeSection | None = None
-<<<<<<< HEAD
-=======
-    slurm: SlurmSection | None = None
 
     def dataset(self, name: str) -> DatasetSection:
         """What holds for a dataset."""
@@ -138,7 +130,7 @@ class Config(Section):
         """One line for people."""
         parts = [f"{len(self.cluster.nodes)} daemons to begin with", f"asked at {self.service.socket}"]
         parts += [f"and {self.service.listen}"] if self.service.listen else []
-        parts += [name for name, section in (("Kubernetes", self.kube), ("Slurm", self.slurm)) if section is not None]
+        parts += ["Kubernetes"] if self.kube is not None else []
         return ", ".join(parts)
 
 
@@ -218,8 +210,7 @@ def _keys_at(place: list[str]) -> list[str]:
         "links": LinksSection,
         "queue": QueueSection,
     }
-    sections |= {"defaults": DatasetSection, "datasets": DatasetSection, "kube": KubeSection, "slurm": SlurmSection}
+    sections |= {"defaults": DatasetSection, "datasets": DatasetSection, "kube": KubeSection}
     if place:
         section = sections.get(place[0], Config)
     return sorted(section.model_fields)
->>>>>>> e-int

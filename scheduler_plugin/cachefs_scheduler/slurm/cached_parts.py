@@ -17,10 +17,9 @@ _MOST_PARTITIONS: Final = 64
 class CachedParts:
     """As of the service's last answer."""
 
-    names: Mapping[str, str]  # of nodes in cachefs, by their names in Slurm, where these are different
     most: int  # datasets
     oldest: float  # seconds for which a node's last word counts
-    _parts: dict[str, dict[str, float]] = field(default_factory=dict)  # by dataset and node (cachefs' name)
+    _parts: dict[str, dict[str, float]] = field(default_factory=dict)  # by dataset and node
 
     def learn(self, status: NodesStatus) -> None:
         """What the service said now."""
@@ -37,12 +36,12 @@ class CachedParts:
 
     def levels(self, inventory: Inventory) -> dict[str, Levels]:
         """By dataset. Of nodes that may get jobs."""
-        usable = {node.name: self.names.get(node.name, node.name) for node in inventory.nodes if node.usable}
+        usable = [node.name for node in inventory.nodes if node.usable]
         different = list({frozenset(nodes) for nodes in partitions_of(inventory).values()})
         partitions = different if len(different) <= _MOST_PARTITIONS else []
         found: dict[str, Levels] = {}
         for dataset, parts in self._parts.items():
-            here = {name: parts[theirs] for name, theirs in usable.items() if theirs in parts}
+            here = {name: parts[name] for name in usable if name in parts}
             found[dataset] = levels_of(here, partitions)
         return found
 

@@ -48,14 +48,14 @@ class ServiceSection(Section):
 
     address: Annotated[str, AfterValidator(_address)] = "unix:/run/cachefs-scheduler.sock"
     # For https: who signs the service's certificate, and our own certificate and key.
-    ca: OptionalPath = None
-    cert: OptionalPath = None
-    key: OptionalPath = None
+    tls_ca: OptionalPath = None
+    tls_cert: OptionalPath = None
+    tls_key: OptionalPath = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key belong together")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
         return self
 
 
@@ -64,8 +64,6 @@ class HintConfig(Section):
 
     service: ServiceSection = ServiceSection()
     slurm: SlurmSection = SlurmSection()
-    # Names of nodes in Slurm, and what cachefs calls them, where these are different.
-    nodes: dict[str, str] = Field(default_factory=dict, max_length=65536)
 
 
 def load(path: Path | None) -> HintConfig:

@@ -31,7 +31,7 @@ class FeatureKeeper:
 
     def __init__(self, config: HintConfig, service: ServiceClient, slurm: SlurmCommands) -> None:
         self._config, self._service, self._slurm = config, service, slurm
-        self._parts = CachedParts(config.nodes, config.slurm.datasets, config.slurm.oldest)
+        self._parts = CachedParts(config.slurm.datasets, config.slurm.oldest)
         self._knows = False  # has the service ever answered?
         self._steer = False
         self._look_at_config = 0.0

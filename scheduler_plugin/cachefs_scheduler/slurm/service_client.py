@@ -113,9 +113,9 @@ def _session(section: ServiceSection) -> aiohttp.ClientSession:
         connector: aiohttp.BaseConnector = aiohttp.UnixConnector(section.address.removeprefix("unix:"), limit=8)
         return aiohttp.ClientSession("http://cachefs-scheduler", connector=connector)
     try:
-        context = ssl.create_default_context(cafile=None if section.ca is None else str(section.ca))
-        if section.cert is not None and section.key is not None:
-            context.load_cert_chain(section.cert, section.key)
+        context = ssl.create_default_context(cafile=None if section.tls_ca is None else str(section.tls_ca))
+        if section.tls_cert is not None and section.tls_key is not None:
+            context.load_cert_chain(section.tls_cert, section.tls_key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"[service]: ca, cert or key cannot be used: {error}") from None
+        raise ConfigError(f"[service]: tls_ca, tls_cert or tls_key cannot be used: {error}") from None
     return aiohttp.ClientSession(section.address, connector=aiohttp.TCPConnector(limit=8, ssl=context))
