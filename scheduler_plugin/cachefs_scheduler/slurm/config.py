@@ -46,7 +46,7 @@ class SlurmSection(Section):
 class ServiceSection(Section):
     """[service]: where cachefs-scheduler answers."""
 
-    address: Annotated[str, AfterValidator(_address)] = "unix:/run/cachefs-scheduler.sock"
+    address: Annotated[str, AfterValidator(_address)] = "unix:/run/cachefs-scheduler/cachefs-scheduler.sock"
     # For https: who signs the service's certificate, and our own certificate and key.
     tls_ca: OptionalPath = None
     tls_cert: OptionalPath = None
