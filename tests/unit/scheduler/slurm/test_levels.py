@@ -1,6 +1,6 @@
-from cachefs_scheduler.slurm.levels import LEAST, SOME, TOPS, Levels, levels_of, steady
 from itertools import pairwise
 
+from cachefs_scheduler.slurm.levels import LEAST, SOME, TOPS, Levels, levels_of, steady
 from hypothesis import given
 from hypothesis import strategies as st
 
