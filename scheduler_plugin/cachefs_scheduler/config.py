@@ -99,6 +99,7 @@ class DatasetSection(Section):
     cleanup: Cleanup = "none"
     ttl: Seconds = 7 * 86400.0
     preload: bool = True
+    release: bool = True
 
 
 class QueueSection(Section):
@@ -203,14 +204,8 @@ def _words(error: Mapping[str, Any]) -> str:
 
 
 def _keys_at(place: list[str]) -> list[str]:
-    section: type[BaseModel] = Config
-    sections: dict[str, type[BaseModel]] = {
-        "service": ServiceSection,
-        "cluster": ClusterSection,
-        "links": LinksSection,
-        "queue": QueueSection,
-    }
-    sections |= {"defaults": DatasetSection, "datasets": DatasetSection, "kube": KubeSection}
-    if place:
-        section = sections.get(place[0], Config)
+    sections: dict[str, type[BaseModel]] = {"service": ServiceSection, "cluster": ClusterSection}
+    sections |= {"links": LinksSection, "queue": QueueSection, "kube": KubeSection}
+    sections |= {"defaults": DatasetSection, "datasets": DatasetSection}
+    section = sections.get(place[0], Config) if place else Config
     return sorted(section.model_fields)

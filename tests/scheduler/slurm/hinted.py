@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,8 +20,11 @@ _QUICK = {"interval": 0.3, "calls_per_second": 50, "hints_last": 60}
 class HintedSlurm:
     """All of it runs."""
 
-    def __init__(self, slurm: Slurm, service: ServiceDouble, work: Path) -> None:
-        self.slurm, self.service = slurm, service
+    service: ServiceDouble  # where there is no real one
+
+    def __init__(self, slurm: Slurm, socket: Path, work: Path) -> None:
+        self.slurm = slurm
+        self._socket = socket
         self.hints = work / "hints"
         self.log = work / "hint.log"
         self._config = work / "slurm-hint.toml"
@@ -31,7 +34,7 @@ class HintedSlurm:
         """Start cachefs-slurm-hint. settings: of [slurm]."""
         known = {**_QUICK, "hint_file": str(self.hints), **(settings or {})}
         lines = [f"{key} = {value!r}" for key, value in known.items()]
-        self._config.write_text("\n".join([f"[service]\naddress = 'unix:{self.service.socket}'\n[slurm]", *lines, ""]))
+        self._config.write_text("\n".join([f"[service]\naddress = 'unix:{self._socket}'\n[slurm]", *lines, ""]))
         command = [*self.slurm.enter, program("cachefs-slurm-hint"), "--config", str(self._config)]
         self._process = start(command, self.log, self.slurm.environment)
 
@@ -58,9 +61,10 @@ class HintedSlurm:
             node: {name: parts[node] for name, parts in datasets.items() if node in parts} for node in self.slurm.nodes
         }
         for name, parts in datasets.items():
-            until(lambda name=name, parts=parts: self._shows(name, parts), f"{name} is known")  # type: ignore[misc]
+            until(lambda name=name, parts=parts: self.shows(name, parts), f"{name} is known")
 
-    def _shows(self, dataset: str, parts: Mapping[str, float]) -> bool:
+    def shows(self, dataset: str, parts: Collection[str]) -> bool:
+        """Do Slurm and Lua know that these nodes have some of it, and no others?"""
         some = f"cachefs_{dataset}_some"
         having = {node for node in self.slurm.nodes if some in self.slurm.features(node)[1]}
         text = self.hints.read_text() if self.hints.exists() else ""
@@ -87,12 +91,20 @@ class HintedSlurm:
 
 @contextmanager
 def hinted_slurm(work: Path, settings: Mapping[str, object] | None = None) -> Iterator[HintedSlurm]:
-    """Four nodes of four processors."""
+    """With a service that says what a test wants."""
+    with running_double(work / "api.sock") as service, slurm_asking(service.socket, work, settings) as hinted:
+        hinted.service = service
+        yield hinted
+
+
+@contextmanager
+def slurm_asking(socket: Path, work: Path, settings: Mapping[str, object] | None = None) -> Iterator[HintedSlurm]:
+    """Four nodes of four processors, and a service at a socket."""
     place = work / "slurm"
     place.mkdir()
     with_lua(place, work / "hints")
-    with running_double(work / "api.sock") as service, running_slurm(place, more="JobSubmitPlugins=lua") as slurm:
-        hinted = HintedSlurm(slurm, service, work)
+    with running_slurm(place, more="JobSubmitPlugins=lua") as slurm:
+        hinted = HintedSlurm(slurm, socket, work)
         hinted.start_hint(settings)
         try:
             yield hinted
