@@ -21,6 +21,8 @@ from cachefs_scheduler.slurm.job_keeper import JobKeeper
 from cachefs_scheduler.slurm.service_client import ServiceClient
 from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
+# What an administrator copies from.
+PLUGIN: Final = Path(__file__).parent / "plugin"
 _log = logging.getLogger(__name__)
 # A look may take this part of the time: where Slurm is slow, it is asked less often.
 _SHARE: Final = 0.2
@@ -33,14 +35,20 @@ _LONGEST: Final = 60.0
     "--config", "path", type=click.Path(dir_okay=False, path_type=Path),
     help="Configuration file.  [default: /etc/cachefs/slurm-hint.toml where it exists]",
 )  # fmt: skip
+@click.option(
+    "--files", is_flag=True, help="Say where Lua files, unit and examples are, and end."
+)
 @click.option("--check-config", is_flag=True, help="Check the configuration, and end.")
 @click.option("--remove", is_flag=True, help="Take our features away from nodes, and the hint file, and end.")
-def main(path: Path | None, check_config: bool, remove: bool) -> None:
+def main(path: Path | None, files: bool, check_config: bool, remove: bool) -> None:
     """Tell Slurm which nodes hold what of which dataset, and let jobs wait for a copy.
 
     Runs beside slurmctld, as a user who may change nodes and jobs (SlurmUser or root). Asks cachefs-scheduler, keeps
     node features current, and writes the hint file that cachefs.lua reads. Where it ends, jobs go where Slurm likes.
     """
+    if files:
+        click.echo(PLUGIN)
+        return
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     try:
         config = load(path)

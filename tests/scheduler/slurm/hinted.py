@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from cachefs_scheduler.slurm.hint import PLUGIN
 from cachefs_tools.lab.slurm import Slurm, running_slurm
 from cachefs_tools.scratch_node import program
 
@@ -13,7 +14,6 @@ from tests.scheduler.slurm.service_double import ServiceDouble, running_double
 from tests.servers.process import start, stop
 
 SECONDS = 60.0
-LUA = Path(__file__).parents[3] / "scheduler_plugin" / "slurm"
 _QUICK = {"interval": 0.3, "calls_per_second": 50, "hints_last": 60}
 
 
@@ -114,8 +114,8 @@ def slurm_asking(socket: Path, work: Path, settings: Mapping[str, object] | None
 
 def with_lua(place: Path, hints: Path) -> None:
     """The Lua files as they are shipped, beside slurm.conf."""
-    (place / "cachefs.lua").write_text((LUA / "cachefs.lua").read_text())
-    text = (LUA / "job_submit.lua").read_text().replace("/etc/slurm/cachefs.lua", f"{place}/cachefs.lua")
+    (place / "cachefs.lua").write_text((PLUGIN / "cachefs.lua").read_text())
+    text = (PLUGIN / "job_submit.lua").read_text().replace("/etc/slurm/cachefs.lua", f"{place}/cachefs.lua")
     (place / "job_submit.lua").write_text(text + f'\nif loaded then cachefs.file = "{hints}" end\n')
 
 

@@ -1,9 +1,9 @@
 """Jobs of a real Slurm go where their dataset is, and users' own wishes come first."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from cachefs_scheduler.slurm.hint import PLUGIN
 
 from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm, until
 
@@ -105,7 +105,7 @@ def test_features_go_with_the_bytes(hinted: HintedSlurm) -> None:
 def test_srun_says_in_its_environment_what_it_reads(hinted: HintedSlurm) -> None:
     slurm = hinted.slurm
     file = slurm.work / "cli_filter.lua"
-    shipped = (Path(__file__).parents[3] / "scheduler_plugin" / "slurm" / "cli_filter.lua").read_text()
+    shipped = (PLUGIN / "cli_filter.lua").read_text()
     file.write_text(shipped.replace("/etc/slurm/cachefs.lua", f"{slurm.work}/cachefs.lua"))
     # A configuration of who submits: the controller's has no filter.
     configuration = slurm.work / "submitting.conf"

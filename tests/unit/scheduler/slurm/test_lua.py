@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_scheduler.slurm.hint import PLUGIN
 from cachefs_scheduler.slurm.hint_file import Heading, Stamp, text_of
 from cachefs_scheduler.slurm.levels import levels_of
 
-LUA = Path(__file__).parents[4] / "scheduler_plugin" / "slurm"
 VERSIONS = ("lua51", "lua53", "lua54")
 NO_VALUE = 4294967294
 NODES = [f"n{number}" for number in range(64)]
@@ -31,7 +31,7 @@ class Plugin:
             "slurm = {} for _, n in ipairs{'log_user','log_info','log_error','log_debug'} do "
             "slurm[n] = function(f, ...) say(n .. ': ' .. string.format(f, ...)) end end"
         )
-        self.cachefs = self.runtime.execute((LUA / "cachefs.lua").read_text())
+        self.cachefs = self.runtime.execute((PLUGIN / "cachefs.lua").read_text())
         self.cachefs.file = str(hints)
 
     def submit(self, **wishes: object) -> Any:
