@@ -35,9 +35,7 @@ _LONGEST: Final = 60.0
     "--config", "path", type=click.Path(dir_okay=False, path_type=Path),
     help="Configuration file.  [default: /etc/cachefs/slurm-hint.toml where it exists]",
 )  # fmt: skip
-@click.option(
-    "--files", is_flag=True, help="Say where Lua files, unit and examples are, and end."
-)
+@click.option("--files", is_flag=True, help="Say where Lua files, unit and examples are, and end.")
 @click.option("--check-config", is_flag=True, help="Check the configuration, and end.")
 @click.option("--remove", is_flag=True, help="Take our features away from nodes, and the hint file, and end.")
 def main(path: Path | None, files: bool, check_config: bool, remove: bool) -> None:

@@ -1,7 +1,7 @@
 """What job_submit.lua and its hint file cost whoever submits a job, and the controller.
 
-Two Slurms run at once, one of them without the Lua files, and jobs are submitted to both in turns. The jobs are held, so
-what is measured is the submission: the time of a whole sbatch, and what sdiag says that the controller took.
+Two Slurms run at once, one of them without the Lua files, and get jobs in turns. The jobs are held, so what is measured
+is the submission: the time of a whole sbatch, and what sdiag says that the controller took.
 """
 
 import re
