@@ -25,6 +25,8 @@ class SlurmSection(Section):
 
     # Directory of scontrol, squeue and sinfo; none: they are in PATH.
     commands: OptionalPath = None
+    # Part of the names of jobs in the service, where it serves several clusters: `slurm:CLUSTER/JOBID`.
+    cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
     # Seconds between two looks at nodes and jobs.
     interval: Annotated[float, Field(ge=0.2, le=600)] = 5.0
     # Of scontrol, as far as they change something, in a second.

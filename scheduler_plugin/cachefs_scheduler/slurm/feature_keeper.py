@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 _CONFIG_EVERY: Final = 60.0  # seconds between two looks at slurm.conf
 # Features are set from one look at the nodes within so many seconds: what an administrator sets meanwhile is not lost.
 _WITHIN: Final = 2.0
+# Of ours on one node, of those datasets that most is cached of. 500 were tried; an argument of a command has 128 KiB.
+_MOST_FEATURES: Final = 400
 
 
 class FeatureKeeper:
@@ -38,7 +40,7 @@ class FeatureKeeper:
         self._problems = FewLines(_log)
 
     async def look(self, now: Callable[[], float]) -> None:
-        """One look. now: seconds of a clock that only goes on. Raises OSError where the hint file cannot be written."""
+        """One look. now: seconds of a clock that only goes on."""
         stamp = Stamp.now()
         fresh = await self._ask_service()
         if not self._knows:
@@ -56,7 +58,7 @@ class FeatureKeeper:
         self._problems.good("slurm")
         if fresh:
             # Only then: Lua judges by the stamp how old the service's answer is.
-            await asyncio.to_thread(write, self._config.slurm.hint_file, self._text(stamp, inventory, levels))
+            await self._write(self._text(stamp, inventory, levels))
 
     async def remove(self) -> int:
         """Take all features away that are ours. Returns from how many nodes. Raises CachefsError."""
@@ -75,6 +77,15 @@ class FeatureKeeper:
         self._knows = True
         return True
 
+    async def _write(self, text: str) -> None:
+        file = self._config.slurm.hint_file
+        try:
+            await asyncio.to_thread(write, file, text)
+        except OSError as error:
+            self._problems.error("hint file", "%s: %s; Lua will soon ignore it", file, error.strerror or error)
+        else:
+            self._problems.good("hint file")
+
     async def _look_at_slurm_conf(self) -> None:
         self._steer = await self._slurm.takes_any_preference()
         if not self._steer:
@@ -90,7 +101,10 @@ class FeatureKeeper:
         wanted: dict[str, set[str]] = {}
         for dataset, each in levels.items():
             for node in each.nested.get("some", ()):
-                wanted.setdefault(node, set()).update(feature(dataset, level) for level in each.of(node))
+                ours = wanted.setdefault(node, set())
+                names = {feature(dataset, level) for level in each.of(node)}
+                if len(ours) + len(names) <= _MOST_FEATURES:
+                    ours |= names
         due = changes(inventory.nodes, wanted)
         begun = now()
         for done, change in enumerate(due):

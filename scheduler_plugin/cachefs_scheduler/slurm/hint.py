@@ -64,7 +64,7 @@ def main(path: Path | None, files: bool, check_config: bool, remove: bool) -> No
 
 
 async def _run(config: HintConfig) -> None:
-    slurm = SlurmCommands(config.slurm.commands, config.slurm.calls_per_second)
+    slurm = SlurmCommands(config.slurm.commands, config.slurm.calls_per_second, config.slurm.cluster)
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

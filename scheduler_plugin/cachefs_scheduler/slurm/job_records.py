@@ -84,16 +84,19 @@ class SlurmJob:
         )  # fmt: skip
 
 
-def jobs_in(text: bytes) -> list[SlurmJob]:
-    """Those that read a dataset. Raises CachefsError for what is no answer of squeue."""
+def jobs_in(text: bytes, cluster: str = "") -> list[SlurmJob]:
+    """Those that read a dataset. cluster: part of their names, where one service has several clusters.
+
+    Raises CachefsError for what is no answer of squeue.
+    """
     try:
         rows = _DECODER.decode(text).jobs
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CachefsError(f"squeue --json says what is not understood: {error}") from None
-    return [job for row in rows if (job := _job(row)) is not None]
+    return [job for row in rows if (job := _job(row, f"slurm:{cluster}/" if cluster else "slurm:")) is not None]
 
 
-def _job(row: _Row) -> SlurmJob | None:
+def _job(row: _Row, prefix: str) -> SlurmJob | None:
     tag = tag_of(row.admin_comment or "", row.comment or "")
     number = _number(row.job_id)
     if tag is None or not number:
@@ -106,7 +109,7 @@ def _job(row: _Row) -> SlurmJob | None:
         nodes = ()
     name = _name(row, number)
     return SlurmJob(
-        name=f"slurm:{name}", id=name, tag=tag, user=(row.user_name or "")[:253],
+        name=f"{prefix}{name}", id=name, tag=tag, user=(row.user_name or "")[:253],
         # Slurm's are from 0 to 2^32 - 1.
         priority=min(max(_number(row.priority) - (1 << 31), -(1 << 31)), (1 << 31) - 1),
         count=min(max(_number(row.node_count), len(nodes), 1), MOST_RANKS), waiting=waiting, nodes=nodes,
@@ -139,6 +142,5 @@ def single_tasks(job: SlurmJob, most: int) -> Sequence[SlurmJob]:
         if not (first.isdigit() and last.isdigit() and (step or "1").isdigit()):
             break
         for number in range(int(first), int(last) + 1, max(1, int(step or 1)))[: most - len(found)]:
-            name = f"{job.id}_{number}"
-            found.append(replace(job, name=f"slurm:{name}", id=name, tasks=""))
+            found.append(replace(job, name=f"{job.name}_{number}", id=f"{job.id}_{number}", tasks=""))
     return found

@@ -22,7 +22,8 @@ _NEEDED: Final = "ignore_prefer_validation"
 class SlurmCommands:
     """scontrol, squeue and sinfo. All calls raise CachefsError where Slurm does not answer, or refuses."""
 
-    def __init__(self, directory: Path | None, calls_per_second: float) -> None:
+    def __init__(self, directory: Path | None, calls_per_second: float, cluster: str = "") -> None:
+        self._cluster = cluster
         self._programs = {name: _program(name, directory) for name in _NAMES}
         self._gap = 1 / calls_per_second
         self._next = 0.0  # on the loop's clock: when something may be changed again
@@ -35,7 +36,7 @@ class SlurmCommands:
 
     async def jobs(self) -> list[SlurmJob]:
         """Those that read a dataset, with those that ended in the last minutes."""
-        return jobs_in(await self._ask("squeue", "--all", "--json"))
+        return jobs_in(await self._ask("squeue", "--all", "--json"), self._cluster)
 
     async def takes_any_preference(self) -> bool:
         """May jobs prefer features that no node has?"""
@@ -71,10 +72,13 @@ class SlurmCommands:
         await self._ask("scontrol", *arguments)
 
     async def _ask(self, name: str, *arguments: str) -> bytes:
-        process = await asyncio.create_subprocess_exec(
-            self._programs[name], *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE, env={**os.environ, "LC_ALL": "C.UTF-8"},
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._programs[name], *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, env={**os.environ, "LC_ALL": "C.UTF-8"},
+            )  # fmt: skip
+        except OSError as error:
+            raise CachefsError(f"{self._programs[name]} cannot be started: {error.strerror}") from None
         assert process.stdout is not None
         assert process.stderr is not None
         try:

@@ -40,6 +40,11 @@ def test_a_pending_array_is_asked_for_task_by_task() -> None:
     assert (task.name, list(single_tasks(task, 4))) == ("slurm:7_3", [task])
 
 
+def test_two_clusters_of_one_service() -> None:
+    (job,) = jobs_in(json.dumps({"jobs": [RUNNING]}).encode(), "blue")
+    assert (job.name, job.id) == ("slurm:blue/53", "53")
+
+
 def test_a_list_that_slurm_cut_short() -> None:
     (job,) = jobs({"job_id": 7, "array_job_id": 7, "array_task_string": "1,3,...", "job_state": "PENDING"})
     assert [task.id for task in single_tasks(job, 9)] == ["7_1", "7_3"]
