@@ -50,10 +50,10 @@ class Service:
         self.advisor = Advisor(self.view, book, self.policies, self.warmings, config.queue.copy_from)
         self._cleaning = Cleaning(self.view, book, self.policies, self.warmings)
         answers = Answers(self.view, self.advisor, self.warmings)
-        self._server = Server(
-            config.service, self.advisor, answers, lambda: metrics(self.view, self.advisor, self.warmings)
-        )
-        self._parts: list[Part] = [open_part(config.kube, self.advisor)] if config.kube is not None else []
+        self._server = Server(config.service, self.advisor, answers, self._metrics)
+        self._parts: list[Part] = []
+        if config.kube is not None:
+            self._parts.append(open_part(config.kube, self.advisor, self._metrics))
         self._news = asyncio.Event()
         self.view.listeners.append(lambda name: self._news.set())
         self.warmings.ended = lambda one: self._news.set()
@@ -86,6 +86,9 @@ class Service:
         await self._asking.close()
         if self._tasks:
             await self._write()
+
+    def _metrics(self) -> str:
+        return metrics(self.view, self.advisor, self.warmings)
 
     async def _endless(self, work: Coroutine[Any, Any, None]) -> None:
         try:
