@@ -1,8 +1,8 @@
 """One snapshot that jobs of the cluster read: who holds which of its blocks, which are this node's to keep, and what
 others will read here.
 
-Where exactly one group of consumers shares out the samples of the snapshot, copies are coordinated: they go where they
-are read next (`cachefs.planning.cluster.copies`). Else blocks stay at home. A copy changes hands when the reader that
+Where one group of consumers shares out samples that nobody else reads, copies are coordinated: they go where they are
+read next (`cachefs.planning.cluster.copies`). Else blocks stay at home. A copy changes hands when the reader that
 is to keep it has got it: the reader counts the block as its own from shortly before it reads it, and the one who has
 given it away does not from that moment on. To wait for the word of how far the reader is would cost both a place
 meanwhile: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
@@ -11,9 +11,9 @@ meanwhile: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,20 +25,23 @@ from cachefs.planning.cluster.duties import Duty
 from cachefs.planning.cluster.homes import NOBODY
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.scale import Demand
-from cachefs.planning.cluster.standing import Mine, Standing, mine_now
+from cachefs.planning.cluster.standing import Mine, mine_now
 from cachefs.planning.sequences.epoch import Epoch
-from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.cooperation.groups import Group
 from cachefs_daemon.cooperation.holders import Holders, Known, ReadsOf, Ring
-from cachefs_daemon.cooperation.orders import GroupOrders, Orders, is_last, knows
+from cachefs_daemon.cooperation.leading import Extent, extent_of, leading
+from cachefs_daemon.cooperation.orders import Orders, is_last, is_shared_out, knows, published_in
 from cachefs_daemon.cooperation.peer_reads import PeerReads
-from cachefs_daemon.jobs.plan_room import PER_READ, Part, PlanRoom
-from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.cooperation.surroundings import Place, Surroundings
+from cachefs_daemon.cooperation.timeliness import own_verdict, verdict_of
+from cachefs_daemon.jobs.plan_room import PER_READ, Part
 
 log = logging.getLogger(__name__)
 
 # Bytes per block for homes, holders and reads of some epochs, and for the plan of what others read.
 PER_BLOCK: Final = 64
+# Bytes per sample of a sample map.
+PER_SAMPLE: Final = 12
 # Seconds for which a block may still be with who held it before the ring became another one. By then it was read, or
 # filling has moved it.
 FORMER_SECONDS: Final = 600.0
@@ -53,43 +56,6 @@ LEAD: Final = 0.25
 
 # Part of an epoch after which it has begun in earnest.
 BEGUN: Final = 0.01
-
-
-class Place(NamedTuple):
-    """How far one consumer is."""
-
-    node: str
-    epoch: int
-    done: float  # of the epoch, 0 to 1
-    rate: float  # epochs per second; 0: not known
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a shared snapshot needs of the node."""
-
-    # Id of this node.
-    me: str
-    plan: Plan
-    standing: Standing
-    threads: Threads
-    room: PlanRoom
-    orders: GroupOrders
-    replicas: int
-    # Which blocks the samples of a group are. Raises CachefsError; None: the snapshot is not here yet.
-    samples: Callable[[Group], Awaitable[Samples | None]]
-    # Where the group's consumers are, as far as anybody knows.
-    places: Callable[[Group], Sequence[Place]]
-    # The names in the plan of those that read on this node.
-    own: Callable[[Group], Sequence[str]]
-    # What is known of who held what before, and of a job that is under way: here, or on another node.
-    remembered: Callable[[BlockSpace], Awaitable[Known | None]]
-    # Is told what is to be remembered.
-    remember: Callable[[str, Known], None]
-    # Is told which blocks are this node's to keep from now on: they may be transient ones.
-    adopt: Callable[[BlockSpace, Ids], None]
-    # Do other nodes have copies go where this group reads them next?
-    coordinated: Callable[[Group], bool] = lambda group: False
 
 
 _START: Final = Place("", 0, 0.0, 0.0)
@@ -107,13 +73,15 @@ class SharedSnapshot:
         self._ring = ring
         self._groups: list[Group] = []
         self._samples: dict[str, Samples] = {}  # by digest of the map
-        self._bytes: dict[str, int] = {}  # of the blocks that these are, each counted once; by digest of the map
+        self._extents: dict[tuple[str, ...], Extent] = {}  # which blocks these are; by the maps of a group
+        self._bytes: dict[tuple[str, ...], int] = {}  # of these blocks
         self._readers: dict[object, PeerReads] = {}  # by key of the group
         self._led: dict[str, tuple[int, int]] = {}  # by own consumer: epoch and read up to which it has its copies
         self._at: dict[object, Place] = {}  # by key of the group: its slowest consumer, as of the last step
         self._coordinated: Group | None = None
         self._stands = False  # is it known of all blocks whose they are, of those too that were read in this epoch?
         self._adopted: Known | None = None
+        self._missed = False  # was there an order, when last asked for, that could not be had?
         self._news = asyncio.Event()
         self._news.set()
         self._is_busy = True
@@ -168,10 +136,36 @@ class SharedSnapshot:
                 if self._coordinated is not None and group.key == self._coordinated.key:
                     self._let_go(epoch, blocks)
             following = slowest.epoch + 1
-            if knows(group, following) and not reader.knows(following):
+            if self._is_decided(group, following) and not self._is_planned(group, reader, following):
                 self._news.set()
         if self._coordinated is not None:
             self._take_over(self._coordinated)
+
+    def _is_planned(self, group: Group, reader: PeerReads, epoch: int) -> bool:
+        """Is all done with that epoch that can be?"""
+        is_open = group.spec is None and self._coordinated is not None and group.key == self._coordinated.key
+        if is_open and self.holders is not None and epoch not in self.holders.at:
+            return False
+        return reader.knows(epoch) or not knows(group, epoch)
+
+    def _is_decided(self, group: Group, epoch: int) -> bool:
+        """Is it known who holds what at the start of that epoch, or can it be by now?"""
+        if self._coordinated is None or group.key != self._coordinated.key or group.spec is not None:
+            return True
+        if self.holders is not None and epoch in self.holders.at:
+            return True
+        verdict = self._verdict(group, epoch - 1)
+        return verdict is not None and (not verdict or (knows(group, epoch - 1) and knows(group, epoch)))
+
+    def _verdict(self, group: Group, epoch: int) -> bool | None:
+        """Do copies change hands in an epoch of a group whose orders are published one by one?"""
+        around, ring = self._around, self._ring.ids
+        first = min((node for node in group.nodes if node in ring), default=around.me)
+        if first != around.me:
+            return verdict_of(epoch, around.settled(first, group), self._slowest(group)[1:3])
+        own = [place for place in around.places(group) if place.node == around.me]
+        place = min((one[1:3] for one in own), default=self._slowest(group)[1:3])
+        return own_verdict(epoch, place)
 
     @property
     def is_up_to_date(self) -> bool:
@@ -186,9 +180,9 @@ class SharedSnapshot:
         return [reader.key for reader in self._readers.values()]
 
     @property
-    def job(self) -> str:
-        """The job that coordinates its copies; empty: none does."""
-        return self._coordinated.job if self._coordinated is not None else ""
+    def leader(self) -> str:
+        """The name of the group that coordinates its copies; empty: none does."""
+        return self._coordinated.name if self._coordinated is not None else ""
 
     def where(self, block: int) -> tuple[int, tuple[int, ...], int]:
         """Who holds a block now, who may have it besides, and its home: places in the ring, NOBODY where there is
@@ -221,7 +215,7 @@ class SharedSnapshot:
 
     def demand(self) -> Demand:
         """What is read of it, by all groups together."""
-        size = max((self._bytes.get(group.map, 0) for group in self._groups), default=0)
+        size = max((self._bytes.get(group.maps, 0) for group in self._groups), default=0)
         places = [(group, self._slowest(group)) for group in self._groups]
         left = [group.spec.epochs - at.epoch - at.done if group.spec else math.inf for group, at in places]
         rate = max((at.rate for _, at in places), default=0.0)
@@ -313,8 +307,7 @@ class SharedSnapshot:
             pause = RETRY_SECONDS
             try:
                 if await self._bring_up_to_date():
-                    pause = 0.0
-                self.problem = ""
+                    pause, self.problem = 0.0, ""
             except StoreFull as error:
                 self._note(f"no plan of what other nodes read of it: {error}")
             except CachefsError as error:
@@ -334,14 +327,8 @@ class SharedSnapshot:
     async def _bring_up_to_date(self) -> bool:
         """False where it is to be tried again. Raises CachefsError."""
         around, groups = self._around, list(self._groups)
-        for group in groups:
-            if group.map not in self._samples:
-                samples = await around.samples(group)
-                if samples is None:
-                    return False
-                self._begin(samples)
-                self._bytes[group.map] = await around.threads.planning(_bytes_of, samples)
-                self._samples[group.map] = samples
+        if not await self._look_at(groups):
+            return False
         holders, space = self.holders, self.space
         if holders is None or space is None:
             return False
@@ -352,9 +339,11 @@ class SharedSnapshot:
         changed = await holders.follow(self._ring, place.epoch, place.done)
         changed |= await self._coordinate(holders, space, groups)
         coordinated = self._coordinated
+        self._missed = False
         if coordinated is not None:
             epoch = self._slowest(coordinated).epoch
-            if await holders.advance(epoch, self._reads_of(coordinated)) or changed:
+            verdict = partial(self._verdict, coordinated) if coordinated.spec is None else None
+            if await holders.advance(epoch, self._reads_of(coordinated), verdict) or changed:
                 changed |= not self._stands
                 if (known := holders.known(epoch)) is not None:
                     around.remember(self.snapshot, known)
@@ -366,6 +355,27 @@ class SharedSnapshot:
             await self._stand_anew(holders)
         if holders.ring != self._ring or groups != self._groups:
             self._news.set()
+        return not self._missed
+
+    async def _look_at(self, groups: Sequence[Group]) -> bool:
+        """Find out which blocks they may read. False where that is not known yet. Raises CachefsError."""
+        threads, used = self._around.threads, {maps for group in groups for maps in group.maps}
+        self._samples = {digest: samples for digest, samples in self._samples.items() if digest in used}
+        wanted = {group.maps for group in groups}
+        self._extents = {maps: extent for maps, extent in self._extents.items() if maps in wanted}
+        for group in groups:
+            for digest in group.maps:
+                if digest not in self._samples:
+                    samples = await self._around.samples(group, digest)
+                    if samples is None:
+                        return False
+                    self._begin(samples)
+                    self._samples[digest] = samples
+            if group.maps not in self._extents:
+                parts = [self._samples[digest] for digest in group.maps]
+                self._extents[group.maps] = extent = await threads.planning(extent_of, parts)
+                self._bytes[group.maps] = int(parts[0].space.sizes[extent].sum(dtype=np.int64))
+        self._bytes = {maps: size for maps, size in self._bytes.items() if maps in wanted}
         return True
 
     def _begin(self, samples: Samples) -> None:
@@ -382,36 +392,43 @@ class SharedSnapshot:
     def _take_room(self, space: BlockSpace) -> None:
         """Raises StoreFull."""
         reads = sum(reader.longest for reader in self._readers.values())
-        self._around.room.take(self._room_key, Part.PLAN, PER_BLOCK * space.count + PER_READ * reads)
+        maps = sum(PER_SAMPLE * len(samples) for samples in self._samples.values())
+        blocks = (PER_BLOCK + len(self._extents)) * space.count
+        self._around.room.take(self._room_key, Part.PLAN, blocks + PER_READ * reads + maps)
 
     async def _coordinate(self, holders: Holders, space: BlockSpace, groups: list[Group]) -> bool:
         """Find out which group decides where copies go, if any. Returns whether anything has changed."""
         before = self._coordinated
-        group: Group | None = groups[0] if len(groups) == 1 and groups[0].is_whole and holders.ring.is_known else None
         # A rank that ends before the others, or whose node is away, leaves the copies of those that go on where the
         # sequences have them; a node that comes back meanwhile joins in.
-        if group is None and len(groups) == 1 and groups[0].spec is not None and holders.ring.is_known:
-            goes_on = before is not None and groups[0].key == before.key
-            group = groups[0] if goes_on or self._around.coordinated(groups[0]) else None
+        go_on = {one.key for one in groups if self._around.coordinated(one)}
+        if before is not None:
+            go_on.add(before.key)
+        group = await self._around.threads.planning(leading, groups, self._extents, go_on)
+        goes_on = group is not None and group.key in go_on
+        if group is None or not holders.ring.is_known or not (goes_on or self._is_steady(group)):
+            group = None
+        if before is not None and (group is None or group.key != before.key):
+            place = self._place
+            holders.stay_home(place.epoch, place.done)
         if group is None:
             self._coordinated, self._adopted = None, None
-            holders.stay_home()
             return before is not None
         adopted, self._adopted = self._adopted, None
         if before is not None and before.key == group.key and adopted is None:
             self._coordinated = group
-            if before.members != group.members:
+            if before.readers != group.readers:
                 place = self._slowest(group)
                 # What was read has changed hands as it was decided.
                 holders.decide_anew(place.epoch + (place.done > BEGUN))
                 return True
             return False
         known = adopted or await self._around.remembered(space)
-        if adopted is None and known is not None and known.job == group.job and self._around.coordinated(group):
+        if adopted is None and known is not None and known.job == group.name and self._around.coordinated(group):
             await self._hear_places(group, known.epoch)
         places = [place.epoch for place in self._around.places(group)]
         slowest = self._slowest(group).epoch
-        await holders.begin(group.job, slowest, max(places, default=slowest), known)
+        await holders.begin(group.name, slowest, max(places, default=slowest), known)
         self._coordinated = group
         log.info(
             "snapshot %s: copies go where job %s reads them next, from epoch %d on",
@@ -428,16 +445,38 @@ class SharedSnapshot:
                 return
             await asyncio.sleep(0.05)
 
-    def _reads_of(self, group: Group) -> ReadsOf:
-        samples = self._samples[group.map]
+    def _is_steady(self, group: Group) -> bool:
+        """Does it say whole epochs of what it reads? Orders that are published as they are drawn come in small parts,
+        from which nobody learns when a block is read again."""
+        if group.spec is not None:
+            return True
+        said = {one.epoch for member in group.members for one in member.facts.orders}
+        samples = sum(len(self._samples[digest]) for digest in group.maps)
+        return any(knows(group, epoch) and 2 * published_in(group, epoch) >= samples for epoch in said)
 
+    def _reads_of(self, group: Group) -> ReadsOf:
         async def reads_of(epoch: int, ids: tuple[str, ...]) -> Reads | None:
-            if not knows(group, epoch):
+            orders = await self._orders(group, epoch)
+            if orders is None:
                 return None
-            orders = await self._around.orders.of(group, samples, epoch)
-            return await self._around.threads.planning(_reads, samples.space.count, orders, ids)
+            shared_out = group.spec is not None or await self._around.threads.planning(is_shared_out, orders)
+            count = self._samples[group.maps[0]].space.count
+            return await self._around.threads.planning(_reads, count, orders if shared_out else [], ids)
 
         return reads_of
+
+    async def _orders(self, group: Group, epoch: int) -> Orders | None:
+        """None where they are not known. Raises CachefsError."""
+        if not knows(group, epoch):
+            return None
+        try:
+            return await self._around.orders.of(group, self._samples, epoch)
+        except CachefsError as error:
+            if group.spec is not None:
+                raise
+            self._missed = True
+            self._note(f"what other nodes read of it in epoch {epoch} is not known yet: {error}")
+            return None
 
     async def _plan_reads(self, holders: Holders, space: BlockSpace, groups: list[Group]) -> None:
         """Of each group the current epoch and the next, as far as others read here then."""
@@ -452,12 +491,12 @@ class SharedSnapshot:
                 reader = self._readers[group.key] = PeerReads(around.plan, self.snapshot, name)
             first = self._slowest(group).epoch
             for epoch in (first, first + 1):
-                if reader.knows(epoch) or not knows(group, epoch):
+                if reader.knows(epoch):
                     continue
                 kept = await self._kept_in(holders, group, epoch)
-                if kept is None:
+                orders = await self._orders(group, epoch) if kept is not None else None
+                if kept is None or orders is None:
                     continue
-                orders = await around.orders.of(group, self._samples[group.map], epoch)
                 duty, planned = await around.threads.planning(
                     _duty, orders, kept, holders.ring.ids, around.me, space, is_last(group, epoch)
                 )
@@ -467,8 +506,9 @@ class SharedSnapshot:
         """Which blocks this node keeps in an epoch until they are read: shape (blocks,), bool. None: nobody has decided
         yet."""
         at = holders.homes
-        if self._coordinated is not None and group.key == self._coordinated.key:
-            decided = holders.at.get(epoch)
+        if self._coordinated is not None and holders.at:
+            # What other groups read has been where it is since the first of them.
+            decided = holders.at.get(epoch if group.key == self._coordinated.key else min(holders.at))
             if decided is None:
                 return None
             at = decided
@@ -505,12 +545,6 @@ class SharedSnapshot:
         self._led = {}
         if group is not None:
             self._take_over(group)
-
-
-def _bytes_of(samples: Samples) -> int:
-    own = samples.own()
-    sizes = samples.space.sizes
-    return int((sizes if own is None else sizes[own]).sum(dtype=np.int64))
 
 
 def _reads(count: int, orders: Orders, ids: tuple[str, ...]) -> Reads:

@@ -26,7 +26,7 @@ def orders_of(group: Group, epoch: int, published: dict[tuple[str, int], Order] 
 
     threads = Threads()
     try:
-        return asyncio.run(GroupOrders(threads, given).of(group, SAMPLES, epoch))
+        return asyncio.run(GroupOrders(threads, given).of(group, {"": SAMPLES}, epoch))
     finally:
         threads.close()
 

@@ -58,6 +58,10 @@ DEFAULT: Final = Load()
     "--only", multiple=True, type=click.Choice(FAULTS), help="Of what goes wrong in m5, only this; several times."
 )
 @click.option(
+    "--torch", is_flag=True,
+    help="Jobs train with torch under `cachefs run`: a DistributedSampler and a DataLoader with 2 workers per rank.",
+)  # fmt: skip
+@click.option(
     "--endpoint",
     help="URL of a running S3 server, in which a bucket `cachefs-bench` is made and removed. Its credentials are in "
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  [default: a server of rclone is started]",

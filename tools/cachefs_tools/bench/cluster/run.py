@@ -49,6 +49,7 @@ class Load:
     network: str = "bridge"  # bridge, switch or loopback
     origin: Limits = field(default_factory=Limits)
     endpoint: str | None = None  # of a running S3 server
+    torch: bool = False  # jobs train with torch under `cachefs run`
 
     @property
     def bytes(self) -> int:
