@@ -13,6 +13,7 @@ WORKDIR /src
 COPY LICENSE README.md pyproject.toml setup.cfg setup.py ./
 COPY cachefs cachefs
 COPY daemon daemon
+COPY scheduler_plugin scheduler_plugin
 COPY tools tools
 RUN python3 -m venv /opt/cachefs \
     && /opt/cachefs/bin/pip install --no-cache-dir ".[all]" \

@@ -134,6 +134,7 @@ class Node:
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
         self.draining = self._make_draining()
+        self._make_reception()
         self._background: list[asyncio.Task[None]] = []
 
     def _make_data_plane(self) -> "DataPlane":
@@ -171,6 +172,42 @@ class Node:
         draining = Draining(self.membership, self.sharing.shared, lambda: bool(self.jobs.consumers))
         self._endless += [filling.run, draining.join]
         return draining
+
+    def _make_reception(self) -> None:
+        """Answers those who place jobs, where the configuration names any."""
+        section, sharing, draining = self.config.cluster, self.sharing, self.draining
+        if sharing is None or draining is None or not (section.observers or section.schedulers):
+            return
+        from cachefs_daemon.reporting.orders import Means, Orders
+        from cachefs_daemon.reporting.reception import Reception
+        from cachefs_daemon.reporting.reports import Reports, Sources
+        from cachefs_daemon.reporting.residency import Residency
+        from cachefs_daemon.reporting.shard_warmups import ShardWarmups
+
+        storage, plan = self.storage, self.storage.foresight.plan
+        warmups = ShardWarmups(self.warmups, plan, self.jobs, self.threads)
+        reports = Reports(
+            Sources(
+                instance=self.instance,
+                membership=self.membership,
+                catalog=self.catalog,
+                jobs=self.jobs,
+                plan=plan,
+                residency=Residency(storage.index, storage.tiering, storage.foresight.presence, plan),
+                warmups=warmups,
+                threads=self.threads,
+                usage=storage.usage,
+                traffic=self._traffic,
+            )
+        )
+        means = Means(self.catalog, self.pins, self.quotas, storage, self.threads, warmups, draining.drain_here)
+        Reception(sharing.shared.endpoint, self.membership, reports, Orders(means))
+        self._endless.append(reports.run)
+
+    def _traffic(self) -> tuple[int, int, int]:
+        """Bytes since the start: from origins, from other nodes, to other nodes."""
+        counts = self.peer_counts()
+        return self.fetcher.fetched_bytes, counts.bytes, counts.served_bytes
 
     def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> "Cooperation | None":
         """What this node does for what others read. None where nothing is fetched ahead."""

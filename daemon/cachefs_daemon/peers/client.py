@@ -102,16 +102,31 @@ class PeerClient:
         peer = self._peers.get(node_id)
         return peer is None or not peer.liveness.cooling
 
+    def last_sign(self, node_id: str, *, fetch: bool) -> float:
+        """When it last showed that it gives blocks that it has (fetch: brings those that it has not), in loop time;
+        0 for never. A node that brings a block gives a sign every 0.1 s, however long its origin takes."""
+        peer = self._peers.get(node_id)
+        return peer.sign(FETCH if fetch else HERE) if peer is not None else 0.0
+
+    def doubt(self, node_id: str) -> None:
+        """It gives no sign while somebody waits: probe it, and leave it alone where that comes to nothing."""
+        peer = self._peers.get(node_id)
+        if peer is not None and not (peer.is_doubted or peer.liveness.cooling or self._is_closed):
+            peer.is_doubted = True
+            self._run(self._settle_doubt(peer))
+
     def expected_seconds(self, node: NodeRecord, length: int) -> float:
-        """From the question until the last byte of a block that it has, if it were asked now."""
+        """From the question until the last byte of a block that it has, if it were asked now. The longer nobody has
+        asked it, the less."""
         peer = self._peers.get(node.id)
         rate = self._window.rate
         before = self._in_flight[HERE]
-        latency = 0.0
+        latency, faded = 0.0, 1.0
         if peer is not None:
             latency, rate = peer.latency, min(rate, peer.rate or rate)
+            faded = peer.faded(self._loop.time())
             before += sum(ask.wanted.length for ask in itertools.islice(peer.waiting[HERE][False], 256))
-        return latency + (before + length) / rate
+        return (latency + (before + length) / rate) * faded
 
     def median_seconds(self, node_id: str) -> float:
         """In which half of the last blocks came that this peer was asked for; 0 where there were none."""
@@ -362,7 +377,7 @@ class PeerClient:
         if size:
             exchange = batch.exchange
             if batch.lane == HERE:
-                peer.measure(exchange.first - exchange.sent, size, exchange.last - batch.timed)
+                peer.measure(exchange.first - exchange.sent, size, exchange.last - batch.timed, exchange.last)
                 self._window.received(size, exchange.last, is_full=is_full)
             batch.timed = exchange.last
 
@@ -414,6 +429,7 @@ class PeerClient:
         """The answer is whole, or the connection has ended."""
         connection = batch.connection
         del peer.batches[connection]
+        peer.signs[batch.lane] = max(peer.signs[batch.lane], batch.exchange.sign)
         retransmitted = batch.exchange.parser.retransmitted
         if retransmitted and batch.lane == HERE:
             self._is_limited = True
@@ -475,6 +491,19 @@ class PeerClient:
                 queue.clear()
         self._run(self._probe(peer))
 
+    async def _settle_doubt(self, peer: Peer) -> None:
+        """Does it live?"""
+        record, began = peer.record, self._loop.time()
+        try:
+            work = partial(probe, record, self._certificates, self._greeting(record))
+            _, lives = await self._loop.run_in_executor(self._threads, work)
+            peer.sign_given(self._loop.time(), fetch=lives)
+        except CannotConnect as error:
+            if max(map(peer.sign, LANES)) <= began:
+                self._cool(peer, str(error))
+        finally:
+            peer.is_doubted = False
+
     async def _probe(self, peer: Peer) -> None:
         """Until it answers."""
         liveness = peer.liveness
@@ -487,7 +516,7 @@ class PeerClient:
                 return
             work = partial(probe, record, self._certificates, self._greeting(record))
             try:
-                sender = await self._loop.run_in_executor(self._threads, work)
+                sender, _ = await self._loop.run_in_executor(self._threads, work)
             except CannotConnect as error:
                 liveness.reason = str(error)
                 liveness.probed(alive=False, now=self._loop.time(), chance=random.random())

@@ -225,6 +225,9 @@ class PeerServers:
         server.heard = asyncio.get_running_loop().time()
         for node, keys in said.handed.items():
             self.on_served(node, [keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)])
+        if said.asks and not server.unsent:  # else it hears from this daemon anyway
+            server.unsent += frame(Told(cluster=self._cluster))
+            self._send(server)
         if said.brief:
             return
         server.served, server.connections = said.served, said.connections

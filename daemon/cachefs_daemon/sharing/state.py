@@ -23,6 +23,7 @@ from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord
 from cachefs_daemon.sharing.endpoint import ControlEndpoint
 from cachefs_daemon.sharing.follower import Follower
+from cachefs_daemon.sharing.observers import NOBODY, Observers
 from cachefs_daemon.sharing.own_part import OwnPart, Page
 from cachefs_daemon.sharing.peer_http import PeerFailed, PeerHttp
 from cachefs_daemon.sharing.peer_part import News
@@ -58,10 +59,16 @@ Listener = Callable[[str, str, Any], None]
 class SharedState:
     """Used on the event loop."""
 
-    def __init__(self, cluster: str, membership: Membership, security: Security = INSECURE) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        membership: Membership,
+        security: Security = INSECURE,
+        observers: Observers = NOBODY,
+    ) -> None:
         """cluster: its name."""
         self.membership = membership
-        self.endpoint = ControlEndpoint(cluster, membership, security)
+        self.endpoint = ControlEndpoint(cluster, membership, security, observers)
         view = membership.view
         self.http = PeerHttp(cluster, view.me, security, view.epoch if view.source == "static" else 0)
         # Gives this node's counters, packed by msgpack, to those who ask.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import elsewhere, search, stuck_peers
+from cachefs_daemon.fetch import elsewhere, search, silent_peers, stuck_peers
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.flights import Answer, Flight
@@ -79,6 +79,9 @@ class ScriptedPeers:
     questions: list[Question] = field(default_factory=list)
     away: set[str] = field(default_factory=set)
     slow: set[str] = field(default_factory=set)
+    doubted: set[str] = field(default_factory=set)
+    alive: set[str] = field(default_factory=set)  # these give signs all the time
+    signs: dict[str, float] = field(default_factory=dict)  # the last one of others, in loop time
 
     def ask(self, node: NodeRecord, wanted: Wanted, how: How, answer: Callable[[PeerAnswer], None]) -> Question:
         self.questions.append(Question(node, wanted, how, answer))
@@ -89,6 +92,12 @@ class ScriptedPeers:
 
     def expected_seconds(self, node: NodeRecord, length: int) -> float:
         return 1000.0 if node.id in self.slow else 0.001
+
+    def last_sign(self, node_id: str, *, fetch: bool) -> float:
+        return asyncio.get_running_loop().time() if node_id in self.alive else self.signs.get(node_id, 0.0)
+
+    def doubt(self, node_id: str) -> None:
+        self.doubted.add(node_id)
 
     @property
     def asked(self) -> list[tuple[str, bool]]:
@@ -412,6 +421,65 @@ def test_a_silent_peer_takes_a_part_of_a_readers_time_only(store: OpenStore) -> 
     on_bench(store, scene, read_deadline=0.4)
 
 
+def test_every_reader_goes_on_at_once_where_a_peer_gives_no_sign_of_life(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "ORIGIN_LATE", 1000.0)
+    monkeypatch.setattr(search, "SILENT_FETCH", 0.05)
+    monkeypatch.setattr(search.Experience, "may_hedge", lambda _: False)
+
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(brings=TWO, stands_in=THREE)
+        bench.peers.alive = {THREE.id}
+        answers = [bench.ask(entry) for entry in range(10)]
+        await until(lambda: len(bench.peers.questions) == 20)
+        assert bench.peers.asked == [("node-2", True)] * 10 + [("node-3", True)] * 10
+        for question in bench.peers.questions[10:]:
+            question.give_block()
+        assert all([bench.holds(entry, await answer) for entry, answer in enumerate(answers)])
+        assert (bench.origin.requests, bench.elsewhere.counts.silent) == (0, 10)
+        assert all(question.is_cancelled for question in bench.peers.questions[:10])
+        assert bench.peers.doubted == {TWO.id}
+        # It is not waited for again, as long as it gives no sign; what nobody waits for yet is asked of it.
+        answer = bench.ask(20)
+        assert (await bench.question(21)).asked == ("node-3", True)
+        bench.peers.questions[20].give_block()
+        assert bench.holds(20, await answer)
+        flight = await bench.ahead(21)
+        assert (await bench.question(22)).asked == ("node-2", True)
+        bench.peers.questions[21].give_block()
+        await until(lambda: flight.has_landed)
+        bench.peers.signs[TWO.id] = asyncio.get_running_loop().time()
+        answer = bench.ask(22)
+        assert (await bench.question(23)).asked == ("node-2", True)
+        bench.peers.questions[22].give_block()
+        assert bench.holds(22, await answer)
+
+    monkeypatch.setattr(silent_peers, "FIRST_PAUSE", 1000.0)
+    on_bench(store, scene)
+
+
+def test_a_peer_that_gives_signs_is_waited_for_however_long_its_origin_takes(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "ORIGIN_LATE", 1000.0)
+    monkeypatch.setattr(search, "SILENT_FETCH", 0.01)
+    monkeypatch.setattr(search, "LEAST_LATE", 0.01)
+
+    async def scene(bench: Bench) -> None:
+        bench.peers.alive = {TWO.id}
+        answer = bench.ask(1)
+        question = await bench.question()
+        await asyncio.sleep(0.2)
+        assert (bench.origin.requests, bench.elsewhere.counts.silent) == (0, 0)
+        bench.peers.alive = set()  # now it hangs
+        assert bench.holds(1, await answer)
+        assert bench.origin.requests == 1
+        assert question.is_cancelled
+
+    on_bench(store, scene)
+
+
 def test_readers_do_not_wait_again_and_again_for_a_peer_that_lives_and_does_not_give(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,6 +489,7 @@ def test_readers_do_not_wait_again_and_again_for_a_peer_that_lives_and_does_not_
     monkeypatch.setattr(stuck_peers, "LONGEST_PAUSE", 1000.0)
 
     async def scene(bench: Bench) -> None:
+        bench.peers.alive = {TWO.id}
         for entry in range(5):
             assert bench.holds(entry, await bench.ask(entry))
         assert bench.peers.asked == [("node-2", True)] * 2

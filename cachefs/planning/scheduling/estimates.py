@@ -1,0 +1,237 @@
+"""How long a rank would wait for its data on each of many nodes: in its first epoch, and in each later one.
+
+An epoch takes as long as its slowest part, since bytes come from everywhere at once, ahead of who reads them: computing
+(`rate`), reading the node's SSD, its network link, what its sources can give, links between zones, and the origin. A
+rank waits for what that is more than computing alone.
+
+- **First epoch**: what the node has is read there; the rest comes from its zone, its region, others, or the origin.
+- **Later ones**: of the snapshot stays what the job's nodes have room for, and what the other nodes of the cluster have
+  room for. With N nodes, 1 / Q(N) of the reads are of blocks that are where they are read, by coordinated copies
+  (`cachefs.planning.cluster.scale.local_share`), or as much as one node has room for, if that is more.
+- **Others who read**: of each rate counts what running jobs leave of it, and at least an equal share.
+
+SiloD (Zhao et al., "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters", EuroSys 2023) estimates a
+job's speed as min(f*, b / (1 - C / F)), with f* the speed at which it computes, b the rate of what is not cached, and C
+of F bytes cached. It is the case of one rank, one node and one source in the later epochs: `silod_rate`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.cluster.scale import local_share
+from cachefs.planning.scheduling.cluster import Cluster
+from cachefs.planning.scheduling.facts import Estimate, JobAsk
+from cachefs.planning.scheduling.spread import Numbers, Rows
+
+# Bytes by where they come from; see Estimate. Each of shape (candidates,).
+Sources = tuple[Numbers, Numbers, Numbers, Numbers, Numbers]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimates:
+    """`Estimate` for many nodes: arrays of shape (candidates,)."""
+
+    first: Numbers
+    later: Numbers
+    # Bytes of the first epoch: local, zone, region, elsewhere, origin.
+    sources: Sources
+    trust: Numbers
+    # Seconds that it would take to get what is not local, if a rank read all its bytes from there.
+    remote: Numbers
+    # Seconds that links and sources are busy with the rank's first epoch, and with each later one.
+    first_load: Numbers
+    later_load: Numbers
+    # Seconds of an epoch without any waiting; 0 where the job's rate is not known.
+    epoch: float
+
+    def one(self, place: int) -> Estimate:
+        """Of the candidate in this place."""
+        local, zone, region, elsewhere, origin = (round(float(part[place])) for part in self.sources)
+        first, later, trust = (float(values[place]) for values in (self.first, self.later, self.trust))
+        return Estimate(first, later, local, zone, region, elsewhere, origin, trust)
+
+
+def estimate(ask: JobAsk, rank: int, node: str, cluster: Cluster) -> Estimate:
+    """What this rank of the job would meet on this node, if the others are on nodes like it."""
+    return estimates(ask, [node], cluster, rank).one(0)
+
+
+def estimates(ask: JobAsk, candidates: Sequence[str], cluster: Cluster, rank: int = 0) -> Estimates:
+    """What one rank of the job would meet on each of the candidates: 1 ms for 5,000.
+
+    A snapshot that nobody has told of is as one of no bytes: nothing to wait for, and all nodes are alike.
+    """
+    view = _View.of(ask, cluster.rows(candidates), cluster)
+    spread = cluster.spread(ask.snapshot)
+    now = _first_epoch(view, None if ask.order is None else ask.order[rank % ask.ranks])
+    network = np.maximum(_network(view, now), _from_holders(view, now))
+    first = np.maximum(network, _from_ssd(view, now[0] * spread.on_ssd(view.rows)))
+    then, on_ssd = _later_epochs(view)
+    later_network = _network(view, then)
+    later = np.maximum(later_network, _from_ssd(view, on_ssd))
+    part = np.maximum(view.bytes - now[0], 1.0) / max(view.bytes, 1.0)
+    return Estimates(
+        np.maximum(first - view.epoch, 0.0),
+        np.maximum(later - view.epoch, 0.0),
+        now,
+        cluster.trust(view.rows),
+        network / part,
+        network,
+        later_network,
+        view.epoch,
+    )
+
+
+def silod_rate(rate: float, remote: float, cached: float) -> float:
+    """What SiloD says how fast a job reads, in bytes/s: rate (f*) if it never waits, remote (b) for what is not cached,
+    cached: C / F, 0 to 1."""
+    return rate if cached >= 1 else min(rate, remote / (1 - cached))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _View:
+    """A job and its candidates."""
+
+    ask: JobAsk
+    rows: Rows
+    cluster: Cluster
+    # Bytes of the snapshot; what a rank reads of it in an epoch; the seconds of that without waiting.
+    size: int
+    bytes: float
+    epoch: float
+    # The number of each candidate's zone, and of its region.
+    zones: Rows
+    regions: Rows
+
+    @classmethod
+    def of(cls, ask: JobAsk, rows: Rows, cluster: Cluster) -> "_View":
+        snapshot = cluster.snapshot(ask.snapshot)
+        size = snapshot.bytes if snapshot else 0
+        zones = cluster.zone(rows)
+        each = size / ask.ranks
+        return cls(
+            ask, rows, cluster, size, each, each / ask.rate if ask.rate else 0.0, zones, cluster.region_of[zones]
+        )
+
+    def left(self, rate: str, taken: str) -> Numbers:
+        """What running jobs leave of a rate of each candidate: bytes/s."""
+        return _left(self.cluster, self.rows, rate, taken)
+
+    def by_zone(self, of_zone: Mapping[int, float]) -> Numbers:
+        """For each candidate, the number of its zone: 0 for zones without one."""
+        table = np.zeros(len(self.cluster.region_of))
+        table[list(of_zone)] = list(of_zone.values())
+        return table[self.zones]
+
+
+def _left(cluster: Cluster, rows: Rows, rate: str, taken: str) -> Numbers:
+    rates = cluster.rate(rate, rows)
+    jobs = cluster.value("jobs", rows)
+    left: Numbers = np.maximum(rates - cluster.value(taken, rows), rates / (jobs + 1))
+    return left
+
+
+def _first_epoch(view: _View, weights: npt.NDArray[np.float32] | None) -> Sources:
+    """Bytes by where they are now."""
+    spread, cluster = view.cluster.spread(view.ask.snapshot), view.cluster
+    local = spread.held(view.rows, weights) * cluster.trust(view.rows)
+    regions: dict[int, list[int]] = {}
+    for zone in spread.zones():
+        regions.setdefault(int(cluster.region_of[zone]), []).append(zone)
+    shares = np.full(256, 1 / 256) if weights is None else weights.astype(np.float64)
+
+    def covered(zones: Sequence[int]) -> float:
+        return float(spread.coverage(zones) @ shares)
+
+    in_zone = np.maximum(view.by_zone({zone: covered([zone]) for zone in spread.zones()}), local)
+    of_region = np.zeros(int(cluster.region_of.max()) + 1)
+    for region, zones in regions.items():
+        of_region[region] = covered(zones)
+    in_region = np.maximum(of_region[view.regions], in_zone)
+    anywhere = np.maximum(covered(list(spread.zones())), in_region)
+    return (
+        view.bytes * local,
+        view.bytes * (in_zone - local),
+        view.bytes * (in_region - in_zone),
+        view.bytes * (anywhere - in_region),
+        view.bytes * (1.0 - anywhere),
+    )
+
+
+def _later_epochs(view: _View) -> tuple[Sources, Numbers]:
+    """Bytes by where they will be once everything has been read, and how many of the local ones are on SSD."""
+    cluster, ranks, size = view.cluster, view.ask.ranks, max(view.size, 1)
+    spread = cluster.spread(view.ask.snapshot)
+    # What is needed here anyway, as other jobs read it, needs no room of its own.
+    held = spread.held(view.rows) * size
+    read_already = np.isin(view.rows, cluster.readers(view.ask.snapshot)) & cluster.up(view.rows)
+    keeps = cluster.room(view.rows) + np.where(read_already, held * cluster.trust(view.rows), 0.0)
+    of_one = np.minimum(keeps / size, 1.0)
+    of_job = np.minimum(ranks * of_one, 1.0)
+    local = np.maximum(local_share(ranks) * of_job, of_one)
+    everyone = cluster.all_rows()
+    rooms = cluster.room(everyone)
+    total = float(rooms.sum())
+    anywhere = np.maximum(min(1.0, total / size), of_job)
+    # What the job's nodes lack is where other nodes have room.
+    zone_rooms = np.bincount(cluster.zone(everyone), rooms, len(cluster.region_of))
+    region_rooms = np.bincount(cluster.region_of, zone_rooms, len(cluster.region_of))
+    outside = (anywhere - of_job) / max(total, 1.0)
+    zone_room, region_room = zone_rooms[view.zones], region_rooms[view.regions]
+    sources = (
+        view.bytes * local,
+        view.bytes * (of_job - local + outside * zone_room),
+        view.bytes * outside * (region_room - zone_room),
+        view.bytes * outside * (total - region_room),
+        view.bytes * (1.0 - anywhere),
+    )
+    in_memory = np.minimum(cluster.value("memory", view.rows), keeps)
+    on_ssd = np.divide(keeps - in_memory, keeps, out=np.zeros(len(keeps)), where=keeps > 0)
+    return sources, sources[0] * on_ssd
+
+
+def _from_ssd(view: _View, bytes_there: Numbers) -> Numbers:
+    """Seconds of reading so many bytes from the node's SSD."""
+    return bytes_there / view.left("tier_rate", "demand")
+
+
+def _network(view: _View, sources: Sources) -> Numbers:
+    """Seconds that the slowest of all links takes in an epoch."""
+    cluster, links, ranks = view.cluster, view.cluster.links, view.ask.ranks
+    local, _, region, elsewhere, origin = sources
+    parts = [
+        (view.bytes - local) / view.left("peer_rate", "received"),
+        origin / view.left("origin_rate", "fetched"),
+    ]
+    if links.origin:
+        share = links.origin * ranks / (cluster.fetching() + ranks)
+        parts.append(ranks * origin / max(links.origin - cluster.total("fetched"), share))
+    # The nodes of a job are taken to be in one zone.
+    if links.zone:
+        parts.append(ranks * (region + elsewhere + origin) / links.zone)
+    if links.region:
+        parts.append(ranks * elsewhere / links.region)
+    slowest: Numbers = np.maximum.reduce(parts)
+    return slowest
+
+
+def _from_holders(view: _View, sources: Sources) -> Numbers:
+    """Seconds that the nodes which have the snapshot take to give the job what it wants of them in its first epoch:
+    those of each candidate's zone, and all. The slowest counts, since a shuffled order needs all of them alike."""
+    cluster, spread = view.cluster, view.cluster.spread(view.ask.snapshot)
+    rows = np.fromiter(spread.copies, np.int64, len(spread.copies))
+    held = spread.held(rows) * cluster.trust(rows)
+    rows, held = rows[held > 0], held[held > 0]
+    if not len(rows):
+        return np.zeros(len(view.rows))
+    each = held / _left(cluster, rows, "peer_rate", "given")
+    zones = cluster.zone(rows)
+    slowest, total = np.zeros(len(cluster.region_of)), np.bincount(zones, held, len(cluster.region_of))
+    np.maximum.at(slowest, zones, each)
+    of_zone = np.divide(slowest, total, out=np.zeros(len(total)), where=total > 0)
+    _, zone, region, elsewhere, _ = sources
+    far = (region + elsewhere) * float(each.max() / held.sum())
+    return view.ask.ranks * np.maximum(zone * of_zone[view.zones], far)

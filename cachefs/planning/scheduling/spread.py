@@ -1,0 +1,127 @@
+"""Which nodes have which parts of one snapshot, kept up to date node by node.
+
+Nodes of a cluster keep one copy of a block together. So what two of them have of a shard is taken to be different
+blocks, as long as there is room for both: the nodes' parts of a shard add up, to all of it at most.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.scheduling.facts import SHARDS, WHOLE, Copy
+
+# Steps of trust: what a node says counts LEVELS / LEVELS at first. Whole numbers, so that sums of them stay exact while
+# nodes come and go.
+LEVELS: Final = 16
+# A whole shard, in whole numbers: fine enough for the part that one of 20,000 nodes has.
+_UNIT: Final = WHOLE << 12
+_MOST: Final = _UNIT * LEVELS
+# Below so much of a snapshot it does not matter which part it is.
+_SMALL: Final = 1 / SHARDS
+
+# Rows of the cluster's table, one per node. Shape (n,), int64.
+Rows = npt.NDArray[np.int64]
+# Per node: a number. Shape (n,), float64.
+Numbers = npt.NDArray[np.float64]
+# Per shard: a part, 0 to 1. Shape (SHARDS,), float64.
+Parts = npt.NDArray[np.float64]
+_Sums = npt.NDArray[np.int64]
+
+
+class Spread:
+    """Of one snapshot, by node (a row of the cluster's table; row 0 is nobody's)."""
+
+    def __init__(self, size: int) -> None:
+        """size: bytes of the snapshot."""
+        self.size = size
+        self.copies: dict[int, Copy] = {}
+        # By zone that has something: what its nodes have of each shard, in 1 / _MOST.
+        self._sums: dict[int, _Sums] = {}
+        # By row, as far as rows have been used: the part of the snapshot's bytes that is there, and of these on SSD.
+        self._held = np.zeros(1, np.float32)
+        self._on_ssd = np.zeros(1, np.float32)
+        # Who has something, and what of each shard: made when it is asked for.
+        self._matrix: tuple[Rows, npt.NDArray[np.float32]] | None = None
+
+    def put(self, row: int, zone: int, copy: Copy, level: int) -> None:
+        """The node had nothing of it, and has *copy* now; its word counts level / LEVELS."""
+        self.copies[row] = copy
+        self._add(zone, self._parts(copy) * level)
+        if row >= len(self._held):
+            more = np.zeros(row + row // 4 + 1 - len(self._held), np.float32)
+            self._held, self._on_ssd = np.append(self._held, more), np.append(self._on_ssd, more)
+        self._held[row] = self._share(copy)
+        self._on_ssd[row] = copy.ssd / copy.bytes if copy.bytes else 0.0
+
+    def remove(self, row: int, zone: int, level: int) -> None:
+        """The node has nothing of it any more. *level* is what its word counted."""
+        self._add(zone, -self._parts(self.copies.pop(row)) * level)
+        self._held[row] = self._on_ssd[row] = 0.0
+
+    def weigh(self, row: int, zone: int, change: int) -> None:
+        """The word of a node that has something of it counts so many levels more."""
+        self._add(zone, self._parts(self.copies[row]) * change)
+
+    def held(self, rows: Rows, weights: npt.NDArray[np.float32] | None = None) -> Numbers:
+        """Which part of what is read each of these nodes has, as it said: 0 to 1, shape (rows,).
+
+        weights: how much of what is read is in each shard: shape (SHARDS,); None: the same in all.
+        """
+        if weights is None:
+            return _looked_up(self._held, rows)
+        if self._matrix is None:
+            known = np.fromiter(self.copies, np.int64, len(self.copies))
+            parts = [self._parts(copy) for copy in self.copies.values()]
+            self._matrix = known, np.array(parts, np.float32).reshape(-1, SHARDS) / np.float32(_UNIT)
+        known, matrix = self._matrix
+        found = np.zeros(len(self._held), np.float32)
+        found[known] = matrix @ weights
+        return _looked_up(found, rows)
+
+    def on_ssd(self, rows: Rows) -> Numbers:
+        """Which part of what each of these nodes has is on its SSD: 0 to 1, shape (rows,)."""
+        return _looked_up(self._on_ssd, rows)
+
+    def matrix_of(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """Which part of each shard each of these nodes has, as it said: 0 to 1, shape (rows, SHARDS)."""
+        found = np.zeros((len(rows), SHARDS), np.float32)
+        for place, row in enumerate(rows.tolist()):
+            if row in self.copies:
+                found[place] = self._parts(self.copies[row]) / _UNIT
+        return found
+
+    def zones(self) -> Iterable[int]:
+        """The zones that have something of it."""
+        return self._sums
+
+    def coverage(self, zones: Iterable[int]) -> Parts:
+        """Which part of each shard these zones have together: 0 to 1, shape (SHARDS,)."""
+        total = np.zeros(SHARDS, np.int64)
+        for zone in zones:
+            if zone in self._sums:
+                total += self._sums[zone]
+        return np.minimum(total / _MOST, 1.0)
+
+    def _add(self, zone: int, parts: _Sums) -> None:
+        total = self._sums.get(zone, 0) + parts
+        if total.any():
+            self._sums[zone] = total
+        else:
+            self._sums.pop(zone, None)
+        self._matrix = None
+
+    def _parts(self, copy: Copy) -> _Sums:
+        share = self._share(copy)
+        if copy.shards is None or share < _SMALL:
+            return np.full(SHARDS, round(share * _UNIT), np.int64)
+        return copy.shards.astype(np.int64) << 12
+
+    def _share(self, copy: Copy) -> float:
+        return min(1.0, copy.bytes / self.size) if self.size else 1.0
+
+
+def _looked_up(values: npt.NDArray[np.float32], rows: Rows) -> Numbers:
+    found: Numbers = values[np.where(rows < len(values), rows, 0)].astype(np.float64)
+    return found

@@ -1,0 +1,1 @@
+"""cachefs-scheduler: tells schedulers which nodes hold what a job reads (asyncio)."""

@@ -1,0 +1,1 @@
+"""Answers calls of cachectl and of schedulers."""

@@ -1,0 +1,1 @@
+"""What the service does on its own: the queue, copies, clean-up."""

@@ -1,0 +1,1 @@
+"""Kubernetes: extender, webhooks, gates."""

@@ -1,0 +1,13 @@
+"""A part of the service that talks to a scheduler, as the service starts and ends it."""
+
+from typing import Protocol
+
+
+class Part(Protocol):
+    """Made by `open_part(section, advice)` of `cachefs_scheduler.kube.part` and `cachefs_scheduler.slurm.part`."""
+
+    async def start(self) -> None:
+        """Begin, with tasks of its own. Raises CachefsError where it cannot, such as for an address in use."""
+
+    async def stop(self) -> None:
+        """End all tasks. May be called without `start`."""

@@ -1,0 +1,1 @@
+"""Slurm: hints and held jobs."""

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+
+from cachefs.planning.scheduling.clones import clone_target, verdict
+
+from .making import GB, SIZE, cluster_of, job, node
+
+
+def test_a_copy_goes_where_it_is_soonest():
+    full = {"capacity": 400 * GB, "needed": 350 * GB}
+    nodes = [node("has", (0, 1)), node("empty"), node("part", (0, 0.4)), node("full", **full)]
+    found = clone_target(job(), ["empty", "part", "full"], cluster_of(*nodes))
+    assert (found.nodes, found.bytes) == (("part",), (SIZE,))
+    assert found.lacking == pytest.approx(0.6 * SIZE, rel=0.01)
+    assert found.seconds == pytest.approx(found.lacking / 1.25e9)
+
+
+def test_several_nodes_of_one_zone_where_none_has_the_room():
+    small = {"capacity": 60 * GB}
+    nodes = [node("has", (0, 1)), node("a", zone="1", **small), node("b", zone="1", **small), node("c", **small)]
+    found = clone_target(job(), ["a", "b", "c"], cluster_of(*nodes))
+    assert set(found.nodes) == {"a", "b"}
+    assert sum(found.bytes) == pytest.approx(SIZE, abs=2)
+    assert found.seconds == pytest.approx(SIZE / 2 / 1.25e9)
+    assert clone_target(job(), ["a", "c"], cluster_of(*nodes)) is None
+    assert clone_target(job(), [], cluster_of(*nodes)) is None
+
+
+def test_what_drains_gets_no_copy():
+    assert clone_target(job(), ["off"], cluster_of(node("has", (0, 1)), node("off", state="draining"))) is None
+
+
+def test_waiting_is_weighed_against_a_copy():
+    nodes = [node("has", (0, 1)), node("empty", origin_rate=1e8)]
+    cluster = cluster_of(*nodes)
+    ask = job(rate=2e9)
+    assert verdict(ask, 1.0, ["empty"], cluster).what == "wait"
+    assert verdict(ask, 1000.0, ["empty"], cluster).what == "start"
+    # From where nobody has anything, it comes from the origin in any case.
+    assert verdict(ask, 1000.0, [], cluster).what == "wait"
+    assert np.isinf(verdict(ask, 1000.0, [], cluster).clone)
+    # What a second of waiting is worth, and who else would have the copy.
+    slow = cluster_of(node("has", (0, 1), given=1.2e9, jobs={"s": 9}), node("empty"))
+    assert verdict(ask, 90.0, ["empty"], slow, price=0.0).what == "wait"
+    few, many = (verdict(ask, 2000.0, ["empty"], slow, behind=behind) for behind in (0, 50))
+    assert few.what == "start"
+    assert many.what == "clone"

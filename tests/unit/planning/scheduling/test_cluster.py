@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachefs.planning.scheduling.cluster import GRACE, HALVED_EACH, Cluster
+from cachefs.planning.scheduling.estimates import estimates
+from cachefs.planning.scheduling.facts import Copy, SnapshotFacts
+
+from .making import GB, SIZE, cluster_of, copy_of, job, node
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c", "d"]),
+        st.sampled_from(["put", "remove", "look", "forget", "away"]),
+        st.sampled_from(["s", "t", "none"]),
+        st.floats(0, 1),
+        st.sampled_from(["x", "y"]),
+    ),
+    max_size=15,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(CHANGES)
+def test_changes_one_by_one_end_where_all_at_once_do(changes):
+    """However it came about, what is known depends on the last facts of each node alone."""
+    cluster, last, now = Cluster(), {}, 0.0
+    sizes = {"s": SIZE, "t": 3 * GB}
+    for snapshot, size in sizes.items():
+        cluster.put_snapshot(SnapshotFacts(snapshot, size, 10))
+    for name, what, snapshot, part, zone in changes:
+        now += 200 * part
+        if what == "look":
+            cluster.look(now)
+        elif what == "remove":
+            if last.pop(name, None):
+                cluster.remove(name)
+        elif what == "forget":
+            cluster.forget_snapshot("t")
+            cluster.put_snapshot(SnapshotFacts("t", sizes["t"], 10))
+        else:
+            copies = {} if snapshot == "none" else {snapshot: copy_of(0, part, sizes[snapshot])}
+            facts = node(
+                name, zone=zone, state="away" if what == "away" else "up", copies=copies, jobs={snapshot: int(part * 3)}
+            )
+            last[name] = (facts, now)
+            cluster.put(facts, now)
+    cluster.look(now)
+    again = Cluster()
+    for snapshot, size in sizes.items():
+        again.put_snapshot(SnapshotFacts(snapshot, size, 10))
+    for facts, heard in last.values():
+        again.put(facts, heard)
+    again.look(now)
+    names = ["a", "b", "c", "d"]
+    assert cluster.jobs_on("s") == again.jobs_on("s")
+    for mine, its in zip(estimates(job(), names, cluster).sources, estimates(job(), names, again).sources, strict=True):
+        np.testing.assert_allclose(mine, its)
+    for one in (cluster, again):
+        for name in list(one):
+            one.remove(name)
+        assert not list(one.spread("s").zones())
+        assert not len(one)
+
+
+def test_what_a_silent_node_said_counts_less_and_less():
+    cluster = cluster_of(node("a", (0, 1)))
+    counted = []
+    for now in (0.0, GRACE, GRACE + HALVED_EACH, GRACE + 2 * HALVED_EACH, 1e5):
+        cluster.look(now)
+        found = estimates(job(), ["a"], cluster).one(0)
+        counted.append((found.trust, found.local, found.origin))
+    assert counted == [
+        (1.0, SIZE, 0),
+        (1.0, SIZE, 0),
+        (0.5, SIZE // 2, SIZE // 2),
+        (0.25, SIZE // 4, SIZE * 3 // 4),
+        (0.0, 0, SIZE),
+    ]
+    assert cluster.facts("a").age == 1e5
+    cluster.put(node("a", (0, 1), age=5), 1e5)
+    assert estimates(job(), ["a"], cluster).one(0).trust == 1
+
+
+def test_a_node_that_is_away_gives_nothing():
+    cluster = cluster_of(node("a", (0, 1), state="away"), node("b"))
+    assert estimates(job(), ["b"], cluster).one(0).origin == SIZE
+
+
+def test_what_is_spread_over_thousands_of_nodes_is_all_there():
+    """Each of them has less than a shard of it."""
+    nodes = [node(f"n{i}", copies={"s": Copy(0, SIZE // 2000)}) for i in range(2000)]
+    found = estimates(job(), ["n0"], cluster_of(*nodes)).one(0)
+    assert found.origin < SIZE / 100
+    assert found.local == pytest.approx(SIZE / 2000)
+
+
+def test_what_is_not_known_is_guessed_from_others():
+    cluster = cluster_of(node("a", (0, 1)), node("b", peer_rate=0.0), node("c", peer_rate=2e8), node("d"))
+    first = estimates(job(), ["b", "d", "stranger"], cluster).first
+    assert first[0] == first[1] == first[2]
+    assert estimates(job(), ["c"], cluster).first[0] > first[0]
+
+
+def test_too_many_nodes_are_refused(monkeypatch):
+    monkeypatch.setattr("cachefs.planning.scheduling.cluster.MOST_NODES", 2)
+    cluster = cluster_of(node("a"), node("b"))
+    with pytest.raises(ValueError, match="c is one more"):
+        cluster.put(node("c"), 0.0)
+    cluster.put(node("b", (0, 1)), 1.0)
+    assert list(cluster.holders("s")) == ["b"]
