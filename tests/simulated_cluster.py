@@ -54,8 +54,8 @@ class Setting:
     drift: int = 0
     # Seconds until the first epoch begins.
     start: float = 2.0
-    # Each node publishes the orders of its epochs one by one, as it begins one, and those of so many that follow; others
-    # know of that after so many seconds, the first node sooner than the last. None: its sampler says all.
+    # Each node publishes the orders of its epochs one by one, as it begins one, and those of so many that follow; None:
+    # its sampler says all. Others know of that after so many seconds, the first node sooner than the last.
     ahead: int | None = None
     told: tuple[float, float] = (0.5, 1.0)
     # Its epochs are the first one again and again, as where a script does not set the epoch of its sampler.
@@ -294,7 +294,7 @@ class SimulatedCluster:
             remembered,
             remember,
             lambda space, blocks: None,  # it has no transient blocks
-            settled,
+            settled=settled,
         )
         return SharedSnapshot(SNAPSHOT, self.ring(self.names), surroundings)
 

@@ -111,6 +111,7 @@ class Cooperation:
             remembered=self._remembered,
             remember=self._remember,
             adopt=self._take_in,
+            forget=self._forget,
             settled=self._settled,
             coordinated=self._is_coordinated,
         )
@@ -340,6 +341,12 @@ class Cooperation:
 
     def _remember(self, snapshot: str, known: Known) -> None:
         task = asyncio.create_task(self._save(snapshot, known))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    def _forget(self, snapshot: str) -> None:
+        self._parts.shared.remove(HOLDERS, snapshot)
+        task = asyncio.ensure_future(self._parts.threads.background(self._files.remove, snapshot))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 

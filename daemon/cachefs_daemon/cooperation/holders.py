@@ -17,7 +17,7 @@ from cachefs.planning.cluster.fitting import fitted
 from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes, reindexed
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, space_hashes
-from cachefs_daemon.cooperation.timeliness import LATE, NOTHING_SETTLED, Settled
+from cachefs_daemon.cooperation.timeliness import LATE, NOTHING_SETTLED, Settled, extended
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import span
 
@@ -265,7 +265,7 @@ class Holders:
             if self.ring is not ring or self.at.get(number) is not holders:
                 break
             self.at[number + 1] = found
-            self.settled = (self.settled[0] if self.settled[1] == number - 1 else number, number)
+            self.settled = extended(self.settled, number)
             is_new = True
         for old in [one for one in self.at if one < epoch - 1 and epoch in self.at]:
             del self.at[old]

@@ -12,19 +12,27 @@ from cachefs_daemon.cooperation.groups import Group, Key
 Extent = npt.NDArray[np.bool_]
 
 
-def leading(groups: Sequence[Group], extents: Mapping[tuple[str, ...], Extent], go_on: Collection[Key]) -> Group | None:
+def leading(
+    groups: Sequence[Group], extents: Mapping[tuple[str, ...], Extent], before: Key | None, elsewhere: Collection[Key]
+) -> Group | None:
     """The group that decides, as all nodes see it that know the same: the one that may read the most blocks, if nobody
     else reads any of them, as the loader of a validation does not. None: copies stay at home.
 
-    extents: by `Group.maps`. go_on: of groups that have decided before, whole or not. 1 ms per million blocks and
-    group."""
-    able = [group for group in groups if group.is_whole or group.key in go_on]
+    extents: by `Group.maps`. before: the group that decided last; elsewhere: those that decide on other nodes. They may
+    go on when they are not whole any more. 1 ms per million blocks and group.
+    """
+    able = [group for group in groups if group.is_whole or group.key == before or group.key in elsewhere]
     if not able:
         return None
     sizes = {maps: int(np.count_nonzero(extent)) for maps, extent in extents.items()}
-    found = max(able, key=lambda group: (sizes[group.maps], group.key in go_on))
+
+    def rank(group: Group) -> tuple[int, bool, bool, bool]:
+        return sizes[group.maps], group.is_whole, group.key == before, group.key in elsewhere
+
+    found = max(able, key=rank)
     mine = extents[found.maps]
-    others = [group for group in groups if group.key != found.key]
+    # Where a loader's sampler turns out to be another one, its ranks say so one after the other.
+    others = [group for group in groups if group.name != found.name]
     return None if any((mine & extents[other.maps]).any() for other in others) else found
 
 

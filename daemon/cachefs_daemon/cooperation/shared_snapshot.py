@@ -401,24 +401,26 @@ class SharedSnapshot:
         before = self._coordinated
         # A rank that ends before the others, or whose node is away, leaves the copies of those that go on where the
         # sequences have them; a node that comes back meanwhile joins in.
-        go_on = {one.key for one in groups if self._around.coordinated(one)}
-        if before is not None:
-            go_on.add(before.key)
-        group = await self._around.threads.planning(leading, groups, self._extents, go_on)
-        goes_on = group is not None and group.key in go_on
+        elsewhere = {one.key for one in groups if self._around.coordinated(one)}
+        last = before.key if before is not None else None
+        group = await self._around.threads.planning(leading, groups, self._extents, last, elsewhere)
+        goes_on = group is not None and (group.key == last or group.key in elsewhere)
         if group is None or not holders.ring.is_known or not (goes_on or self._is_steady(group)):
-            group = None
-        if before is not None and (group is None or group.key != before.key):
-            place = self._place
-            holders.stay_home(place.epoch, place.done)
-        if group is None:
+            if before is not None:
+                place = self._place
+                holders.stay_home(place.epoch, place.done)
+                self._around.forget(self.snapshot)
             self._coordinated, self._adopted = None, None
             return before is not None
         adopted, self._adopted = self._adopted, None
-        if before is not None and before.key == group.key and adopted is None:
+        if before is not None and before.name == group.name and adopted is None:
             self._coordinated = group
+            place = self._slowest(group)
+            if before.key != group.key:
+                # What the last sampler says of the epoch that is under way is not what is read.
+                holders.decide_anew(place.epoch)
+                return True
             if before.readers != group.readers:
-                place = self._slowest(group)
                 # What was read has changed hands as it was decided.
                 holders.decide_anew(place.epoch + (place.done > BEGUN))
                 return True

@@ -50,6 +50,8 @@ class Surroundings:
     remember: Callable[[str, Known], None]
     # Is told which blocks are this node's to keep from now on: they may be transient ones.
     adopt: Callable[[BlockSpace, Ids], None]
+    # Is told that nothing is to be remembered any more.
+    forget: Callable[[str], None] = lambda snapshot: None
     # What a node has said of the epochs of a group's job.
     settled: Callable[[str, Group], Settled] = lambda node, group: NOTHING_SETTLED
     # Do other nodes have copies go where this group reads them next?

@@ -18,6 +18,12 @@ IN_TIME: Final = 0.05
 LATE: Final = 0.1
 
 
+def extended(said: Settled, number: int) -> Settled:
+    """The same, and copies change hands in epoch *number* too."""
+    first, last = said
+    return (first if first >= 0 and last == number - 1 else number), number
+
+
 def own_verdict(number: int, place: tuple[int, float]) -> bool:
     """Of the node that says so, which is itself at *place*, an epoch and a part of it: may copies change hands in epoch
     *number*, if the orders are known now?"""

@@ -15,7 +15,7 @@ from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
 from cachefs_tools.lab.host import until
 from cachefs_tools.lab.node import Node
-from cachefs_tools.lab.reader import EpochResult, Trouble
+from cachefs_tools.lab.reader import EpochResult, Script, Trouble
 from cachefs_tools.scratch_node import WITH_PARENT, program, wait
 
 _START_SECONDS: Final = 60.0
@@ -33,7 +33,7 @@ class JobSettings:
     rate: float = 100.0  # samples a second of each rank
     threads: int = 4
     publish: bool = True
-    torch: bool = False  # it trains with torch under `cachefs run`, which publishes what it reads
+    torch: Script | None = None  # it trains with torch under `cachefs run`, which publishes what it reads
 
 
 @dataclass(slots=True)
@@ -61,9 +61,9 @@ class Rank:
         self._first = first
         self._log = node.work / f"{job.name}-{rank}.log"
         reader = [sys.executable, "-m", "cachefs_tools.lab.reader"]
-        if job.torch:
+        if job.torch is not None:
             under = [program("cachefs"), "run", "--job", job.name, "--socket", str(node.socket), "--"]
-            reader = [*under, sys.executable, "-m", "cachefs_tools.lab.torch_reader"]
+            reader = [*under, sys.executable, "-m", "cachefs_tools.lab.torch_reader", "--script", job.torch]
         command = [
             *WITH_PARENT, *node.host.enter, *reader,
             str(node.mountpoint), "--files", str(job.files), "--epochs", str(job.epochs), "--rank", str(rank),
@@ -81,7 +81,7 @@ class Rank:
         """Tell the node what will be read, and from which epoch on, unless the job does so itself. It may be told
         again, as after a restart."""
         job = self._job
-        if not job.publish or job.torch:
+        if not job.publish or job.torch is not None:
             return
         publication = JobPublish(
             job=job.name, dataset=job.dataset, consumer=str(self.rank), spec=self._spec, map=SampleMap(kind="tree"),

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
@@ -30,6 +30,9 @@ LONG: Final = 0.5
 # Seconds that a reader which was held up makes up for.
 _BEHIND: Final = 1.0
 _SAY_EVERY: Final = 1.0
+# What a script that trains with torch does: it sets the epoch of its sampler, does not (so that each epoch is the same
+# as the first one), or also has a loader for a validation after each epoch.
+Script = Literal["set-epoch", "no-set-epoch", "validation"]
 
 
 @dataclass(frozen=True, slots=True)
