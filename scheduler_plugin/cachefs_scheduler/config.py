@@ -17,7 +17,6 @@ from cachefs.sizes import parse_size
 from cachefs.socket_path import MAX_SOCKET_PATH
 from cachefs_scheduler.kube_section import KubeSection
 from cachefs_scheduler.section import AbsolutePath, OptionalPath, Seconds, Section
-from cachefs_scheduler.slurm_section import SlurmSection
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefs-scheduler.toml")
 # Of a daemon's data plane; its control endpoint, which is asked, has the next one.
@@ -100,6 +99,7 @@ class DatasetSection(Section):
     cleanup: Cleanup = "none"
     ttl: Seconds = 7 * 86400.0
     preload: bool = True
+    release: bool = True
 
 
 class QueueSection(Section):
@@ -122,7 +122,6 @@ class Config(Section):
     datasets: Annotated[dict[str, DatasetSection], Field(max_length=10_000)] = Field(default_factory=dict)
     queue: QueueSection = QueueSection()
     kube: KubeSection | None = None
-    slurm: SlurmSection | None = None
 
     def dataset(self, name: str) -> DatasetSection:
         """What holds for a dataset."""
@@ -132,7 +131,7 @@ class Config(Section):
         """One line for people."""
         parts = [f"{len(self.cluster.nodes)} daemons to begin with", f"asked at {self.service.socket}"]
         parts += [f"and {self.service.listen}"] if self.service.listen else []
-        parts += [name for name, section in (("Kubernetes", self.kube), ("Slurm", self.slurm)) if section is not None]
+        parts += ["Kubernetes"] if self.kube is not None else []
         return ", ".join(parts)
 
 
@@ -205,14 +204,8 @@ def _words(error: Mapping[str, Any]) -> str:
 
 
 def _keys_at(place: list[str]) -> list[str]:
-    section: type[BaseModel] = Config
-    sections: dict[str, type[BaseModel]] = {
-        "service": ServiceSection,
-        "cluster": ClusterSection,
-        "links": LinksSection,
-        "queue": QueueSection,
-    }
-    sections |= {"defaults": DatasetSection, "datasets": DatasetSection, "kube": KubeSection, "slurm": SlurmSection}
-    if place:
-        section = sections.get(place[0], Config)
+    sections: dict[str, type[BaseModel]] = {"service": ServiceSection, "cluster": ClusterSection}
+    sections |= {"links": LinksSection, "queue": QueueSection, "kube": KubeSection}
+    sections |= {"defaults": DatasetSection, "datasets": DatasetSection}
+    section = sections.get(place[0], Config) if place else Config
     return sorted(section.model_fields)

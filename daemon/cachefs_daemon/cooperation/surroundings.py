@@ -56,3 +56,5 @@ class Surroundings:
     settled: Callable[[str, Group], Settled] = lambda node, group: NOTHING_SETTLED
     # Do other nodes have copies go where this group reads them next?
     coordinated: Callable[[Group], bool] = lambda group: False
+    # Have all other nodes got what is theirs to keep, since other members count?
+    filled: Callable[[], bool] = lambda: False

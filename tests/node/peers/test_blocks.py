@@ -29,6 +29,22 @@ def test_blocks_that_are_there_come_and_others_do_not(root: Path) -> None:
     asyncio.run(run())
 
 
+def test_blocks_asked_for_one_by_one_do_not_say_how_fast_the_link_is(root: Path) -> None:
+    """They come as often as they are asked for. A client that took that for the link's rate gave up its peers: each
+    block then seemed to take seconds."""
+
+    async def run() -> None:
+        async with ServingNode(root) as node, asker(node.record) as one:
+            node.put(*range(4))
+            first = one.client._window.rate
+            for number in range(4):
+                assert isinstance(await one.ask(node.record, wanted(number)), PeerBlock)
+                await asyncio.sleep(0.03)  # longer than rates are measured over
+                assert one.client._window.rate == first
+
+    asyncio.run(run())
+
+
 def test_a_peer_that_seemed_slow_while_this_node_stood_still_is_asked_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -414,6 +414,7 @@ def test_nodes_that_have_left_are_forgotten(root: Path) -> None:
         async with ServingNode(root) as node, asker(node.record) as one:
             node.put(1)
             assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
+            await until(lambda: not any(peer.batches for peer in one.client._peers.values()), "the answer has ended")
             one.membership.set(view_of(ME, [record(int(ME, 16), 1)], 8))
             assert one.client._peers == {}
 

@@ -60,3 +60,16 @@ def test_orders_that_come_too_late_cost_no_more_than_blocks_at_home() -> None:
     cluster = simulated(Setting(capacity=1.1, epochs=2, ahead=1, told=(3.0, 4.0)))
     assert origin_reads(cluster) <= 1.07, "as if blocks stayed at home: nobody knows in time who reads what is there"
     assert {known.settled for known in cluster.remembered.values()} == {(-1, -1)}
+
+
+def test_a_node_that_is_lost_costs_its_share_and_no_more() -> None:
+    # The others have room for all of it.
+    cluster = simulated(Setting(capacity=1.5, loss=9.0))
+    again = sum(epoch.again for epoch in cluster.figures) / cluster.setting.files
+    assert 0.1 <= again <= 0.25 + 0.02
+
+
+def test_with_second_copies_a_node_that_is_lost_costs_no_read_of_the_origin() -> None:
+    cluster = simulated(Setting(capacity=3.0, loss=9.0, replicas=2))
+    assert sum(epoch.again for epoch in cluster.figures) == 0
+    assert origin_reads(cluster) == 1.0
