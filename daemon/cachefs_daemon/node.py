@@ -25,6 +25,7 @@ from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
+from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.carrying import Carrying
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
@@ -53,6 +54,7 @@ from cachefs_daemon.store.tier import TierConfig
 if TYPE_CHECKING:
     from cachefs_daemon.cooperation.cooperation import Cooperation
     from cachefs_daemon.cooperation.draining import Draining
+    from cachefs_daemon.cooperation.filling import Filling
     from cachefs_daemon.node_sharing import NodeSharing
     from cachefs_daemon.peers.plane import Adopt, DataPlane
 
@@ -95,6 +97,8 @@ class Node:
         self.fetcher.bringing.carry = self.carrying.take
         if self.data_plane is not None:
             self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)
+            self.fetcher.awaited = AwaitedSnapshots(lambda one: snapshots.get(one) is not None)
+            snapshots.on_hold = self.fetcher.awaited.came
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
@@ -134,6 +138,7 @@ class Node:
             self._endless.append(self.guesser.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
+        self._filling: Filling | None = None
         self.draining = self._make_draining()
         self._make_reception()
         self._background: list[asyncio.Task[None]] = []
@@ -153,7 +158,7 @@ class Node:
 
         cooperation = self.cooperation
         foresight = self.storage.foresight
-        filling = Filling(
+        filling = self._filling = Filling(
             FillingParts(
                 membership=self.membership,
                 shared=self.sharing.shared,
@@ -233,7 +238,7 @@ class Node:
                 threads=self.threads,
                 shared=sharing.shared,
                 consumers=sharing.consumers,
-                window=lambda: fetches.last_window,
+                window=lambda: fetches.copy_window,
                 directory=self.config.daemon.state_dir / "holders",
                 replicas=self.config.cluster.replicas,
             )
@@ -300,6 +305,7 @@ class Node:
             served_blocks=sum(one.blocks for one in served),
             served_bytes=sum(one.bytes for one in served),
             served_fetched=sum(one.fetched for one in served),
+            filled=self._filling.got if self._filling is not None else 0,
             **asdict(bringing.elsewhere.counts),
         )
 

@@ -102,6 +102,17 @@ class _Change:
 _ALL: Final = slice(None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placed:
+    """Of one ring."""
+
+    # Homes and second homes, as places in it: shape (blocks,), uint16.
+    first: Nodes
+    second: Nodes
+    # Of each member, and of NOBODY at the end: shape (members + 1,), int32.
+    zones: npt.NDArray[np.int32]
+
+
 class Holders:
     """Of one snapshot. Used on the event loop; what it computes in threads is then put in place at once."""
 
@@ -117,23 +128,24 @@ class Holders:
         self._threads = threads
         self._count = 0  # of the epoch with which it began, see Known
         self._began = 0  # that epoch
-        self._homes: Homes | None = None
+        self._homes: Homes | None = None  # of the newest ring, which is not in place yet while that is followed
+        nobody = np.full(space.count, NOBODY, np.uint16)
+        self._placed = _Placed(nobody, nobody, np.array([-1], np.int32))
         self._sizes = np.zeros(0, np.uint32)
 
     @property
     def homes(self) -> Nodes:
         """Places in the ring, per block: shape (blocks,), uint16."""
-        return self._homes.first if self._homes is not None else np.full(self._space.count, NOBODY, np.uint16)
+        return self._placed.first
 
     def seconds(self, epoch: int, blocks: "Ids | slice" = _ALL) -> list[Nodes]:
         """Who keeps the second copies of these blocks in *epoch*: one of two nodes for each, where the block changes
         hands in it, as the copy is to be there by then. Each of shape (n,), uint16; none where one copy is enough."""
-        homes = self._homes
-        if self._replicas < 2 or homes is None:
+        if self._replicas < 2 or not self.ring.ids:
             return []
-        first, second = homes.first[blocks], homes.second[blocks]
+        first, second = self._placed.first[blocks], self._placed.second[blocks]
         decided = [at[blocks] for number in (epoch, epoch + 1) if (at := self.at.get(number)) is not None]
-        return [second_keepers(at, first, second, homes.zones) for at in decided or [first]]
+        return [second_keepers(at, first, second, self._placed.zones) for at in decided or [first]]
 
     def keeps_second(self, epoch: int, node: int, blocks: "Ids | slice" = _ALL) -> npt.NDArray[np.bool_]:
         """Of which of these blocks *node* (a place in the ring, or NOBODY) keeps the second copy: shape (n,), bool."""
@@ -158,7 +170,8 @@ class Holders:
             return False
         before, old_homes = self.ring.ids, self.homes
         seconds = {epoch: self.seconds(epoch) for epoch in (*self.at, current)}
-        homes = await self._threads.planning(self._rehome, ring)
+        placed = await self._threads.planning(self._rehome, ring)
+        homes = placed.first
         found = {}
         if before:
             held = self.now_held(current, done)
@@ -170,7 +183,8 @@ class Holders:
             second = seconds[epoch][0] if seconds[epoch] else None
             change = _Change(before, ring, homes, old_homes if before else None, second)
             latest = found[epoch] = await self._threads.planning(self._changed, self.at[epoch], change, latest)
-        self.ring, self.at, self.reads = ring, found, {}
+        # All at once: these are numbers of places in that ring, and mean somebody else, or nobody, in another one.
+        self.ring, self.at, self.reads, self._placed = ring, found, {}, placed
         return True
 
     def now_held(self, epoch: int, done: float) -> Nodes | None:
@@ -199,15 +213,20 @@ class Holders:
         """For what a node holds; as much again is for second copies."""
         return rooms((np.array(ring.capacities, np.int64) * (USABLE / self._replicas)).astype(np.int64), self._sizes)
 
-    def _rehome(self, ring: Ring) -> Nodes:
+    def _rehome(self, ring: Ring) -> _Placed:
         if self._homes is None:
             self._homes = Homes(space_hashes(self._space), self._replicas)
             self._sizes = _spans(self._space.sizes)
         self._homes.set_members(ring.members)
-        return self._homes.first
+        return _Placed(self._homes.first, self._homes.second, self._homes.zones)
 
-    def stay_home(self) -> None:
-        """No job coordinates copies: they are where they were last, or at home."""
+    def stay_home(self, epoch: int = 0, done: float = 0.0) -> None:
+        """No job coordinates copies any more: they are where they were last, or at home. epoch, done: how far the job
+        is."""
+        held = self.now_held(epoch, done)
+        if held is not None:
+            following = self.at.get(epoch + 1)
+            self.former = Former(self.ring.ids, held, _now(), (following,) if following is not None else ())
         self.job, self.at, self.reads = "", {}, {}
 
     async def begin(self, job: str, epoch: int, furthest: int, known: Known | None) -> None:
