@@ -183,9 +183,10 @@ class Holders:
             held = self.now_held(current, done)
             self.former = Former(before, held if held is not None else old_homes, _now(), tuple(seconds[current]))
         latest: Nodes | None = None
-        for epoch in sorted(self.at):
-            if epoch > current + 1:
-                continue  # decided anew
+        # What lies beyond the next epoch is decided anew. Of readers that have just come back it may not be known yet
+        # where they are; others go on from the epochs that they have.
+        last = max(current, min(self.at, default=0)) + 1
+        for epoch in sorted(epoch for epoch in self.at if epoch <= last):
             second = seconds[epoch][0] if seconds[epoch] else None
             change = _Change(before, ring, homes, old_homes if before else None, second)
             latest = found[epoch] = await self._threads.planning(self._changed, self.at[epoch], change, latest)

@@ -90,6 +90,27 @@ def test_a_node_that_comes_back_goes_on_as_the_others_have_it_and_asks_those_who
     with_holders(test)
 
 
+def test_members_that_change_before_readers_are_back_where_they_were_leave_holders_decided() -> None:
+    async def test(others: Holders, back: Holders) -> None:
+        for epoch in (1, 2, 3):
+            await others.advance(epoch, reads_of)
+        known = others.known(3)
+        assert known is not None
+        await back.follow(ring(*NAMES))
+        await back.begin("job", 0, 3, known)  # its own reader has not said yet where it is
+        assert list(back.at) == [3, 4]
+        there = Holders(SPACE, 1, back._threads)
+        await there.follow(ring(*NAMES))
+        await there.begin("job", 3, 3, known)
+        for one, current in ((there, 3), (back, 0)):
+            await one.follow(ring("a", "b", "c"), current, 0.0)
+            await one.advance(3, reads_of)
+        for epoch in (3, 4):
+            assert (back.at[epoch] == there.at[epoch]).all()
+
+    with_holders(test)
+
+
 def test_homes_are_those_of_one_ring_while_another_one_is_followed() -> None:
     """They are numbers: in another ring, of somebody else, or of nobody."""
 
