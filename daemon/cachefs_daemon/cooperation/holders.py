@@ -19,6 +19,7 @@ from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes, reindexed
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, space_hashes
 from cachefs.planning.cluster.second_copies import second_keepers
+from cachefs_daemon.cooperation.timeliness import LATE, NOTHING_SETTLED, Settled, extended
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import span
 
@@ -34,6 +35,8 @@ FORMER_SECONDS: Final = 600.0
 
 # Gives the reads of an epoch, by ids of nodes in the ring; None where they are not known.
 ReadsOf = Callable[[int, tuple[str, ...]], Awaitable[Reads | None]]
+# Says of an epoch whether copies change hands in it: None: that is not settled yet.
+Verdict = Callable[[int], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class Known:
     holders: Nodes
     # The same at the start of the next epoch: who has read a block by now has it then. None where that is not decided.
     following: Nodes | None = None
+    # See cachefs_daemon.cooperation.timeliness. It is told, and not kept.
+    settled: Settled = NOTHING_SETTLED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +127,7 @@ class Holders:
         self.at: dict[int, Nodes] = {}
         self.reads: dict[int, Reads] = {}  # of the same epochs, and of those ahead
         self.job = ""
+        self.settled = NOTHING_SETTLED
         self.former: Former | None = None  # what they have not handed on yet may still be there
         self._space = space
         self._replicas = replicas
@@ -221,12 +227,12 @@ class Holders:
         return _Placed(self._homes.first, self._homes.second, self._homes.zones)
 
     def stay_home(self, epoch: int = 0, done: float = 0.0) -> None:
-        """No job coordinates copies any more: they are where they were last, or at home. epoch, done: how far the job
-        is."""
+        """No job coordinates copies any more: they belong at home, and may still be where they were last. epoch, done:
+        the epoch in which the job is that has done so, and how far."""
         held = self.now_held(epoch, done)
         if held is not None:
-            following = self.at.get(epoch + 1)
-            self.former = Former(self.ring.ids, held, _now(), (following,) if following is not None else ())
+            besides = (self.at.get(epoch), self.at.get(epoch + 1))
+            self.former = Former(self.ring.ids, held, _now(), tuple(one for one in besides if one is not None))
         self.job, self.at, self.reads = "", {}, {}
 
     async def begin(self, job: str, epoch: int, furthest: int, known: Known | None) -> None:
@@ -250,6 +256,7 @@ class Holders:
             if known.job == job and known.epoch <= furthest + 1:
                 start = known.epoch
         self.job, self._count, self._began, self.reads = job, count, start, {}
+        self.settled = NOTHING_SETTLED
         self.at = {start: holders}
         if following is not None and known is not None and start == known.epoch and known.job == job:
             self.at[start + 1] = following  # as the others have it, for whom it is under way
@@ -259,9 +266,12 @@ class Holders:
         self.at = {number: one for number, one in self.at.items() if number <= epoch}
         self.reads = {}
 
-    async def advance(self, epoch: int, reads_of: ReadsOf) -> bool:
+    async def advance(self, epoch: int, reads_of: ReadsOf, verdict: Verdict | None = None) -> bool:
         """Decide who holds what at the starts of *epoch* and of the two that follow, as far as is known what is read
-        until then. Returns whether anything is new. Of epochs that are over, the last one is kept."""
+        until then. Returns whether anything is new. Of epochs that are over, the last one is kept.
+
+        verdict: where orders are published one by one. Who holds what after an epoch then follows from that one and the
+        next, and from nothing else, as nodes may know different ones besides."""
         is_new = False
         if self.at and epoch > max(self.at) + 1:  # nobody has read what lies between
             latest = self.at[max(self.at)]
@@ -274,8 +284,14 @@ class Holders:
         for number in range(min(self.at, default=epoch), epoch + 2):
             if number + 1 in self.at or not self.ring.is_known:
                 continue
+            settled = verdict(number) if verdict is not None else True
+            if settled is None:
+                break
+            if not settled:
+                self.at[number + 1] = self.at[number]
+                continue
             ids = self.ring.ids
-            ahead = epochs_ahead(len(ids))
+            ahead = epochs_ahead(len(ids)) if verdict is None else 1
             epochs = []
             for one in range(number, number + ahead + 1):
                 has_places = one <= number + 1
@@ -287,13 +303,18 @@ class Holders:
                 self.reads[one] = reads if one <= epoch + PLACED else reads.without_places()
                 # Whatever a node happens to know besides, all decide by the same.
                 epochs.append(reads if has_places else reads.without_places())
-            if not epochs or self.ring.ids != ids or number not in self.at:
+            if self.ring.ids != ids or number not in self.at:
                 break
             holders, ring = self.at[number], self.ring
+            if len(epochs) < (1 if verdict is None else 2):
+                break
+            if verdict is not None:
+                epochs[0] = await self._threads.planning(epochs[0].after, LATE)
             found = await self._threads.planning(self._next, holders, epochs, ring)
             if self.ring is not ring or self.at.get(number) is not holders:
                 break
             self.at[number + 1] = found
+            self.settled = extended(self.settled, number)
             is_new = True
         for old in [one for one in self.at if one < epoch - 1 and epoch in self.at]:
             del self.at[old]
@@ -309,7 +330,7 @@ class Holders:
         if holders is None:
             return None
         count = self._count + epoch - self._began
-        return Known(count, self.job, epoch, self.ring.ids, holders, self.at.get(epoch + 1))
+        return Known(count, self.job, epoch, self.ring.ids, holders, self.at.get(epoch + 1), self.settled)
 
 
 def _now() -> float:
