@@ -99,7 +99,7 @@ def test_a_job_of_four_pods_is_let_in_as_one_and_spread(server: ApiServer, stack
     until(lambda: len(server.events("CachefsWaiting")) == 4)
     advice.let("kube:training/job/train")
     until(lambda: not any(gates(server, f"train-{rank}") for rank in range(4)))
-    assert [ask.ranks for ask in advice.asked] == []
+    assert {ask.ranks for ask in advice.asked} <= {4}
     nodes = sorted(advice.held)
     taken = []
     for rank, each in enumerate(made):
