@@ -98,7 +98,7 @@ def test_the_node_that_holds_the_data_is_the_best_one(place: Place) -> None:
             scores = place.scores(body)
             assert sorted(scores) == ["node-a", "node-b", "node-c"]
             assert scores["node-b"] == 10
-            assert max(scores["node-a"], scores["node-c"]) < 10
+            assert max(scores["node-a"], scores["node-c"]) < 10, place.scheduler.log.read_text()[-2000:]
         else:
             assert set(place.ask("filter", body)["FailedNodes"]) == {"node-a", "node-c"}
 
