@@ -90,6 +90,7 @@ class Node:
             storage.blocks, snapshots.source, threads, slots, self.errors, config.daemon.read_deadline
         )
         processes = config.fetch_processes if config.prefetch.enabled else 0
+        self._home_routes: HomeRoutes | None = None
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
         self.fetcher.bringing.carry = self.carrying.take
         if self.data_plane is not None:
@@ -162,13 +163,17 @@ class Node:
                 standing=foresight.standing or Standing(),
                 threads=self.threads,
                 snapshots=lambda: [one.current for one in self.catalog if one.current is not None],
+                pending=lambda: self.sharing is not None and self.sharing.datasets.is_behind,
                 cooperating=cooperation.get if cooperation is not None else lambda snapshot: None,
+                free=lambda: sum(self.storage.tiering.unlocked.free_by_tier),
                 replicas=self.config.cluster.replicas,
                 bandwidth=self.config.cluster.bandwidth,
             ),
             ring_of(self.membership.view),
         )
         self.membership.listen(lambda view: filling.follow(ring_of(view)))
+        if self._home_routes is not None:
+            self._home_routes.is_filling = filling.is_filling
         draining = Draining(self.membership, self.sharing.shared, lambda: bool(self.jobs.consumers))
         self._endless += [filling.run, draining.join]
         return draining
@@ -278,8 +283,8 @@ class Node:
     def _elsewhere(self, plane: "DataPlane", slots: FetchSlots) -> Elsewhere:
         """The other nodes, as a source of blocks. slots: of reads from origins."""
         membership, steal = self.membership, self.config.cluster.steal
-        at_home = HomeRoutes(membership, self.config.cluster.replicas).route
-        found = Elsewhere(plane.client, at_home, membership, slots, steal=steal)
+        self._home_routes = HomeRoutes(membership, self.config.cluster.replicas)
+        found = Elsewhere(plane.client, self._home_routes.route, membership, slots, steal=steal)
         membership.listen(found.on_view)
         return found
 

@@ -183,7 +183,7 @@ class Service:
     async def drain(self, request: DrainNode) -> DrainStatus:
         if self._node.draining is None:
             raise ConfigError("this node is in no cluster; see [cluster] in its configuration")
-        return await self._node.draining.drain(request.node)
+        return await self._node.draining.drain(request.node, undo=request.undo)
 
     async def scale_hint(self, _: Empty) -> ScaleStatus:
         node = self._node

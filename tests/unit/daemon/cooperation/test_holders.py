@@ -79,7 +79,7 @@ def test_a_node_that_comes_back_goes_on_as_the_others_have_it_and_asks_those_who
         former = back.former
         assert former is not None
         assert former.ids == ("a", "b", "c")
-        assert former.besides is known.following
+        assert former.besides == (known.following,)
         anew = Holders(SPACE, 1, back._threads)
         await anew.follow(ring(*NAMES))
         await anew.begin("other", 5, 5, known)
