@@ -25,6 +25,7 @@ from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
+from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.carrying import Carrying
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
@@ -95,6 +96,8 @@ class Node:
         self.fetcher.bringing.carry = self.carrying.take
         if self.data_plane is not None:
             self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)
+            self.fetcher.awaited = AwaitedSnapshots(lambda one: snapshots.get(one) is not None)
+            snapshots.on_hold = self.fetcher.awaited.came
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
@@ -233,7 +236,7 @@ class Node:
                 threads=self.threads,
                 shared=sharing.shared,
                 consumers=sharing.consumers,
-                window=lambda: fetches.last_window,
+                window=lambda: fetches.copy_window,
                 directory=self.config.daemon.state_dir / "holders",
                 replicas=self.config.cluster.replicas,
             )

@@ -18,7 +18,7 @@ from cachefs.planning.cluster.fitting import fitted
 from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes, reindexed
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, space_hashes
-from cachefs.planning.cluster.second_copies import second_keepers
+from cachefs.planning.cluster.second_copies import Zones, second_keepers
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import span
 
@@ -117,23 +117,24 @@ class Holders:
         self._threads = threads
         self._count = 0  # of the epoch with which it began, see Known
         self._began = 0  # that epoch
-        self._homes: Homes | None = None
+        self._homes: Homes | None = None  # of the newest ring, which is not in place yet while that is followed
+        self._first = self._second = np.full(space.count, NOBODY, np.uint16)
+        self._zones: Zones = np.array([-1], np.int32)  # of the ring's members, see Homes
         self._sizes = np.zeros(0, np.uint32)
 
     @property
     def homes(self) -> Nodes:
         """Places in the ring, per block: shape (blocks,), uint16."""
-        return self._homes.first if self._homes is not None else np.full(self._space.count, NOBODY, np.uint16)
+        return self._first
 
     def seconds(self, epoch: int, blocks: "Ids | slice" = _ALL) -> list[Nodes]:
         """Who keeps the second copies of these blocks in *epoch*: one of two nodes for each, where the block changes
         hands in it, as the copy is to be there by then. Each of shape (n,), uint16; none where one copy is enough."""
-        homes = self._homes
-        if self._replicas < 2 or homes is None:
+        if self._replicas < 2 or not self.ring.ids:
             return []
-        first, second = homes.first[blocks], homes.second[blocks]
+        first, second, zones = self._first[blocks], self._second[blocks], self._zones
         decided = [at[blocks] for number in (epoch, epoch + 1) if (at := self.at.get(number)) is not None]
-        return [second_keepers(at, first, second, homes.zones) for at in decided or [first]]
+        return [second_keepers(at, first, second, zones) for at in decided or [first]]
 
     def keeps_second(self, epoch: int, node: int, blocks: "Ids | slice" = _ALL) -> npt.NDArray[np.bool_]:
         """Of which of these blocks *node* (a place in the ring, or NOBODY) keeps the second copy: shape (n,), bool."""
@@ -158,7 +159,7 @@ class Holders:
             return False
         before, old_homes = self.ring.ids, self.homes
         seconds = {epoch: self.seconds(epoch) for epoch in (*self.at, current)}
-        homes = await self._threads.planning(self._rehome, ring)
+        at_home = await self._threads.planning(self._rehome, ring)
         found = {}
         if before:
             held = self.now_held(current, done)
@@ -168,9 +169,11 @@ class Holders:
             if epoch > current + 1:
                 continue  # decided anew
             second = seconds[epoch][0] if seconds[epoch] else None
-            change = _Change(before, ring, homes, old_homes if before else None, second)
+            change = _Change(before, ring, at_home[0], old_homes if before else None, second)
             latest = found[epoch] = await self._threads.planning(self._changed, self.at[epoch], change, latest)
+        # All at once: these are numbers of places in that ring, and mean somebody else, or nobody, in another one.
         self.ring, self.at, self.reads = ring, found, {}
+        self._first, self._second, self._zones = at_home
         return True
 
     def now_held(self, epoch: int, done: float) -> Nodes | None:
@@ -199,15 +202,20 @@ class Holders:
         """For what a node holds; as much again is for second copies."""
         return rooms((np.array(ring.capacities, np.int64) * (USABLE / self._replicas)).astype(np.int64), self._sizes)
 
-    def _rehome(self, ring: Ring) -> Nodes:
+    def _rehome(self, ring: Ring) -> tuple[Nodes, Nodes, Zones]:
         if self._homes is None:
             self._homes = Homes(space_hashes(self._space), self._replicas)
             self._sizes = _spans(self._space.sizes)
         self._homes.set_members(ring.members)
-        return self._homes.first
+        return self._homes.first, self._homes.second, self._homes.zones
 
-    def stay_home(self) -> None:
-        """No job coordinates copies: they are where they were last, or at home."""
+    def stay_home(self, epoch: int = 0, done: float = 0.0) -> None:
+        """No job coordinates copies any more: they are where they were last, or at home. epoch, done: how far the job
+        is."""
+        held = self.now_held(epoch, done)
+        if held is not None:
+            following = self.at.get(epoch + 1)
+            self.former = Former(self.ring.ids, held, _now(), (following,) if following is not None else ())
         self.job, self.at, self.reads = "", {}, {}
 
     async def begin(self, job: str, epoch: int, furthest: int, known: Known | None) -> None:

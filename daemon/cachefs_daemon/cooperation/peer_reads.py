@@ -3,6 +3,7 @@
 So what others read next counts like what is read here: it is fetched in time, kept as long, and moved to memory before.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,7 @@ class PeerReads:
         self.key = key
         self._plan = plan
         self._snapshot = snapshot
+        self._members: Sequence[object] = ()
         self._known: dict[int, _Known] = {}  # by epoch
         self._outdated: set[int] = set()  # epochs that are to be set anew; until then they count as they are
         self._early: dict[int, list[Ids]] = {}  # by epoch: blocks that were handed over before it began
@@ -56,6 +58,13 @@ class PeerReads:
             self._epoch = epoch
         if epoch == self._epoch:
             self._done = 0
+
+    def of(self, members: Sequence[object]) -> None:
+        """The consumers of the group are these. Where they were others, all epochs are to be set anew: ranks of a job
+        publish one after the other, and what only the first of them read was all that was kept for it."""
+        if members != self._members:
+            self._members = members
+            self.outdate()
 
     def outdate(self) -> None:
         """All epochs are to be set anew, as others hold the blocks."""

@@ -156,7 +156,7 @@ class Bringing:
         if flight is None:
             flight = self._new(source, ahead, Patience(until), needed)
             flight.transient, flight.is_for_peer = transient, for_peer
-            if self.elsewhere is None or not self._look_elsewhere(flight, self.elsewhere):
+            if self.elsewhere is None or not self._is_looked_for(flight, self.elsewhere):
                 self._queue(flight)
             return flight
         if not ahead and not flight.demanded:
@@ -220,6 +220,16 @@ class Bringing:
         return flight.refusal if flight is not None else None
 
     # --- from other nodes ---------------------------------------------------------------------------------------------
+
+    def _is_looked_for(self, flight: Flight, elsewhere: Elsewhere) -> bool:
+        try:
+            return self._look_elsewhere(flight, elsewhere)
+        except Exception as error:  # a bug: the flight would never land, and all who join it would wait for nothing
+            self._errors.add(flight.source.subject, f"internal error ({error!r}); its origin is asked", bug=error)
+            if flight.search is not None:
+                flight.search.cancel()
+                flight.search = None
+            return False
 
     def _look_elsewhere(self, flight: Flight, elsewhere: Elsewhere) -> bool:
         """Look for it on other nodes. False where none of them is to be asked."""

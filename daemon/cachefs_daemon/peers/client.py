@@ -187,6 +187,7 @@ class PeerClient:
         if not peers or self._is_closed:
             self._in_flight.is_short = False
             return
+        self._in_flight.note_waiting(peers)
         self._turn = (self._turn + 1) % len(peers)
         peers = peers[self._turn :] + peers[: self._turn]
         for ahead in (False, True):

@@ -1,10 +1,11 @@
 """How many bytes are on the way from all peers together, and whether more may be asked for."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from cachefs.planning.requests.receive_window import ReceiveWindow
-from cachefs_daemon.peers.peer import FETCH, HERE, Ask, Batch
+from cachefs_daemon.peers.peer import FETCH, HERE, Ask, Batch, Peer
 
 # Bytes and blocks that all peers together may be asked to bring from origins. They do not come at once, so the window
 # has no say; it takes many of them to keep an origin busy.
@@ -21,15 +22,21 @@ class InFlight:
         # Does anything wait for room? Only then do arrivals say how fast the link is: else they come as they are asked.
         self.is_short = False
         self._fetches = 0  # blocks
+        self._is_alone = False  # is a single peer asked for what it has?
 
     def sent(self, batch: Batch) -> None:
         """It was asked."""
         self.bytes[batch.lane] += batch.bytes_left
         self._fetches += len(batch.asks) if batch.lane == FETCH else 0
 
+    def note_waiting(self, peers: Sequence[Peer]) -> None:
+        """Something waits to be asked of these."""
+        self._is_alone = len(peers) == 1 and peers[0].bytes_left(HERE) >= self.bytes[HERE]
+
     def is_worth_waiting(self, queue: deque[Ask]) -> bool:
         """Would the question be for a few of many blocks? Half of what a question costs is the same for each."""
-        free, size = self.window.size - self.bytes[HERE], self.window.size
+        size = self.window.alone if self._is_alone else self.window.size
+        free = size - self.bytes[HERE]
         if 2 * free >= size or not self.bytes[HERE]:
             return False
         wanted = 0
@@ -43,7 +50,7 @@ class InFlight:
         """For a block of *length* bytes, with *before* bytes more than are on the way now? One may always be."""
         in_flight = self.bytes[lane] + before
         if lane == HERE:
-            return self.window.room(in_flight, length)
+            return self.window.room(in_flight, length, alone=self._is_alone)
         return in_flight == 0 or (in_flight + length <= _MOST_FETCHED and self._fetches < _MOST_FETCHES)
 
     def release(self, batch: Batch, blocks: int, size: int) -> None:

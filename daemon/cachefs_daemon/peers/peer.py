@@ -164,6 +164,10 @@ class Peer:
         if fetch:
             self.signs[FETCH] = now
 
+    def bytes_left(self, lane: int) -> int:
+        """Bytes that were asked for there and have not come."""
+        return sum(batch.bytes_left for batch in self.batches.values() if batch.lane == lane)
+
     def may_open(self, lane: int, *, ahead: bool) -> bool:
         """Is there a connection for one more question of that lane, or may there be?"""
         of_lane = [batch for batch in self.batches.values() if batch.lane == lane]

@@ -1,1 +1,1 @@
-"""Slurm: hints and held jobs."""
+"""`cachefs-slurm-hint`: tells Slurm which nodes hold what, and lets jobs wait for a copy (asyncio)."""

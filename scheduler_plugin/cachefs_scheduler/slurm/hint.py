@@ -1,11 +1,129 @@
-"""`cachefs-slurm-hint`: keeps what Slurm knows of cached datasets up to date."""
+"""`cachefs-slurm-hint`: start it, keep it running, and end it in order."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
 
 import click
 
 from cachefs import __version__
+from cachefs.errors import CachefsError
+from cachefs_scheduler.slurm.config import HintConfig, load
+from cachefs_scheduler.slurm.feature_keeper import FeatureKeeper
+from cachefs_scheduler.slurm.job_keeper import JobKeeper
+from cachefs_scheduler.slurm.service_client import ServiceClient
+from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
+
+# What an administrator copies from.
+PLUGIN: Final = Path(__file__).parent / "plugin"
+_log = logging.getLogger(__name__)
+# A look may take this part of the time: where Slurm is slow, it is asked less often.
+_SHARE: Final = 0.2
+_LONGEST: Final = 60.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="cachefs-slurm-hint")
-def main() -> None:
-    """Keep node features and the hint file of Slurm up to date."""
+@click.option(
+    "--config", "path", type=click.Path(dir_okay=False, path_type=Path),
+    help="Configuration file.  [default: /etc/cachefs/slurm-hint.toml where it exists]",
+)  # fmt: skip
+@click.option("--files", is_flag=True, help="Say where Lua files, unit and examples are, and end.")
+@click.option("--check-config", is_flag=True, help="Check the configuration, and end.")
+@click.option("--remove", is_flag=True, help="Take our features away from nodes, and the hint file, and end.")
+def main(path: Path | None, files: bool, check_config: bool, remove: bool) -> None:
+    """Tell Slurm which nodes hold what of which dataset, and let jobs wait for a copy.
+
+    Runs beside slurmctld, as a user who may change nodes and jobs (SlurmUser or root). Asks cachefs-scheduler, keeps
+    node features current, and writes the hint file that cachefs.lua reads. Where it ends, jobs go where Slurm likes.
+    """
+    if files:
+        click.echo(PLUGIN)
+        return
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    try:
+        config = load(path)
+        if check_config:
+            click.echo("the configuration is good")
+        elif remove:
+            asyncio.run(_remove(config))
+        else:
+            with _alone(config.slurm.hint_file):
+                asyncio.run(_run(config))
+    except CachefsError as error:
+        raise SystemExit(f"cachefs-slurm-hint: {error}") from None
+    except OSError as error:
+        raise SystemExit(f"cachefs-slurm-hint: {config.slurm.hint_file}: {error.strerror or error}") from None
+
+
+async def _run(config: HintConfig) -> None:
+    slurm = SlurmCommands(config.slurm.commands, config.slurm.calls_per_second, config.slurm.cluster)
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with ServiceClient(config.service) as service:
+        features = FeatureKeeper(config, service, slurm)
+        jobs = JobKeeper(config.slurm, service, slurm)
+        _log.info("asking %s; hints are in %s", config.service.address, config.slurm.hint_file)
+        # Each of them runs for ever, so the first that ends is the end of all: a signal, or an error.
+        work = [
+            asyncio.create_task(one)
+            for one in (_keep_features(features, config), _keep_jobs(jobs, config), jobs.follow(), ended.wait())
+        ]
+        done, rest = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        for task in done:
+            task.result()
+
+
+async def _keep_features(features: FeatureKeeper, config: HintConfig) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        begun = loop.time()
+        await features.look(loop.time)
+        await asyncio.sleep(max(config.slurm.interval, min((loop.time() - begun) / _SHARE, _LONGEST)))
+
+
+async def _keep_jobs(jobs: JobKeeper, config: HintConfig) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        begun = loop.time()
+        await jobs.look()
+        took = loop.time() - begun
+        # A slot that is free is news, but not where looking takes long.
+        await asyncio.sleep(min(took / _SHARE, _LONGEST))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(config.slurm.interval):
+                await jobs.changed.wait()
+
+
+async def _remove(config: HintConfig) -> None:
+    slurm = SlurmCommands(config.slurm.commands, config.slurm.calls_per_second)
+    async with ServiceClient(config.service) as service:
+        count = await FeatureKeeper(config, service, slurm).remove()
+    config.slurm.hint_file.unlink(missing_ok=True)
+    click.echo(f"took features of cachefs away from {count} nodes")
+
+
+@contextmanager
+def _alone(hint_file: Path) -> Iterator[None]:
+    """Raises CachefsError where another one writes the same file."""
+    hint_file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    lock = os.open(f"{hint_file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CachefsError(f"{hint_file}: another cachefs-slurm-hint writes it; set hint_file") from None
+        yield
+    finally:
+        os.close(lock)

@@ -2,17 +2,19 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from cachefs.observe_messages import SnapshotReport
 
-LATEST = "latest"
+LATEST: Final = "latest"
 
 
 class DatasetNames:
-    """By name of the dataset and of the node, the snapshot that is current there."""
+    """Counts nodes, so what is asked costs the same with any number of them."""
 
     def __init__(self) -> None:
-        self._current: dict[str, dict[str, str]] = {}
+        # By name of the dataset, for how many nodes each snapshot is the current one.
+        self._current: dict[str, Counter[str]] = {}
         self._of_node: dict[str, dict[str, str]] = {}
 
     def follow(self, node: str, snapshots: Iterable[SnapshotReport]) -> None:
@@ -21,31 +23,30 @@ class DatasetNames:
         before = self._of_node.get(node, {})
         if current == before:
             return
-        for name in before.keys() - current.keys():
-            self._drop(name, node)
-        for name, snapshot in current.items():
-            self._current.setdefault(name, {})[node] = snapshot
+        self._count(before, -1)
+        self._count(current, 1)
         self._of_node[node] = current
 
     def forget(self, node: str) -> None:
         """There is no such node any more."""
-        for name in self._of_node.pop(node, {}):
-            self._drop(name, node)
+        self._count(self._of_node.pop(node, {}), -1)
 
-    def _drop(self, name: str, node: str) -> None:
-        nodes = self._current[name]
-        nodes.pop(node, None)
-        if not nodes:
-            del self._current[name]
+    def _count(self, current: Mapping[str, str], change: int) -> None:
+        for name, snapshot in current.items():
+            counted = self._current.setdefault(name, Counter())
+            counted[snapshot] += change
+            if not counted[snapshot]:
+                del counted[snapshot]
+            if not counted:
+                del self._current[name]
 
     def snapshot(self, spec: str) -> str | None:
         """Of NAME, NAME@latest or NAME@SNAPSHOT (its first digits). The one that most nodes have as the current one,
         while they differ; None where no node knows it."""
         name, _, wanted = spec.partition("@")
-        counted = Counter(self._current.get(name, {}).values())
-        if wanted not in ("", LATEST):
-            counted = Counter({one: count for one, count in counted.items() if one.startswith(wanted)})
-        return max(counted, key=lambda one: (counted[one], one)) if counted else None
+        counted = self._current.get(name, Counter())
+        found = [one for one in counted if wanted in ("", LATEST) or one.startswith(wanted)]
+        return max(found, key=lambda one: (counted[one], one), default=None)
 
     def names(self) -> list[str]:
         """Of all datasets, sorted."""

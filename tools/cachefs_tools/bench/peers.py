@@ -138,6 +138,7 @@ def _incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
                 turn["of_link"] = _of_link(turn, load)
                 if shutil.which("iperf3") is not None:
                     turn["iperf3_of_link"] = _of_link(_iperf(givers[0], asker, load.seconds), load)
+                    turn["ratio"] = turn["of_link"] / turn["iperf3_of_link"]
                 turns.append(turn)
     finally:
         network.offload(on=True)
@@ -149,6 +150,7 @@ def _incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
     }
     if all("iperf3_of_link" in turn for turn in turns):
         found["iperf3_of_link"] = round(median(turn["iperf3_of_link"] for turn in turns), 3)
+        found["of_iperf3"] = round(median(turn["ratio"] for turn in turns), 2)
     return {**found, "turns": _rounded(turns)}
 
 

@@ -91,3 +91,16 @@ def test_nothing_is_left_of_it_in_the_end() -> None:
     set_epoch(reads, 0, 1)
     reads.close()
     assert plan.is_empty
+
+
+def test_a_group_that_grows_is_planned_anew() -> None:
+    plan, reads = planned()
+    reads.of(["rank 0"])
+    set_epoch(reads, 0, 3, 1)
+    reads.of(["rank 0"])
+    assert reads.knows(0)
+    reads.of(["rank 0", "rank 1"])
+    assert not reads.knows(0), "what the second one reads is in no plan yet"
+    set_epoch(reads, 0, 3, 5, 1, 6)
+    assert reads.knows(0)
+    assert np.isfinite(plan.next_use_of("space", np.array([5, 6]))).all()

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import elsewhere, search, silent_peers, stuck_peers
+from cachefs_daemon.fetch import awaited_snapshots, elsewhere, search, silent_peers, stuck_peers
+from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.flights import Answer, Flight
+from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.route import Route
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import ObjectRange
@@ -127,7 +129,10 @@ class Bench:
         self.threads = Threads()
         self.route: Route | None = Route(brings=TWO)
         self.slots = FetchSlots(slots, 1 << 30)
-        self.fetcher = Fetcher(store.blocks, self.resolve, self.threads, self.slots, self.errors, read_deadline)
+        self.known = self.resolve
+        self.fetcher = Fetcher(
+            store.blocks, lambda one: self.known(one), self.threads, self.slots, self.errors, read_deadline
+        )
         membership = KnownMembership(view_of(ONE.id, [ONE, TWO, THREE]))
         self.elsewhere = Elsewhere(self.peers, lambda _: self.route, membership, self.slots)
         self.fetcher.bringing.elsewhere = self.elsewhere
@@ -217,6 +222,65 @@ def test_a_block_comes_from_the_node_that_brings_it_for_all(store: OpenStore) ->
         assert len(bench.peers.questions) == 1
 
     on_bench(store, scene)
+
+
+def test_a_bug_in_the_way_to_other_nodes_costs_a_read_of_the_origin_and_nobody_waits(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.elsewhere.route = lambda _: [][1]  # type: ignore[assignment]
+        assert bench.holds(1, await bench.ask(1))
+        assert (bench.origin.requests, bench.peers.asked) == (1, [])
+        assert "internal error" in "".join(one.message for one in bench.errors.views())
+
+    on_bench(store, scene)
+
+
+def test_a_home_waits_for_a_snapshot_that_is_on_its_way(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        here: set[str] = set()
+        bench.fetcher.awaited = awaited = AwaitedSnapshots(here.__contains__)
+        resolve = bench.resolve
+
+        def known(wanted: BlockRef) -> BlockSource:
+            if wanted.snapshot not in here:
+                raise NotFound(f"snapshot {wanted.snapshot} is not on this node")
+            return resolve(wanted)
+
+        bench.known = known
+        answers = [bench.ask_for_peer(entry) for entry in range(3)]
+        await asyncio.sleep(0.05)
+        assert not any(answer.done() for answer in answers)
+        here.add("snapshot")
+        awaited.came("snapshot")
+        found = await asyncio.gather(*answers)
+        assert all(isinstance(one, PassingBlock | Location) for one in found)
+        assert bench.origin.requests == 3
+
+    on_bench(store, scene)
+
+
+def test_a_snapshot_that_does_not_come_is_waited_for_once(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awaited_snapshots, "AWAITED_SECONDS", 0.1)
+    monkeypatch.setattr(awaited_snapshots, "MOST_SNAPSHOTS", 2)
+
+    async def scene(bench: Bench) -> None:
+        bench.known = _nothing_known
+        bench.fetcher.awaited = awaited = AwaitedSnapshots(lambda _: False)
+        assert isinstance(await bench.ask_for_peer(1), NotFound)
+        asked: list[int] = []
+        assert not awaited.wait("snapshot", math.inf, lambda: asked.append(1)), "its time is over"
+        for name in ("b", "c"):  # so many that it is forgotten
+            assert awaited.wait(name, math.inf, lambda: asked.append(1))
+        assert awaited.wait("snapshot", math.inf, lambda: asked.append(1))
+        await until(lambda: len(asked) == 3)
+        awaited.came("b")
+        await asyncio.sleep(0)
+        assert len(asked) == 3
+
+    on_bench(store, scene)
+
+
+def _nothing_known(_: BlockRef) -> BlockSource:
+    raise NotFound("no such snapshot")
 
 
 def test_those_that_may_have_it_are_asked_in_turn_then_who_brings_it(store: OpenStore) -> None:

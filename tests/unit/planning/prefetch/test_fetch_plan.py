@@ -299,7 +299,7 @@ def clustered(mine: range, limits: FetchLimits | None = None) -> tuple[Scene, St
 def test_free_room_is_for_what_is_this_node_s_to_keep_and_the_window_for_all() -> None:
     scene, standing = clustered(range(0, 1000, 4))
     assert numbers(scene.fill(5)) == [0, 4, 8, 12, 16]
-    assert numbers(scene.fetches.for_window(1.0)) == [1, 2, 3, 5, 6, 7, 9, 10]
+    assert numbers(scene.fetches.for_window(0.5)) == [1, 2, 3, 5]
     standing.update("job", np.array([1, 3], np.int32), True)
     scene.look_again(2 * LOOK_AGAIN)
     assert numbers(scene.fill(9)) == [1, 3, 20, 24], "what has become this node's is seen within a second"
@@ -313,7 +313,8 @@ def test_copies_are_told_apart() -> None:
     batch = scene.fetches.for_window(1.0)
     assert batch is not None
     mine, copies = scene.fetches.apart(batch)
-    assert (numbers(mine), numbers(copies)) == ([0, 4, 8], [1, 2, 3, 5, 6, 7, 9, 10])
+    assert numbers(mine) == [0, 4, 8]
+    assert numbers(copies) == [1, 2, 3, 5], "copies come from nodes, and that does not take as long as an origin"
     assert mine.key == scene.fetches.key(mine.blocks[-1])
     standing.forget("job")
     assert scene.fetches.apart(batch) == [batch]

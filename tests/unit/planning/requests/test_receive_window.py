@@ -83,3 +83,14 @@ def test_a_pause_is_no_rate() -> None:
     window.received(BLOCK, now, is_full=True)
     window.received(BLOCK, now + 0.001, is_full=True)
     assert window.rate == rate
+
+
+def test_a_single_peer_may_have_more_on_the_way_until_something_is_sent_twice() -> None:
+    window = ReceiveWindow()
+    assert window.alone == 4 * window.size
+    assert window.room(3 * window.size, BLOCK, alone=True)
+    assert not window.room(3 * window.size, BLOCK)
+    for step in range(5):
+        window.sent_twice(10, step * 100.0)
+    assert window.alone == window.size
+    assert ReceiveWindow(100_000).alone == 100_000

@@ -1,0 +1,63 @@
+"""What part of each dataset each node of Slurm holds, out of the service's answers."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.scheduling_messages import NodesStatus
+from cachefs_scheduler.slurm.feature_names import can_be_feature
+from cachefs_scheduler.slurm.levels import LEAST, Levels, levels_of, steady
+from cachefs_scheduler.slurm.node_records import Inventory
+
+# Between two thousand partitions, few have other nodes than another one.
+_MOST_PARTITIONS: Final = 64
+
+
+@dataclass
+class CachedParts:
+    """As of the service's last answer."""
+
+    most: int  # datasets
+    oldest: float  # seconds for which a node's last word counts
+    _parts: dict[str, dict[str, float]] = field(default_factory=dict)  # by dataset and node
+
+    def learn(self, status: NodesStatus) -> None:
+        """What the service said now."""
+        found: dict[str, dict[str, float]] = {}
+        for node in status.nodes:
+            if node.age > self.oldest or node.state in ("away", "draining"):
+                continue
+            for held in node.datasets:
+                if held.total > 0 and held.bytes > 0 and can_be_feature(held.dataset):
+                    now = min(1.0, held.bytes / held.total)
+                    part = steady(self._parts.get(held.dataset, {}).get(node.name, 0.0), now)
+                    found.setdefault(held.dataset, {})[node.name] = part
+        self._parts = dict(sorted(found.items(), key=_much)[: self.most])
+
+    def levels(self, inventory: Inventory) -> dict[str, Levels]:
+        """By dataset. Of nodes that may get jobs."""
+        usable = [node.name for node in inventory.nodes if node.usable]
+        different = list({frozenset(nodes) for nodes in partitions_of(inventory).values()})
+        partitions = different if len(different) <= _MOST_PARTITIONS else []
+        found: dict[str, Levels] = {}
+        for dataset, parts in self._parts.items():
+            here = {name: parts[name] for name in usable if name in parts}
+            found[dataset] = levels_of(here, partitions)
+        return found
+
+
+def _much(item: tuple[str, Mapping[str, float]]) -> tuple[float, str]:
+    """Datasets of which more is cached come first."""
+    dataset, parts = item
+    return -sum(part for part in parts.values() if part >= LEAST), dataset
+
+
+def partitions_of(inventory: Inventory) -> dict[str, Collection[str]]:
+    """Nodes of each partition that may get jobs; `-` is the default one."""
+    found: dict[str, set[str]] = {}
+    for node in inventory.nodes:
+        for partition in node.partitions if node.usable else ():
+            found.setdefault(partition, set()).add(node.name)
+            if partition == inventory.default:
+                found.setdefault("-", set()).add(node.name)
+    return dict(found)

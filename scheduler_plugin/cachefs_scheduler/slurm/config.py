@@ -1,0 +1,84 @@
+"""The configuration of cachefs-slurm-hint: a TOML file."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from cachefs.errors import ConfigError
+from cachefs_scheduler.section import AbsolutePath, OptionalPath, Section
+
+DEFAULT: Final = Path("/etc/cachefs/slurm-hint.toml")
+_ADDRESS: Final = re.compile(r"unix:/.+|https://[^/\s]+|http://(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?")
+
+
+def _address(text: str) -> str:
+    if not _ADDRESS.fullmatch(text):
+        raise ValueError("expected unix:/PATH, https://HOST:PORT, or http:// on this machine")
+    return text
+
+
+class SlurmSection(Section):
+    """[slurm]: Slurm's commands, and what is told to it."""
+
+    # Directory of scontrol, squeue and sinfo; none: they are in PATH.
+    commands: OptionalPath = None
+    # Part of the names of jobs in the service, where it serves several clusters: `slurm:CLUSTER/JOBID`.
+    cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
+    # Seconds between two looks at nodes and jobs.
+    interval: Annotated[float, Field(ge=0.2, le=600)] = 5.0
+    # Of scontrol, as far as they change something, in a second.
+    calls_per_second: Annotated[float, Field(gt=0, le=100)] = 10.0
+    # What Lua reads.
+    hint_file: AbsolutePath = Path("/run/cachefs-slurm-hint/hints")
+    # Seconds after the service's last answer from which on Lua ignores it.
+    hints_last: Annotated[int, Field(ge=2, le=86400)] = 60
+    # Datasets for which there are features; those that most of is cached come first.
+    datasets: Annotated[int, Field(ge=1, le=1000)] = 200
+    # Seconds for which a node's last word counts.
+    oldest: Annotated[float, Field(gt=0, le=30 * 86400)] = 600.0
+    # How jobs with the policy `suspend` wait: their begin time is renewed, or they are held.
+    wait: Literal["begin", "hold"] = "begin"
+    # Seconds by which a begin time is put off; after so many, jobs start where this program does not run any more.
+    wait_for: Annotated[int, Field(ge=4, le=86400)] = 120
+
+
+class ServiceSection(Section):
+    """[service]: where cachefs-scheduler answers."""
+
+    address: Annotated[str, AfterValidator(_address)] = "unix:/run/cachefs-scheduler/cachefs-scheduler.sock"
+    # For https: who signs the service's certificate, and our own certificate and key.
+    tls_ca: OptionalPath = None
+    tls_cert: OptionalPath = None
+    tls_key: OptionalPath = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+        return self
+
+
+class HintConfig(Section):
+    """The whole file."""
+
+    service: ServiceSection = ServiceSection()
+    slurm: SlurmSection = SlurmSection()
+
+
+def load(path: Path | None) -> HintConfig:
+    """Read the file; where none is named and there is none at the usual place, the defaults. Raises ConfigError."""
+    chosen = path or DEFAULT
+    try:
+        return HintConfig.model_validate(tomllib.loads(chosen.read_text()))
+    except FileNotFoundError:
+        if path is None:
+            return HintConfig()
+        raise ConfigError(f"{chosen}: no such file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{chosen}: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{chosen}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

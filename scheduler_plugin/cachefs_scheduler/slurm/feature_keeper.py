@@ -1,0 +1,125 @@
+"""Keeps node features and the hint file current: looks at both sides again and again, and puts right what is different.
+
+Features that scontrol has set are gone after `scontrol reconfigure` and after a restart of slurmctld. Nobody tells, so
+each look compares what nodes have with what they should have.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs_scheduler.slurm.cached_parts import CachedParts, partitions_of
+from cachefs_scheduler.slurm.config import HintConfig
+from cachefs_scheduler.slurm.feature_names import feature
+from cachefs_scheduler.slurm.few_lines import FewLines
+from cachefs_scheduler.slurm.hint_file import Heading, Stamp, text_of, write
+from cachefs_scheduler.slurm.levels import Levels
+from cachefs_scheduler.slurm.node_records import Inventory, changes
+from cachefs_scheduler.slurm.service_client import ServiceClient
+from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
+
+_log = logging.getLogger(__name__)
+_CONFIG_EVERY: Final = 60.0  # seconds between two looks at slurm.conf
+# Features are set from one look at the nodes within so many seconds: what an administrator sets meanwhile is not lost.
+_WITHIN: Final = 2.0
+# Of ours on one node, of those datasets that most is cached of. 500 were tried; an argument of a command has 128 KiB.
+_MOST_FEATURES: Final = 400
+
+
+class FeatureKeeper:
+    """One for the life of the program."""
+
+    def __init__(self, config: HintConfig, service: ServiceClient, slurm: SlurmCommands) -> None:
+        self._config, self._service, self._slurm = config, service, slurm
+        self._parts = CachedParts(config.slurm.datasets, config.slurm.oldest)
+        self._knows = False  # has the service ever answered?
+        self._steer = False
+        self._look_at_config = 0.0
+        self._problems = FewLines(_log)
+
+    async def look(self, now: Callable[[], float]) -> None:
+        """One look. now: seconds of a clock that only goes on."""
+        stamp = Stamp.now()
+        fresh = await self._ask_service()
+        if not self._knows:
+            return  # Nothing is known yet, so nothing is changed: what an earlier run has set is the best there is.
+        try:
+            inventory = await self._slurm.inventory()
+            if now() >= self._look_at_config:
+                await self._look_at_slurm_conf()
+                self._look_at_config = now() + _CONFIG_EVERY
+            levels = self._parts.levels(inventory)
+            await self._set_features(inventory, levels, now)
+        except CachefsError as error:
+            self._problems.error("slurm", "features of nodes stay as they are: %s", error)
+            return
+        self._problems.good("slurm")
+        if fresh:
+            # Only then: Lua judges by the stamp how old the service's answer is.
+            await self._write(self._text(stamp, inventory, levels))
+
+    async def remove(self) -> int:
+        """Take all features away that are ours. Returns from how many nodes. Raises CachefsError."""
+        found = changes((await self._slurm.inventory()).nodes, {})
+        for change in found:
+            await self._slurm.set_features(change)
+        return sum(len(change.nodes) for change in found)
+
+    async def _ask_service(self) -> bool:
+        try:
+            self._parts.learn(await self._service.nodes())
+        except CachefsError as error:
+            self._problems.error("service", "%s; hints end in %d s", error, self._config.slurm.hints_last)
+            return False
+        self._problems.good("service")
+        self._knows = True
+        return True
+
+    async def _write(self, text: str) -> None:
+        file = self._config.slurm.hint_file
+        try:
+            await asyncio.to_thread(write, file, text)
+        except OSError as error:
+            self._problems.error("hint file", "%s: %s; Lua will soon ignore it", file, error.strerror or error)
+        else:
+            self._problems.good("hint file")
+
+    async def _look_at_slurm_conf(self) -> None:
+        self._steer = await self._slurm.takes_any_preference()
+        if not self._steer:
+            self._problems.error(
+                "slurm.conf",
+                "nothing is preferred for jobs, since Slurm would refuse some; put ignore_prefer_validation into "
+                "SchedulerParameters of slurm.conf, then run: scontrol reconfigure",
+            )
+        else:
+            self._problems.good("slurm.conf")
+
+    async def _set_features(self, inventory: Inventory, levels: Mapping[str, Levels], now: Callable[[], float]) -> None:
+        wanted: dict[str, set[str]] = {}
+        for dataset, each in levels.items():
+            for node in each.nested.get("some", ()):
+                ours = wanted.setdefault(node, set())
+                names = {feature(dataset, level) for level in each.of(node)}
+                if len(ours) + len(names) <= _MOST_FEATURES:
+                    ours |= names
+        due = changes(inventory.nodes, wanted)
+        begun = now()
+        for done, change in enumerate(due):
+            if now() - begun > _WITHIN:
+                _log.info("%d of %d changes of node features are left for the next look", len(due) - done, len(due))
+                return
+            try:
+                await self._slurm.set_features(change)
+            except CachefsError as error:
+                # One node that went away must not keep the others from theirs.
+                self._problems.error("features", "%s", error)
+
+    def _text(self, stamp: Stamp, inventory: Inventory, levels: Mapping[str, Levels]) -> str:
+        slurm = self._config.slurm
+        cpus = max((node.cpus for node in inventory.nodes), default=0)
+        heading = Heading(stamp, slurm.hints_last, self._steer, slurm.wait, slurm.wait_for, cpus)
+        held = {dataset: each for dataset, each in levels.items() if each.nested}
+        return text_of(heading, held, partitions_of(inventory))

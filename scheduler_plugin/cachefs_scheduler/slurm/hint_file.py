@@ -1,0 +1,103 @@
+"""The small file that Lua reads in the controller: the levels of each dataset, and how many nodes have them.
+
+    cachefs-hints 1
+    written SECONDS UPTIME BOOT      when the service said what is in it: since 1970, since the machine started, boot id
+    lasts SECONDS                    after which Lua ignores it
+    steer yes|no                     may anything be preferred?
+    wait begin|hold SECONDS          how jobs wait, and by how much a begin time is put off
+    cpus COUNT                       the most processors of a node
+    set DATASET PARTITION LEVEL=NODES ...    from the best level to the widest
+    end
+
+As PARTITION, `*` stands for all nodes, and `-` for the default one.
+"""
+
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cachefs_scheduler.slurm.levels import Levels
+
+# Lua reads one megabyte.
+MOST_BYTES: Final = 1_000_000
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_UPTIME: Final = Path("/proc/uptime")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A moment, on two clocks: the second one is for readers on this machine, whose clock may be set meanwhile."""
+
+    seconds: int
+    uptime: float
+    boot: str
+
+    @classmethod
+    def now(cls) -> "Stamp":
+        """This moment."""
+        return cls(int(time.time()), float(_UPTIME.read_text().split()[0]), _BOOT.read_text().strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What is in the file beside datasets."""
+
+    stamp: Stamp
+    lasts: int
+    steer: bool
+    wait: str
+    wait_for: int
+    cpus: int
+
+
+def text_of(heading: Heading, sets: Mapping[str, Levels], partitions: Mapping[str, Collection[str]]) -> str:
+    """The file. What is too much for it is left out: first of partitions, then of the last datasets.
+
+    partitions: nodes of each, with `-` for the default one.
+    """
+    stamp = heading.stamp
+    lines = [
+        "cachefs-hints 1",
+        f"written {stamp.seconds} {stamp.uptime:.2f} {stamp.boot}",
+        f"lasts {heading.lasts}",
+        f"steer {'yes' if heading.steer else 'no'}",
+        f"wait {heading.wait} {heading.wait_for}",
+        f"cpus {heading.cpus}",
+    ]
+    room = MOST_BYTES - sum(len(line) + 1 for line in lines) - 5
+    for line in _sets(sets, partitions):
+        room -= len(line) + 1
+        if room < 0:
+            break
+        lines.append(line)
+    return "\n".join([*lines, "end", ""])
+
+
+def _sets(sets: Mapping[str, Levels], partitions: Mapping[str, Collection[str]]) -> Iterator[str]:
+    everywhere = {dataset: levels.counts(None) for dataset, levels in sets.items()}
+    for dataset, counts in everywhere.items():
+        yield f"set {dataset} * {_words(counts)}"
+    for partition, nodes in partitions.items():
+        for dataset, levels in sets.items():
+            counts = levels.counts(nodes)
+            if counts != everywhere[dataset]:
+                yield f"set {dataset} {partition} {_words(counts)}"
+
+
+def _words(counts: Iterable[tuple[str, int]]) -> str:
+    return " ".join(f"{level}={count}" for level, count in counts)
+
+
+def write(path: Path, text: str) -> None:
+    """Put the file in place of the one before, at once: who reads sees either. Raises OSError."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with open(descriptor, "w") as file:
+        file.write(text)
+        os.fchmod(descriptor, 0o644)
+    new.replace(path)

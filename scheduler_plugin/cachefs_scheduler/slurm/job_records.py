@@ -1,0 +1,146 @@
+"""Jobs as `squeue --json` tells of them.
+
+Slurm 22.05 (openapi v0.0.38) gives numbers and a word for the state; later ones give `{"set": true, "number": 5}` and a
+list of words. Both are understood; what was run is 22.05.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from cachefs.errors import CachefsError
+from cachefs.scheduling_messages import MOST_RANKS, Ask
+from cachefs_scheduler.slurm.hostlist import names_of
+from cachefs_scheduler.slurm.job_tag import JobTag, tag_of
+
+_WITH_NODES: Final = {"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
+_WAITING: Final = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+
+
+class _Number(msgspec.Struct):
+    set: bool = False
+    infinite: bool = False
+    number: float = 0
+
+
+_Numeric = int | float | _Number | None
+
+
+class _Row(msgspec.Struct):
+    job_id: _Numeric = None
+    array_job_id: _Numeric = None
+    array_task_id: _Numeric = None
+    array_task_string: str | None = None
+    job_state: str | list[str] = ""
+    state_reason: str | None = None
+    nodes: str | None = None
+    node_count: _Numeric = None
+    user_name: str | None = None
+    priority: _Numeric = None
+    eligible_time: _Numeric = None
+    comment: str | None = None
+    admin_comment: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    jobs: list[_Row]
+
+
+_DECODER: Final = msgspec.json.Decoder(_Answer)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job that reads a dataset, or a task of an array."""
+
+    # As the service calls it, and as scontrol does.
+    name: str
+    id: str
+    tag: JobTag
+    user: str
+    priority: int
+    # Nodes that it has, or asks for at least.
+    count: int
+    # It waits to be started, runs (or has its nodes already), or neither: it has ended.
+    waiting: bool
+    nodes: tuple[str, ...]
+    # Seconds since 1970 from which on it may be started.
+    eligible: float
+    # Held as Lua holds jobs, which is how their users do. What an administrator holds is not ours to release.
+    held: bool
+    # All of it, so that what we have done can be said there.
+    admin_comment: str
+    # Tasks of an array that wait and are still one record of Slurm, such as `1,4-6`.
+    tasks: str = ""
+
+    @property
+    def ask(self) -> Ask:
+        """What the service is asked."""
+        return Ask(
+            job=self.name, dataset=self.tag.dataset, policy=self.tag.policy,
+            max_jobs_per_copy=self.tag.max_jobs_per_copy, ranks=self.count, user=self.user, priority=self.priority,
+        )  # fmt: skip
+
+
+def jobs_in(text: bytes, cluster: str = "") -> list[SlurmJob]:
+    """Those that read a dataset. cluster: part of their names, where one service has several clusters.
+
+    Raises CachefsError for what is no answer of squeue.
+    """
+    try:
+        rows = _DECODER.decode(text).jobs
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise CachefsError(f"squeue --json says what is not understood: {error}") from None
+    return [job for row in rows if (job := _job(row, f"slurm:{cluster}/" if cluster else "slurm:")) is not None]
+
+
+def _job(row: _Row, prefix: str) -> SlurmJob | None:
+    tag = tag_of(row.admin_comment or "", row.comment or "")
+    number = _number(row.job_id)
+    if tag is None or not number:
+        return None
+    states = {row.job_state} if isinstance(row.job_state, str) else set(row.job_state)
+    waiting = bool(states & _WAITING)
+    try:
+        nodes = tuple(names_of(row.nodes or "")) if states & _WITH_NODES and not waiting else ()
+    except ValueError:
+        nodes = ()
+    name = _name(row, number)
+    return SlurmJob(
+        name=f"{prefix}{name}", id=name, tag=tag, user=(row.user_name or "")[:253],
+        # Slurm's are from 0 to 2^32 - 1.
+        priority=min(max(_number(row.priority) - (1 << 31), -(1 << 31)), (1 << 31) - 1),
+        count=min(max(_number(row.node_count), len(nodes), 1), MOST_RANKS), waiting=waiting, nodes=nodes,
+        eligible=_number(row.eligible_time), held=waiting and row.state_reason == "JobHeldUser",
+        admin_comment=row.admin_comment or "",
+        tasks=(row.array_task_string or "").partition("%")[0] if waiting else "",
+    )  # fmt: skip
+
+
+def _name(row: _Row, number: int) -> str:
+    """`12_3` is task 3 of the array 12, also when it has a number of its own."""
+    array = _number(row.array_job_id)
+    if not array or row.array_task_id is None or (isinstance(row.array_task_id, _Number) and not row.array_task_id.set):
+        return str(number)
+    return f"{array}_{_number(row.array_task_id)}"
+
+
+def _number(value: _Numeric) -> int:
+    return int(value.number if isinstance(value, _Number) else value or 0)
+
+
+def single_tasks(job: SlurmJob, most: int) -> Sequence[SlurmJob]:
+    """The first tasks of an array, as jobs of their own; a job that is no array is itself."""
+    if not job.tasks:
+        return [job]
+    found: list[SlurmJob] = []
+    for part in job.tasks.split(","):
+        first, _, last = part.partition("-")
+        last, _, step = (last or first).partition(":")
+        if not (first.isdigit() and last.isdigit() and (step or "1").isdigit()):
+            break
+        for number in range(int(first), int(last) + 1, max(1, int(step or 1)))[: most - len(found)]:
+            found.append(replace(job, name=f"{job.name}_{number}", id=f"{job.id}_{number}", tasks=""))
+    return found

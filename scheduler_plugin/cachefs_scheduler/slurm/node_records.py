@@ -1,0 +1,91 @@
+"""Nodes as sinfo tells of them, and what has to be changed of their features."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs_scheduler.slurm.feature_names import others
+
+# For sinfo --Node --all: a line per node and partition. No feature has a `|` in it.
+FORMAT: Final = "%N|%P|%T|%c|%f|%b"
+_USABLE: Final = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
+# What may stand behind a state and does not keep jobs away: powered down or up, planned, reserved.
+_HARMLESS: Final = "~#@^-$+"
+# Nodes in one call of scontrol.
+MOST_NODES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """A node of Slurm."""
+
+    name: str
+    partitions: tuple[str, ...]
+    # May jobs start there, now or when others have ended?
+    usable: bool
+    cpus: int
+    available: tuple[str, ...]
+    active: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All nodes, and the partition that jobs are in which name none."""
+
+    nodes: Sequence[SlurmNode]
+    default: str
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureChange:
+    """One call of scontrol: all features of these nodes."""
+
+    nodes: tuple[str, ...]
+    available: tuple[str, ...]
+    active: tuple[str, ...]
+
+
+def parsed(text: str) -> Inventory:
+    """What sinfo said. Lines that are not as expected are left out."""
+    rows: dict[str, tuple[list[str], list[str]]] = {}
+    default = ""
+    for line in text.splitlines():
+        name, *rest = line.strip().split("|")
+        if not name or len(rest) != 5:
+            continue
+        partition = rest[0].removesuffix("*")
+        default = partition if rest[0].endswith("*") else default
+        partitions, _ = rows.setdefault(name, ([], rest))
+        partitions.append(partition)
+    return Inventory([_node(name, tuple(partitions), rest) for name, (partitions, rest) in rows.items()], default)
+
+
+def _node(name: str, partitions: tuple[str, ...], rest: Sequence[str]) -> SlurmNode:
+    _, state, cpus, available, active = rest
+    usable = state.lower().rstrip(_HARMLESS) in _USABLE
+    return SlurmNode(
+        name, partitions, usable, int(cpus.rstrip("+") or 0) if cpus.rstrip("+").isdigit() else 0,
+        _features(available), _features(active),
+    )  # fmt: skip
+
+
+def _features(text: str) -> tuple[str, ...]:
+    return () if text in ("", "(null)") else tuple(text.split(","))
+
+
+def changes(nodes: Iterable[SlurmNode], wanted: Mapping[str, Collection[str]]) -> list[FeatureChange]:
+    """What has to be told to Slurm, so that each node has the wanted features of ours, and keeps all others.
+
+    Nodes whose features become the same are in one change.
+    """
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for node in nodes:
+        ours = tuple(sorted(wanted.get(node.name, ())))
+        available, active = (*others(node.available), *ours), (*others(node.active), *ours)
+        if set(available) != set(node.available) or set(active) != set(node.active):
+            groups.setdefault((available, active), []).append(node.name)
+    return [
+        FeatureChange(tuple(names[first : first + MOST_NODES]), available, active)
+        for (available, active), names in groups.items()
+        for first in range(0, len(names), MOST_NODES)
+    ]

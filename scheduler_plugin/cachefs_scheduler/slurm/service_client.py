@@ -1,0 +1,121 @@
+"""The HTTP API of cachefs-scheduler, over a unix socket or TLS."""
+
+import ssl
+from types import TracebackType
+from typing import Final, Self, TypeVar
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs.scheduling_messages import (
+    ADMISSIONS,
+    ADMIT,
+    ENDED,
+    NODES,
+    PLACED,
+    RESIZED,
+    Admission,
+    Admissions,
+    Ask,
+    Ended,
+    NodesStatus,
+    Placed,
+)
+from cachefs_scheduler.slurm.config import ServiceSection
+
+_SECONDS: Final = 10.0
+_POLL: Final = 40.0  # the service answers a long poll within 25 s
+_MOST_BYTES: Final = 256 << 20
+_Message = TypeVar("_Message", bound=msgspec.Struct)
+
+
+class ServiceClient:
+    """All calls raise CachefsError where the service does not answer, or says no."""
+
+    def __init__(self, section: ServiceSection) -> None:
+        self._address = section.address
+        self._session = _session(section)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def nodes(self) -> NodesStatus:
+        """What each node has."""
+        return await self._call("GET", NODES, NodesStatus)
+
+    async def admissions(self, after: int | None) -> Admissions:
+        """Of all jobs that wait. With *after*, a version: waits until something is different, or for some seconds."""
+        query = "" if after is None else f"?{urlencode({'after': after})}"
+        return await self._call("GET", ADMISSIONS + query, Admissions, seconds=_POLL)
+
+    async def admit(self, ask: Ask) -> Admission:
+        """May this job start?"""
+        return await self._call("POST", ADMIT, Admission, ask)
+
+    async def placed(self, placed: Placed) -> None:
+        """A job has nodes."""
+        await self._call("POST", PLACED, None, placed)
+
+    async def resized(self, placed: Placed) -> None:
+        """A job has other nodes."""
+        await self._call("POST", RESIZED, None, placed)
+
+    async def ended(self, job: str) -> None:
+        """A job is no more."""
+        await self._call("POST", ENDED, None, Ended(job))
+
+    async def _call(
+        self, method: str, path: str, answer: type[_Message] | None, body: msgspec.Struct | None = None,
+        seconds: float = _SECONDS,
+    ) -> _Message:  # fmt: skip
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with self._session.request(
+                method, path, data=data, headers={"Content-Type": "application/json"},
+                timeout=aiohttp.ClientTimeout(seconds),
+            ) as response:  # fmt: skip
+                text = await _bounded(response.content)
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError) as error:
+            raise CachefsError(f"cachefs-scheduler at {self._address} does not answer: {error or 'too late'}") from None
+        if status >= 300:
+            words = " ".join(text[:1000].decode(errors="replace").split())
+            raise CachefsError(f"cachefs-scheduler answers {path} with {status}: {words[:300]}")
+        if answer is None:
+            return msgspec.Struct()  # type: ignore[return-value]
+        try:
+            return msgspec.json.decode(text, type=answer)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise CachefsError(f"cachefs-scheduler's answer to {path} is not understood: {error}") from None
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in content.iter_chunked(1 << 18):
+        parts.append(part)
+        size += len(part)
+        if size > _MOST_BYTES:
+            raise CachefsError(f"cachefs-scheduler says more than {_MOST_BYTES >> 20} MiB")
+    return b"".join(parts)
+
+
+def _session(section: ServiceSection) -> aiohttp.ClientSession:
+    """Raises ConfigError for certificates that cannot be used."""
+    if section.address.startswith("unix:"):
+        connector: aiohttp.BaseConnector = aiohttp.UnixConnector(section.address.removeprefix("unix:"), limit=8)
+        return aiohttp.ClientSession("http://cachefs-scheduler", connector=connector)
+    try:
+        context = ssl.create_default_context(cafile=None if section.tls_ca is None else str(section.tls_ca))
+        if section.tls_cert is not None and section.tls_key is not None:
+            context.load_cert_chain(section.tls_cert, section.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"[service]: tls_ca, tls_cert or tls_key cannot be used: {error}") from None
+    return aiohttp.ClientSession(section.address, connector=aiohttp.TCPConnector(limit=8, ssl=context))

@@ -1,0 +1,116 @@
+"""Slurm's own commands: each has a deadline and a bound on what it prints, and those that change something a pace."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs_scheduler.slurm.job_records import SlurmJob, jobs_in
+from cachefs_scheduler.slurm.node_records import FORMAT, FeatureChange, Inventory, parsed
+
+# Slurm's own time-out for messages is 10 s, and it tries again.
+_SECONDS: Final = 30.0
+_MOST_BYTES: Final = 256 << 20  # a job is some 4 KB
+_NAMES: Final = ("scontrol", "squeue", "sinfo")
+# With this word among its parameters, Slurm takes jobs whose preferred features no node has.
+_NEEDED: Final = "ignore_prefer_validation"
+
+
+class SlurmCommands:
+    """scontrol, squeue and sinfo. All calls raise CachefsError where Slurm does not answer, or refuses."""
+
+    def __init__(self, directory: Path | None, calls_per_second: float, cluster: str = "") -> None:
+        self._cluster = cluster
+        self._programs = {name: _program(name, directory) for name in _NAMES}
+        self._gap = 1 / calls_per_second
+        self._next = 0.0  # on the loop's clock: when something may be changed again
+        self.changes = 0  # calls so far that changed something
+
+    async def inventory(self) -> Inventory:
+        """All nodes, also those of hidden partitions."""
+        text = await self._ask("sinfo", "--all", "--Node", "--noheader", f"--format={FORMAT}")
+        return parsed(text.decode(errors="replace"))
+
+    async def jobs(self) -> list[SlurmJob]:
+        """Those that read a dataset, with those that ended in the last minutes."""
+        return jobs_in(await self._ask("squeue", "--all", "--json"), self._cluster)
+
+    async def takes_any_preference(self) -> bool:
+        """May jobs prefer features that no node has?"""
+        for line in (await self._ask("scontrol", "show", "config")).decode(errors="replace").splitlines():
+            key, _, value = line.partition("=")
+            if key.strip() == "SchedulerParameters":
+                return _NEEDED in value.strip().split(",")
+        return False
+
+    async def set_features(self, change: FeatureChange) -> None:
+        """All features of some nodes, those that they may have and those that they have."""
+        await self._change(
+            "update", f"NodeName={','.join(change.nodes)}", f"AvailableFeatures={','.join(change.available)}",
+            f"ActiveFeatures={','.join(change.active)}",
+        )  # fmt: skip
+
+    async def begin_in(self, seconds: int, jobs: Sequence[str]) -> None:
+        """Pending jobs start after so many seconds, and not before."""
+        await self._change("update", f"JobId={','.join(jobs)}", f"StartTime=now+{max(0, seconds)}")
+
+    async def release(self, job: str, comment: str) -> None:
+        """A job that is held is so no longer, and has this admin comment."""
+        await self._change("update", f"JobId={job}", f"AdminComment={comment}")
+        await self._change("release", job)
+
+    async def _change(self, *arguments: str) -> None:
+        loop = asyncio.get_running_loop()
+        wait = self._next - loop.time()
+        self._next = max(self._next, loop.time()) + self._gap
+        if wait > 0:
+            await asyncio.sleep(wait)
+        self.changes += 1
+        await self._ask("scontrol", *arguments)
+
+    async def _ask(self, name: str, *arguments: str) -> bytes:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._programs[name], *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, env={**os.environ, "LC_ALL": "C.UTF-8"},
+            )  # fmt: skip
+        except OSError as error:
+            raise CachefsError(f"{self._programs[name]} cannot be started: {error.strerror}") from None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            async with asyncio.timeout(_SECONDS):
+                said, problem = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+                status = await process.wait()
+        except TimeoutError:
+            raise CachefsError(f"{name} did not end within {_SECONDS:.0f} s; does slurmctld run?") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if status:
+            words = " ".join(problem.decode(errors="replace").split())
+            raise CachefsError(f"{name} {' '.join(arguments)[:200]}: {words[:300] or f'status {status}'}")
+        return said
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while part := await stream.read(1 << 18):
+        parts.append(part)
+        size += len(part)
+        if size > _MOST_BYTES:
+            raise CachefsError(f"a command of Slurm says more than {_MOST_BYTES >> 20} MiB")
+    return b"".join(parts)
+
+
+def _program(name: str, directory: Path | None) -> str:
+    found = shutil.which(name, path=None if directory is None else str(directory))
+    if found is None:
+        where = "PATH" if directory is None else str(directory)
+        raise CachefsError(f"there is no {name} in {where}; install Slurm's client, or set `commands` in [slurm]")
+    return found

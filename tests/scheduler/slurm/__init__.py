@@ -1,0 +1,1 @@
+"""A real Slurm with four nodes on this machine."""

@@ -1,0 +1,89 @@
+"""Jobs with the policy `suspend` wait in a real Slurm for a slot of a copy; the service hears of jobs that run."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm, until
+
+WAITS = "--comment=cachefs:imagenet,policy=suspend"
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HintedSlurm]:
+    with hinted_slurm(tmp_path_factory.mktemp("s")) as hinted:
+        yield hinted
+
+
+@pytest.fixture
+def hinted(started: HintedSlurm) -> Iterator[HintedSlurm]:
+    """No jobs; imagenet is on two nodes, for one job at a time."""
+    started.hold(imagenet={"n3": 1.0, "n4": 1.0})
+    started.service.set_slots("imagenet", 1)
+    yield started
+    started.slurm.cancel_all()
+    until(lambda: set(started.service.placed) <= started.service.ended, "the service knows that all jobs have ended")
+
+
+def test_a_job_waits_until_a_slot_is_free(hinted: HintedSlurm) -> None:
+    first, nodes = hinted.run_on(WAITS)
+    assert nodes in (("n3",), ("n4",))
+    second = hinted.slurm.submit(WAITS)
+    until(lambda: f"slurm:{second}" in hinted.service.asks, "the service was asked")
+    assert hinted.slurm.state(second)[::2] == ("PENDING", "BeginTime")
+    hinted.cancel(first)
+    assert hinted.nodes_of(second) in (("n3",), ("n4",))
+    until(lambda: hinted.service.placed.get(f"slurm:{second}") == hinted.slurm.state(second)[1], "the service knows")
+
+
+def test_tasks_of_an_array_wait_one_by_one(hinted: HintedSlurm) -> None:
+    hinted.service.set_slots("imagenet", 2)
+    job = hinted.slurm.submit(WAITS, "--array=1-4")
+    until(lambda: len(_running(hinted, job)) == 2, "two tasks run")
+    until(lambda: sum(name.startswith(f"slurm:{job}_") for name in hinted.service.placed) == 2, "they are known")
+    waiting = hinted.slurm.run("squeue", "--noheader", "--states=pending", f"--jobs={job}", "--format=%r")
+    assert set(waiting.split()) == {"BeginTime"}
+    hinted.slurm.run("scancel", _running(hinted, job)[0])
+    until(lambda: f"{job}_3" in _running(hinted, job), "the third one runs")
+
+
+def test_a_begin_time_of_the_user_stays(hinted: HintedSlurm) -> None:
+    job = hinted.slurm.submit(WAITS, "--begin=now+3600")
+    begin = _begin(hinted, job)
+    other, _ = hinted.run_on(WAITS)
+    # It runs, so jobs have been looked at since.
+    assert _begin(hinted, job) == begin
+    hinted.cancel(other)
+
+
+def test_a_job_that_shrinks_is_told_of(hinted: HintedSlurm) -> None:
+    job, nodes = hinted.run_on("--nodes=2", "--comment=cachefs:imagenet")
+    until(lambda: hinted.service.placed.get(f"slurm:{job}") == nodes, "the service knows")
+    hinted.slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
+    until(lambda: hinted.service.placed[f"slurm:{job}"] == nodes[:1], "the service knows that it is smaller")
+    assert hinted.service.resized == [f"slurm:{job}"]
+
+
+def test_held_jobs_are_released_where_the_administrator_wants_jobs_to_be_held(hinted: HintedSlurm) -> None:
+    hinted.stop_hint()
+    hinted.start_hint({"wait": "hold"})
+    until(lambda: "wait hold" in hinted.hints.read_text(), "Lua knows")
+    first, _ = hinted.run_on(WAITS)
+    second = hinted.slurm.submit(WAITS)
+    until(lambda: f"slurm:{second}" in hinted.service.asks, "the service was asked")
+    assert hinted.slurm.state(second)[::2] == ("PENDING", "JobHeldUser")
+    hinted.cancel(first)
+    hinted.nodes_of(second)
+    assert "held" not in hinted.slurm.run("squeue", "--noheader", f"--jobs={second}", "--Format=AdminComment:200")
+    hinted.stop_hint()
+    hinted.start_hint()
+    until(lambda: "wait begin" in hinted.hints.read_text(), "Lua knows")
+
+
+def _running(hinted: HintedSlurm, job: int) -> list[str]:
+    return hinted.slurm.run("squeue", "--noheader", "--states=running", f"--jobs={job}", "--format=%i").split()
+
+
+def _begin(hinted: HintedSlurm, job: int) -> str:
+    shown = hinted.slurm.run("scontrol", "show", "job", str(job))
+    return shown.partition("StartTime=")[2].split()[0]

@@ -1,0 +1,70 @@
+"""Who may ask a control endpoint what observers ask: by name without TLS, by certificate with it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from cachefs_daemon.node_sharing import security_of
+from cachefs_daemon.peers.tls import Certificates, TlsFiles
+from cachefs_daemon.sharing.endpoint import ControlEndpoint
+from cachefs_daemon.sharing.observers import Observers
+from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_scheduler.config import ClusterSection
+from cachefs_scheduler.view.asking import Asking, NodeFailed
+
+from cachefs.observe_messages import MEMBERS_PATH
+from tests.certificates import Authority
+from tests.sharing import ToldMembership, node_record
+
+OBSERVERS = Observers.of(["Looks"], ["orders"])
+
+
+def test_names_are_compared_in_small_letters_and_proven_by_certificates() -> None:
+    assert OBSERVERS.recognised("looks", None) == OBSERVERS.recognised("LOOKS", frozenset({"looks"})) == "looks"
+    assert OBSERVERS.recognised("orders", frozenset({"orders", "other"})) == "orders"
+    assert OBSERVERS.recognised("looks", frozenset({"other"})) == ""
+    assert OBSERVERS.recognised("looks", frozenset()) == ""
+    assert OBSERVERS.recognised("", None) == OBSERVERS.recognised("stranger", frozenset({"stranger"})) == ""
+    assert OBSERVERS.may_order == {"orders"}
+
+
+async def members(security: Security, section: ClusterSection) -> str:
+    """What an endpoint makes of an observer that asks: its cluster's name, or why not."""
+    endpoint = ControlEndpoint("test", ToldMembership(node_record(1)), security, OBSERVERS)
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=b"\x83\xa7cluster\xa4test\xa2me\xa0\xa7members\x90")
+
+    endpoint.add("GET", MEMBERS_PATH, answer)
+    await endpoint.start("127.0.0.1", 0)
+    asking = Asking(section)
+    try:
+        return (await asking.members("127.0.0.1", endpoint.port)).cluster
+    except NodeFailed as error:
+        return str(error)
+    finally:
+        await asking.close()
+        await endpoint.stop()
+
+
+def section(name: str, files: TlsFiles | None = None) -> ClusterSection:
+    if files is None:
+        return ClusterSection(name=name)
+    return ClusterSection(name=name, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key)
+
+
+@pytest.mark.parametrize(("name", "said"), [("looks", "test"), ("orders", "test"), ("stranger", "is no observer here")])
+def test_without_certificates_the_name_counts(name: str, said: str) -> None:
+    assert said in asyncio.run(members(INSECURE, section(name)))
+
+
+def test_with_certificates_only_the_certificate_counts(tmp_path: Path) -> None:
+    ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    security = security_of(Certificates(ours.issue("node-1")))
+    assert asyncio.run(members(security, section("looks", ours.issue("looks")))) == "test"
+    assert "is no observer here" in asyncio.run(members(security, section("looks", ours.issue("somebody"))))
+    assert "is no observer here" in asyncio.run(members(security, section("node-1", ours.issue("node-1"))))
+    stranger = others.issue("looks")
+    files = TlsFiles(ours.issue("looks").ca, stranger.cert, stranger.key)
+    assert asyncio.run(members(security, section("looks", files))) != "test"

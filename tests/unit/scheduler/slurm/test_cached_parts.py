@@ -1,0 +1,39 @@
+from cachefs_scheduler.slurm.cached_parts import CachedParts, partitions_of
+from cachefs_scheduler.slurm.node_records import parsed
+
+from cachefs.scheduling_messages import HeldPart, NodesStatus, NodeStatus
+
+INVENTORY = parsed("n1|main*|idle|4||\nn2|main*|idle|4||\nn2|gpu|idle|4||\nn3|main*|down|4||\n")
+
+
+def said(**nodes: int) -> NodesStatus:
+    return NodesStatus(
+        [NodeStatus(name, "active", 0.0, datasets=[HeldPart("a", held, 100)]) for name, held in nodes.items()]
+    )
+
+
+def test_only_nodes_that_get_jobs_and_have_spoken_of_late_count() -> None:
+    parts = CachedParts(most=10, oldest=60)
+    status = said(n1=100, n3=100, elsewhere=100)
+    old = NodeStatus("n2", "active", 61.0, datasets=[HeldPart("a", 100, 100)])
+    parts.learn(NodesStatus([*status.nodes, old]))
+    assert parts.levels(INVENTORY)["a"].nested == {"some": {"n1"}}
+
+
+def test_a_few_bytes_more_or_less_change_nothing() -> None:
+    parts = CachedParts(most=10, oldest=60)
+    parts.learn(said(n1=50, n2=40))
+    before = parts.levels(INVENTORY)
+    parts.learn(said(n1=49, n2=41))
+    assert parts.levels(INVENTORY) == before
+
+
+def test_the_datasets_that_most_is_cached_of() -> None:
+    parts = CachedParts(most=2, oldest=60)
+    held = [HeldPart("a", 10, 100), HeldPart("b", 90, 100), HeldPart("c", 50, 100), HeldPart("no feature!", 1, 1)]
+    parts.learn(NodesStatus([NodeStatus("n1", "active", 0.0, datasets=[*held, HeldPart("empty", 0, 0)])]))
+    assert set(parts.levels(INVENTORY)) == {"b", "c"}
+
+
+def test_partitions() -> None:
+    assert partitions_of(INVENTORY) == {"main": {"n1", "n2"}, "-": {"n1", "n2"}, "gpu": {"n2"}}

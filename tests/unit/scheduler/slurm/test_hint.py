@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+from cachefs_scheduler.slurm.config import HintConfig, load
+from cachefs_scheduler.slurm.hint import PLUGIN, main
+from click.testing import CliRunner
+
+from cachefs.errors import ConfigError
+
+
+def test_the_example_has_the_defaults_and_every_key() -> None:
+    example = load(PLUGIN / "slurm-hint.toml")
+    assert example == HintConfig()
+    text = (PLUGIN / "slurm-hint.toml").read_text()
+    for section in (type(example.service), type(example.slurm)):
+        assert all(f"\n{key} = " in text or f"\n#{key} = " in text for key in section.model_fields)
+
+
+def test_what_is_shipped() -> None:
+    shown = CliRunner().invoke(main, ["--files"])
+    names = {each.name for each in Path(shown.output.strip()).iterdir()}
+    lua = {"cachefs.lua", "job_submit.lua", "cli_filter.lua"}
+    assert names == lua | {"slurm.conf.example", "slurm-hint.toml", "cachefs-slurm-hint.service"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[service]\naddress = 'http://far:80'", "service.address: Value error, expected unix:/PATH, https"),
+        ("[service]\naddress = 'https://h:1'\ntls_cert = '/c'", "tls_cert and tls_key belong together"),
+        ("[slurm]\nevery = 5", "slurm.every: Extra inputs"),
+        ("[slurm]\nwait = 'long'", "slurm.wait: Input should be 'begin' or 'hold'"),
+        ("slurm", "Expected '='"),
+    ],
+)
+def test_a_wrong_configuration_is_told_in_one_line(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "hint.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"^{file}: ") as error:
+        load(file)
+    assert words in str(error.value)
+    assert CliRunner().invoke(main, ["--config", str(file), "--check-config"]).exit_code == 1
+
+
+def test_a_file_that_is_named_and_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "none")
+
+
+def test_without_slurm(tmp_path: Path) -> None:
+    file = tmp_path / "hint.toml"
+    file.write_text(f"[slurm]\nhint_file = '{tmp_path}/run/hints'\ncommands = '{tmp_path}'\n")
+    done = CliRunner().invoke(main, ["--config", str(file)])
+    assert done.exit_code == 1
+    assert "there is no scontrol in" in str(done.exception)

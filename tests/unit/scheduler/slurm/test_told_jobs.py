@@ -1,0 +1,44 @@
+from dataclasses import replace
+
+from cachefs_scheduler.slurm.job_records import SlurmJob
+from cachefs_scheduler.slurm.job_tag import JobTag
+from cachefs_scheduler.slurm.told_jobs import SAY_AGAIN, ToldJobs
+
+RUNNING = SlurmJob("slurm:1", "1", JobTag("a"), "anna", 0, 1, waiting=False, nodes=("n1",), eligible=0, held=False,
+                   admin_comment="")  # fmt: skip
+WAITING = replace(RUNNING, waiting=True, nodes=())
+ENDED = replace(RUNNING, nodes=())
+
+
+def test_a_job_from_its_start_to_its_end() -> None:
+    told = ToldJobs()
+    assert told.news([WAITING], 0.0).placed == []
+    told.asked("slurm:1")
+    assert told.news([RUNNING], 1.0).placed == [RUNNING]
+    told.placed(RUNNING, 1.0)
+    assert told.news([RUNNING], 2.0).placed == []
+    larger = replace(RUNNING, nodes=("n1", "n2"))
+    assert told.news([larger], 3.0).resized == [larger]
+    told.placed(larger, 3.0)
+    assert told.news([larger], 3.0 + SAY_AGAIN).placed == [larger]
+    assert told.news([ENDED], 4.0).ended == ["slurm:1"]
+    told.ended("slurm:1")
+    assert told.news([], 5.0).ended == []
+
+
+def test_what_was_not_said_is_due_again() -> None:
+    told = ToldJobs()
+    assert told.news([RUNNING], 0.0).placed == told.news([RUNNING], 1.0).placed == [RUNNING]
+
+
+def test_a_job_that_was_cancelled_while_it_waited() -> None:
+    told = ToldJobs()
+    told.news([WAITING], 0.0)
+    told.asked("slurm:1")
+    assert told.news([], 1.0).ended == ["slurm:1"]
+
+
+def test_after_a_restart_the_service_hears_of_jobs_that_ended_meanwhile() -> None:
+    told = ToldJobs()
+    assert told.news([ENDED], 0.0).ended == ["slurm:1"]
+    assert told.news([ENDED], 1.0).ended == []

@@ -1,0 +1,106 @@
+"""What job_submit.lua and its hint file cost whoever submits a job, and the controller.
+
+Two Slurms run at once, one of them without the Lua files, and get jobs in turns. The jobs are held, so what is measured
+is the submission: the time of a whole sbatch, and what sdiag says that the controller took.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from cachefs_scheduler.slurm.hint import PLUGIN
+from cachefs_scheduler.slurm.hint_file import Heading, Stamp, text_of
+from cachefs_scheduler.slurm.levels import levels_of
+
+from cachefs_tools.lab.slurm import Slurm, running_slurm
+
+_COMMENT: Final = "--comment=cachefs:{dataset}"
+# Of sdiag: microseconds of all submissions, from the request to its answer, so with the plugin and the wait for locks.
+_TOTAL: Final = re.compile(r"REQUEST_SUBMIT_BATCH_JOB .*total_time:(\d+)")
+_SCRIPT: Final = "#!/bin/sh\n#CACHEFS dataset={dataset}\n" + "# a comment in a script\n" * 200 + "sleep 1\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmLoad:
+    """What is submitted."""
+
+    jobs: int  # of each kind
+    datasets: int  # in the hint file
+    nodes: int  # that each of them is on, in the hint file
+
+
+def measure(work: Path, load: SlurmLoad) -> dict[str, Any]:
+    """The figures. Raises CachefsError where Slurm is missing."""
+    with ExitStack() as stack:
+        places = {name: work / name for name in ("plain", "lua")}
+        for place in places.values():
+            place.mkdir()
+        hints = work / "hints"
+        _write_lua(places["lua"], hints)
+        hints.write_text(_hints(load))
+        plain = stack.enter_context(running_slurm(places["plain"]))
+        lua = stack.enter_context(running_slurm(places["lua"], more="JobSubmitPlugins=lua"))
+        dataset = f"dataset-{load.datasets - 1}"
+        script = _SCRIPT.format(dataset=dataset)
+        comment = _COMMENT.format(dataset=dataset)
+        kinds: dict[str, tuple[Slurm, Sequence[str], str]] = {
+            "without": (plain, (), "#!/bin/sh\nsleep 1\n"),
+            "reads_nothing": (lua, (), "#!/bin/sh\nsleep 1\n"),
+            "by_comment": (lua, (comment,), "#!/bin/sh\nsleep 1\n"),
+            "by_directive": (lua, (), script),
+            "with_constraint": (lua, (comment, "--constraint=lab"), "#!/bin/sh\nsleep 1\n"),
+        }
+        taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+        inside: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for turn in range(-5, load.jobs):  # the first few are not counted
+            for kind, (slurm, options, text) in kinds.items():
+                before, begun = _inside(slurm), time.perf_counter()
+                last = slurm.submit("--hold", *options, script=text)
+                if turn >= 0:
+                    taken[kind].append(1e3 * (time.perf_counter() - begun))
+                    inside[kind].append((_inside(slurm) - before) / 1e3)
+        return {
+            "jobs": load.jobs,
+            "hint_file_bytes": hints.stat().st_size,
+            "kinds": {
+                kind: {"sbatch_ms": _quantiles(taken[kind]), "controller_ms": _quantiles(inside[kind])}
+                for kind in kinds
+            },
+            "last_preferred": _preferred(lua, last),
+        }
+
+
+def _write_lua(place: Path, hints: Path) -> None:
+    (place / "cachefs.lua").write_text((PLUGIN / "cachefs.lua").read_text())
+    text = (PLUGIN / "job_submit.lua").read_text().replace("/etc/slurm/cachefs.lua", f"{place}/cachefs.lua")
+    (place / "job_submit.lua").write_text(f'{text}\ncachefs.file = "{hints}"\n')
+
+
+def _hints(load: SlurmLoad) -> str:
+    """Each dataset is on so many nodes, of which some hold more than others."""
+    nodes = {f"n{number}": 1 - number / (2 * load.nodes) for number in range(load.nodes)}
+    levels = levels_of(nodes, [])
+    sets = {f"dataset-{number}": levels for number in range(load.datasets)}
+    return text_of(Heading(Stamp.now(), 86400, True, "begin", 120, 4), sets, {})
+
+
+def _inside(slurm: Slurm) -> int:
+    """Microseconds that the controller has spent with submissions so far."""
+    found = _TOTAL.search(slurm.run("sdiag"))
+    return int(found[1]) if found is not None else 0
+
+
+def _preferred(slurm: Slurm, job: int) -> str:
+    """That hints were in effect."""
+    shown = slurm.run("scontrol", "show", "job", str(job))
+    return next((line.strip() for line in shown.splitlines() if "Prefer=" in line), "")
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float]:
+    low, median, high = np.quantile(values, (0.1, 0.5, 0.95))
+    return {"p10": round(float(low), 3), "median": round(float(median), 3), "p95": round(float(high), 3)}
