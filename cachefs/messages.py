@@ -271,6 +271,8 @@ class PeerCounts(Message, frozen=True):
     # for this one.
     taken: int = 0
     given: int = 0
+    # Blocks that came to fill this node up, and for nobody who reads them now.
+    filled: int = 0
 
 
 class Status(Message, frozen=True):

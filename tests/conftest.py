@@ -20,7 +20,7 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 # Files that start real processes take up to two minutes each, the others seconds.
-_LONG_FILES = ("tests/node/", "tests/faults/", "tests/unit/test_packaging.py")
+_LONG_FILES = ("tests/node/", "tests/scheduler/", "tests/faults/", "tests/unit/test_packaging.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

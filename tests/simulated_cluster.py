@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from cachefs_daemon.cooperation.groups import Group, groups_of
+from cachefs_daemon.cooperation.groups import Group, Member, groups_of
 from cachefs_daemon.cooperation.holders import Known, Ring
 from cachefs_daemon.cooperation.orders import GroupOrders
-from cachefs_daemon.cooperation.shared_snapshot import Place, SharedSnapshot, Surroundings
+from cachefs_daemon.cooperation.shared_snapshot import SharedSnapshot
+from cachefs_daemon.cooperation.surroundings import Place, Surroundings
+from cachefs_daemon.cooperation.timeliness import NOTHING_SETTLED, Settled
 from cachefs_daemon.jobs.plan_room import PlanRoom
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing.sections import ConsumerFacts
+from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.blocks.samples import Samples
@@ -34,6 +36,7 @@ from tests.simulated import space_of
 
 SIZE = 110_000
 LATENCY = 0.05  # seconds of a transfer between nodes; from the origin it takes twice as long
+HEARD = 0.15  # seconds until a word is heard by others
 NEWS = 1.0  # seconds between two words of where the others are
 SNAPSHOT = "space"
 
@@ -51,6 +54,12 @@ class Setting:
     drift: int = 0
     # Seconds until the first epoch begins.
     start: float = 2.0
+    # Each node publishes the orders of its epochs one by one, as it begins one, and those of so many that follow; None:
+    # its sampler says all. Others know of that after so many seconds, the first node sooner than the last.
+    ahead: int | None = None
+    told: tuple[float, float] = (0.5, 1.0)
+    # Its epochs are the first one again and again, as where a script does not set the epoch of its sampler.
+    repeats: bool = False
     # Copies of each block.
     replicas: int = 1
     # Seconds after which the last node is lost for good; 0: never. The others notice at once.
@@ -87,6 +96,12 @@ class SimulatedPeer:
     epoch: int = 0
     position: int = 0
     said: tuple[int, int] | None = None
+    # What it has said of the epochs in which copies change hands, and when.
+    settled: list[tuple[float, Settled]] = field(default_factory=list)
+    # What it knows of all consumers.
+    facts: dict[str, list[ConsumerFacts]] = field(default_factory=dict)
+    # When it has published the orders of which epochs, the latest last.
+    published: list[tuple[float, range]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         space = self.cluster.space
@@ -110,7 +125,10 @@ class SimulatedPeer:
         return self.epoch == self.cluster.setting.epochs
 
     def publish(self) -> None:
-        epochs = self.cluster.setting.epochs
+        setting, epochs = self.cluster.setting, self.cluster.setting.epochs
+        if setting.ahead is not None:
+            known = range(self.epoch, min(epochs, self.epoch + setting.ahead + 1))
+            self.published.append((self.cluster.now, known))
         for epoch in (self.epoch, self.epoch + 1):
             if epoch < epochs and self.plan.epoch(self.key, epoch) is None:
                 order = self.cluster.order(epoch, self.number)
@@ -200,10 +218,18 @@ class SimulatedCluster:
         self._later: list[tuple[float, partial[None]]] = []
         self._orders: dict[tuple[int, int], np.ndarray[tuple[int], np.dtype[np.int32]]] = {}
         self.nodes = [SimulatedPeer(self, name, number) for number, name in enumerate(self.names)]
-        [group] = groups_of({node.name: [self._facts(node)] for node in self.nodes})
         for node in self.nodes:
-            node.shared.regroup([group])
             node.publish()
+        self._regroup()
+
+    def _regroup(self) -> None:
+        """What each node knows of the others by now."""
+        rest = [node for node in self.nodes if node.name not in self.lost]
+        for node in rest:
+            facts = {one.name: [self._facts(one, node)] for one in rest}
+            if facts != node.facts:
+                node.facts = facts
+                node.shared.regroup(groups_of(facts))
 
     def ring(self, names: Sequence[str]) -> Ring:
         capacity = int(self.setting.files * SIZE * self.setting.capacity / self.setting.nodes)
@@ -218,19 +244,36 @@ class SimulatedCluster:
 
     def order(self, epoch: int, number: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
         if (epoch, number) not in self._orders:
-            self._orders[epoch, number] = epoch_order(self.spec(number), epoch).astype(np.int32)
+            drawn = 0 if self.setting.repeats else epoch
+            self._orders[epoch, number] = epoch_order(self.spec(number), drawn).astype(np.int32)
         return self._orders[epoch, number]
 
-    def _facts(self, node: SimulatedPeer) -> ConsumerFacts:
-        spec = self.spec(node.number)
-        return ConsumerFacts("job", node.name, "ds", SNAPSHOT, node.number, self.setting.nodes, spec)
+    def _facts(self, node: SimulatedPeer, viewer: SimulatedPeer) -> ConsumerFacts:
+        """Of the consumer of *node*, as *viewer* knows it."""
+        setting, rank = self.setting, node.number
+        if setting.ahead is None:
+            return ConsumerFacts("job", str(rank), "ds", SNAPSHOT, rank, setting.nodes, self.spec(rank))
+        first, last = setting.told
+        late = 0.0 if viewer is node else first + (last - first) * viewer.number / setting.nodes
+        known = [epochs for when, epochs in node.published if when + late <= self.now]
+        samples = setting.files // setting.nodes
+        orders = [OrderRef(one, f"{rank:016x}{one:016x}", samples) for one in (known[-1] if known else ())]
+        return ConsumerFacts("job", str(rank), "ds", SNAPSHOT, rank, setting.nodes, None, orders)
 
     def share(self, node: SimulatedPeer) -> SharedSnapshot:
-        async def samples(group: Group) -> Samples:
+        async def samples(group: Group, digest: str) -> Samples:
             return self.samples
 
         async def remembered(space: BlockSpace) -> Known | None:
             return self.remembered.get(node.name)
+
+        def remember(snapshot: str, known: Known) -> None:
+            self.remembered[node.name] = known
+            node.settled.append((self.now, known.settled))
+
+        def settled(name: str, group: Group) -> Settled:
+            heard = [said for when, said in self.nodes[self.names.index(name)].settled if when + HEARD <= self.now]
+            return heard[-1] if heard else NOTHING_SETTLED
 
         def places(group: Group) -> list[Place]:
             found = []
@@ -243,8 +286,9 @@ class SimulatedCluster:
                     found.append(Place(one.name, place[0], place[1] / reads, self.setting.rate / reads))
             return found
 
-        async def never(*ignored: object) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-            raise AssertionError("the sampler says all")
+        async def published(member: Member, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+            assert self.setting.ahead is not None, "the sampler says all"
+            return self.order(epoch, member.facts.rank).astype(np.uint32)
 
         surroundings = Surroundings(
             node.name,
@@ -252,14 +296,15 @@ class SimulatedCluster:
             node.standing,
             self.threads,
             PlanRoom(1 << 30),
-            GroupOrders(self.threads, never),
+            GroupOrders(self.threads, published),
             self.setting.replicas,
             samples,
             places,
             lambda group: [node.key],
             remembered,
-            lambda snapshot, known: self.remembered.update({node.name: known}),
+            remember,
             lambda space, blocks: None,  # it has no transient blocks
+            settled=settled,
         )
         return SharedSnapshot(SNAPSHOT, self.ring(self.names), surroundings)
 
@@ -291,10 +336,9 @@ class SimulatedCluster:
         """It is away, with all that it had."""
         self.lost.add(lost.name)
         rest = [node for node in self.nodes if node.name not in self.lost]
-        [group] = groups_of({node.name: [self._facts(node)] for node in rest})
         for node in rest:
             node.shared.follow(self.ring([one.name for one in rest]))
-            node.shared.regroup([group])
+        self._regroup()
 
     async def run(self) -> "SimulatedCluster":
         setting, began, said = self.setting, self.now, -NEWS
@@ -315,6 +359,7 @@ class SimulatedCluster:
                 said = self.now
                 for node in nodes:
                     node.said = (node.epoch, node.position)
+            self._regroup()
             for node in nodes:
                 node.shared.step()
             await self._settle()

@@ -21,6 +21,8 @@ AnyOrder = NDArray[numpy.int64]
 
 # An order of more samples is not foreseen: the job would wait for it, and no message to the daemon holds it.
 MAX_SAMPLES: Final = 1 << 26
+# The epoch after the next one is foreseen where it has no more samples: the daemon keeps 64 MiB of a consumer's orders.
+MAX_FURTHER: Final = 4 << 20
 # RandomSampler draws so many numbers at once where it draws with replacement, which takes 3 to 6 us each: of an epoch
 # with more samples than this it would take more than a second.
 REPLACEMENTS: Final = 32
@@ -53,7 +55,7 @@ class SamplerOrder:
     @property
     def has_own_generator(self) -> bool:
         """Does nobody but the sampler draw from what it draws from?"""
-        return getattr(self._sampler, "generator", None) is not None or is_pure(self._sampler)
+        return self._is_distributed or getattr(self._sampler, "generator", None) is not None or is_pure(self._sampler)
 
     @property
     def epoch(self) -> int:
@@ -83,28 +85,35 @@ class SamplerOrder:
             "rank": self._sampler.rank,
         }
 
-    def foresee(self) -> tuple[AnyOrder, AnyOrder | None] | None:
-        """The orders of the epoch that is about to begin and of the one after it, as shape (n,), int64.
+    def foresee(self) -> list[AnyOrder] | None:
+        """The orders of the epoch that is about to begin and of those after it, each of shape (n,), int64.
 
-        For a known sampler; None where it draws from a generator that cannot be copied, as one on a GPU. The second
-        order is right if this epoch is read to its end and nobody else draws from the generators; it is None where it
-        depends on what the job does to the sampler in between.
+        For a known sampler; None where it draws from a generator that cannot be copied, as one on a GPU. The orders
+        after the first are right if each epoch is read to its end and nobody else draws from the generators; there is
+        none where they depend on what the job does to the sampler in between. A rank of many says one more, if it is
+        not large: nodes that share a cache say of each block who keeps it, before the epoch begins that settles it.
         """
         if self._torch._C._len_torch_dispatch_stack():
             return None  # what torch computes now is not computed as usual
         with self._torch._C.DisableTorchFunction():
             if self._is_distributed:
                 order = self._whole(numpy.fromiter(self._sampler, dtype=numpy.int64))
-                return order, order
+                return [order] * (1 + self._ahead(len(order)))
             if is_pure(self._sampler):
-                return self._whole(self._first_samples()), None
+                return [self._whole(self._first_samples())]
             if self._is_too_long():
                 return None
             copies = _Copies(self._torch)
-            current = self._whole(self._samples(copies, 0))
-            if self._draws_worker_seeds:
-                self._number(copies.of(self._loader_generator))
-            return current, self._whole(self._samples(copies, 1))
+            found = [self._whole(self._samples(copies, 0))]
+            for ahead in range(1, 1 + self._ahead(len(found[0]))):
+                if self._draws_worker_seeds:
+                    self._number(copies.of(self._loader_generator))
+                found.append(self._whole(self._samples(copies, ahead)))
+            return found
+
+    def _ahead(self, samples: int) -> int:
+        """How many epochs after the current one are foreseen."""
+        return 2 if self.rank()[1] > 1 and samples <= MAX_FURTHER else 1
 
     def _can_be_foreseen(self) -> bool:
         torch, sampler = self._torch, self._sampler

@@ -69,7 +69,7 @@ class Watch:
         self._follows_spec = True  # have all epochs since it is published been those of a spec?
         self._parts: deque[_Part] = deque()  # those published that are not delivered
         self._expected: AnyOrder | None = None  # its samples, until it is seen whether they come so
-        self._guess: AnyOrder | None = None  # the order that the next epoch is expected to have
+        self._guesses: list[AnyOrder] = []  # the orders that the next epochs are expected to have
         # Are guesses published? They are where the last one was right, or nobody else draws from the generator.
         self._trusts = sampler.has_own_generator
         self._begun = 0  # epochs
@@ -100,7 +100,7 @@ class Watch:
         self._spec, self._follows_spec = None, False
         found = self._sampler.foresee() if self._sampler.is_known else None
         if found is not None:
-            self._expect(*found)
+            self._expect(found[0], found[1:])
 
     def drew(self, index: Any, iterator: Any, delivered: int) -> None:
         """*index* was drawn, a sample number or a batch of them, out of *iterator*; *delivered* samples of the epoch
@@ -135,18 +135,21 @@ class Watch:
 
     # --- what is published ----------------------------------------------------------------------------------------
 
-    def _expect(self, current: AnyOrder, following: AnyOrder | None) -> None:
-        was_right = self._guess is not None and numpy.array_equal(self._guess, current)
+    def _expect(self, current: AnyOrder, following: list[AnyOrder]) -> None:
+        """These are the orders of the epoch that begins, and of those after it."""
+        guesses, self._guesses = self._guesses, following
+        was_right = bool(guesses) and numpy.array_equal(guesses[0], current)
+        said = guesses if self._trusts else []  # what is published of these epochs
+        if guesses:
+            self._trusts = was_right
         self._number += 1
-        if not (was_right and self._trusts):
-            self._order(self._number, current)
         self._parts.append(_Part(self._number, 0, len(current)))
         self._expected = current
-        if self._guess is not None:
-            self._trusts = was_right
-        self._guess = following
-        if self._trusts and following is not None:
-            self._order(self._number + 1, following)
+        orders = [current, *following]
+        # Where the last guesses were wrong, no new ones are published, but in place of those.
+        for ahead, samples in enumerate(orders if self._trusts else orders[: max(1, len(said))]):
+            if ahead >= len(said) or not numpy.array_equal(said[ahead], samples):
+                self._order(self._number + ahead, samples)
         self.move(0)
 
     def _compare(self, expected: AnyOrder, index: Any) -> None:
@@ -180,7 +183,7 @@ class Watch:
         """Publish *samples*, which begin with those that are fresh, as a part."""
         start = self._drawn - len(self._fresh or ())
         self._number += 1
-        self._guess = None
+        self._guesses = []
         self._parts.append(_Part(self._number, start, start + len(samples)))
         self._order(self._number, samples)
         self._fresh = []

@@ -54,6 +54,7 @@ from cachefs_daemon.store.tier import TierConfig
 if TYPE_CHECKING:
     from cachefs_daemon.cooperation.cooperation import Cooperation
     from cachefs_daemon.cooperation.draining import Draining
+    from cachefs_daemon.cooperation.filling import Filling
     from cachefs_daemon.node_sharing import NodeSharing
     from cachefs_daemon.peers.plane import Adopt, DataPlane
 
@@ -137,6 +138,7 @@ class Node:
             self._endless.append(self.guesser.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
+        self._filling: Filling | None = None
         self.draining = self._make_draining()
         self._make_reception()
         self._background: list[asyncio.Task[None]] = []
@@ -156,7 +158,7 @@ class Node:
 
         cooperation = self.cooperation
         foresight = self.storage.foresight
-        filling = Filling(
+        filling = self._filling = Filling(
             FillingParts(
                 membership=self.membership,
                 shared=self.sharing.shared,
@@ -303,6 +305,7 @@ class Node:
             served_blocks=sum(one.blocks for one in served),
             served_bytes=sum(one.bytes for one in served),
             served_fetched=sum(one.fetched for one in served),
+            filled=self._filling.got if self._filling is not None else 0,
             **asdict(bringing.elsewhere.counts),
         )
 

@@ -44,6 +44,14 @@ class Reads:
             reader[backwards[sooner]] = node
         return cls(reader, when)
 
+    def after(self, place: float) -> "Reads":
+        """The same without the reads that come before that place of the epoch, from 0 to 1. Raises ValueError where the
+        places are not known."""
+        if self.when is None:
+            raise ValueError("the places of these reads are not known")
+        early = self.when < np.float32(place)
+        return Reads(np.where(early, NOBODY, self.reader).astype(np.uint16), np.where(early, np.float32(2), self.when))
+
     def without_places(self) -> "Reads":
         """The same, as it is kept of epochs that are far ahead: 2 bytes per block in place of 6."""
         return replace(self, when=None)

@@ -74,9 +74,12 @@ class Standing:
 
     def owe(self, snapshot: str, owed: Mine | None) -> None:
         """From now on *owed* says what other nodes have still to get of it; None: nothing. It is not copied: `update`
-        clears it for the blocks that it is told."""
+        clears it for the blocks that it is told. Policies look at all blocks again."""
+        if owed is None and snapshot not in self.owed:
+            return
         others = {known: one for known, one in self.owed.items() if known != snapshot}
         self.owed = others if owed is None else {**others, snapshot: owed}
+        self._note(snapshot, None)  # what was to go next may be owed now
 
     def forget(self, snapshot: str) -> None:
         """There are no copies of *snapshot* any more: all its blocks are kept as the plan says."""

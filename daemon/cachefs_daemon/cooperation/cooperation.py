@@ -29,7 +29,9 @@ from cachefs_daemon.cooperation.holders import Known, Ring
 from cachefs_daemon.cooperation.known_holders import HOLDERS as HOLDERS_PATH
 from cachefs_daemon.cooperation.known_holders import OVERHEAD, PER_BLOCK, HolderFiles, decode, differ, digest_of, encode
 from cachefs_daemon.cooperation.orders import GroupOrders
-from cachefs_daemon.cooperation.shared_snapshot import Place, SharedSnapshot, Surroundings
+from cachefs_daemon.cooperation.shared_snapshot import SharedSnapshot
+from cachefs_daemon.cooperation.surroundings import Place, Surroundings
+from cachefs_daemon.cooperation.timeliness import NOTHING_SETTLED, Settled
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.registry import JobRegistry
@@ -110,6 +112,8 @@ class Cooperation:
             remembered=self._remembered,
             remember=self._remember,
             adopt=self._take_in,
+            forget=self._forget,
+            settled=self._settled,
             coordinated=self._is_coordinated,
             filled=self._are_filled,
         )
@@ -226,11 +230,12 @@ class Cooperation:
             mine = await self._parts.threads.planning(at_home, hashes, ring.members, view.me, self._parts.replicas)
             self._parts.standing.set(space.snapshot, mine)
 
-    async def _samples(self, group: Group) -> Samples | None:
+    async def _samples(self, group: Group, digest: str) -> Samples | None:
         snapshot = self._parts.snapshots.get(group.snapshot)
         if snapshot is None:
             return None  # it is on its way
-        member = next((one for one in group.members if one.node == self._around.me), group.members[0])
+        members = [one for one in group.members if one.facts.map == digest]
+        member = next((one for one in members if one.node == self._around.me), members[0])
         sample_map = await self._consumer(member).sample_map()
         return await self._parts.loader.samples(snapshot, sample_map)
 
@@ -318,10 +323,14 @@ class Cooperation:
         """Do other nodes have copies go where the group reads them next?"""
         view = self._parts.shared.membership.view
         return any(
-            (facts := values.get(group.snapshot)) is not None and facts.job == group.job
+            (facts := values.get(group.snapshot)) is not None and facts.job == group.name
             for node, values in self._parts.shared.values(HOLDERS).items()
             if (record := view.get(node)) is not None and record.state != "away"
         )
+
+    def _settled(self, node: str, group: Group) -> Settled:
+        facts = self._parts.shared.values(HOLDERS).get(node, {}).get(group.snapshot)
+        return facts.settled if facts is not None and facts.job == group.name else NOTHING_SETTLED
 
     def _are_filled(self) -> bool:
         """Have all that count for placement got what is theirs to keep?"""
@@ -344,10 +353,16 @@ class Cooperation:
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
+    def _forget(self, snapshot: str) -> None:
+        self._parts.shared.remove(HOLDERS, snapshot)
+        task = asyncio.ensure_future(self._parts.threads.background(self._files.remove, snapshot))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
     async def _save(self, snapshot: str, known: Known) -> None:
         digest = await self._parts.threads.background(digest_of, known)
         if snapshot in self._snapshots:
-            facts = HoldersFacts(known.count, known.job, known.epoch, digest)
+            facts = HoldersFacts(known.count, known.job, known.epoch, digest, known.settled)
             self._parts.shared.publish(HOLDERS, snapshot, facts)
             for node, values in self._parts.shared.values(HOLDERS).items():
                 if snapshot in values:
@@ -388,7 +403,7 @@ class Cooperation:
         if agree or self._snapshots.get(snapshot) is not one:
             return
         found = await self._ask(node, space)
-        if found is not None and found.job == one.job:
+        if found is not None and found.job == one.leader:
             log.info("snapshot %s: who holds what is taken from node %s, as it differs here", one.snapshot, node)
             one.adopt(found)
 

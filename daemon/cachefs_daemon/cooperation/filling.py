@@ -98,6 +98,11 @@ class Filling:
         """May other nodes have blocks of it that this one has lost, or that were brought while it was away?"""
         return snapshot not in self._searched
 
+    @property
+    def got(self) -> int:
+        """Blocks that have come by this since the daemon started."""
+        return self._pulling.blocks
+
     async def run(self) -> None:
         """Runs as long as the daemon."""
         while True:

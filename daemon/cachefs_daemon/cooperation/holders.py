@@ -18,7 +18,8 @@ from cachefs.planning.cluster.fitting import fitted
 from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes, reindexed
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, space_hashes
-from cachefs.planning.cluster.second_copies import Zones, second_keepers
+from cachefs.planning.cluster.second_copies import second_keepers
+from cachefs_daemon.cooperation.timeliness import LATE, NOTHING_SETTLED, Settled, extended
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import span
 
@@ -34,6 +35,8 @@ FORMER_SECONDS: Final = 600.0
 
 # Gives the reads of an epoch, by ids of nodes in the ring; None where they are not known.
 ReadsOf = Callable[[int, tuple[str, ...]], Awaitable[Reads | None]]
+# Says of an epoch whether copies change hands in it: None: that is not settled yet.
+Verdict = Callable[[int], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class Known:
     holders: Nodes
     # The same at the start of the next epoch: who has read a block by now has it then. None where that is not decided.
     following: Nodes | None = None
+    # See cachefs_daemon.cooperation.timeliness. It is told, and not kept.
+    settled: Settled = NOTHING_SETTLED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +107,17 @@ class _Change:
 _ALL: Final = slice(None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placed:
+    """Of one ring."""
+
+    # Homes and second homes, as places in it: shape (blocks,), uint16.
+    first: Nodes
+    second: Nodes
+    # Of each member, and of NOBODY at the end: shape (members + 1,), int32.
+    zones: npt.NDArray[np.int32]
+
+
 class Holders:
     """Of one snapshot. Used on the event loop; what it computes in threads is then put in place at once."""
 
@@ -111,6 +127,7 @@ class Holders:
         self.at: dict[int, Nodes] = {}
         self.reads: dict[int, Reads] = {}  # of the same epochs, and of those ahead
         self.job = ""
+        self.settled = NOTHING_SETTLED
         self.former: Former | None = None  # what they have not handed on yet may still be there
         self._space = space
         self._replicas = replicas
@@ -118,23 +135,23 @@ class Holders:
         self._count = 0  # of the epoch with which it began, see Known
         self._began = 0  # that epoch
         self._homes: Homes | None = None  # of the newest ring, which is not in place yet while that is followed
-        self._first = self._second = np.full(space.count, NOBODY, np.uint16)
-        self._zones: Zones = np.array([-1], np.int32)  # of the ring's members, see Homes
+        nobody = np.full(space.count, NOBODY, np.uint16)
+        self._placed = _Placed(nobody, nobody, np.array([-1], np.int32))
         self._sizes = np.zeros(0, np.uint32)
 
     @property
     def homes(self) -> Nodes:
         """Places in the ring, per block: shape (blocks,), uint16."""
-        return self._first
+        return self._placed.first
 
     def seconds(self, epoch: int, blocks: "Ids | slice" = _ALL) -> list[Nodes]:
         """Who keeps the second copies of these blocks in *epoch*: one of two nodes for each, where the block changes
         hands in it, as the copy is to be there by then. Each of shape (n,), uint16; none where one copy is enough."""
         if self._replicas < 2 or not self.ring.ids:
             return []
-        first, second, zones = self._first[blocks], self._second[blocks], self._zones
+        first, second = self._placed.first[blocks], self._placed.second[blocks]
         decided = [at[blocks] for number in (epoch, epoch + 1) if (at := self.at.get(number)) is not None]
-        return [second_keepers(at, first, second, zones) for at in decided or [first]]
+        return [second_keepers(at, first, second, self._placed.zones) for at in decided or [first]]
 
     def keeps_second(self, epoch: int, node: int, blocks: "Ids | slice" = _ALL) -> npt.NDArray[np.bool_]:
         """Of which of these blocks *node* (a place in the ring, or NOBODY) keeps the second copy: shape (n,), bool."""
@@ -159,7 +176,8 @@ class Holders:
             return False
         before, old_homes = self.ring.ids, self.homes
         seconds = {epoch: self.seconds(epoch) for epoch in (*self.at, current)}
-        at_home = await self._threads.planning(self._rehome, ring)
+        placed = await self._threads.planning(self._rehome, ring)
+        homes = placed.first
         found = {}
         if before:
             held = self.now_held(current, done)
@@ -169,11 +187,10 @@ class Holders:
             if epoch > current + 1:
                 continue  # decided anew
             second = seconds[epoch][0] if seconds[epoch] else None
-            change = _Change(before, ring, at_home[0], old_homes if before else None, second)
+            change = _Change(before, ring, homes, old_homes if before else None, second)
             latest = found[epoch] = await self._threads.planning(self._changed, self.at[epoch], change, latest)
         # All at once: these are numbers of places in that ring, and mean somebody else, or nobody, in another one.
-        self.ring, self.at, self.reads = ring, found, {}
-        self._first, self._second, self._zones = at_home
+        self.ring, self.at, self.reads, self._placed = ring, found, {}, placed
         return True
 
     def now_held(self, epoch: int, done: float) -> Nodes | None:
@@ -202,20 +219,20 @@ class Holders:
         """For what a node holds; as much again is for second copies."""
         return rooms((np.array(ring.capacities, np.int64) * (USABLE / self._replicas)).astype(np.int64), self._sizes)
 
-    def _rehome(self, ring: Ring) -> tuple[Nodes, Nodes, Zones]:
+    def _rehome(self, ring: Ring) -> _Placed:
         if self._homes is None:
             self._homes = Homes(space_hashes(self._space), self._replicas)
             self._sizes = _spans(self._space.sizes)
         self._homes.set_members(ring.members)
-        return self._homes.first, self._homes.second, self._homes.zones
+        return _Placed(self._homes.first, self._homes.second, self._homes.zones)
 
     def stay_home(self, epoch: int = 0, done: float = 0.0) -> None:
-        """No job coordinates copies any more: they are where they were last, or at home. epoch, done: how far the job
-        is."""
+        """No job coordinates copies any more: they belong at home, and may still be where they were last. epoch, done:
+        the epoch in which the job is that has done so, and how far."""
         held = self.now_held(epoch, done)
         if held is not None:
-            following = self.at.get(epoch + 1)
-            self.former = Former(self.ring.ids, held, _now(), (following,) if following is not None else ())
+            besides = (self.at.get(epoch), self.at.get(epoch + 1))
+            self.former = Former(self.ring.ids, held, _now(), tuple(one for one in besides if one is not None))
         self.job, self.at, self.reads = "", {}, {}
 
     async def begin(self, job: str, epoch: int, furthest: int, known: Known | None) -> None:
@@ -239,6 +256,7 @@ class Holders:
             if known.job == job and known.epoch <= furthest + 1:
                 start = known.epoch
         self.job, self._count, self._began, self.reads = job, count, start, {}
+        self.settled = NOTHING_SETTLED
         self.at = {start: holders}
         if following is not None and known is not None and start == known.epoch and known.job == job:
             self.at[start + 1] = following  # as the others have it, for whom it is under way
@@ -248,9 +266,12 @@ class Holders:
         self.at = {number: one for number, one in self.at.items() if number <= epoch}
         self.reads = {}
 
-    async def advance(self, epoch: int, reads_of: ReadsOf) -> bool:
+    async def advance(self, epoch: int, reads_of: ReadsOf, verdict: Verdict | None = None) -> bool:
         """Decide who holds what at the starts of *epoch* and of the two that follow, as far as is known what is read
-        until then. Returns whether anything is new. Of epochs that are over, the last one is kept."""
+        until then. Returns whether anything is new. Of epochs that are over, the last one is kept.
+
+        verdict: where orders are published one by one. Who holds what after an epoch then follows from that one and the
+        next, and from nothing else, as nodes may know different ones besides."""
         is_new = False
         if self.at and epoch > max(self.at) + 1:  # nobody has read what lies between
             latest = self.at[max(self.at)]
@@ -263,8 +284,14 @@ class Holders:
         for number in range(min(self.at, default=epoch), epoch + 2):
             if number + 1 in self.at or not self.ring.is_known:
                 continue
+            settled = verdict(number) if verdict is not None else True
+            if settled is None:
+                break
+            if not settled:
+                self.at[number + 1] = self.at[number]
+                continue
             ids = self.ring.ids
-            ahead = epochs_ahead(len(ids))
+            ahead = epochs_ahead(len(ids)) if verdict is None else 1
             epochs = []
             for one in range(number, number + ahead + 1):
                 has_places = one <= number + 1
@@ -276,13 +303,18 @@ class Holders:
                 self.reads[one] = reads if one <= epoch + PLACED else reads.without_places()
                 # Whatever a node happens to know besides, all decide by the same.
                 epochs.append(reads if has_places else reads.without_places())
-            if not epochs or self.ring.ids != ids or number not in self.at:
+            if self.ring.ids != ids or number not in self.at:
                 break
             holders, ring = self.at[number], self.ring
+            if len(epochs) < (1 if verdict is None else 2):
+                break
+            if verdict is not None:
+                epochs[0] = await self._threads.planning(epochs[0].after, LATE)
             found = await self._threads.planning(self._next, holders, epochs, ring)
             if self.ring is not ring or self.at.get(number) is not holders:
                 break
             self.at[number + 1] = found
+            self.settled = extended(self.settled, number)
             is_new = True
         for old in [one for one in self.at if one < epoch - 1 and epoch in self.at]:
             del self.at[old]
@@ -298,7 +330,7 @@ class Holders:
         if holders is None:
             return None
         count = self._count + epoch - self._began
-        return Known(count, self.job, epoch, self.ring.ids, holders, self.at.get(epoch + 1))
+        return Known(count, self.job, epoch, self.ring.ids, holders, self.at.get(epoch + 1), self.settled)
 
 
 def _now() -> float:

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -117,6 +118,11 @@ class HolderFiles:
         except (OSError, ValueError) as error:
             log.warning("%s is not used: %s; blocks count as being at home", path, error)
             return None
+
+    def remove(self, snapshot: str) -> None:
+        """Who holds what of it is not known any more. What cannot be removed is replaced the next time."""
+        with suppress(OSError):
+            (self._directory / (snapshot + _SUFFIX)).unlink(missing_ok=True)
 
     def tidy(self, is_wanted: Callable[[str], bool]) -> None:
         """Remove the files of snapshots that are not wanted any more. Raises OSError."""

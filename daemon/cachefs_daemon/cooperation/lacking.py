@@ -83,7 +83,7 @@ class Lacking:
         if shared is not None and shared.space is not None and shared.holders is not None:
             await _followed(shared)
             former, mine = shared.holders.former, self._standing.mine.get(snapshot.id)
-            space, is_coordinated = shared.space, bool(shared.job)
+            space, is_coordinated = shared.space, bool(shared.leader)
         else:
             known = self._plan.spaces.get(snapshot.id)
             space = known if known is not None else await planning(BlockSpace.of, snapshot)

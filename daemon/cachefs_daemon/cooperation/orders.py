@@ -1,7 +1,8 @@
 """What the consumers of a group read in an epoch, in blocks."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -16,8 +17,13 @@ from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 
+# Epochs whose published orders are kept as blocks: who decides where copies go asks for each several times.
+_KEPT: Final = 4
 # Jobs of whose orders the log says what is wrong.
 _MOST_TOLD: Final = 100
+# Blocks that some readers have, each counted for each of them, may be so many times the blocks: torch's samplers pad
+# the shares of ranks.
+_OVERLAP: Final = 1.1
 # Id of a node, and the blocks that one of its consumers reads, in order: shape (reads,), int32.
 Orders = list[tuple[str, Ids]]
 # Gives the order of an epoch that a consumer has published, as sample numbers: shape (samples,), uint32. Raises
@@ -32,6 +38,20 @@ def knows(group: Group, epoch: int) -> bool:
     return all(any(one.epoch == epoch for one in member.facts.orders) for member in group.members)
 
 
+def is_shared_out(orders: Orders) -> bool:
+    """Does each block have one reader, but for few? Else it makes no difference who keeps it."""
+    everything = np.concatenate([blocks for _, blocks in orders]) if orders else np.zeros(0, np.int32)
+    union = len(np.unique(everything))
+    if len(everything) <= _OVERLAP * union:
+        return True
+    return sum(len(np.unique(blocks)) for _, blocks in orders) <= _OVERLAP * union + len(orders)
+
+
+def published_in(group: Group, epoch: int) -> int:
+    """Samples of the orders that members have published of that epoch."""
+    return sum(one.samples for member in group.members for one in member.facts.orders if one.epoch == epoch)
+
+
 def is_last(group: Group, epoch: int) -> bool:
     """Is it known that no epoch follows?"""
     return group.spec is not None and epoch >= group.spec.epochs - 1
@@ -43,24 +63,34 @@ class GroupOrders:
     def __init__(self, threads: Threads, published: Published) -> None:
         self._threads = threads
         self._published = published
+        self._kept: OrderedDict[tuple[object, ...], Orders] = OrderedDict()  # of published orders, the latest last
         self._told: set[str] = set()  # jobs of whose orders the log has said what is wrong
 
-    async def of(self, group: Group, samples: Samples, epoch: int) -> Orders:
-        """Of all members whose order in that epoch is known. Raises CachefsError.
+    async def of(self, group: Group, samples: Mapping[str, Samples], epoch: int) -> Orders:
+        """Of all members whose order in that epoch is known. samples: by digest of the sample map. Raises CachefsError.
 
         A permutation that ranks share is computed once for all: 40 ms per million samples, however many ranks."""
         if group.spec is not None:
-            if not knows(group, epoch) or self._is_absurd(group, group.spec.size, samples):
+            own = samples[group.maps[0]]
+            if not knows(group, epoch) or self._is_absurd(group, group.spec.size, own):
                 return []
-            return await self._threads.planning(_computed, group, samples, epoch)
-        found: Orders = []
-        for member in group.members:
-            sizes = [one.samples for one in member.facts.orders if one.epoch == epoch]
-            if sizes and not self._is_absurd(group, max(sizes), samples):
-                order = await self._published(member, epoch)
-                reads = await self._threads.planning(samples.reads, order)
-                found.append((member.node, reads.blocks))
-        return found
+            return await self._threads.planning(_computed, group, own, epoch)
+        refs = [(member, one) for member in group.members for one in member.facts.orders if one.epoch == epoch]
+        key = tuple((member.node, member.facts.map, one.digest) for member, one in refs)
+        known = self._kept.get(key)
+        if known is None:
+            known = []
+            for member, one in refs:
+                own = samples[member.facts.map]
+                if not self._is_absurd(group, one.samples, own):
+                    order = await self._published(member, epoch)
+                    reads = await self._threads.planning(own.reads, order)
+                    known.append((member.node, reads.blocks))
+        self._kept[key] = known
+        self._kept.move_to_end(key)
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return known
 
     def _is_absurd(self, group: Group, size: int, samples: Samples) -> bool:
         """Is it an order that nobody reads, and that no job of this node may have? Then nothing is planned by it, and

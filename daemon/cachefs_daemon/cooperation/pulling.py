@@ -68,6 +68,7 @@ class Pulling:
         self, membership: Membership, client: PeerClient, blocks: BlockStore, threads: Threads, bandwidth: int
     ) -> None:
         """bandwidth: bytes per second."""
+        self.blocks = 0  # that have come so far
         self._membership = membership
         self._client = client
         self._blocks = blocks
@@ -151,6 +152,7 @@ class Pulling:
         if came:
             await self._threads.ahead(self._blocks.put_many, came)
         pull.got += len(came)
+        self.blocks += len(came)
         return sum(len(one.data) for one in came)
 
     def _next(

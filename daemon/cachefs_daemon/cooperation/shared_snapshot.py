@@ -1,8 +1,8 @@
 """One snapshot that jobs of the cluster read: who holds which of its blocks, which are this node's to keep, and what
 others will read here.
 
-Where exactly one group of consumers shares out the samples of the snapshot, copies are coordinated: they go where they
-are read next (`cachefs.planning.cluster.copies`). Else blocks stay at home. A copy changes hands when the reader that
+Where one group of consumers shares out samples that nobody else reads, copies are coordinated: they go where they are
+read next (`cachefs.planning.cluster.copies`). Else blocks stay at home. A copy changes hands when the reader that
 is to keep it has got it: the reader counts the block as its own from shortly before it reads it, and the one who has
 given it away does not from that moment on. To wait for the word of how far the reader is would cost both a place
 meanwhile: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
@@ -11,10 +11,9 @@ meanwhile: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,21 +25,24 @@ from cachefs.planning.cluster.duties import Duty
 from cachefs.planning.cluster.homes import NOBODY
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.scale import Demand
-from cachefs.planning.cluster.standing import Mine, Standing, mine_now
+from cachefs.planning.cluster.standing import Mine, mine_now
 from cachefs.planning.sequences.epoch import Epoch
-from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.cooperation.groups import Group
 from cachefs_daemon.cooperation.holders import FORMER_SECONDS, Holders, Known, ReadsOf, Ring
-from cachefs_daemon.cooperation.orders import GroupOrders, Orders, is_last, knows
+from cachefs_daemon.cooperation.leading import Extent, extent_of, leading
+from cachefs_daemon.cooperation.orders import Orders, is_last, is_shared_out, knows, published_in
 from cachefs_daemon.cooperation.owed import Owed
 from cachefs_daemon.cooperation.peer_reads import PeerReads
-from cachefs_daemon.jobs.plan_room import PER_READ, Part, PlanRoom
-from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.cooperation.surroundings import Place, Surroundings
+from cachefs_daemon.cooperation.timeliness import own_verdict, verdict_of
+from cachefs_daemon.jobs.plan_room import PER_READ, Part
 
 log = logging.getLogger(__name__)
 
 # Bytes per block for homes, holders and reads of some epochs, and for the plan of what others read.
 PER_BLOCK: Final = 64
+# Bytes per sample of a sample map.
+PER_SAMPLE: Final = 12
 # Seconds until it is tried again after something failed.
 RETRY_SECONDS: Final = 2.0
 # Seconds within which those who read say how far they are, to a node that has just come.
@@ -60,45 +62,6 @@ TOGETHER: Final = 1.0
 BEGUN: Final = 0.01
 
 
-class Place(NamedTuple):
-    """How far one consumer is."""
-
-    node: str
-    epoch: int
-    done: float  # of the epoch, 0 to 1
-    rate: float  # epochs per second; 0: not known
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a shared snapshot needs of the node."""
-
-    # Id of this node.
-    me: str
-    plan: Plan
-    standing: Standing
-    threads: Threads
-    room: PlanRoom
-    orders: GroupOrders
-    replicas: int
-    # Which blocks the samples of a group are. Raises CachefsError; None: the snapshot is not here yet.
-    samples: Callable[[Group], Awaitable[Samples | None]]
-    # Where the group's consumers are, as far as anybody knows.
-    places: Callable[[Group], Sequence[Place]]
-    # The names in the plan of those that read on this node.
-    own: Callable[[Group], Sequence[str]]
-    # What is known of who held what before, and of a job that is under way: here, or on another node.
-    remembered: Callable[[BlockSpace], Awaitable[Known | None]]
-    # Is told what is to be remembered.
-    remember: Callable[[str, Known], None]
-    # Is told which blocks are this node's to keep from now on: they may be transient ones.
-    adopt: Callable[[BlockSpace, Ids], None]
-    # Do other nodes have copies go where this group reads them next?
-    coordinated: Callable[[Group], bool] = lambda group: False
-    # Have all other nodes got what is theirs to keep, since other members count?
-    filled: Callable[[], bool] = lambda: False
-
-
 _START: Final = Place("", 0, 0.0, 0.0)
 
 
@@ -114,15 +77,17 @@ class SharedSnapshot:
         self._ring = ring
         self._groups: list[Group] = []
         self._samples: dict[str, Samples] = {}  # by digest of the map
-        self._bytes: dict[str, int] = {}  # of the blocks that these are, each counted once; by digest of the map
+        self._extents: dict[tuple[str, ...], Extent] = {}  # which blocks these are; by the maps of a group
+        self._bytes: dict[tuple[str, ...], int] = {}  # of these blocks
         self._readers: dict[object, PeerReads] = {}  # by key of the group
         self._led: dict[str, tuple[int, int]] = {}  # by own consumer: epoch and read up to which it has its copies
         self._at: dict[object, Place] = {}  # by key of the group: its slowest consumer, as of the last step
         self._coordinated: Group | None = None
         self._was_apart = False  # was it for that that copies have stayed at home?
-        self._is_apart = False  # are the readers of the group that coordinates copies too far from each other?
+        self._apart: object = None  # key of the group whose readers are too far from each other to coordinate copies
         self._stands = False  # is it known of all blocks whose they are, of those too that were read in this epoch?
         self._adopted: Known | None = None
+        self._missed = False  # was there an order, when last asked for, that could not be had?
         self._owed = Owed(snapshot, around.me, around.standing, around.filled)
         self._news = asyncio.Event()
         self._news.set()
@@ -180,7 +145,7 @@ class SharedSnapshot:
                 if self._coordinated is not None and group.key == self._coordinated.key:
                     self._let_go(epoch, blocks)
             following = slowest.epoch + 1
-            if knows(group, following) and not reader.knows(following):
+            if self._is_decided(group, following) and not self._is_planned(group, reader, following):
                 self._news.set()
         self._look_whether_apart()
         if self._coordinated is not None:
@@ -189,18 +154,43 @@ class SharedSnapshot:
             self._owed.look()
 
     def _look_whether_apart(self) -> None:
-        if len(self._groups) != 1:
-            self._is_apart = False
-            return
-        group = self._groups[0]
-        places = [place.epoch + place.done for place in self._around.places(group)]
+        """Of the group that coordinates copies, would do so but for that, or is the only one."""
+        alone = self._groups[0] if len(self._groups) == 1 else None
+        group = self._coordinated or next((one for one in self._groups if one.key == self._apart), alone)
+        places = [place.epoch + place.done for place in self._around.places(group)] if group is not None else []
         spread = max(places) - min(places) if places else 0.0
-        is_apart = spread > (TOGETHER if self._is_apart else APART)
-        if is_apart != self._is_apart:
-            self._is_apart = is_apart
+        was_apart = self._apart is not None
+        is_apart = spread > (TOGETHER if was_apart else APART)
+        self._apart = group.key if is_apart and group is not None else None
+        if is_apart != was_apart and group is not None:
             self._news.set()
             what = "blocks stay at home until they are together again" if is_apart else "they are together again"
             log.info("snapshot %s: readers of job %s are %.1f epochs apart; %s", self.snapshot, group.job, spread, what)
+
+    def _is_planned(self, group: Group, reader: PeerReads, epoch: int) -> bool:
+        """Is all done with that epoch that can be?"""
+        is_open = group.spec is None and self._coordinated is not None and group.key == self._coordinated.key
+        if is_open and self.holders is not None and epoch not in self.holders.at:
+            return False
+        return reader.knows(epoch) or not knows(group, epoch)
+
+    def _is_decided(self, group: Group, epoch: int) -> bool:
+        """Is it known who holds what at the start of that epoch, or can it be by now?"""
+        if self._coordinated is None or group.key != self._coordinated.key or group.spec is not None:
+            return True
+        if self.holders is not None and epoch in self.holders.at:
+            return True
+        verdict = self._verdict(group, epoch - 1)
+        return verdict is not None and (not verdict or (knows(group, epoch - 1) and knows(group, epoch)))
+
+    def _verdict(self, group: Group, epoch: int) -> bool | None:
+        """Do copies change hands in an epoch of a group whose orders are published one by one?"""
+        around, ring = self._around, self._ring.ids
+        first = min((node for node in group.nodes if node in ring), default=around.me)
+        if first != around.me:
+            return verdict_of(epoch, around.settled(first, group), self._slowest(group)[1:3])
+        own = [place[1:3] for place in around.places(group) if place.node == around.me]
+        return own_verdict(epoch, max(self._slowest(group)[1:3], min(own, default=(0, 0.0))))
 
     @property
     def is_up_to_date(self) -> bool:
@@ -215,9 +205,9 @@ class SharedSnapshot:
         return [reader.key for reader in self._readers.values()]
 
     @property
-    def job(self) -> str:
-        """The job that coordinates its copies; empty: none does."""
-        return self._coordinated.job if self._coordinated is not None else ""
+    def leader(self) -> str:
+        """The name of the group that coordinates its copies; empty: none does."""
+        return self._coordinated.name if self._coordinated is not None else ""
 
     def where(self, block: int) -> tuple[int, tuple[int, ...], int]:
         """Who holds a block now, who may have it besides, and its home: places in the ring, NOBODY where there is
@@ -254,7 +244,7 @@ class SharedSnapshot:
 
     def demand(self) -> Demand:
         """What is read of it, by all groups together."""
-        size = max((self._bytes.get(group.map, 0) for group in self._groups), default=0)
+        size = max((self._bytes.get(group.maps, 0) for group in self._groups), default=0)
         places = [(group, self._slowest(group)) for group in self._groups]
         left = [group.spec.epochs - at.epoch - at.done if group.spec else math.inf for group, at in places]
         rate = max((at.rate for _, at in places), default=0.0)
@@ -276,10 +266,13 @@ class SharedSnapshot:
     def _slowest(self, group: Group) -> Place:
         group = next((one for one in self._groups if one.key == group.key), group)  # some may have ended
         places = self._around.places(group)
+        said = [min(one.epoch for one in member.facts.orders) for member in group.members if member.facts.orders]
+        begun = min(said, default=0) if group.spec is None else 0
         if not places:
-            orders = [one.epoch for member in group.members for one in member.facts.orders]
-            return Place("", 0 if group.spec is not None else min(orders, default=0), 0.0, 0.0)
+            return Place("", begun, 0.0, 0.0)
         slowest = min(places, key=lambda place: (place.epoch, place.done))
+        if slowest.epoch < begun:  # the last that was heard of it is from before it has published these orders
+            slowest = Place(slowest.node, begun, 0.0, 0.0)
         return slowest._replace(rate=max(place.rate for place in places))
 
     # --- copies change hands ------------------------------------------------------------------------------------------
@@ -351,8 +344,7 @@ class SharedSnapshot:
             pause = RETRY_SECONDS
             try:
                 if await self._bring_up_to_date():
-                    pause = 0.0
-                self.problem = ""
+                    pause, self.problem = 0.0, ""
             except StoreFull as error:
                 self._note(f"no plan of what other nodes read of it: {error}")
             except CachefsError as error:
@@ -372,14 +364,8 @@ class SharedSnapshot:
     async def _bring_up_to_date(self) -> bool:
         """False where it is to be tried again. Raises CachefsError."""
         around, groups = self._around, list(self._groups)
-        for group in groups:
-            if group.map not in self._samples:
-                samples = await around.samples(group)
-                if samples is None:
-                    return False
-                self._begin(samples)
-                self._bytes[group.map] = await around.threads.planning(_bytes_of, samples)
-                self._samples[group.map] = samples
+        if not await self._look_at(groups):
+            return False
         holders, space = self.holders, self.space
         if holders is None or space is None:
             return False
@@ -392,10 +378,11 @@ class SharedSnapshot:
         if holders.former is not None and holders.former is not former:
             self._owed.note(holders.former)
         changed |= await self._coordinate(holders, space, groups)
-        coordinated, stands_anew = self._coordinated, False
+        coordinated, stands_anew, self._missed = self._coordinated, False, False
         if coordinated is not None:
             epoch = self._slowest(coordinated).epoch
-            if (is_new := await holders.advance(epoch, self._reads_of(coordinated))) or changed:
+            verdict = partial(self._verdict, coordinated) if coordinated.spec is None else None
+            if (is_new := await holders.advance(epoch, self._reads_of(coordinated), verdict)) or changed:
                 # Second copies have other keepers with each epoch; what is held changes hands read by read.
                 stands_anew = is_new and around.replicas > 1
                 changed |= not self._stands
@@ -409,6 +396,27 @@ class SharedSnapshot:
             await self._stand_anew(holders)
         if holders.ring != self._ring or groups != self._groups:
             self._news.set()
+        return not self._missed
+
+    async def _look_at(self, groups: Sequence[Group]) -> bool:
+        """Find out which blocks they may read. False where that is not known yet. Raises CachefsError."""
+        threads, used = self._around.threads, {maps for group in groups for maps in group.maps}
+        self._samples = {digest: samples for digest, samples in self._samples.items() if digest in used}
+        wanted = {group.maps for group in groups}
+        self._extents = {maps: extent for maps, extent in self._extents.items() if maps in wanted}
+        for group in groups:
+            for digest in group.maps:
+                if digest not in self._samples:
+                    samples = await self._around.samples(group, digest)
+                    if samples is None:
+                        return False
+                    self._begin(samples)
+                    self._samples[digest] = samples
+            if group.maps not in self._extents:
+                parts = [self._samples[digest] for digest in group.maps]
+                self._extents[group.maps] = extent = await threads.planning(extent_of, parts)
+                self._bytes[group.maps] = int(parts[0].space.sizes[extent].sum(dtype=np.int64))
+        self._bytes = {maps: size for maps, size in self._bytes.items() if maps in wanted}
         return True
 
     def _begin(self, samples: Samples) -> None:
@@ -425,28 +433,37 @@ class SharedSnapshot:
     def _take_room(self, space: BlockSpace) -> None:
         """Raises StoreFull."""
         reads = sum(reader.longest for reader in self._readers.values())
-        self._around.room.take(self._room_key, Part.PLAN, PER_BLOCK * space.count + PER_READ * reads)
+        maps = sum(PER_SAMPLE * len(samples) for samples in self._samples.values())
+        blocks = (PER_BLOCK + len(self._extents)) * space.count
+        self._around.room.take(self._room_key, Part.PLAN, blocks + PER_READ * reads + maps)
 
     async def _coordinate(self, holders: Holders, space: BlockSpace, groups: list[Group]) -> bool:
         """Find out which group decides where copies go, if any. Returns whether anything has changed."""
         before = self._coordinated
-        group: Group | None = groups[0] if len(groups) == 1 and groups[0].is_whole and holders.ring.is_known else None
         # A rank that ends before the others, or whose node is away, leaves the copies of those that go on where the
         # sequences have them; a node that comes back meanwhile joins in.
-        if group is None and len(groups) == 1 and groups[0].spec is not None and holders.ring.is_known:
-            goes_on = before is not None and groups[0].key == before.key
-            group = groups[0] if goes_on or self._around.coordinated(groups[0]) else None
-        if group is None or self._is_apart:
-            place = self._place
+        elsewhere = {one.key for one in groups if self._around.coordinated(one)}
+        last = before.key if before is not None else None
+        group = await self._around.threads.planning(leading, groups, self._extents, last, elsewhere)
+        goes_on = group is not None and (group.key == last or group.key in elsewhere)
+        is_apart = group is not None and group.key == self._apart
+        if group is None or is_apart or not holders.ring.is_known or not (goes_on or self._is_steady(group)):
+            self._was_apart = is_apart
+            if before is not None:
+                place = self._place
+                holders.stay_home(place.epoch, place.done)
+                self._around.forget(self.snapshot)
             self._coordinated, self._adopted = None, None
-            self._was_apart = self._is_apart
-            holders.stay_home(place.epoch, place.done)
             return before is not None
         adopted, self._adopted = self._adopted, None
-        if before is not None and before.key == group.key and adopted is None:
+        if before is not None and before.name == group.name and adopted is None:
             self._coordinated = group
-            if before.members != group.members:
-                place = self._slowest(group)
+            place = self._slowest(group)
+            if before.key != group.key:
+                # What the last sampler says of the epoch that is under way is not what is read.
+                holders.decide_anew(place.epoch)
+                return True
+            if before.readers != group.readers:
                 # What was read has changed hands as it was decided.
                 holders.decide_anew(place.epoch + (place.done > BEGUN))
                 return True
@@ -454,11 +471,11 @@ class SharedSnapshot:
         # Of readers that were apart nobody knows better: copies have gone home meanwhile.
         known = adopted or (await self._around.remembered(space) if not self._was_apart else None)
         self._was_apart = False
-        if adopted is None and known is not None and known.job == group.job and self._around.coordinated(group):
+        if adopted is None and known is not None and known.job == group.name and self._around.coordinated(group):
             await self._hear_places(group, known.epoch)
         places = [place.epoch for place in self._around.places(group)]
         slowest = self._slowest(group).epoch
-        await holders.begin(group.job, slowest, max(places, default=slowest), known)
+        await holders.begin(group.name, slowest, max(places, default=slowest), known)
         self._coordinated = group
         log.info(
             "snapshot %s: copies go where job %s reads them next, from epoch %d on",
@@ -475,16 +492,38 @@ class SharedSnapshot:
                 return
             await asyncio.sleep(0.05)
 
-    def _reads_of(self, group: Group) -> ReadsOf:
-        samples = self._samples[group.map]
+    def _is_steady(self, group: Group) -> bool:
+        """Does it say whole epochs of what it reads? Orders that are published as they are drawn come in small parts,
+        from which nobody learns when a block is read again."""
+        if group.spec is not None:
+            return True
+        said = {one.epoch for member in group.members for one in member.facts.orders}
+        samples = sum(len(self._samples[digest]) for digest in group.maps)
+        return any(knows(group, epoch) and 2 * published_in(group, epoch) >= samples for epoch in said)
 
+    def _reads_of(self, group: Group) -> ReadsOf:
         async def reads_of(epoch: int, ids: tuple[str, ...]) -> Reads | None:
-            if not knows(group, epoch):
+            orders = await self._orders(group, epoch)
+            if orders is None:
                 return None
-            orders = await self._around.orders.of(group, samples, epoch)
-            return await self._around.threads.planning(_reads, samples.space.count, orders, ids)
+            shared_out = group.spec is not None or await self._around.threads.planning(is_shared_out, orders)
+            count = self._samples[group.maps[0]].space.count
+            return await self._around.threads.planning(_reads, count, orders if shared_out else [], ids)
 
         return reads_of
+
+    async def _orders(self, group: Group, epoch: int) -> Orders | None:
+        """None where they are not known. Raises CachefsError."""
+        if not knows(group, epoch):
+            return None
+        try:
+            return await self._around.orders.of(group, self._samples, epoch)
+        except CachefsError as error:
+            if group.spec is not None:
+                raise
+            self._missed = True
+            self._note(f"what other nodes read of it in epoch {epoch} is not known yet: {error}")
+            return None
 
     async def _plan_reads(self, holders: Holders, space: BlockSpace, groups: list[Group]) -> None:
         """Of each group the current epoch and the next, as far as others read here then."""
@@ -500,12 +539,12 @@ class SharedSnapshot:
             reader.of(group.members)
             first = self._slowest(group).epoch
             for epoch in (first, first + 1):
-                if reader.knows(epoch) or not knows(group, epoch):
+                if reader.knows(epoch):
                     continue
                 kept = await self._kept_in(holders, group, epoch)
-                if kept is None:
+                orders = await self._orders(group, epoch) if kept is not None else None
+                if kept is None or orders is None:
                     continue
-                orders = await around.orders.of(group, self._samples[group.map], epoch)
                 duty, planned = await around.threads.planning(
                     _duty, orders, kept, holders.ring.ids, around.me, space, is_last(group, epoch)
                 )
@@ -514,8 +553,11 @@ class SharedSnapshot:
     async def _kept_in(self, holders: Holders, group: Group, epoch: int) -> Mine | None:
         """Which blocks this node keeps in an epoch until they are read: shape (blocks,), bool. None: nobody has decided
         yet."""
-        if self._coordinated is not None and group.key == self._coordinated.key and epoch not in holders.at:
-            return None
+        if self._coordinated is not None and holders.at:
+            if group.key != self._coordinated.key:
+                epoch = min(holders.at)  # what other groups read has been where it is since then
+            if epoch not in holders.at:
+                return None
         return await self._around.threads.planning(holders.kept, epoch, self._me)
 
     async def _stand_anew(self, holders: Holders) -> None:
@@ -539,12 +581,6 @@ class SharedSnapshot:
         self._led = {}
         if group is not None:
             self._take_over(group)
-
-
-def _bytes_of(samples: Samples) -> int:
-    own = samples.own()
-    sizes = samples.space.sizes
-    return int((sizes if own is None else sizes[own]).sum(dtype=np.int64))
 
 
 def _reads(count: int, orders: Orders, ids: tuple[str, ...]) -> Reads:

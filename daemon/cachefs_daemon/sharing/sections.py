@@ -22,7 +22,7 @@ from cachefs_daemon.datasets.stamps import MOST_ADDS, MOST_CLOCK, MOST_REMOVALS,
 # Orders that a consumer's facts name, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
 MOST_ORDERS: Final = 256
 # Two jobs of different users may have one name; so their names have the owners, of at most this many characters.
-_MOST_OWNER: Final = 32
+MOST_OWNER: Final = 32
 MOST_URL: Final = 4096
 MOST_OPTION: Final = 1024
 MOST_SIZE: Final = 1 << 60
@@ -113,6 +113,8 @@ class HoldersFacts(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     # Of the holders and of the nodes that they are among.
     digest: str
+    # See cachefs_daemon.cooperation.timeliness.
+    settled: tuple[int, int] = (-1, -1)
 
 
 class FillingFacts(msgspec.Struct, frozen=True, array_like=True):
@@ -220,7 +222,8 @@ def _check_progress(name: str, value: ConsumerProgress) -> None:
 def _check_holders(name: str, value: HoldersFacts) -> None:
     _require(is_digest(name) and is_digest(value.digest), "no id of a snapshot, or no digest")
     _require(0 <= value.count <= MOST_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "numbers that nobody has")
-    _require(len(value.job) <= MAX_JOB_NAME + _MOST_OWNER and value.job.isprintable(), "a name that no job has")
+    _require(len(value.job) <= MAX_JOB_NAME + MOST_OWNER and value.job.isprintable(), "a name that no job has")
+    _require(all(-1 <= epoch < MAX_EPOCHS for epoch in value.settled), "epochs that nobody has")
 
 
 def _check_filling(name: str, value: FillingFacts) -> None:
@@ -230,7 +233,7 @@ def _check_filling(name: str, value: FillingFacts) -> None:
 
 def _is_consumer(name: str) -> bool:
     job, slash, consumer = name.partition("/")
-    short = len(job) <= MAX_JOB_NAME + _MOST_OWNER and len(consumer) <= MAX_CONSUMER_NAME
+    short = len(job) <= MAX_JOB_NAME + MOST_OWNER and len(consumer) <= MAX_CONSUMER_NAME
     return bool(slash) and short and _JOB.fullmatch(job) is not None and consumer.isprintable()
 
 

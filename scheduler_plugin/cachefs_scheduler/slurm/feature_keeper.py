@@ -22,8 +22,9 @@ from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
 _log = logging.getLogger(__name__)
 _CONFIG_EVERY: Final = 60.0  # seconds between two looks at slurm.conf
-# Features are set from one look at the nodes within so many seconds: what an administrator sets meanwhile is not lost.
-_WITHIN: Final = 2.0
+# Slurm only takes all features of a node at once, so what an administrator sets between our look and our call is lost.
+# Calls follow a look within so many seconds, then there is another look.
+_WITHIN: Final = 0.5
 # Of ours on one node, of those datasets that most is cached of. 500 were tried; an argument of a command has 128 KiB.
 _MOST_FEATURES: Final = 400
 
@@ -39,26 +40,27 @@ class FeatureKeeper:
         self._look_at_config = 0.0
         self._problems = FewLines(_log)
 
-    async def look(self, now: Callable[[], float]) -> None:
-        """One look. now: seconds of a clock that only goes on."""
+    async def look(self, now: Callable[[], float]) -> bool:
+        """One look. Returns whether the next one is due soon. now: seconds of a clock that only goes on."""
         stamp = Stamp.now()
         fresh = await self._ask_service()
         if not self._knows:
-            return  # Nothing is known yet, so nothing is changed: what an earlier run has set is the best there is.
+            return False  # Nothing is known yet: what an earlier run has set is the best there is.
         try:
             inventory = await self._slurm.inventory()
             if now() >= self._look_at_config:
                 await self._look_at_slurm_conf()
                 self._look_at_config = now() + _CONFIG_EVERY
             levels = self._parts.levels(inventory)
-            await self._set_features(inventory, levels, now)
+            left = await self._set_features(inventory, levels, now)
         except CachefsError as error:
             self._problems.error("slurm", "features of nodes stay as they are: %s", error)
-            return
+            return False
         self._problems.good("slurm")
         if fresh:
             # Only then: Lua judges by the stamp how old the service's answer is.
             await self._write(self._text(stamp, inventory, levels))
+        return left
 
     async def remove(self) -> int:
         """Take all features away that are ours. Returns from how many nodes. Raises CachefsError."""
@@ -97,7 +99,8 @@ class FeatureKeeper:
         else:
             self._problems.good("slurm.conf")
 
-    async def _set_features(self, inventory: Inventory, levels: Mapping[str, Levels], now: Callable[[], float]) -> None:
+    async def _set_features(self, inventory: Inventory, levels: Mapping[str, Levels], now: Callable[[], float]) -> bool:
+        """Returns whether something is left to be done."""
         wanted: dict[str, set[str]] = {}
         for dataset, each in levels.items():
             for node in each.nested.get("some", ()):
@@ -110,12 +113,13 @@ class FeatureKeeper:
         for done, change in enumerate(due):
             if now() - begun > _WITHIN:
                 _log.info("%d of %d changes of node features are left for the next look", len(due) - done, len(due))
-                return
+                return True
             try:
                 await self._slurm.set_features(change)
             except CachefsError as error:
                 # One node that went away must not keep the others from theirs.
                 self._problems.error("features", "%s", error)
+        return False
 
     def _text(self, stamp: Stamp, inventory: Inventory, levels: Mapping[str, Levels]) -> str:
         slurm = self._config.slurm

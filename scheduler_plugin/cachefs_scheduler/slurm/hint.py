@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 # A look may take this part of the time: where Slurm is slow, it is asked less often.
 _SHARE: Final = 0.2
 _LONGEST: Final = 60.0
+# Seconds to the next look where the last one had to leave changes undone.
+_SOON: Final = 0.5
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,8 +91,9 @@ async def _keep_features(features: FeatureKeeper, config: HintConfig) -> None:
     loop = asyncio.get_running_loop()
     while True:
         begun = loop.time()
-        await features.look(loop.time)
-        await asyncio.sleep(max(config.slurm.interval, min((loop.time() - begun) / _SHARE, _LONGEST)))
+        left = await features.look(loop.time)
+        pause = min((loop.time() - begun) / _SHARE, _LONGEST)
+        await asyncio.sleep(_SOON if left else max(config.slurm.interval, pause))
 
 
 async def _keep_jobs(jobs: JobKeeper, config: HintConfig) -> None:

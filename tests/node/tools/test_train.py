@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from botocore.exceptions import ClientError
+from cachefs_daemon.config import OriginSection
 from cachefs_tools.bench.origin_server import BUCKET
 
 from cachefs.mount import kernel
@@ -85,7 +86,10 @@ def test_the_origin_may_be_any_s3_server(tmp_path: Path, radosgw: S3Server) -> N
     options = ("--loader", "plain", "--publish", "none", "--policy", "minio", "--endpoint", radosgw.endpoint)
     (run,) = train(tmp_path, *options, env=env)["runs"]
     assert_adds_up(run)
-    assert run["origin"]["bytes"] == FILES * SIZE
+    # Each file once, and a second time where its request was late beside a busy machine: 2 in 100 at most.
+    twice, rest = divmod(run["origin"]["bytes"] - FILES * SIZE, SIZE)
+    assert rest == 0
+    assert 0 <= twice <= OriginSection().hedged * FILES
     with pytest.raises(ClientError, match="NoSuchBucket"):
         radosgw.put(BUCKET, {"left": b"nothing"})
 

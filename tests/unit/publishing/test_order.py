@@ -43,8 +43,8 @@ def sampler_of(kind: str, size: int, generator: torch.Generator | None) -> Any:
 def foreseen(loader: Any) -> tuple[list[int], list[int]]:
     found = SamplerOrder(loader).foresee()
     assert found is not None
-    assert found[1] is not None
-    return found[0].tolist(), found[1].tolist()
+    current, following = found
+    return current.tolist(), following.tolist()
 
 
 @settings(deadline=None, max_examples=60)
@@ -70,6 +70,29 @@ def test_two_epochs_come_as_foreseen(
     current, following = foreseen(loader)
     assert [int(index) for indices in iterator for index in indices] == current
     assert [int(index) for indices in loader for index in indices] == following
+
+
+@pytest.mark.parametrize("kind", ["random", "subset", "weighted"])
+def test_a_rank_of_many_says_one_epoch_more(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    loader: DataLoader[Any] = DataLoader(range(30), 4, sampler=sampler_of(kind, 30, generator_of("own")))  # type: ignore[arg-type]
+    monkeypatch.setattr(SamplerOrder, "rank", lambda _: (0, 8))
+    ours, iterator = SamplerOrder(loader), iter(loader)
+    found = ours.foresee()
+    assert found is not None
+    assert len(found) == 3
+    for epoch, batches in enumerate((iterator, loader, loader)):
+        assert [int(index) for indices in batches for index in indices] == found[epoch].tolist()
+    monkeypatch.setattr(order, "MAX_FURTHER", 29)
+    further = ours.foresee()
+    assert further is not None
+    assert len(further) == 2, "large ones take too much memory"
+
+
+def test_a_distributed_sampler_whose_epoch_is_not_set_repeats_itself() -> None:
+    sampler = DistributedSampler(range(9), 2, 0)  # type: ignore[arg-type, var-annotated]
+    found = SamplerOrder(DataLoader(range(9), sampler=sampler)).foresee()  # type: ignore[arg-type]
+    assert found is not None
+    assert [one.tolist() for one in found] == [list(sampler)] * 3
 
 
 def test_foreseeing_draws_nothing() -> None:
@@ -136,8 +159,7 @@ def test_a_sampler_that_says_it_is_pure_is_iterated() -> None:
     loader: DataLoader[Any] = DataLoader(range(9), 2, sampler=Pure(), drop_last=True)  # type: ignore[arg-type]
     found = SamplerOrder(loader).foresee()
     assert found is not None
-    assert found[0].tolist() == [0, 3, 6, 2, 5, 1, 4, 0]
-    assert found[1] is None
+    assert [one.tolist() for one in found] == [[0, 3, 6, 2, 5, 1, 4, 0]]
 
 
 def test_numbers_and_batches_of_them_are_found_and_others_refused() -> None:

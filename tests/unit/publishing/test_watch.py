@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 from cachefs import pure_sampler
 from cachefs.hooks import order, watch
@@ -101,10 +102,34 @@ def test_an_order_that_does_not_come_as_foreseen_is_replaced(record: Recorder, m
     ours = SamplerOrder(loader)
     found = ours.foresee()
     assert found is not None
-    monkeypatch.setattr(ours, "foresee", lambda: (found[0][::-1].copy(), None))
+    monkeypatch.setattr(ours, "foresee", lambda: [found[0][::-1].copy()])
     watched = Watch(loader, ours, {}, ["/m/a"] * SIZE)
     go_through(loader, watched, 0)
     assert record.orders == {0: found[0].tolist()}
+
+
+def test_epochs_ahead_are_published_once_and_replaced_where_they_turn_out_to_be_wrong(
+    record: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=SequentialSampler(range(SIZE)))  # type: ignore[arg-type]
+    ours = SamplerOrder(loader)
+    epochs = [numpy.roll(numpy.arange(SIZE), epoch) for epoch in range(9)]
+    said: list[tuple[int, int]] = []
+    monkeypatch.setattr(Watch, "_order", lambda watched, number, samples: said.append((number, int(samples[0]))))
+    monkeypatch.setattr(SamplerOrder, "has_own_generator", True)
+    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE)
+
+    def begin(*orders: int) -> list[tuple[int, int]]:
+        said.clear()
+        monkeypatch.setattr(ours, "foresee", lambda: [epochs[one] for one in orders])
+        watched.begin()
+        return [(number, -first % SIZE) for number, first in said]
+
+    assert begin(0, 1, 2) == [(0, 0), (1, 1), (2, 2)]
+    assert begin(1, 2, 3) == [(3, 3)]
+    assert begin(5, 6, 7) == [(2, 5), (3, 6)], "what is known to be wrong is replaced, and no more is guessed"
+    assert begin(6, 7, 8) == [(3, 6), (4, 7), (5, 8)]
+    assert begin(7, 8) == []
 
 
 def test_what_a_pure_sampler_gives_behind_its_beginning_is_published_as_it_is_drawn(

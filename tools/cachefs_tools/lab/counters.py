@@ -32,6 +32,7 @@ class NodeCounters:
     stalls: int = 0  # reads that waited
     stalls_peer: int = 0  # those of them that waited for another node
     given_fetched: int = 0  # of the blocks given, those that were brought from the origin for that
+    filled: int = 0  # blocks that came from other nodes to fill it up, and for nobody who read them
 
     def __sub__(self, before: "NodeCounters") -> "NodeCounters":
         return _each(self, before, -1)
@@ -90,7 +91,7 @@ def counters_of(node: Node) -> NodeCounters:
         sum(one.blocks_in for one in traffic), sum(one.bytes_in for one in traffic),
         sum(one.blocks_out for one in traffic), sum(one.bytes_out for one in traffic),
         sum(row.count for row in stalls), sum(row.count for row in stalls if row.source.startswith(_PEER)),
-        status.peers.served_fetched,
+        status.peers.served_fetched, status.peers.filled,
     )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
 from cachefs_tools.lab.host import until
 from cachefs_tools.lab.node import Node
-from cachefs_tools.lab.reader import EpochResult, Trouble
-from cachefs_tools.scratch_node import WITH_PARENT, wait
+from cachefs_tools.lab.reader import EpochResult, Script, Trouble
+from cachefs_tools.scratch_node import WITH_PARENT, program, wait
 
 _START_SECONDS: Final = 60.0
 
@@ -33,6 +33,7 @@ class JobSettings:
     rate: float = 100.0  # samples a second of each rank
     threads: int = 4
     publish: bool = True
+    torch: Script | None = None  # it trains with torch under `cachefs run`, which publishes what it reads
 
 
 @dataclass(slots=True)
@@ -59,8 +60,12 @@ class Rank:
         self._job = job
         self._first = first
         self._log = node.work / f"{job.name}-{rank}.log"
+        reader = [sys.executable, "-m", "cachefs_tools.lab.reader"]
+        if job.torch is not None:
+            under = [program("cachefs"), "run", "--job", job.name, "--socket", str(node.socket), "--"]
+            reader = [*under, sys.executable, "-m", "cachefs_tools.lab.torch_reader", "--script", job.torch]
         command = [
-            *WITH_PARENT, *node.host.enter, sys.executable, "-m", "cachefs_tools.lab.reader",
+            *WITH_PARENT, *node.host.enter, *reader,
             str(node.mountpoint), "--files", str(job.files), "--epochs", str(job.epochs), "--rank", str(rank),
             "--replicas", str(ranks), "--seed", str(job.seed), "--threads", str(job.threads), "--rate", str(job.rate),
             "--first", str(first),
@@ -73,8 +78,11 @@ class Rank:
         self._listener.start()
 
     def publish(self) -> None:
-        """Tell the node what will be read, and from which epoch on. It may be told again, as after a restart."""
+        """Tell the node what will be read, and from which epoch on, unless the job does so itself. It may be told
+        again, as after a restart."""
         job = self._job
+        if not job.publish or job.torch is not None:
+            return
         publication = JobPublish(
             job=job.name, dataset=job.dataset, consumer=str(self.rank), spec=self._spec, map=SampleMap(kind="tree"),
             rank=self.rank, world_size=self._spec.replicas, workers=job.threads, batch_size=1, prefetch=1,
@@ -165,8 +173,7 @@ class Job:
         anew.progress.results = rank.progress.results
         anew.progress.troubles = rank.progress.troubles
         self.ranks[self.ranks.index(rank)] = anew
-        if self.settings.publish:
-            anew.publish()
+        anew.publish()
         anew.ready()
         return anew
 
@@ -183,9 +190,8 @@ def started_job(settings: JobSettings, nodes: Sequence[Node]) -> Iterator[Job]:
         stack.callback(_stop, job)
         for number, node in enumerate(nodes):
             job.ranks.append(Rank(settings, node, number, len(nodes)))
-        if settings.publish:
-            for rank in job.ranks:
-                rank.publish()
+        for rank in job.ranks:
+            rank.publish()
         for rank in job.ranks:
             rank.ready()
         yield job

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
@@ -30,6 +30,9 @@ LONG: Final = 0.5
 # Seconds that a reader which was held up makes up for.
 _BEHIND: Final = 1.0
 _SAY_EVERY: Final = 1.0
+# What a script that trains with torch does: it sets the epoch of its sampler, does not (so that each epoch is the same
+# as the first one), or also has a loader for a validation after each epoch.
+Script = Literal["set-epoch", "no-set-epoch", "validation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Reader:
         trouble = None
         size = 0
         try:
-            data = _content(f"{self._root}/{sample_name(sample)}")
+            data = content(f"{self._root}/{sample_name(sample)}")
             seconds, size = time.monotonic() - begin, len(data)
             if not is_sample(data, sample):
                 trouble = Trouble("wrong", begin, seconds, sample)
@@ -134,14 +137,19 @@ class Reader:
                 self.say({"trouble": asdict(trouble)})
 
     def say(self, line: object) -> None:
-        """Tell who started this. Whole lines: a pipe takes that many bytes at once."""
+        """Tell who started this, if anybody listens."""
         try:
-            os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
+            say(line)
         except BrokenPipeError:
             self._over.set()
 
 
-def _content(path: str) -> bytes:
+def say(line: object) -> None:
+    """Tell who started this. Whole lines: a pipe takes that many bytes at once. Raises BrokenPipeError."""
+    os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
+
+
+def content(path: str) -> bytes:
     """All bytes of the file, which are not left in the page cache."""
     file = os.open(path, os.O_RDONLY)
     try:
@@ -159,7 +167,7 @@ def _content(path: str) -> bytes:
         os.close(file)
 
 
-def _epochs(first: int, epochs: int) -> Iterator[int]:
+def epochs_asked_for(first: int, epochs: int) -> Iterator[int]:
     """Those that the lines on standard input ask for."""
     going_on = False
     for epoch in range(first, epochs):
@@ -171,13 +179,18 @@ def _epochs(first: int, epochs: int) -> Iterator[int]:
         yield epoch
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
+    """What every reader of the lab is told."""
     parser = argparse.ArgumentParser()
     parser.add_argument("root")
     for name in ("files", "epochs", "rank", "replicas", "seed", "threads", "first"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True)
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    given = arguments().parse_args()
     spec = SamplerSpec(
         kind="torch-distributed", size=given.files, seed=given.seed, epochs=given.epochs, replicas=given.replicas,
         rank=given.rank,
@@ -185,7 +198,7 @@ def main() -> None:
     reader = Reader(given.root, spec, given.rate, given.threads)
     os.listdir(given.root)
     reader.say({"ready": True})
-    for epoch in _epochs(given.first, given.epochs):
+    for epoch in epochs_asked_for(given.first, given.epochs):
         reader.read(epoch)
 
 

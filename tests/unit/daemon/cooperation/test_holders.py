@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from cachefs_daemon.cooperation.holders import Holders, Ring
+from cachefs_daemon.cooperation.timeliness import LATE
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.planning.cluster.reads import Reads
@@ -110,5 +111,63 @@ def test_homes_are_those_of_one_ring_while_another_one_is_followed() -> None:
         assert (holders.homes == 4).any()
         holders._threads.close()
         holders._threads = threads
+
+    with_holders(test)
+
+
+def test_where_orders_come_one_by_one_an_epoch_and_the_next_say_all() -> None:
+    async def test(holders: Holders, other: Holders) -> None:
+        known = range(3)
+
+        async def some(epoch: int, ids: tuple[str, ...]) -> Reads | None:
+            return await reads_of(epoch, ids) if epoch in known else None
+
+        async def all_of(epoch: int, ids: tuple[str, ...]) -> Reads | None:
+            return await reads_of(epoch, ids)
+
+        anew = Holders(SPACE, 1, holders._threads)
+        for one in (other, anew):
+            await one.follow(ring(*NAMES))
+            await one.begin("job", 0, 0, None)
+        await other.advance(0, some, lambda epoch: True)
+        await anew.advance(0, all_of, lambda epoch: True)
+        assert list(other.at) == [0, 1, 2]
+        assert all((other.at[epoch] == anew.at[epoch]).all() for epoch in other.at), "whatever one knows besides"
+        assert other.settled == (0, 1)
+        moved = other.at[0] != other.at[1]
+        assert moved.any()
+        reads = other.reads[0]
+        assert reads.when is not None
+        assert reads.when[moved].min() >= LATE, "what is read before nodes know stays where it is"
+
+    with_holders(test)
+
+
+def test_an_epoch_whose_orders_are_not_known_in_time_moves_nothing_and_the_next_one_does() -> None:
+    async def test(_: Holders, holders: Holders) -> None:
+        async def late(epoch: int, ids: tuple[str, ...]) -> Reads | None:
+            return await reads_of(epoch, ids) if epoch else None
+
+        await holders.follow(ring(*NAMES))
+        await holders.begin("job", 0, 0, None)
+        assert not await holders.advance(0, late, lambda epoch: None)
+        assert list(holders.at) == [0], "it may still come"
+        assert await holders.advance(0, late, lambda epoch: epoch > 0)
+        assert holders.at[1] is holders.at[0]
+        assert (holders.at[2] != holders.at[1]).any()
+        assert holders.settled == (1, 1)
+
+    with_holders(test)
+
+
+def test_what_no_job_coordinates_any_more_is_looked_for_where_it_was() -> None:
+    async def test(holders: Holders, _: Holders) -> None:
+        start, following, reads = holders.at[0], holders.at[1], holders.reads[0]
+        assert reads.when is not None
+        holders.stay_home(0, 0.5)
+        former = holders.former
+        assert former is not None
+        assert (former.holders == np.where(reads.when < 0.5, following, start)).all()
+        assert not holders.at
 
     with_holders(test)

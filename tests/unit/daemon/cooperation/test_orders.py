@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cachefs_daemon.cooperation.groups import Group, Member, groups_of
-from cachefs_daemon.cooperation.orders import GroupOrders, Orders, is_last, knows
+from cachefs_daemon.cooperation.orders import GroupOrders, Orders, is_last, is_shared_out, knows, published_in
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
 
@@ -26,7 +26,7 @@ def orders_of(group: Group, epoch: int, published: dict[tuple[str, int], Order] 
 
     threads = Threads()
     try:
-        return asyncio.run(GroupOrders(threads, given).of(group, SAMPLES, epoch))
+        return asyncio.run(GroupOrders(threads, given).of(group, {"": SAMPLES}, epoch))
     finally:
         threads.close()
 
@@ -90,3 +90,63 @@ def test_an_order_that_nobody_reads_costs_nothing() -> None:
     [group] = groups_of({"a": named[:1], "b": named[1:]})
     published: dict[tuple[str, int], Order] = {("x", 0): np.array([5, 6, 7], np.uint32)}
     assert [(node, blocks.tolist()) for node, blocks in orders_of(group, 0, published)] == [("a", [5, 6, 7])]
+
+
+def test_an_order_is_asked_for_once_and_again_when_another_one_is_published_in_its_place() -> None:
+    asked: list[int] = []
+
+    async def given(member: Member, number: int) -> Order:
+        asked.append(number)
+        return np.array([number, len(asked)], np.uint32)
+
+    def named(digest: str) -> Group:
+        orders = [OrderRef(4, digest * 32, 2), OrderRef(5, "e" * 32, 2)]
+        [group] = groups_of({"a": [ConsumerFacts("j", "0", "ds", "a" * 32, orders=orders)]})
+        return group
+
+    async def ask() -> None:
+        threads = Threads()
+        try:
+            orders, samples = GroupOrders(threads, given), {"": SAMPLES}
+            first = await orders.of(named("b"), samples, 4)
+            assert await orders.of(named("b"), samples, 4) is first
+            assert asked == [4]
+            [(_, blocks)] = await orders.of(named("c"), samples, 4)
+            assert blocks.tolist() == [4, 2]
+        finally:
+            threads.close()
+
+    asyncio.run(ask())
+
+
+def test_each_member_means_by_a_sample_what_its_own_map_says() -> None:
+    shards = {digest * 32: Samples(SPACE, np.arange(3), np.array(ids, np.int32)) for digest, ids in
+              (("b", [10, 11]), ("c", [20, 21]))}  # fmt: skip
+    facts = [
+        ConsumerFacts("j", str(rank), "ds", "a" * 32, rank, 2, orders=[OrderRef(0, f"{rank:032}", 2)], map=digest)
+        for rank, digest in enumerate(shards)
+    ]
+    [group] = groups_of({"n": facts})
+
+    async def given(member: Member, number: int) -> Order:
+        return np.array([1, 0], np.uint32)
+
+    threads = Threads()
+    try:
+        found = asyncio.run(GroupOrders(threads, given).of(group, shards, 0))
+    finally:
+        threads.close()
+    assert [blocks.tolist() for _, blocks in found] == [[11, 10], [21, 20]]
+    assert published_in(group, 0) == 4
+
+
+def test_samples_are_shared_out_where_few_of_them_have_several_readers() -> None:
+    def orders(*parts: range) -> Orders:
+        return [("n", np.array(part, np.int32)) for part in parts]
+
+    assert is_shared_out(orders(range(50), range(50, 100)))
+    assert is_shared_out(orders(range(51), range(50, 100))), "what pads a share"
+    assert is_shared_out([("n", np.array([1, 1, 1, 2], np.int32)), ("m", np.array([3, 4], np.int32))])
+    assert not is_shared_out(orders(range(100), range(100)))
+    assert not is_shared_out(orders(range(80), range(20, 100)))
+    assert is_shared_out([])

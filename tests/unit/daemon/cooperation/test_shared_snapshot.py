@@ -39,6 +39,29 @@ def test_all_nodes_agree_who_holds_what() -> None:
         assert (other.holders == first.holders).all()
 
 
+def test_orders_that_are_published_as_epochs_begin_are_coordinated_though_some_nodes_know_them_late() -> None:
+    cluster = simulated(Setting(capacity=1.1, ahead=1, told=(0.1, 1.0)))
+    assert origin_reads(cluster) <= 1.01
+    for epoch in cluster.figures[1:]:
+        assert epoch.local > 0.38, "0.25 if blocks stayed at home; with one epoch known ahead 0.4 in the end"
+    first, *others = cluster.remembered.values()
+    for other in others:
+        assert (other.epoch, other.settled) == (first.epoch, first.settled)
+        assert (other.holders == first.holders).all()
+
+
+def test_a_job_that_reads_each_epoch_as_the_first_one_reads_here_from_then_on() -> None:
+    cluster = simulated(Setting(capacity=1.1, epochs=2, ahead=1, told=(0.1, 0.3), repeats=True))
+    assert origin_reads(cluster) <= 1.05
+    assert cluster.figures[1].local > 0.9
+
+
+def test_orders_that_come_too_late_cost_no_more_than_blocks_at_home() -> None:
+    cluster = simulated(Setting(capacity=1.1, epochs=2, ahead=1, told=(3.0, 4.0)))
+    assert origin_reads(cluster) <= 1.07, "as if blocks stayed at home: nobody knows in time who reads what is there"
+    assert {known.settled for known in cluster.remembered.values()} == {(-1, -1)}
+
+
 def test_a_node_that_is_lost_costs_its_share_and_no_more() -> None:
     # The others have room for all of it.
     cluster = simulated(Setting(capacity=1.5, loss=9.0))

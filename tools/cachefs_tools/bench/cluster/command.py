@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import click
 
+from cachefs.errors import CachefsError
 from cachefs_tools.bench.cluster.change import m4
 from cachefs_tools.bench.cluster.faults import FAULTS, m5
 from cachefs_tools.bench.cluster.loss import m3
 from cachefs_tools.bench.cluster.run import Load
 from cachefs_tools.bench.cluster.steady import m1, m2
+from cachefs_tools.lab.reader import Script
 from cachefs_tools.lab.scratch import scratch_directory
 
 Scenario = Callable[..., dict[str, Any]]
@@ -62,6 +65,10 @@ DEFAULT: Final = Load()
     "--only", multiple=True, type=click.Choice(FAULTS), help="Of what goes wrong in m5, only this; several times."
 )
 @click.option(
+    "--torch", type=click.Choice(get_args(Script)),
+    help="Jobs train with torch under `cachefs run`, with DistributedSampler and DataLoader; how the script does that.",
+)  # fmt: skip
+@click.option(
     "--endpoint",
     help="URL of a running S3 server, in which a bucket `cachefs-bench` is made and removed. Its credentials are in "
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  [default: a server of rclone is started]",
@@ -78,6 +85,8 @@ def cluster_command(
     It needs root, since each node has a network namespace (not with --network loopback). Every byte is checked.
     """
     load = Load(**options)
+    if load.torch is not None and find_spec("torch") is None:
+        raise CachefsError("--torch needs torch, which is not installed here; install it with: pip install torch")
     given: dict[str, Any] = {}
     if scenario in ("m4", "m5"):
         given["seconds"] = seconds

@@ -21,6 +21,7 @@ from cachefs_tools.lab.cluster import Cluster, ClusterSettings, Source, made_clu
 from cachefs_tools.lab.counters import Moment, take
 from cachefs_tools.lab.host import LOOPBACK, Host, until
 from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.reader import Script
 from cachefs_tools.lab.slow_link import Limits
 from cachefs_tools.lab.switch import Switch, switched_network
 from cachefs_tools.lab.throttle import ProxyCounters, Throttle, throttled
@@ -51,6 +52,7 @@ class Load:
     network: str = "bridge"  # bridge, switch or loopback
     origin: Limits = field(default_factory=Limits)
     endpoint: str | None = None  # of a running S3 server
+    torch: Script | None = None  # jobs train with torch under `cachefs run`, in this way
 
     @property
     def bytes(self) -> int:

@@ -47,7 +47,9 @@ def read_epochs(run: Run, job: Job, say: Say, epochs: Sequence[int]) -> list[Mom
 
 def job_of(load: Load, name: str = "train", seed: int = 0) -> JobSettings:
     """A job over the whole dataset."""
-    return JobSettings(name, DATASET, load.files, load.epochs, seed, load.rate)
+    return JobSettings(
+        name, DATASET, load.files, load.epochs, seed, load.rate, 2 if load.torch else 4, torch=load.torch
+    )
 
 
 def m1(load: Load, work: Path, say: Say) -> dict[str, Any]:

@@ -199,3 +199,18 @@ def test_the_other_policies_give_up_copies_first_too(name: str) -> None:
         policy.added(KEYS[number], SIZE)
     first, second = policy.victims(2 * SIZE, (), [KEYS[210]])
     assert {first, second} == {KEYS[150], KEYS[160]}
+
+
+def test_what_is_owed_goes_last_until_its_new_keeper_has_it() -> None:
+    standing = standing_of(range(BLOCKS))
+    policy = filled(plan_of(list(range(BLOCKS))), standing, range(100, 1000))
+    assert policy.victims(SIZE, (), [KEYS[50]]) == [KEYS[999]]
+    owed: Mine = np.zeros(BLOCKS, np.bool_)
+    owed[500:1000] = True
+    standing.owe("space", owed)
+    assert policy.victims(2 * SIZE, (), [KEYS[50]]) == [KEYS[499], KEYS[498]]
+    assert len(policy.victims(401 * SIZE, ())) == 401, "where nothing else is left"
+    standing.update("space", ids(700), False)
+    assert policy.victims(2 * SIZE, (), [KEYS[50]]) == [KEYS[700], KEYS[499]], "it is a copy now"
+    standing.owe("space", None)
+    assert policy.victims(2 * SIZE, (), [KEYS[50]]) == [KEYS[700], KEYS[999]]

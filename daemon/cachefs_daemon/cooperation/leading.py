@@ -1,0 +1,44 @@
+"""Which consumers decide where the copies of a snapshot go."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.blocks.samples import Samples
+from cachefs_daemon.cooperation.groups import Group, Key
+
+# Which blocks of a snapshot a group may read: shape (blocks,), bool.
+Extent = npt.NDArray[np.bool_]
+
+
+def leading(
+    groups: Sequence[Group], extents: Mapping[tuple[str, ...], Extent], before: Key | None, elsewhere: Collection[Key]
+) -> Group | None:
+    """The group that decides, as all nodes see it that know the same: the one that may read the most blocks, if nobody
+    else reads any of them, as the loader of a validation does not. None: copies stay at home.
+
+    extents: by `Group.maps`. before: the group that decided last; elsewhere: those that decide on other nodes. They may
+    go on when they are not whole any more. 1 ms per million blocks and group.
+    """
+    able = [group for group in groups if group.is_whole or group.key == before or group.key in elsewhere]
+    if not able:
+        return None
+    sizes = {maps: int(np.count_nonzero(extent)) for maps, extent in extents.items()}
+
+    def rank(group: Group) -> tuple[int, bool, bool, bool]:
+        return sizes[group.maps], group.is_whole, group.key == before, group.key in elsewhere
+
+    found = max(able, key=rank)
+    mine = extents[found.maps]
+    # Where a loader's sampler turns out to be another one, its ranks say so one after the other.
+    others = [group for group in groups if group.name != found.name]
+    return None if any((mine & extents[other.maps]).any() for other in others) else found
+
+
+def extent_of(parts: Sequence[Samples]) -> Extent:
+    """Which blocks the samples of several maps have. To be called in a thread."""
+    extent = np.zeros(parts[0].space.count, np.bool_)
+    for samples in parts:
+        extent[samples.ids] = True
+    return extent

@@ -1,0 +1,49 @@
+"""The configuration of cachefs-scheduler: every problem is told in one line."""
+
+from pathlib import Path
+
+import cachefs_scheduler
+import pytest
+from cachefs_scheduler.config import Config, InvalidConfig, load
+
+EXAMPLE = Path(cachefs_scheduler.__file__).parent / "cachefs-scheduler.toml"
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidConfig) as failure:
+        load(path)
+    return failure.value.problems
+
+
+def test_the_example_is_right_and_says_the_defaults() -> None:
+    config = load(EXAMPLE)
+    assert config == Config.model_validate({"cluster": {"nodes": ["127.0.0.1:7380"]}})
+    commented = EXAMPLE.read_text().replace("# max_jobs", "max_jobs").replace("# ttl", "ttl")
+    assert "ttl = 604800" in commented
+    assert config.defaults.ttl == 604800
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[cluster]\nnodez = ["a:1"]', "cluster.nodez: is unknown; did you mean nodes?"),
+        ('[datasets.x]\ncleanup = "often"', "datasets.x.cleanup = 'often': input should be 'none', 'ttl', 'lru' or"),
+        ("", "cluster.nodes: is empty; name one daemon or some"),
+        ('[cluster]\nnodes = ["a"]', "cluster.nodes.0 = 'a': expected HOST:PORT"),
+        ('[service]\nlisten = "0.0.0.0:1"', "without certificates only loopback is safe"),
+        ('[service]\ntls_ca = "/none"', "service.tls_cert: is missing"),
+        ('[names]\na = "n"\nb = "n"', "names: 2 names of the scheduler stand for the node n"),
+        ("[cluster", "c.toml: "),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, text: str, said: str) -> None:
+    found = problems(tmp_path, text)
+    assert any(said in one for one in found), found
+    assert all("\n" not in one for one in found)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="No such file"):
+        load(tmp_path / "none.toml")

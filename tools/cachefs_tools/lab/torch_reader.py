@@ -1,0 +1,106 @@
+"""One rank of a job that trains with torch, as people write one: a dataset that lists its files, a DistributedSampler
+and a DataLoader with workers. It runs under `cachefs run`, and does not know of cachefs.
+
+It obeys the words and says the lines of `cachefs_tools.lab.reader`. What was read is dropped from the page cache, so
+the next read of it reaches the mount.
+"""
+
+import argparse
+import os
+import time
+from dataclasses import asdict
+from typing import Any, Final, get_args
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from cachefs_tools.lab.reader import LONG, EpochResult, Script, Trouble, arguments, content, epochs_asked_for, say
+from cachefs_tools.sample_data import is_sample, sample_name
+
+BATCH: Final = 8
+# Seconds that a job which was held up makes up for.
+_BEHIND: Final = 1.0
+Read = tuple[int, float, float, int, str]
+
+
+class Files(Dataset[Read]):
+    """A read for each sample: its number, when it began, its seconds, its bytes, and what was wrong with it."""
+
+    def __init__(self, root: str, numbers: range) -> None:
+        self.samples = [f"{root}/{sample_name(number)}" for number in numbers]
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Read:
+        begin, number = time.monotonic(), self._numbers[index]
+        try:
+            data = content(self.samples[index])
+        except OSError as error:
+            return number, begin, time.monotonic() - begin, 0, error.strerror or "error"
+        seconds = time.monotonic() - begin
+        return number, begin, seconds, len(data), "" if is_sample(data, number) else "wrong"
+
+
+def read(loader: DataLoader[Any], result: EpochResult, rate: float) -> None:
+    """Read all of a loader, at so many samples a second."""
+    due, said = time.monotonic(), 0.0
+    for batch in loader:
+        for one in batch:
+            _count(result, *one)
+        now = time.monotonic()
+        due = max(due + len(batch) / rate, now - _BEHIND)
+        if now - said > 1.0:
+            said = now
+            say({"at": [result.epoch, result.reads]})
+        time.sleep(max(0.0, due - now))
+
+
+def _count(result: EpochResult, number: int, begin: float, seconds: float, size: int, problem: str) -> None:
+    result.add(seconds, size)
+    result.wrong += problem == "wrong"
+    result.errors += problem not in ("", "wrong")
+    kind = "" if not problem and seconds <= LONG else "long" if not problem else "wrong" if not size else "error"
+    if kind:
+        say({"trouble": asdict(Trouble(kind, begin, seconds, number, problem))})
+
+
+def loaders(given: argparse.Namespace) -> tuple[DataLoader[Any], DataLoader[Any] | None]:
+    """Of the training, and of the validation, which has the last twentieth of the files where there is one."""
+    held_out = given.files // 20 if given.script == "validation" else 0
+    parts = range(given.files - held_out), range(given.files - held_out, given.files)
+    made: list[DataLoader[Any]] = []
+    for part in parts:
+        if len(part):
+            dataset = Files(given.root, part)
+            sampler: DistributedSampler[Read] = DistributedSampler(
+                dataset, num_replicas=given.replicas, rank=given.rank, seed=given.seed, shuffle=not made
+            )
+            made.append(DataLoader(dataset, BATCH, sampler=sampler, num_workers=given.threads, collate_fn=list))
+    return made[0], made[1] if len(made) > 1 else None
+
+
+def main() -> None:
+    parser = arguments()
+    parser.add_argument("--script", choices=get_args(Script), default="set-epoch")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(given.rank)
+    training, validation = loaders(given)
+    os.listdir(given.root)
+    say({"ready": True})
+    for epoch in epochs_asked_for(given.first, given.epochs):
+        if given.script != "no-set-epoch":
+            assert isinstance(training.sampler, DistributedSampler)
+            training.sampler.set_epoch(epoch)
+        result = EpochResult(epoch, time.monotonic())
+        for loader in filter(None, (training, validation)):
+            read(loader, result, given.rate)
+        result.end = time.monotonic()
+        say({"epoch": result.as_line()})
+
+
+if __name__ == "__main__":
+    main()
