@@ -277,6 +277,7 @@ def test_all_that_was_asked_of_the_api_server_is_published(server: ApiServer, st
     serve(stack, server, tmp_path, advice)
     server.make_pod(pod("train", dataset="imagenet", policy="suspend"))
     until(lambda: server.events("CachefsAdmitted"))
+    until(lambda: gates(server, "train") == [])
     kinds = {request.split()[0] + " " + request.split("/")[-1] for request in server.requests}
     assert {"GET pods", "PATCH train", "POST events", "POST leases"} <= kinds
 
