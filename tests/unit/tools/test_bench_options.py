@@ -20,7 +20,8 @@ from cachefs.errors import ConfigError
         *(
             [command, "--directory", "/nope"]
             for command in sorted(main.commands)
-            if command not in ("plan", "growth", "peers")
+            # Those that need no files have no such option.
+            if command not in ("plan", "growth", "peers", "extender", "hints", "scheduling")
         ),
     ],
 )
