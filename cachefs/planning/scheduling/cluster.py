@@ -23,7 +23,7 @@ HALVED_EACH: Final = 600.0
 GUESSED_RATES: Final = {"origin_rate": 2e8, "peer_rate": 1.25e9, "tier_rate": 2e9}
 
 _NUMBERS: Final = (
-    "capacity", "memory", "origin_rate", "peer_rate", "tier_rate", "demand", "received", "fetched", "given",
+    "capacity", "memory", "used", "origin_rate", "peer_rate", "tier_rate", "demand", "received", "fetched", "given",
 )  # fmt: skip
 _COLUMNS: Final = (*_NUMBERS, "needed", "jobs", "heard")
 
@@ -65,7 +65,8 @@ class Cluster:
         """This is how the node is from now on. Raises ValueError for one node too many."""
         if facts.name not in self._rows and len(self._rows) >= MOST_NODES:
             raise ValueError(f"there are {MOST_NODES:,} nodes, which is all that is possible; {facts.name} is one more")
-        self.look(now)
+        if now > self._now:
+            self.look(now)
         before = self._facts.get(facts.name)
         row = self._rows.get(facts.name)
         if row is None:
@@ -214,7 +215,8 @@ class Cluster:
         if before is not None:
             self._take_back(row, before, facts.copies)
         heard = now - facts.age
-        level = 0 if facts.state == "away" else int(self._levels(np.array([self._now - heard]))[0])
+        level = LEVELS if self._now - heard <= GRACE else int(self._levels(np.array([self._now - heard]))[0])
+        level = 0 if facts.state == "away" else level
         zone, old_level = self._zone_number(facts), int(self._level[row])
         for snapshot, copy in facts.copies.items():
             if (spread := self._spreads.get(snapshot)) is None:
