@@ -113,6 +113,8 @@ class DrainNode(Message, frozen=True):
 
     # Its name or id; empty: the node that is asked.
     node: str = ""
+    # It is not to leave after all.
+    undo: bool = False
 
 
 class DrainStatus(Message, frozen=True):

@@ -265,6 +265,8 @@ class PeerCounts(Message, frozen=True):
     failed: int = 0
     # Questions to a second node, and reads of an origin, that came beside a node that was late.
     hedged: int = 0
+    # The same beside a node that gave no sign of life.
+    silent: int = 0
     # Blocks that this node has brought from the origin in place of a home that was behind; and that others have brought
     # for this one.
     taken: int = 0

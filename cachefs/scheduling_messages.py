@@ -204,3 +204,119 @@ class NodesStatus(Message, frozen=True):
     """All nodes that the service knows, in order of their names."""
 
     nodes: list[NodeStatus] = msgspec.field(default_factory=list)
+
+
+class WaitingJob(Message, frozen=True):
+    """A job that the service knows."""
+
+    job: str
+    dataset: str
+    user: str
+    # asked, waiting, admitted or placed.
+    state: str
+    priority: int
+    # Seconds since it was first asked for.
+    seconds: float
+    # In its queue; 0: it does not wait.
+    place: int = 0
+    policy: Policy = Policy.PREFER
+    nodes: list[str] = msgspec.field(default_factory=list)
+    why: str = ""
+
+
+class QueueStatus(Message, frozen=True):
+    """Jobs that the service knows: those that wait in their order, then the others."""
+
+    jobs: list[WaitingJob] = msgspec.field(default_factory=list)
+
+
+class WarmupStatus(Message, frozen=True):
+    """A warm-up that the service has ordered."""
+
+    node: str
+    dataset: str
+    # preload, clone or move.
+    purpose: str
+    job: str
+    # ordered, running, done, failed or stopped.
+    state: str
+    blocks: int = 0
+    total: int = 0
+    message: str = ""
+
+
+class SchedulerStatus(Message, frozen=True):
+    """The service, in short."""
+
+    version: str
+    uptime: float
+    nodes: int
+    # That have said something within a minute; and seconds since the one that is silent longest was heard.
+    fresh: int
+    oldest: float
+    datasets: int
+    # Jobs by state.
+    jobs: dict[str, int] = msgspec.field(default_factory=dict)
+    # Bytes that all nodes may cache, cache, and that running jobs need.
+    capacity: int = 0
+    used: int = 0
+    needed: int = 0
+    # Nodes of average capacity that would hold what running jobs need.
+    nodes_needed: int = 0
+    warmups: list[WarmupStatus] = msgspec.field(default_factory=list)
+    problems: list[str] = msgspec.field(default_factory=list)
+
+
+class DatasetPolicy(Message, frozen=True):
+    """What holds for a dataset. In a request, what is None stays as it is."""
+
+    dataset: DatasetName
+    max_jobs_per_copy: Annotated[int, msgspec.Meta(ge=0, le=MOST_JOBS_PER_COPY)] | None = None
+    max_copies: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
+    # none, ttl, lru or pin.
+    cleanup: str | None = None
+    # Seconds.
+    ttl: Annotated[float, msgspec.Meta(gt=0, le=400 * 86400)] | None = None
+    preload: bool | None = None
+    release: bool | None = None
+
+
+class CopyStatus(Message, frozen=True):
+    """A copy of a dataset: nodes that together hold enough of it."""
+
+    nodes: list[str]
+    # 0 to 1.
+    held: float
+    jobs: int
+
+
+class PolicyStatus(Message, frozen=True):
+    """What holds for a dataset, and how it stands."""
+
+    policy: DatasetPolicy
+    copies: list[CopyStatus] = msgspec.field(default_factory=list)
+    bytes: int = 0
+    running: int = 0
+    waiting: int = 0
+
+
+class PolicyList(Message, frozen=True):
+    """All datasets."""
+
+    datasets: list[PolicyStatus] = msgspec.field(default_factory=list)
+
+
+class ScaleAsk(Message, frozen=True):
+    """Have a job's data follow it onto these nodes, a dataset be in so many copies, or a node leave: one of them."""
+
+    job: Annotated[str, msgspec.Meta(max_length=512)] = ""
+    nodes: NodeNames = msgspec.field(default_factory=list)
+    dataset: Annotated[str, msgspec.Meta(max_length=320)] = ""
+    copies: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    drain: Annotated[str, msgspec.Meta(max_length=253)] = ""
+
+
+class ScaleDone(Message, frozen=True):
+    """What was begun: sentences."""
+
+    text: list[str] = msgspec.field(default_factory=list)

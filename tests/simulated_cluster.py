@@ -51,6 +51,10 @@ class Setting:
     drift: int = 0
     # Seconds until the first epoch begins.
     start: float = 2.0
+    # Copies of each block.
+    replicas: int = 1
+    # Seconds after which the last node is lost for good; 0: never. The others notice at once.
+    loss: float = 0.0
 
 
 @dataclass
@@ -61,6 +65,8 @@ class Figures:
     from_peers: int = 0
     from_origin: int = 0
     late: int = 0
+    # Of those from the origin, the ones since a node was lost.
+    again: int = 0
 
     @property
     def local(self) -> float:
@@ -190,6 +196,7 @@ class SimulatedCluster:
         self.figures = [Figures() for _ in range(setting.epochs)]
         self.remembered: dict[str, Known] = {}
         self.names = [chr(ord("a") + number) for number in range(setting.nodes)]
+        self.lost: set[str] = set()
         self._later: list[tuple[float, partial[None]]] = []
         self._orders: dict[tuple[int, int], np.ndarray[tuple[int], np.dtype[np.int32]]] = {}
         self.nodes = [SimulatedPeer(self, name, number) for number, name in enumerate(self.names)]
@@ -228,6 +235,8 @@ class SimulatedCluster:
         def places(group: Group) -> list[Place]:
             found = []
             for one in self.nodes:
+                if one.name in self.lost:
+                    continue
                 place = (one.epoch, one.position) if one is node else one.said
                 if place is not None and place[0] < self.setting.epochs:
                     reads = self.setting.files // self.setting.nodes
@@ -244,7 +253,7 @@ class SimulatedCluster:
             self.threads,
             PlanRoom(1 << 30),
             GroupOrders(self.threads, never),
-            1,
+            self.setting.replicas,
             samples,
             places,
             lambda group: [node.key],
@@ -261,39 +270,55 @@ class SimulatedCluster:
         """Where the node gets the block from, as its route says. True: from the origin."""
         figures = self.figures[min(node.epoch, self.setting.epochs - 1)]
         holder, others, home = node.shared.where(block)
-        for number in (holder, *others, home):
-            other = self.nodes[number]
-            if other is not node and (other.state[block] != ABSENT or block in other.flights):
+        assert node.shared.holders is not None
+        ids = node.shared.holders.ring.ids
+        numbers = (holder, *others, *node.shared.seconds(block), home)
+        for name in (*(ids[number] for number in numbers), *node.shared.former(block)):
+            other = self.nodes[self.names.index(name)]
+            if other is not node and name not in self.lost and (other.state[block] != ABSENT or block in other.flights):
                 if other.state[block] != ABSENT:
                     other.shared.handed_over(node.name, [self.keys[block]])
                 figures.from_peers += 1
                 return False
         figures.from_origin += 1
-        if holder != node.number:  # it brings it
-            self.nodes[holder].take(block)
-            self.nodes[holder].shared.handed_over(node.name, [self.keys[block]])
+        figures.again += bool(self.lost)
+        if (bringing := self.nodes[self.names.index(ids[holder])]) is not node:
+            bringing.take(block)
+            bringing.shared.handed_over(node.name, [self.keys[block]])
         return True
+
+    def lose(self, lost: SimulatedPeer) -> None:
+        """It is away, with all that it had."""
+        self.lost.add(lost.name)
+        rest = [node for node in self.nodes if node.name not in self.lost]
+        [group] = groups_of({node.name: [self._facts(node)] for node in rest})
+        for node in rest:
+            node.shared.follow(self.ring([one.name for one in rest]))
+            node.shared.regroup([group])
 
     async def run(self) -> "SimulatedCluster":
         setting, began, said = self.setting, self.now, -NEWS
         await self._settle()
-        while not all(node.is_done for node in self.nodes):
+        while not all(node.is_done or node.name in self.lost for node in self.nodes):
             self.now += setting.tick
             due = [what for when, what in self._later if when <= self.now]
             self._later = [one for one in self._later if one[0] > self.now]
             for what in due:
                 what()
             target = int((self.now - began - setting.start) * setting.rate)
-            for node in self.nodes:
+            if setting.loss and not self.lost and self.now - began - setting.start >= setting.loss:
+                self.lose(self.nodes[-1])
+            nodes = [node for node in self.nodes if node.name not in self.lost]
+            for node in nodes:
                 node.read_on(target + (setting.drift if node.number == 0 and target > 0 else 0))
             if self.now - said >= NEWS:
                 said = self.now
-                for node in self.nodes:
+                for node in nodes:
                     node.said = (node.epoch, node.position)
-            for node in self.nodes:
+            for node in nodes:
                 node.shared.step()
             await self._settle()
-            for node in self.nodes:
+            for node in nodes:
                 if not node.is_done:
                     node.fetch()
         for node in self.nodes:
@@ -301,7 +326,7 @@ class SimulatedCluster:
         return self
 
     async def _settle(self) -> None:
-        while not all(node.shared.is_up_to_date for node in self.nodes):  # noqa: ASYNC110 - no news are told
+        while not all(node.shared.is_up_to_date or node.name in self.lost for node in self.nodes):  # noqa: ASYNC110 - no news are told
             await asyncio.sleep(0.001)
 
 

@@ -129,6 +129,7 @@ def _prefix(value: str) -> str:
 Name = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_name)]
 Host = Annotated[str, BeforeValidator(_from_environment), AfterValidator(_host)]
 Address = Annotated[str, AfterValidator(_address)]
+Observer = Annotated[str, Field(min_length=1), AfterValidator(_host)]
 
 
 class ClusterSection(Section):
@@ -159,6 +160,8 @@ class ClusterSection(Section):
     window: Size = 0
     bandwidth: Size = 100 << 20
     steal: bool = True
+    observers: Annotated[tuple[Observer, ...], Field(max_length=16)] = ()
+    schedulers: Annotated[tuple[Observer, ...], Field(max_length=16)] = ()
 
     @property
     def enabled(self) -> bool:
@@ -214,6 +217,11 @@ def summary(section: ClusterSection) -> str:
 def remarks(section: ClusterSection) -> Iterator[str]:
     """What is possible, but hardly meant: one line each."""
     if not section.enabled:
+        if section.observers or section.schedulers:
+            yield (
+                "cluster.observers, schedulers: nobody can ask this node, since it is in no cluster and opens no port; "
+                'a list of one makes it a cluster of its own: membership = "static", nodes = ["NAME=HOST:PORT"]'
+            )
         if unused := sorted(section.model_fields_set - {"membership"}):
             yield f"cluster.{unused[0]}: has no effect, since cluster.membership is none"
         return

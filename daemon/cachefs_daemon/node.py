@@ -25,6 +25,7 @@ from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
+from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.carrying import Carrying
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
@@ -90,10 +91,13 @@ class Node:
             storage.blocks, snapshots.source, threads, slots, self.errors, config.daemon.read_deadline
         )
         processes = config.fetch_processes if config.prefetch.enabled else 0
+        self._home_routes: HomeRoutes | None = None
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
         self.fetcher.bringing.carry = self.carrying.take
         if self.data_plane is not None:
             self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)
+            self.fetcher.awaited = AwaitedSnapshots(lambda one: snapshots.get(one) is not None)
+            snapshots.on_hold = self.fetcher.awaited.came
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
@@ -134,6 +138,7 @@ class Node:
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None
         self.draining = self._make_draining()
+        self._make_reception()
         self._background: list[asyncio.Task[None]] = []
 
     def _make_data_plane(self) -> "DataPlane":
@@ -161,16 +166,56 @@ class Node:
                 standing=foresight.standing or Standing(),
                 threads=self.threads,
                 snapshots=lambda: [one.current for one in self.catalog if one.current is not None],
+                pending=lambda: self.sharing is not None and self.sharing.datasets.is_behind,
                 cooperating=cooperation.get if cooperation is not None else lambda snapshot: None,
+                free=lambda: sum(self.storage.tiering.unlocked.free_by_tier),
                 replicas=self.config.cluster.replicas,
                 bandwidth=self.config.cluster.bandwidth,
             ),
             ring_of(self.membership.view),
         )
         self.membership.listen(lambda view: filling.follow(ring_of(view)))
+        if self._home_routes is not None:
+            self._home_routes.is_filling = filling.is_filling
         draining = Draining(self.membership, self.sharing.shared, lambda: bool(self.jobs.consumers))
         self._endless += [filling.run, draining.join]
         return draining
+
+    def _make_reception(self) -> None:
+        """Answers those who place jobs, where the configuration names any."""
+        section, sharing, draining = self.config.cluster, self.sharing, self.draining
+        if sharing is None or draining is None or not (section.observers or section.schedulers):
+            return
+        from cachefs_daemon.reporting.orders import Means, Orders
+        from cachefs_daemon.reporting.reception import Reception
+        from cachefs_daemon.reporting.reports import Reports, Sources
+        from cachefs_daemon.reporting.residency import Residency
+        from cachefs_daemon.reporting.shard_warmups import ShardWarmups
+
+        storage, plan = self.storage, self.storage.foresight.plan
+        warmups = ShardWarmups(self.warmups, plan, self.jobs, self.threads)
+        reports = Reports(
+            Sources(
+                instance=self.instance,
+                membership=self.membership,
+                catalog=self.catalog,
+                jobs=self.jobs,
+                plan=plan,
+                residency=Residency(storage.index, storage.tiering, storage.foresight.presence, plan),
+                warmups=warmups,
+                threads=self.threads,
+                usage=storage.usage,
+                traffic=self._traffic,
+            )
+        )
+        means = Means(self.catalog, self.pins, self.quotas, storage, self.threads, warmups, draining.drain_here)
+        Reception(sharing.shared.endpoint, self.membership, reports, Orders(means))
+        self._endless.append(reports.run)
+
+    def _traffic(self) -> tuple[int, int, int]:
+        """Bytes since the start: from origins, from other nodes, to other nodes."""
+        counts = self.peer_counts()
+        return self.fetcher.fetched_bytes, counts.bytes, counts.served_bytes
 
     def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> "Cooperation | None":
         """What this node does for what others read. None where nothing is fetched ahead."""
@@ -241,8 +286,8 @@ class Node:
     def _elsewhere(self, plane: "DataPlane", slots: FetchSlots) -> Elsewhere:
         """The other nodes, as a source of blocks. slots: of reads from origins."""
         membership, steal = self.membership, self.config.cluster.steal
-        at_home = HomeRoutes(membership, self.config.cluster.replicas).route
-        found = Elsewhere(plane.client, at_home, membership, slots, steal=steal)
+        self._home_routes = HomeRoutes(membership, self.config.cluster.replicas)
+        found = Elsewhere(plane.client, self._home_routes.route, membership, slots, steal=steal)
         membership.listen(found.on_view)
         return found
 

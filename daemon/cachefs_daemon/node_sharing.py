@@ -20,6 +20,7 @@ from cachefs_daemon.peers.tls import Certificates, member_of, names_of
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.blobs import Blobs
 from cachefs_daemon.sharing.consumers import Consumers
+from cachefs_daemon.sharing.observers import Observers
 from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.security import INSECURE, Security
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
@@ -52,7 +53,9 @@ class NodeSharing:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         held = around.here.held
-        self.shared = SharedState(around.section.cluster, around.membership, security_of(around.certificates))
+        section = around.section
+        observers = Observers.of(section.observers, section.schedulers)
+        self.shared = SharedState(section.cluster, around.membership, security_of(around.certificates), observers)
         self.blobs = Blobs(self.shared, around.threads)
         self.consumers = Consumers(self.shared, self.blobs)
         self.files = SnapshotFiles(
@@ -101,11 +104,15 @@ def security_of(certificates: Certificates | None) -> Security:
     """What these certificates make of connections."""
     if certificates is None:
         return INSECURE
-    return Security(certificates.server, certificates.client, _refusal)
+    return Security(certificates.server, certificates.client, _refusal, _names)
+
+
+def _names(ssl_object: Any) -> frozenset[str]:
+    return names_of(ssl_object.getpeercert()) if ssl_object is not None else frozenset()
 
 
 def _refusal(ssl_object: Any, node: NodeRecord | None) -> str:
-    names = names_of(ssl_object.getpeercert()) if ssl_object is not None else frozenset()
+    names = _names(ssl_object)
     shown = ", ".join(sorted(names))[:100] or "nobody"
     if node is not None and member_of(names, [node]) is None:
         return f"its certificate is that of {shown}, and not of {node.name}"

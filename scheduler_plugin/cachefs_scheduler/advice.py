@@ -1,6 +1,6 @@
 """What the service answers to schedulers: the door between its core and the parts that talk to Kubernetes and Slurm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from cachefs.scheduling_messages import (
@@ -27,8 +27,10 @@ class Advice(Protocol):
     def rank(self, ask: Ask, candidates: Sequence[str] | None = None) -> Ranking:
         """How well each of *candidates* suits one rank of the job. A few milliseconds with 5,000 of them."""
 
-    def assign(self, ask: Ask, candidates: Sequence[str] | None = None) -> Assignment:
-        """Nodes for all ranks of a job that starts at once (gang)."""
+    def assign(
+        self, ask: Ask, candidates: Sequence[str] | None = None, taken: Mapping[int, str] | None = None
+    ) -> Assignment:
+        """Nodes for all ranks of a job that starts at once (gang). taken: by rank, nodes of those that have one."""
 
     def estimates(self, ask: Ask, nodes: Sequence[str]) -> list[NodeEstimate]:
         """What the job would wait for on each of a few *nodes*, in their order."""

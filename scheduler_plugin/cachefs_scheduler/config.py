@@ -1,12 +1,211 @@
-"""The configuration of cachefs-scheduler: a TOML file."""
+"""The configuration of cachefs-scheduler: a TOML file, checked as a whole before anything starts.
 
+Every problem is found at once and told in one line that names the key, its value and what was expected.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+
+from cachefs.errors import ConfigError
+from cachefs.sizes import parse_size
+from cachefs.socket_path import MAX_SOCKET_PATH
 from cachefs_scheduler.kube_section import KubeSection
-from cachefs_scheduler.section import Section
-from cachefs_scheduler.slurm_section import SlurmSection
+from cachefs_scheduler.section import AbsolutePath, OptionalPath, Seconds, Section
+
+DEFAULT_PATH: Final = Path("/etc/cachefs/cachefs-scheduler.toml")
+# Of a daemon's data plane; its control endpoint, which is asked, has the next one.
+DAEMON_PORT: Final = 7380
+MOST_SHOWN: Final = 100
+_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
+
+class InvalidConfig(ConfigError):
+    """Says everything that is wrong with a configuration."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems  # one line each
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT or [HOST]:PORT. Raises ValueError saying how to write it."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        raise ValueError('expected HOST:PORT, such as "10.0.0.5:7380" or "[fd00::5]:7380"')
+    return found[1].strip("[]"), int(found[2])
+
+
+def _address(text: str) -> str:
+    split_address(text)
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
+# An empty text is none.
+OptionalAddress = Annotated[Address | None, BeforeValidator(lambda value: None if value == "" else value)]
+Rate = Annotated[int, BeforeValidator(parse_size)]
+Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[!-~]+$")]
+
+
+class ServiceSection(Section):
+    """[service]: the service as a whole, and where it is asked."""
+
+    socket: AbsolutePath = Path("/run/cachefs-scheduler/cachefs-scheduler.sock")
+    socket_group: str = ""
+    listen: OptionalAddress = None
+    tls_ca: OptionalPath = None
+    tls_cert: OptionalPath = None
+    tls_key: OptionalPath = None
+    insecure: bool = False
+    state_dir: AbsolutePath = Path("/var/lib/cachefs-scheduler")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class ClusterSection(Section):
+    """[cluster]: the daemons that are asked."""
+
+    nodes: Annotated[tuple[Address, ...], Field(max_length=64)] = ()
+    name: Name = "cachefs-scheduler"
+    tls_ca: OptionalPath = None
+    tls_cert: OptionalPath = None
+    tls_key: OptionalPath = None
+    orders: bool = True
+
+
+class LinksSection(Section):
+    """[links]: what networks carry, in bytes a second; 0: nobody knows."""
+
+    origin: Rate = 0
+    zone: Rate = 0
+    region: Rate = 0
+    node: Rate = 0
+    node_origin: Rate = 0
+
+
+Cleanup = Literal["none", "ttl", "lru", "pin"]
+
+
+class DatasetSection(Section):
+    """[datasets.NAME], and [defaults] for all others: what jobs on a dataset may do, and what becomes of its copies."""
+
+    max_jobs_per_copy: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    max_copies: Annotated[int, Field(ge=1, le=1024)] = 4
+    cleanup: Cleanup = "none"
+    ttl: Seconds = 7 * 86400.0
+    preload: bool = True
+    release: bool = True
+
+
+class QueueSection(Section):
+    """[queue]: jobs that wait."""
+
+    forgotten: Seconds = 900.0
+    most_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    copy_from: Annotated[float, Field(gt=0, le=1)] = 0.5
 
 
 class Config(Section):
     """The whole file."""
 
+    service: ServiceSection = ServiceSection()
+    cluster: ClusterSection = ClusterSection()
+    names: dict[Name, Name] = Field(default_factory=dict)
+    regions: dict[str, str] = Field(default_factory=dict)
+    links: LinksSection = LinksSection()
+    defaults: DatasetSection = DatasetSection()
+    datasets: Annotated[dict[str, DatasetSection], Field(max_length=10_000)] = Field(default_factory=dict)
+    queue: QueueSection = QueueSection()
     kube: KubeSection | None = None
-    slurm: SlurmSection | None = None
+
+    def dataset(self, name: str) -> DatasetSection:
+        """What holds for a dataset."""
+        return self.datasets.get(name, self.defaults)
+
+    def summary(self) -> str:
+        """One line for people."""
+        parts = [f"{len(self.cluster.nodes)} daemons to begin with", f"asked at {self.service.socket}"]
+        parts += [f"and {self.service.listen}"] if self.service.listen else []
+        parts += ["Kubernetes"] if self.kube is not None else []
+        return ", ".join(parts)
+
+
+def load(path: Path | None) -> Config:
+    """The configuration in a file; None: the usual one, if it exists. Raises InvalidConfig."""
+    if path is None and not DEFAULT_PATH.exists():
+        raise InvalidConfig([f"{DEFAULT_PATH} does not exist; name another file with --config"])
+    path = path or DEFAULT_PATH
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InvalidConfig([f"{path}: {error.strerror}"]) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig([f"{path}: {error}"]) from None
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        raise InvalidConfig([f"{path}: {_words(one)}" for one in error.errors()]) from None
+    if found := list(_problems(config)):
+        raise InvalidConfig([f"{path}: {problem}" for problem in found])
+    return config
+
+
+def _problems(config: Config) -> Iterator[str]:
+    """What is wrong between settings that are right one by one."""
+    if not config.cluster.nodes:
+        yield (
+            'cluster.nodes: is empty; name one daemon or some, as "HOST:PORT" with the port of its cluster.listen, '
+            f'such as "10.0.0.5:{DAEMON_PORT}"; the others are learnt from these'
+        )
+    for prefix, section in (("service", config.service), ("cluster", config.cluster)):
+        files = {key: getattr(section, key) for key in ("tls_ca", "tls_cert", "tls_key")}
+        if any(files.values()) and (missing := [key for key, file in files.items() if file is None]):
+            yield f"{prefix}.{missing[0]}: is missing; {prefix}.tls_ca, tls_cert and tls_key belong together"
+        for key, file in files.items():
+            if file is not None and not file.is_file():
+                yield f"{prefix}.{key} = {str(file)!r}: there is no such file"
+    service = config.service
+    if service.listen and service.tls_ca is None and not service.insecure:
+        host, _ = split_address(service.listen)
+        if host not in ("127.0.0.1", "::1", "localhost"):
+            yield (
+                f"service.listen = {service.listen!r}: without certificates only loopback is safe; set service.tls_ca, "
+                "tls_cert and tls_key, or insecure = true where you trust everybody on that network"
+            )
+    if len(bytes(service.socket)) > MAX_SOCKET_PATH:
+        yield f"service.socket = {str(service.socket)!r}: paths of sockets have at most {MAX_SOCKET_PATH} bytes"
+    for name, count in _doubled(config.names.values()):
+        yield f"names: {count} names of the scheduler stand for the node {name}; each node has one"
+
+
+def _doubled(names: Any) -> Iterator[tuple[str, int]]:
+    seen: dict[str, int] = {}
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+    return ((name, count) for name, count in sorted(seen.items()) if count > 1)
+
+
+def _words(error: Mapping[str, Any]) -> str:
+    """A line about one error."""
+    place = [str(part) for part in error["loc"]]
+    key = ".".join(place)
+    if error["type"] == "extra_forbidden":
+        known = _keys_at(place[:-1])
+        close = difflib.get_close_matches(place[-1], known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+        return f"{key}: is unknown; {hint}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{key} = {str(error['input'])[:MOST_SHOWN]!r}: {message[0].lower()}{message[1:]}"
+
+
+def _keys_at(place: list[str]) -> list[str]:
+    sections: dict[str, type[BaseModel]] = {"service": ServiceSection, "cluster": ClusterSection}
+    sections |= {"links": LinksSection, "queue": QueueSection, "kube": KubeSection}
+    sections |= {"defaults": DatasetSection, "datasets": DatasetSection}
+    section = sections.get(place[0], Config) if place else Config
+    return sorted(section.model_fields)

@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Part(Protocol):
-    """Made by `open_part(section, advice)` of `cachefs_scheduler.kube.part` and `cachefs_scheduler.slurm.part`."""
+    """Made by `open_part(section, advice)` of `cachefs_scheduler.kube.part`."""
 
     async def start(self) -> None:
         """Begin, with tasks of its own. Raises CachefsError where it cannot, such as for an address in use."""

@@ -22,4 +22,4 @@ def _absolute(path: Path) -> Path:
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 # An empty text is none.
 OptionalPath = Annotated[AbsolutePath | None, BeforeValidator(lambda value: None if value == "" else value)]
-Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=400 * 86400, allow_inf_nan=False)]

@@ -1,12 +1,12 @@
 """Small clusters for tests: on loopback, with a dataset in a real S3 server whose requests are counted."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from cachefs_tools.lab.cluster import Cluster, ClusterSettings, made_cluster
+from cachefs_tools.lab.cluster import Cluster, ClusterSettings, Source, made_cluster
 from cachefs_tools.lab.host import LOOPBACK, until
 from cachefs_tools.lab.node import Node
 from cachefs_tools.lab.slow_link import Limits
@@ -21,6 +21,8 @@ from tests.servers.s3 import S3Server
 DATASET = "set"
 SECONDS = 60.0
 _ROOM = 32 << 20
+_BLOCK, _SEGMENT = 128 << 10, 1 << 20
+_TIER = TierSettings(_ROOM, _SEGMENT)
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,26 @@ class SmallCluster:
     def nodes(self) -> Sequence[Node]:
         return self.cluster.nodes
 
-    def wrong(self, node: Node) -> list[str]:
-        """Read all files through a node, and not out of the page cache: those that are wrong, or cannot be read."""
+    def mount(self, node: Node) -> None:
+        """Mount the dataset, once the node knows it."""
+        until(lambda: knows(node), SECONDS, f"{node.name} knows the dataset")
+        node.mount(DATASET)
+
+    def start(self, node: Node) -> None:
+        """Start a node (again), with the dataset mounted."""
+        node.start(self.cluster.settings_of(node))
+        self.mount(node)
+
+    def origin(self) -> int:
+        """Requests to the origin by now."""
+        return self.throttle.counters().requests
+
+    def wrong(self, node: Node, names: Iterable[str] | None = None) -> list[str]:
+        """Read files (None: all) through a node, and not out of the page cache: those that are wrong, or cannot be
+        read."""
         found = []
-        for name, content in self.files.items():
+        for name in self.files if names is None else names:
+            content = self.files[name]
             try:
                 file = os.open(node.mountpoint / name, os.O_RDONLY)
                 try:
@@ -53,28 +71,55 @@ class SmallCluster:
         return found
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a small cluster is like."""
+
+    nodes: int
+    # Nodes that do not run yet.
+    spare: int = 0
+    source: Source = "static"
+    # Further keys of [cluster], of all nodes.
+    keys: Mapping[str, object] = field(default_factory=dict)
+    # Files, and bytes of each; the budgets of a node's tiers.
+    files: int = 48
+    size: int = 20_000
+    memory: TierSettings = _TIER
+    ssd: TierSettings = _TIER
+
+
 @contextmanager
 def small_cluster(
     work: Path, server: S3Server, bucket: str, count: int, keys: Mapping[str, object]
 ) -> Iterator[SmallCluster]:
     """So many nodes that have each other in a list. keys: further ones of [cluster]."""
-    files = {f"class{number % 3}/{number:03}.bin": os.urandom(20_000 + number) for number in range(48)}
+    with shaped_cluster(work, server, bucket, Shape(count, keys=keys)) as small:
+        yield small
+
+
+@contextmanager
+def shaped_cluster(work: Path, server: S3Server, bucket: str, shape: Shape) -> Iterator[SmallCluster]:
+    """All but the spare nodes run."""
+    files = {f"class{number % 3}/{number:03}.bin": os.urandom(shape.size + number) for number in range(shape.files)}
     server.create_bucket(bucket)
     server.put(bucket, files)
-    settings = ClusterSettings(NodeSettings(TierSettings(_ROOM), TierSettings(_ROOM), read_deadline=20), keys=keys)
+    settings = ClusterSettings(
+        NodeSettings(shape.memory, shape.ssd, _BLOCK, read_deadline=20), shape.source, shape.keys
+    )
     with ExitStack() as stack:
         throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log"))
         account = Account(server.access_key, server.secret_key)
-        cluster = stack.enter_context(made_cluster(work, settings, [LOOPBACK] * count, LOOPBACK, account))
-        cluster.start()
+        hosts = [LOOPBACK] * (shape.nodes + shape.spare)
+        cluster = stack.enter_context(made_cluster(work, settings, hosts, LOOPBACK, account))
+        cluster.start(range(shape.nodes))
+        small = SmallCluster(cluster, throttle, files)
         options = OriginOptions(endpoint_url=throttle.endpoint, region=server.region, addressing_style="path")
         add = DatasetAdd(name=DATASET, url=f"s3://{bucket}", options=options)
         for _ in cluster.nodes[0].client.stream(DATASET_ADD, add, timeout=SECONDS):
             pass
-        for node in cluster.nodes:
-            until(lambda node=node: knows(node), SECONDS, f"{node.name} knows the dataset")  # type: ignore[misc]
-            node.mount(DATASET)
-        yield SmallCluster(cluster, throttle, files)
+        for node in cluster.nodes[: shape.nodes]:
+            small.mount(node)
+        yield small
 
 
 def knows(node: Node) -> bool:

@@ -13,6 +13,9 @@ ABSENT: Final = 0
 IN_MEMORY: Final = 1
 IN_SSD: Final = 2
 
+# Changes that are kept for who takes them: 100 MB. In a second there are some thousands.
+MOST_CHANGES: Final = 1 << 20
+
 # By snapshot, the state of each block of its space, one of the three above: shape (blocks of the space,), uint8.
 TierStates = Mapping[str, npt.NDArray[np.uint8]]
 
@@ -29,6 +32,8 @@ class Presence:
         # By snapshot id, see TierStates. Anyone may read it at any time, and only the methods here write to it: the
         # mapping is replaced, not changed, and each entry of an array is right by itself.
         self.states: dict[str, npt.NDArray[np.uint8]] = {}
+        # The latest state of each block that has changed, for who takes them from time to time; None: nobody does.
+        self.changes: dict[bytes, int] | None = None
         self._spaces: dict[str, BlockSpace] = {}
 
     def watch(self, space: BlockSpace) -> None:
@@ -43,6 +48,10 @@ class Presence:
 
     def set(self, key: bytes, state: int) -> None:
         """The block is in *state* now, in every snapshot that has it."""
+        if self.changes is not None:
+            self.changes[key] = state
+            if len(self.changes) > MOST_CHANGES:
+                self.changes = None  # whoever took them does so no more, or has to look at everything anew
         for snapshot, space in self._spaces.items():
             number = space.find(key)
             if number != NO_BLOCK:

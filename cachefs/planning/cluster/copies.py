@@ -97,17 +97,26 @@ def rooms(capacities: Bytes, sizes: npt.NDArray[np.uint32], slack: float = SLACK
 
 
 def after_change(
-    holders: Nodes, before: Sequence[str], after: Sequence[str], homes: Nodes, old_homes: Nodes | None = None
+    holders: Nodes,
+    before: Sequence[str],
+    after: Sequence[str],
+    homes: Nodes,
+    old_homes: Nodes | None = None,
+    second: Nodes | None = None,
 ) -> Nodes:
     """The holders when other nodes are members, as places in the new list of members: shape (blocks,), uint16.
 
     holders: as places in the old list; before, after: the ids of the members, both sorted; homes: those of the ring
-    with the new members, as places in the new list; old_homes: those of the old ring, as places in the old list.
+    with the new members, as places in the new list; old_homes: those of the old ring, as places in the old list;
+    second: who has the second copy of each, as places in the old list.
 
-    What somebody held who has left goes to its new home. With *old_homes*, what has its home on somebody who has come
-    goes there, so that a node without readers takes its part too; everything else stays where it is.
+    What somebody held who has left is with who has its second copy, and else goes to its new home. With *old_homes*,
+    what has its home on somebody who has come goes there, so that a node without readers takes its part too; everything
+    else stays where it is.
     """
     moved = reindexed(holders, before, after)
+    if second is not None:
+        moved = np.where(moved == NOBODY, reindexed(second, before, after), moved)
     gone = moved == NOBODY
     if old_homes is not None:
         known = set(before)

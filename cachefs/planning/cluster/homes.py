@@ -37,6 +37,9 @@ class Homes:
         # Where its second copy belongs: in another zone if there is any. NOBODY where one copy is enough, or one member
         # is there.
         self.second: Nodes = self.first
+        # By member the number of its zone, and -1 for NOBODY at the end: shape (members + 1,), int32. Where there is
+        # only one zone each member is one for itself.
+        self.zones: npt.NDArray[np.int32] = np.array([-1], np.int32)
         self._hashes = hashes
         self._replicas = replicas
         self._first_scores: Scores = np.full(len(hashes), -np.inf)
@@ -73,7 +76,7 @@ class Homes:
             self.second = np.full(len(first), NOBODY, np.uint16)
         moved = first != reindexed(self.first, [one.id for one in self.members], [one.id for one in members])
         moved |= (first == NOBODY) & (self.first != NOBODY)
-        self.members, self.first, self._first_scores = members, first, best
+        self.members, self.first, self._first_scores, self.zones = members, first, best, ring.zones
         return np.flatnonzero(moved).astype(np.int32)
 
 
@@ -89,7 +92,7 @@ class _Ring:
         zones = list(_zones(members, members).values())
         names = {zone: number for number, zone in enumerate(dict.fromkeys(zones))}
         # Of each member, and of NOBODY at the end.
-        self._zones = np.array([*(names[zone] for zone in zones), -1], np.int32)
+        self.zones = np.array([*(names[zone] for zone in zones), -1], np.int32)
 
     def choose(
         self, chosen: Nodes, best: Scores, anew: npt.NDArray[np.intp], came: Sequence[int], apart: Nodes | None = None
@@ -137,7 +140,7 @@ class _Ring:
 
     def _apart(self, number: int, others: Nodes) -> npt.NDArray[np.bool_]:
         """Is the member with this number in another zone than each of *others*?"""
-        apart: npt.NDArray[np.bool_] = self._zones.take(others, mode="clip") != self._zones[number]
+        apart: npt.NDArray[np.bool_] = self.zones.take(others, mode="clip") != self.zones[number]
         return apart
 
 

@@ -39,6 +39,9 @@ class Standing:
     def __init__(self) -> None:
         # Per snapshot, whose blocks are whose. Not to be changed.
         self.mine: Mapping[str, Mine] = {}
+        # Per snapshot, what other nodes are to keep since the members changed, and have not got from here yet. It is
+        # among what is mine, and goes last of all: nobody else may have it. Not to be changed.
+        self.owed: Mapping[str, Mine] = {}
         # Seconds ahead of readers within which copies are fetched: until then they are worth what the plan says.
         self.near = NEAR
         # (number, snapshot, blocks): what is not mine any more; None for all: look at everything again.
@@ -64,11 +67,20 @@ class Standing:
             return
         lost = ids[marks[ids] & ~np.asarray(mine)]
         marks[ids] = mine
+        if (owed := self.owed.get(snapshot)) is not None:
+            owed[ids] = False
         if len(lost):
             self._note(snapshot, lost)
 
+    def owe(self, snapshot: str, owed: Mine | None) -> None:
+        """From now on *owed* says what other nodes have still to get of it; None: nothing. It is not copied: `update`
+        clears it for the blocks that it is told."""
+        others = {known: one for known, one in self.owed.items() if known != snapshot}
+        self.owed = others if owed is None else {**others, snapshot: owed}
+
     def forget(self, snapshot: str) -> None:
         """There are no copies of *snapshot* any more: all its blocks are kept as the plan says."""
+        self.owe(snapshot, None)
         if snapshot in self.mine:
             self.mine = {known: mine for known, mine in self.mine.items() if known != snapshot}
             self._note(snapshot, None)

@@ -61,6 +61,7 @@ class Quotas:
 
     def __init__(self, capacities: Sequence[int], policies: Callable[[], Sequence[Policy]], plan: Plan) -> None:
         """capacities: bytes by tier; policies: makes a policy for each tier."""
+        self.brought: set[str] = set()  # ids of snapshots for which blocks came, for others to empty
         self._capacities = capacities
         self._open = policies
         self._plan = plan
@@ -112,6 +113,7 @@ class Quotas:
     def expect(self, key: bytes, snapshot: str, now: float) -> bool:
         """Somebody is about to bring a block of *snapshot*. False where it counts for no dataset; else it counts for
         one at least until as many have called `settle`."""
+        self.brought.add(snapshot)
         self.claim(key, snapshot, now)
         one = self._owners.get(key)
         if one is None:

@@ -39,8 +39,9 @@ _FIRST_LATENCY: Final = 0.0005
 _LONGEST: Final = 0.1
 # Seconds for which measurements count.
 _REMEMBERED: Final = 10.0
-# Seconds over which a rate is measured, at least.
+# Seconds over which a rate is measured, at least and at most: what takes longer was held up, here or there.
 _SPAN: Final = 0.02
+_LONGEST_SPAN: Final = 1.0
 # A larger queue is tried out over so many windows, at least; it is so many times larger, and stays where the rate is so
 # many times higher.
 _TRIAL_WINDOWS: Final = 48
@@ -121,7 +122,7 @@ class ReceiveWindow:
             # Less may have come than could.
             self._span_began = -math.inf
             return
-        if self._span_began == -math.inf:
+        if now - self._span_began > _LONGEST_SPAN:  # also the first one
             self._span_began, self._span_bytes = now, 0
             return
         self._span_bytes += count

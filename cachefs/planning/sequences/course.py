@@ -158,6 +158,28 @@ class Course:
         self.now.next_read[blocks] = next_read
         return blocks
 
+    def done_ahead(self, reads: npt.NDArray[np.integer]) -> Ids:
+        """Mark some reads of the next epoch as done, as far as their blocks are not read before.
+
+        reads: their numbers, counted from the start of that epoch: shape (n,), any integer type. Returns the block of
+        each that was marked, shape (n,), int32: none where the epoch is not known.
+        """
+        starts = [(start, epoch) for start, epoch in self.starts() if epoch is self.epochs.get(self.current + 1)]
+        if not starts:
+            return self.now.next_read[:0]
+        start, epoch = starts[0]
+        reads = reads[(reads >= 0) & (reads < len(epoch.blocks))]
+        reads = reads[self.now.next_read[epoch.blocks[reads]] == start + reads]
+        blocks: Ids = epoch.blocks[reads]
+        next_read = np.full(len(blocks), UNKNOWN, np.int32) if epoch.later is None else epoch.later[reads]
+        next_read = np.where(next_read == UNKNOWN, next_read, next_read + np.int32(start))
+        for beyond, following in self.starts():
+            if beyond > start:
+                first = following.first[blocks]
+                next_read = np.where((next_read == UNKNOWN) & (first != UNKNOWN), beyond + first, next_read)
+        self.now.next_read[blocks] = next_read
+        return blocks
+
     def begin_next_epoch(self) -> None:
         """From the end of the current epoch to the start of the next, which is known."""
         length = len(self.epochs[self.current].blocks)

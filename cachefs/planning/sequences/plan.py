@@ -134,13 +134,18 @@ class Plan:
             course.replan(epoch, max(0, position))
             self._changed()
 
-    def read_early(self, consumer: str, reads: npt.NDArray[np.integer]) -> None:
+    def read_early(self, consumer: str, reads: npt.NDArray[np.integer], *, ahead: bool = False) -> None:
         """These reads of *consumer*'s current epoch are done although they lie beyond its position: shape (n,), any
-        integer type, in ascending order. Unknown consumers and reads are ignored."""
+        integer type, in ascending order. ahead: of its next epoch; they are to be told again once it begins. Unknown
+        consumers and reads are ignored."""
         course = self._courses.get(consumer)
-        if course is not None and course.here is not None:
-            now = course.now
-            self._consume(course, course.done(reads[(reads >= now.position) & (reads < now.length)]))
+        if course is None or course.here is None:
+            return
+        if ahead:
+            self._consume(course, course.done_ahead(reads))
+            return
+        now = course.now
+        self._consume(course, course.done(reads[(reads >= now.position) & (reads < now.length)]))
 
     def suspend(self, consumer: str, suspended: bool) -> None:
         """A suspended consumer has no part in the plan until it is taken back."""

@@ -38,7 +38,9 @@ log = logging.getLogger(__name__)
 MAX_ERROR_TEXT: Final = 2000
 # From one look at the sockets to the next. It takes two system calls.
 LOOK_SECONDS: Final = 2.0
-# How long calls go on that were made before the socket was removed, such as warm-ups.
+# Servers whose socket was removed that still answer those who were connected; and how long calls of one before them go
+# on, such as warm-ups.
+MOST_FORMER: Final = 8
 FORMER_GRACE: Final = 86400.0
 
 _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
@@ -114,15 +116,16 @@ class Server:
         await self._server.start()
         if former is None:
             return
-        # Its callers are told to connect anew, and what they wait for at the moment is still answered.
+        # Its callers go on with it. To tell them to connect anew fails those calls that are just on their way.
         self._ending.append(former)
-        task = asyncio.create_task(self._end(former))
-        self._former.add(task)
-        task.add_done_callback(self._former.discard)
+        if len(self._ending) > MOST_FORMER:
+            task = asyncio.create_task(self._end(self._ending[0]))
+            self._former.add(task)
+            task.add_done_callback(self._former.discard)
 
     async def _end(self, former: grpc.aio.Server) -> None:
-        await former.stop(FORMER_GRACE)
         self._ending.remove(former)
+        await former.stop(FORMER_GRACE)
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and give those in progress *grace* seconds."""

@@ -178,12 +178,14 @@ class Service:
     async def cluster(self, _: Empty) -> ClusterStatus:
         node = self._node
         counters = await node.sharing.counters() if node.sharing is not None else {}
-        return cluster_status(node.membership.view, node.config.cluster, node.traffic, counters)
+        status = cluster_status(node.membership.view, node.config.cluster, node.traffic, counters)
+        claims = node.sharing.shared.claims.remarks(time.monotonic()) if node.sharing is not None else ()
+        return msgspec.structs.replace(status, remarks=[*status.remarks, *claims])
 
     async def drain(self, request: DrainNode) -> DrainStatus:
         if self._node.draining is None:
             raise ConfigError("this node is in no cluster; see [cluster] in its configuration")
-        return await self._node.draining.drain(request.node)
+        return await self._node.draining.drain(request.node, undo=request.undo)
 
     async def scale_hint(self, _: Empty) -> ScaleStatus:
         node = self._node

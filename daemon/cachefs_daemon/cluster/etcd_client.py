@@ -19,6 +19,9 @@ from cachefs_daemon.cluster import etcd_codec as codec
 
 Answer = TypeVar("Answer")
 
+# Seconds for which channels stay open that have been replaced: longer than any call takes. A watch on one is begun
+# again then.
+RETIRED_SECONDS: Final = 60.0
 # An attempt at one of several endpoints takes at least so long: a loaded etcd answers in half a second.
 _LEAST_ATTEMPT: Final = 1.0
 _OPTIONS: Final = (
@@ -115,8 +118,7 @@ class EtcdClient:
         return Watch(method, codec.watch_request(prefix, revision), self._metadata())
 
     def close(self) -> None:
-        for channel in self._channels:
-            channel.close()
+        _close(self._channels)
 
     def go_on(self, url: str) -> None:
         """Ask another endpoint than *url* first."""
@@ -152,10 +154,12 @@ class EtcdClient:
         with self._lock:
             if stamps == self._stamps:
                 return
-            self._stamps, before = stamps, self._channels
-            self._channels = [_open_channel(url, self._settings) for url in self._settings.endpoints]
-        for channel in before:
-            channel.close()
+            channels = [_open_channel(url, self._settings) for url in self._settings.endpoints]
+            before, self._stamps, self._channels = self._channels, stamps, channels
+        # Other threads use them: a call on a closed channel would end as no failure of etcd does.
+        closing = threading.Timer(RETIRED_SECONDS, _close, (before,))
+        closing.daemon = True
+        closing.start()
 
     def _ask(
         self, name: str, request: bytes, decode: Callable[[bytes], Answer], timeout: float, streams: bool
@@ -233,6 +237,11 @@ def _first(stream: Any) -> bytes:
         raise codec.Malformed("a stream without an answer") from None
     finally:
         stream.cancel()
+
+
+def _close(channels: Sequence[grpc.Channel]) -> None:
+    for channel in channels:
+        channel.close()
 
 
 def _reason(error: grpc.RpcError) -> str:

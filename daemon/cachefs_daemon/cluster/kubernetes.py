@@ -146,10 +146,7 @@ class KubernetesStore:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._started.set()
-        try:
-            self._api = KubernetesApi(self._settings, self._seconds / 3 * _PATIENCE)
-        except CachefsError as error:
-            self._say("keeper", str(error))
+        if not await self._open():
             return
         tasks = [asyncio.create_task(work()) for work in (self._keep, self._follow, self._expire)]
         await self._ended.wait()
@@ -162,6 +159,22 @@ class KubernetesStore:
             if self._own is not None:
                 await self._api.delete(self._name, self._own["metadata"]["resourceVersion"])
         await self._api.close()
+
+    async def _open(self) -> bool:
+        """Once the API server's CA can be read, which may be on its way still when a pod starts. False where the
+        daemon ends before."""
+        pause = _PAUSE
+        while not self._ended.is_set():
+            try:
+                self._api = KubernetesApi(self._settings, self._seconds / 3 * _PATIENCE)
+            except CachefsError as error:
+                self._say("keeper", str(error))
+                await _wait(self._ended, pause, at_least=0.0)
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+            else:
+                self._say("keeper", "")
+                return True
+        return False
 
     # --- this node's Lease, and the ring ------------------------------------------------------------------------------
 

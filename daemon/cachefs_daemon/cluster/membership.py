@@ -40,8 +40,13 @@ class Membership(Protocol):
     def learned(self, record: NodeRecord) -> None:
         """What a peer says of itself. For the same."""
 
+    async def leave(self) -> None:
+        """This node has given away all that it kept, and is no member any more, while its daemon goes on: its record
+        goes, and from then on the view has no other node. Only a daemon that is started anew joins again. With a list
+        it stays a member, on which nothing is placed."""
+
     async def stop(self) -> None:
-        """Leave: this node's record goes at once. It may be called at any time, and again."""
+        """The daemon ends: this node's record goes at once. It may be called at any time, and again."""
 
 
 class NoMembership:
@@ -62,5 +67,7 @@ class NoMembership:
     def lost(self, node_id: str) -> None: ...
 
     def learned(self, record: NodeRecord) -> None: ...
+
+    async def leave(self) -> None: ...
 
     async def stop(self) -> None: ...

@@ -118,6 +118,13 @@ class SharedMembership:
     def learned(self, record: NodeRecord) -> None:
         """The store says what nodes say of themselves."""
 
+    async def leave(self) -> None:
+        await self.stop()
+        self._latest, self._problem, self._other = None, "", None
+        # Nobody else is there any more: so no node is followed, asked or waited for, which would refuse this one.
+        self._roster.update({self._record.id: self._record}, Ring(self._roster.ring.epoch), time.monotonic())
+        self._redraw()
+
     async def stop(self) -> None:
         if self._stopped:
             return
@@ -140,7 +147,7 @@ class SharedMembership:
     def _take_in(self) -> None:
         """What was stored last; what came just before is of no interest any more."""
         stored, self._latest, self._taken_in = self._latest, None, time.monotonic()
-        if stored is None:
+        if stored is None or self._stopped:
             return
         self._is_read = True
         self._version, self._has_ring = stored.version, stored.ring is not None
@@ -239,7 +246,8 @@ class SharedMembership:
         ):  # fmt: skip
             return
         self.view = view
-        _tell_changes(before, view)
+        if not self._stopped:
+            _tell_changes(before, view)
         for callback in self._listeners:
             try:
                 callback(view)

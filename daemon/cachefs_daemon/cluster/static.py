@@ -108,6 +108,9 @@ class StaticMembership:
             )
         )
 
+    async def leave(self) -> None:
+        """A list is what it is: others know that this node drains, and place nothing on it."""
+
     async def stop(self) -> None:
         if self._watch is not None:
             self._watch.cancel()

@@ -84,6 +84,11 @@ class SharedDatasets:
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 
+    @property
+    def is_behind(self) -> bool:
+        """Is there something that others have said and this node has not followed, or a snapshot on its way here?"""
+        return bool(self._news or self._bringing)
+
     def problems(self) -> list[str]:
         """What is wrong with datasets of the cluster here, a line for each."""
         lines = [f"dataset {name}: {problem}" for name, problem in sorted(self._problems.items())]

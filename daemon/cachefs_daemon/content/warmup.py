@@ -51,15 +51,25 @@ class _Plan:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Bringing:
+    """Blocks to bring."""
+
+    dataset: str
+    # Each with its length in bytes, in the order in which they are to come.
+    refs: Iterator[tuple[BlockRef, int]]
+    # How many they are, and their bytes.
+    blocks: int
+    bytes: int
+
+
 @dataclass(slots=True, eq=False)
-class _Run:
+class Run:
     """One warmup, and how far it is."""
 
     id: int
-    snapshot: Snapshot
-    request: Warmup
+    wanted: Bringing
     state: WarmupState = WarmupState.RUNNING
-    plan: _Plan = field(default_factory=lambda: _Plan(array("Q"), 0, 0))
     # Blocks that are on the node now, of those that were asked for.
     blocks: int = 0
     # Bytes of the blocks that are on the node now.
@@ -77,9 +87,9 @@ class _Run:
             id=self.id,
             state=self.state,
             blocks=self.blocks,
-            blocks_total=self.plan.blocks,
+            blocks_total=self.wanted.blocks,
             bytes=self.bytes,
-            bytes_total=self.plan.bytes,
+            bytes_total=self.wanted.bytes,
             skipped=self.skipped,
             failed=self.failed,
             message=self.message,
@@ -93,7 +103,7 @@ class Warmups:
         self._fetcher = fetcher
         self._threads = threads
         self._numbers = itertools.count(1)
-        self._running: set[_Run] = set()
+        self._running: set[Run] = set()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -105,10 +115,7 @@ class Warmups:
         """
         if not 0 < request.fraction <= 1:
             raise ConfigError(f"fraction {request.fraction:g}: expected more than 0 and at most 1")
-        run = _Run(next(self._numbers), snapshot, request)
-        run.plan = await self._threads.background(_plan, snapshot, request)
-        run.task = asyncio.create_task(self._work(run))
-        self._running.add(run)
+        run = self.begin(await self._threads.background(_bringing, snapshot, request))
         if not request.wait:
             yield run.progress()
             return
@@ -120,6 +127,13 @@ class Warmups:
         finally:
             run.task.cancel()
 
+    def begin(self, wanted: Bringing) -> Run:
+        """Start to bring these blocks, in their order. To cancel its task ends it."""
+        run = Run(next(self._numbers), wanted)
+        run.task = asyncio.create_task(self._work(run))
+        self._running.add(run)
+        return run
+
     async def close(self) -> None:
         """End all warmups."""
         tasks = [run.task for run in self._running]
@@ -127,7 +141,7 @@ class Warmups:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _work(self, run: _Run) -> None:
+    async def _work(self, run: Run) -> None:
         batches = _batches(run)
         try:
             async with asyncio.TaskGroup() as group:
@@ -138,16 +152,16 @@ class Warmups:
             run.state = WarmupState.CANCELLED
             raise
         except Exception as error:
-            log.exception("warmup %d of %s failed unexpectedly", run.id, run.request.dataset)
+            log.exception("warmup %d of %s failed unexpectedly", run.id, run.wanted.dataset)
             run.state, run.message = WarmupState.FAILED, f"internal error ({error!r}); see the daemon's log"
         finally:
             self._running.discard(run)
             log.info(
                 "warmup %d of %s %s: %d of %d blocks here, %d not admitted, %d failed",
-                run.id, run.request.dataset, run.state, run.blocks, run.plan.blocks, run.skipped, run.failed,
+                run.id, run.wanted.dataset, run.state, run.blocks, run.wanted.blocks, run.skipped, run.failed,
             )  # fmt: skip
 
-    async def _fetch(self, run: _Run, batches: Iterator[list[tuple[BlockRef, int]]]) -> None:
+    async def _fetch(self, run: Run, batches: Iterator[list[tuple[BlockRef, int]]]) -> None:
         for batch in batches:
             outcomes = await self._fetcher.ahead([ref for ref, _ in batch])
             for (_, length), outcome in zip(batch, outcomes, strict=True):
@@ -173,10 +187,15 @@ def _plan(snapshot: Snapshot, request: Warmup) -> _Plan:
     return _Plan(numbers[:count], blocks, sum(sizes[:count]))
 
 
-def _batches(run: _Run) -> Iterator[list[tuple[BlockRef, int]]]:
-    """The blocks to bring, each with its length in bytes, in groups of BATCH."""
-    blocks = _blocks(run.snapshot, run.plan.files)
-    while batch := list(itertools.islice(blocks, BATCH)):
+def _bringing(snapshot: Snapshot, request: Warmup) -> Bringing:
+    """To be called in a thread."""
+    plan = _plan(snapshot, request)
+    return Bringing(request.dataset, _blocks(snapshot, plan.files), plan.blocks, plan.bytes)
+
+
+def _batches(run: Run) -> Iterator[list[tuple[BlockRef, int]]]:
+    """The blocks to bring, in groups of BATCH."""
+    while batch := list(itertools.islice(run.wanted.refs, BATCH)):
         yield batch
 
 

@@ -14,15 +14,16 @@ from aiohttp import web
 from cachefs.errors import CachefsError, NotFound
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace, Ids
-from cachefs.planning.cluster.homes import Homes
+from cachefs.planning.cluster.at_home import at_home
 from cachefs.planning.cluster.rendezvous import Member as Placed
 from cachefs.planning.cluster.rendezvous import space_hashes
 from cachefs.planning.cluster.scale import Demand
-from cachefs.planning.cluster.standing import Mine, Standing
+from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.eviction.tiering import Tiering
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import Order
 from cachefs_daemon.cluster.view import ClusterView
+from cachefs_daemon.cooperation.filled import not_filled
 from cachefs_daemon.cooperation.groups import Group, Member, groups_of
 from cachefs_daemon.cooperation.holders import Known, Ring
 from cachefs_daemon.cooperation.known_holders import HOLDERS as HOLDERS_PATH
@@ -110,6 +111,7 @@ class Cooperation:
             remember=self._remember,
             adopt=self._take_in,
             coordinated=self._is_coordinated,
+            filled=self._are_filled,
         )
         parts.loader.first_rate = FIRST_RATE
         parts.loader.on_space = self._keep_home
@@ -220,7 +222,8 @@ class Cooperation:
         view = self._parts.shared.membership.view
         ring = ring_of(view)
         if view.me in ring.ids and space.snapshot not in self._parts.standing.mine:
-            mine = await self._parts.threads.planning(at_home, space, ring, view.me, self._parts.replicas)
+            hashes = await self._parts.threads.planning(space_hashes, space)
+            mine = await self._parts.threads.planning(at_home, hashes, ring.members, view.me, self._parts.replicas)
             self._parts.standing.set(space.snapshot, mine)
 
     async def _samples(self, group: Group) -> Samples | None:
@@ -320,6 +323,12 @@ class Cooperation:
             if (record := view.get(node)) is not None and record.state != "away"
         )
 
+    def _are_filled(self) -> bool:
+        """Have all that count for placement got what is theirs to keep?"""
+        view = self._parts.shared.membership.view
+        others = [one for one in view.present if one.id != view.me]
+        return not not_filled(self._parts.shared, view, others)
+
     async def _ask(self, node: str, space: BlockSpace) -> Known | None:
         try:
             raw = await self._parts.shared.ask(
@@ -389,15 +398,6 @@ class Cooperation:
         if known is None:
             return web.Response(status=404, text="nothing is known of who holds what of it")
         return web.Response(body=await self._parts.threads.planning(encode, known))
-
-
-def at_home(space: BlockSpace, ring: Ring, me: str, replicas: int) -> Mine:
-    """Which blocks of *space* have their home, or that of their second copy, on node *me*: shape (blocks,), bool."""
-    homes = Homes(space_hashes(space), replicas)
-    homes.set_members(ring.members)
-    number = ring.ids.index(me)
-    mine: Mine = (homes.first == number) | (homes.second == number)
-    return mine
 
 
 def ring_of(view: ClusterView) -> Ring:

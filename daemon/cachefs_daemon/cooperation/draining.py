@@ -12,9 +12,8 @@ from cachefs.cluster_messages import DrainStatus
 from cachefs.errors import ConfigError, NotFound
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import NodeRecord
-from cachefs_daemon.cooperation.filling import ring_digest
+from cachefs_daemon.cooperation.filled import not_filled
 from cachefs_daemon.sharing.peer_http import PeerFailed
-from cachefs_daemon.sharing.sections import FILLING, FILLING_NAME
 from cachefs_daemon.sharing.state import SharedState
 
 log = logging.getLogger(__name__)
@@ -26,6 +25,7 @@ JOIN_SECONDS: Final = 5.0
 _POLL: Final = 0.05
 ASK_SECONDS: Final = 5.0
 _MOST_ANSWER: Final = 256 << 10
+_UNDO: Final = b"undo"
 
 
 class Draining:
@@ -52,17 +52,30 @@ class Draining:
     def _has_to_hear(self) -> bool:
         return not all(self._shared.has_heard(one.id) for one in self._membership.view.reachable)
 
-    async def drain(self, node: str) -> DrainStatus:
-        """Drain a node, by its name or id; empty: this one. To be called again for how far that is. Raises NotFound,
-        ConfigError, PeerFailed."""
+    async def drain(self, node: str, *, undo: bool = False) -> DrainStatus:
+        """Drain a node, by its name or id; empty: this one. To be called again for how far that is. undo: it is not to
+        leave after all. Raises NotFound, ConfigError, PeerFailed."""
         record = self._find(node)
         if record.id == self._membership.view.me:
-            return await self.drain_here()
+            return await (self.stay_here() if undo else self.drain_here())
         try:
-            raw = await self._shared.http.post(record, DRAIN, ASK_SECONDS, _MOST_ANSWER, b"")
+            raw = await self._shared.http.post(record, DRAIN, ASK_SECONDS, _MOST_ANSWER, _UNDO if undo else b"")
             return msgspec.msgpack.decode(raw, type=DrainStatus)
         except (PeerFailed, msgspec.MsgspecError) as error:
             raise PeerFailed(f"node {record.name} at {record.address} cannot be told to drain: {error}") from None
+
+    async def stay_here(self) -> DrainStatus:
+        """This node does not leave after all, and takes its part again. Raises ConfigError where it has left."""
+        mine = self._membership.view.mine
+        if mine is None:
+            raise ConfigError("this node is in no cluster")
+        if self._has_left:
+            raise ConfigError(f"node {mine.name} has left the cluster; start its daemon anew, and it joins again")
+        if self._draining:
+            self._draining = False
+            log.info("this node drains no more, and takes its part again")
+            await self._membership.announce("active")
+        return DrainStatus(mine.id, mine.name)
 
     async def drain_here(self) -> DrainStatus:
         """As `drain`, of this node. Raises ConfigError where nobody can take over."""
@@ -80,24 +93,21 @@ class Draining:
         status = self._status(mine, others)
         if status.done and not self._has_left and not self._has_readers():
             self._has_left = True
-            log.info("this node holds nothing that others need, and leaves the cluster")
-            await self._membership.stop()
+            log.info(
+                "this node holds nothing that others need, and has left the cluster: it asks no other node any more, "
+                "and what is read here and not in its tiers comes from origins; started anew, it joins again"
+            )
+            await self._membership.leave()
         return msgspec.structs.replace(status, has_left=self._has_left)
 
     def _status(self, mine: NodeRecord, others: list[NodeRecord]) -> DrainStatus:
         view = self._membership.view
         if self._has_left:
             return DrainStatus(mine.id, mine.name, done=True)
-        waiting, blocks, size = [], 0, 0
-        wanted = ring_digest([one.id for one in view.present])
-        for one in others:
-            facts = self._shared.value(FILLING, one.id, FILLING_NAME)
-            if facts is None or facts.ring != wanted or facts.blocks:
-                waiting.append(one.name)
-            if facts is not None and facts.ring == wanted:
-                blocks, size = blocks + facts.blocks, size + facts.bytes
-        done = view.me not in view.ring and not waiting
-        return DrainStatus(mine.id, mine.name, blocks, size, waiting, done)
+        lacking = not_filled(self._shared, view, others)
+        blocks, size = sum(one[1] for one in lacking), sum(one[2] for one in lacking)
+        done = view.me not in view.ring and not lacking
+        return DrainStatus(mine.id, mine.name, blocks, size, [one[0].name for one in lacking], done)
 
     def _find(self, node: str) -> NodeRecord:
         """Raises NotFound."""
@@ -112,4 +122,5 @@ class Draining:
         return found[0]
 
     async def _answer(self, request: web.Request) -> web.Response:
-        return web.Response(body=msgspec.msgpack.encode(await self.drain_here()), content_type="application/msgpack")
+        status = await (self.stay_here() if await request.read() == _UNDO else self.drain_here())
+        return web.Response(body=msgspec.msgpack.encode(status), content_type="application/msgpack")

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.cluster.copies import Bytes, after_change, epochs_ahead, next_holders, rooms
 from cachefs.planning.cluster.fitting import fitted
 from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes, reindexed
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, space_hashes
+from cachefs.planning.cluster.second_copies import Zones, second_keepers
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import span
 
@@ -25,6 +27,10 @@ from cachefs_daemon.store.segment_writer import span
 USABLE: Final = 0.97
 # Epochs from the current one on of whose reads the places are kept: 6 bytes per block each in place of 2.
 PLACED: Final = 2
+
+# Seconds for which a block may still be with who held it before the ring became another one. By then it was read, or
+# filling has moved it.
+FORMER_SECONDS: Final = 600.0
 
 # Gives the reads of an epoch, by ids of nodes in the ring; None where they are not known.
 ReadsOf = Callable[[int, tuple[str, ...]], Awaitable[Reads | None]]
@@ -77,8 +83,23 @@ class Former:
     holders: Nodes
     # Loop time at which that ended.
     until: float
-    # Who may have had each besides: the same.
-    besides: Nodes | None = None
+    # Who may have had each besides: each the same.
+    besides: tuple[Nodes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Change:
+    """Of the members that count, see `after_change`."""
+
+    before: tuple[str, ...]
+    ring: Ring
+    # Of the ring, and of the one before; who had second copies: shape (blocks,), uint16.
+    homes: Nodes
+    old_homes: Nodes | None
+    second: Nodes | None
+
+
+_ALL: Final = slice(None)
 
 
 class Holders:
@@ -96,18 +117,39 @@ class Holders:
         self._threads = threads
         self._count = 0  # of the epoch with which it began, see Known
         self._began = 0  # that epoch
-        self._homes: Homes | None = None
+        self._homes: Homes | None = None  # of the newest ring, which is not in place yet while that is followed
+        self._first = self._second = np.full(space.count, NOBODY, np.uint16)
+        self._zones: Zones = np.array([-1], np.int32)  # of the ring's members, see Homes
         self._sizes = np.zeros(0, np.uint32)
 
     @property
     def homes(self) -> Nodes:
         """Places in the ring, per block: shape (blocks,), uint16."""
-        return self._homes.first if self._homes is not None else np.full(self._space.count, NOBODY, np.uint16)
+        return self._first
 
-    @property
-    def second_homes(self) -> Nodes:
-        """Of second copies, as `homes`; NOBODY where there are none."""
-        return self._homes.second if self._homes is not None else np.full(self._space.count, NOBODY, np.uint16)
+    def seconds(self, epoch: int, blocks: "Ids | slice" = _ALL) -> list[Nodes]:
+        """Who keeps the second copies of these blocks in *epoch*: one of two nodes for each, where the block changes
+        hands in it, as the copy is to be there by then. Each of shape (n,), uint16; none where one copy is enough."""
+        if self._replicas < 2 or not self.ring.ids:
+            return []
+        first, second, zones = self._first[blocks], self._second[blocks], self._zones
+        decided = [at[blocks] for number in (epoch, epoch + 1) if (at := self.at.get(number)) is not None]
+        return [second_keepers(at, first, second, zones) for at in decided or [first]]
+
+    def keeps_second(self, epoch: int, node: int, blocks: "Ids | slice" = _ALL) -> npt.NDArray[np.bool_]:
+        """Of which of these blocks *node* (a place in the ring, or NOBODY) keeps the second copy: shape (n,), bool."""
+        kept = np.zeros(len(self.homes[blocks]), np.bool_)
+        for nodes in self.seconds(epoch, blocks) if node != NOBODY else ():
+            kept |= nodes == node
+        return kept
+
+    def kept(self, epoch: int, node: int, blocks: "Ids | slice" = _ALL) -> npt.NDArray[np.bool_]:
+        """Which of these blocks *node* keeps as *epoch* begins, second copies too; where that is not decided, as its
+        homes have it. Shape (n,), bool."""
+        kept = self.keeps_second(epoch, node, blocks)
+        if node != NOBODY:
+            kept |= self.at.get(epoch, self.homes)[blocks] == node
+        return kept
 
     async def follow(self, ring: Ring, current: int = 0, done: float = 0.0) -> bool:
         """These are the members now. Returns whether anything has changed. What somebody has held who has left is
@@ -116,19 +158,22 @@ class Holders:
         if ring == self.ring:
             return False
         before, old_homes = self.ring.ids, self.homes
-        homes = await self._threads.planning(self._rehome, ring)
+        seconds = {epoch: self.seconds(epoch) for epoch in (*self.at, current)}
+        at_home = await self._threads.planning(self._rehome, ring)
         found = {}
         if before:
             held = self.now_held(current, done)
-            self.former = Former(before, held if held is not None else old_homes, _now())
+            self.former = Former(before, held if held is not None else old_homes, _now(), tuple(seconds[current]))
         latest: Nodes | None = None
         for epoch in sorted(self.at):
             if epoch > current + 1:
                 continue  # decided anew
-            latest = found[epoch] = await self._threads.planning(
-                self._changed, self.at[epoch], before, ring, homes, old_homes if before else None, latest
-            )
+            second = seconds[epoch][0] if seconds[epoch] else None
+            change = _Change(before, ring, at_home[0], old_homes if before else None, second)
+            latest = found[epoch] = await self._threads.planning(self._changed, self.at[epoch], change, latest)
+        # All at once: these are numbers of places in that ring, and mean somebody else, or nobody, in another one.
         self.ring, self.at, self.reads = ring, found, {}
+        self._first, self._second, self._zones = at_home
         return True
 
     def now_held(self, epoch: int, done: float) -> Nodes | None:
@@ -141,37 +186,36 @@ class Holders:
         found: Nodes = np.where(reads.when < np.float32(done), following, at)
         return found
 
-    def _changed(
-        self,
-        holders: Nodes,
-        before: tuple[str, ...],
-        ring: Ring,
-        homes: Nodes,
-        old_homes: Nodes | None,
-        until_then: Nodes | None = None,
-    ) -> Nodes:
+    def _changed(self, holders: Nodes, change: "_Change", until_then: Nodes | None = None) -> Nodes:
         """until_then: who holds each block an epoch earlier, as places in the new ring: with whom that stays which
         somebody was to take who has left."""
-        found = after_change(holders, before, ring.ids, homes, old_homes)
+        before, ids = change.before, change.ring.ids
+        found = after_change(holders, before, ids, change.homes, change.old_homes, change.second)
         if until_then is not None:
-            found = np.where(reindexed(holders, before, ring.ids) == NOBODY, until_then, found)
-        return self._fitted(found, ring)
+            found = np.where(reindexed(holders, before, ids) == NOBODY, until_then, found)
+        return self._fitted(found, change.ring)
 
     def _fitted(self, holders: Nodes, ring: Ring) -> Nodes:
         return fitted(holders, self._rooms(ring), self._sizes) if ring.is_known else holders
 
     def _rooms(self, ring: Ring) -> Bytes:
-        return rooms((np.array(ring.capacities, np.int64) * USABLE).astype(np.int64), self._sizes)
+        """For what a node holds; as much again is for second copies."""
+        return rooms((np.array(ring.capacities, np.int64) * (USABLE / self._replicas)).astype(np.int64), self._sizes)
 
-    def _rehome(self, ring: Ring) -> Nodes:
+    def _rehome(self, ring: Ring) -> tuple[Nodes, Nodes, Zones]:
         if self._homes is None:
             self._homes = Homes(space_hashes(self._space), self._replicas)
             self._sizes = _spans(self._space.sizes)
         self._homes.set_members(ring.members)
-        return self._homes.first
+        return self._homes.first, self._homes.second, self._homes.zones
 
-    def stay_home(self) -> None:
-        """No job coordinates copies: they are where they were last, or at home."""
+    def stay_home(self, epoch: int = 0, done: float = 0.0) -> None:
+        """No job coordinates copies any more: they are where they were last, or at home. epoch, done: how far the job
+        is."""
+        held = self.now_held(epoch, done)
+        if held is not None:
+            following = self.at.get(epoch + 1)
+            self.former = Former(self.ring.ids, held, _now(), (following,) if following is not None else ())
         self.job, self.at, self.reads = "", {}, {}
 
     async def begin(self, job: str, epoch: int, furthest: int, known: Known | None) -> None:
@@ -183,15 +227,13 @@ class Holders:
         else:
             count = known.count
             # Where this node has come meanwhile, it gets what is at home here, as all others see it.
-            holders = await self._threads.planning(
-                self._changed, known.holders, known.ids, self.ring, self.homes, self.homes
-            )
+            change = _Change(known.ids, self.ring, self.homes, self.homes, None)
+            holders = await self._threads.planning(self._changed, known.holders, change)
             if known.following is not None:
-                following = await self._threads.planning(
-                    self._changed, known.following, known.ids, self.ring, self.homes, self.homes, holders
-                )
+                following = await self._threads.planning(self._changed, known.following, change, holders)
             if known.ids != self.ring.ids:
-                self.former = Former(known.ids, known.holders, _now(), known.following)
+                besides = (known.following,) if known.following is not None else ()
+                self.former = Former(known.ids, known.holders, _now(), besides)
             # A node that has just started may know the others' places before its own readers'. A job that begins anew
             # under the same name has the copies where it has left them.
             if known.job == job and known.epoch <= furthest + 1:

@@ -107,6 +107,8 @@ class PeerReads:
                 if epoch == self._epoch:
                     self._mark(mine)
                 else:
+                    # Else it would be brought back, from the origin at worst, for a reader that has it.
+                    self._plan.read_early(self.key, np.unique(reads[todo]), ahead=True)
                     self._early.setdefault(epoch, []).append(mine)
             ids = np.delete(ids, todo)
         return found

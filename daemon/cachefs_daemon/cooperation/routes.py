@@ -2,6 +2,7 @@
 home."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from cachefs.planning.cluster.homes import NOBODY
 from cachefs_daemon.cluster.membership import Membership
@@ -40,10 +41,13 @@ class Routes:
             return view.get(ids[number]) if number != NOBODY else None
 
         holder, home = record(numbers[0]), record(numbers[2])
-        others = (*map(record, numbers[1]), *map(view.get, one.former(block)))
+        second = one.seconds(block)
+        others = (*map(record, (*numbers[1], *second)), *map(view.get, one.former(block)))
         before = [one for one in others if one is not None and one.state != "away"]
         if at_home is None:
             route = Route.of(view.me, holder, home, None, tuple(before))
         else:
             route = Route.of(view.me, holder, home, at_home.stands_in, (*before, *at_home.may_have))
+        if any(ids[number] == view.me for number in second):
+            route = replace(route, is_mine=True)
         return route if route.brings is not None or route.may_have else None

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,8 +30,9 @@ from cachefs.planning.cluster.standing import Mine, Standing, mine_now
 from cachefs.planning.sequences.epoch import Epoch
 from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.cooperation.groups import Group
-from cachefs_daemon.cooperation.holders import Holders, Known, ReadsOf, Ring
+from cachefs_daemon.cooperation.holders import FORMER_SECONDS, Holders, Known, ReadsOf, Ring
 from cachefs_daemon.cooperation.orders import GroupOrders, Orders, is_last, knows
+from cachefs_daemon.cooperation.owed import Owed
 from cachefs_daemon.cooperation.peer_reads import PeerReads
 from cachefs_daemon.jobs.plan_room import PER_READ, Part, PlanRoom
 from cachefs_daemon.runtime.threads import Threads
@@ -39,9 +41,6 @@ log = logging.getLogger(__name__)
 
 # Bytes per block for homes, holders and reads of some epochs, and for the plan of what others read.
 PER_BLOCK: Final = 64
-# Seconds for which a block may still be with who held it before the ring became another one. By then it was read, or
-# filling has moved it.
-FORMER_SECONDS: Final = 600.0
 # Seconds until it is tried again after something failed.
 RETRY_SECONDS: Final = 2.0
 # Seconds within which those who read say how far they are, to a node that has just come.
@@ -51,6 +50,12 @@ PLACES_SECONDS: Final = 5.0
 LEAD: Final = 0.25
 
 
+# Epochs by which the readers of a job may be apart. They go in step, as a rule, and who holds what follows from where
+# the slowest is. Where one was cut off for a while and went on by itself, all looked in the wrong places, and a fifth
+# of all blocks came from the origin (4 nodes, 5 epochs apart; with copies at home 4 %). Copies stay at home until they
+# are so near again.
+APART: Final = 2.0
+TOGETHER: Final = 1.0
 # Part of an epoch after which it has begun in earnest.
 BEGUN: Final = 0.01
 
@@ -90,6 +95,8 @@ class Surroundings:
     adopt: Callable[[BlockSpace, Ids], None]
     # Do other nodes have copies go where this group reads them next?
     coordinated: Callable[[Group], bool] = lambda group: False
+    # Have all other nodes got what is theirs to keep, since other members count?
+    filled: Callable[[], bool] = lambda: False
 
 
 _START: Final = Place("", 0, 0.0, 0.0)
@@ -112,8 +119,11 @@ class SharedSnapshot:
         self._led: dict[str, tuple[int, int]] = {}  # by own consumer: epoch and read up to which it has its copies
         self._at: dict[object, Place] = {}  # by key of the group: its slowest consumer, as of the last step
         self._coordinated: Group | None = None
+        self._was_apart = False  # was it for that that copies have stayed at home?
+        self._is_apart = False  # are the readers of the group that coordinates copies too far from each other?
         self._stands = False  # is it known of all blocks whose they are, of those too that were read in this epoch?
         self._adopted: Known | None = None
+        self._owed = Owed(snapshot, around.me, around.standing, around.filled)
         self._news = asyncio.Event()
         self._news.set()
         self._is_busy = True
@@ -149,12 +159,14 @@ class SharedSnapshot:
     def handed_over(self, node: str, keys: Sequence[bytes]) -> None:
         """That node has got blocks from here."""
         holders, space = self.holders, self.space
-        if holders is None or space is None or self._coordinated is None or node not in holders.ring.ids:
+        if holders is None or space is None or node not in holders.ring.ids:
             return
-        ids = space.ids(keys)
-        reader = self._readers.get(self._coordinated.key)
+        ids, number = space.ids(keys), holders.ring.ids.index(node)
+        ids = np.unique(ids[ids >= 0])
+        self._owed.given(ids, partial(self._keeps, number))
+        reader = self._readers.get(self._coordinated.key) if self._coordinated is not None else None
         if reader is not None:
-            for epoch, blocks in reader.handed_over(np.unique(ids[ids >= 0]), holders.ring.ids.index(node)):
+            for epoch, blocks in reader.handed_over(ids, number):
                 self._let_go(epoch, blocks)
 
     def step(self) -> None:
@@ -170,8 +182,25 @@ class SharedSnapshot:
             following = slowest.epoch + 1
             if knows(group, following) and not reader.knows(following):
                 self._news.set()
+        self._look_whether_apart()
         if self._coordinated is not None:
             self._take_over(self._coordinated)
+        if self.is_up_to_date:
+            self._owed.look()
+
+    def _look_whether_apart(self) -> None:
+        if len(self._groups) != 1:
+            self._is_apart = False
+            return
+        group = self._groups[0]
+        places = [place.epoch + place.done for place in self._around.places(group)]
+        spread = max(places) - min(places) if places else 0.0
+        is_apart = spread > (TOGETHER if self._is_apart else APART)
+        if is_apart != self._is_apart:
+            self._is_apart = is_apart
+            self._news.set()
+            what = "blocks stay at home until they are together again" if is_apart else "they are together again"
+            log.info("snapshot %s: readers of job %s are %.1f epochs apart; %s", self.snapshot, group.job, spread, what)
 
     @property
     def is_up_to_date(self) -> bool:
@@ -214,10 +243,14 @@ class SharedSnapshot:
         former = self.holders.former if self.holders is not None else None
         if former is None or asyncio.get_running_loop().time() - former.until > FORMER_SECONDS:
             return []
-        numbers = [int(former.holders[block])]
-        if former.besides is not None and former.besides[block] != numbers[0]:
-            numbers.insert(0, int(former.besides[block]))
+        numbers = dict.fromkeys(int(nodes[block]) for nodes in (*former.besides, former.holders))
         return [former.ids[number] for number in numbers if number < len(former.ids)]
+
+    def seconds(self, block: int) -> list[int]:
+        """Who keeps the second copy of a block, or is about to: places in the ring."""
+        assert self.holders is not None
+        found = self.holders.seconds(self._place.epoch, np.array([block], np.int32))
+        return [number for nodes in found if (number := int(nodes[0])) != NOBODY]
 
     def demand(self) -> Demand:
         """What is read of it, by all groups together."""
@@ -258,9 +291,7 @@ class SharedSnapshot:
         if holders is None or following is None or not len(blocks):
             return
         me = self._me
-        mine = following[blocks] == me
-        if self._around.replicas > 1:
-            mine |= holders.second_homes[blocks] == me
+        mine = (following[blocks] == me) | holders.keeps_second(epoch + 1, me, blocks)
         self._around.standing.update(self.snapshot, blocks, mine & (me != NOBODY))
 
     def _take_over(self, group: Group) -> None:
@@ -301,6 +332,13 @@ class SharedSnapshot:
         """This node's place in the ring."""
         ids = self.holders.ring.ids if self.holders is not None else ()
         return ids.index(self._around.me) if self._around.me in ids else NOBODY
+
+    def _keeps(self, node: int, ids: Ids) -> Mine:
+        """Which of these blocks are that node's to keep, or will be in the next epoch? Shape (n,), bool."""
+        holders, epoch = self.holders, self._place.epoch
+        assert holders is not None
+        kept: Mine = holders.kept(epoch, node, ids) | holders.kept(epoch + 1, node, ids)
+        return kept
 
     # --- what takes longer --------------------------------------------------------------------------------------------
 
@@ -349,12 +387,17 @@ class SharedSnapshot:
         if around.plan.spaces.get(self.snapshot) is not space:
             around.plan.add_space(space)
         place = self._place
+        former = holders.former
         changed = await holders.follow(self._ring, place.epoch, place.done)
+        if holders.former is not None and holders.former is not former:
+            self._owed.note(holders.former)
         changed |= await self._coordinate(holders, space, groups)
-        coordinated = self._coordinated
+        coordinated, stands_anew = self._coordinated, False
         if coordinated is not None:
             epoch = self._slowest(coordinated).epoch
-            if await holders.advance(epoch, self._reads_of(coordinated)) or changed:
+            if (is_new := await holders.advance(epoch, self._reads_of(coordinated))) or changed:
+                # Second copies have other keepers with each epoch; what is held changes hands read by read.
+                stands_anew = is_new and around.replicas > 1
                 changed |= not self._stands
                 if (known := holders.known(epoch)) is not None:
                     around.remember(self.snapshot, known)
@@ -362,7 +405,7 @@ class SharedSnapshot:
             for reader in self._readers.values():
                 reader.outdate()
         await self._plan_reads(holders, space, groups)
-        if changed or self.snapshot not in around.standing.mine:
+        if changed or stands_anew or self.snapshot not in around.standing.mine:
             await self._stand_anew(holders)
         if holders.ring != self._ring or groups != self._groups:
             self._news.set()
@@ -393,9 +436,11 @@ class SharedSnapshot:
         if group is None and len(groups) == 1 and groups[0].spec is not None and holders.ring.is_known:
             goes_on = before is not None and groups[0].key == before.key
             group = groups[0] if goes_on or self._around.coordinated(groups[0]) else None
-        if group is None:
+        if group is None or self._is_apart:
+            place = self._place
             self._coordinated, self._adopted = None, None
-            holders.stay_home()
+            self._was_apart = self._is_apart
+            holders.stay_home(place.epoch, place.done)
             return before is not None
         adopted, self._adopted = self._adopted, None
         if before is not None and before.key == group.key and adopted is None:
@@ -406,7 +451,9 @@ class SharedSnapshot:
                 holders.decide_anew(place.epoch + (place.done > BEGUN))
                 return True
             return False
-        known = adopted or await self._around.remembered(space)
+        # Of readers that were apart nobody knows better: copies have gone home meanwhile.
+        known = adopted or (await self._around.remembered(space) if not self._was_apart else None)
+        self._was_apart = False
         if adopted is None and known is not None and known.job == group.job and self._around.coordinated(group):
             await self._hear_places(group, known.epoch)
         places = [place.epoch for place in self._around.places(group)]
@@ -466,40 +513,26 @@ class SharedSnapshot:
     async def _kept_in(self, holders: Holders, group: Group, epoch: int) -> Mine | None:
         """Which blocks this node keeps in an epoch until they are read: shape (blocks,), bool. None: nobody has decided
         yet."""
-        at = holders.homes
-        if self._coordinated is not None and group.key == self._coordinated.key:
-            decided = holders.at.get(epoch)
-            if decided is None:
-                return None
-            at = decided
-        me = self._me
-        return await self._around.threads.planning(_kept, at, holders.second_homes, me)
+        if self._coordinated is not None and group.key == self._coordinated.key and epoch not in holders.at:
+            return None
+        return await self._around.threads.planning(holders.kept, epoch, self._me)
 
     async def _stand_anew(self, holders: Holders) -> None:
         """Say of all blocks whether they are this node's."""
         group, me = self._coordinated, self._me
         self._stands = False
-        mine = await self._around.threads.planning(_kept, holders.homes, holders.second_homes, me)
+        epoch = self._slowest(group).epoch if group is not None else 0
+        mine = await self._around.threads.planning(holders.kept, epoch, me)
         if group is not None:
-            epoch = self._slowest(group).epoch
             at, following, reads = holders.at.get(epoch), holders.at.get(epoch + 1), holders.reads.get(epoch)
-            if at is not None:
-                mine = await self._around.threads.planning(_kept, at, holders.second_homes, me)
             if at is not None and following is not None and reads is not None and me != NOBODY:
-                passed = np.zeros(len(holders.ring.ids))
-                by_node: dict[str, tuple[int, float]] = {}
-                for place in self._around.places(group):
-                    by_node[place.node] = min(by_node.get(place.node, (place.epoch, place.done)), place[1:3])
-                for number, node in enumerate(holders.ring.ids):
-                    at_epoch, done = by_node.get(node, (epoch, 0.0))
-                    passed[number] = done if at_epoch == epoch else 2.0 * (at_epoch > epoch)
+                passed = _passed(holders.ring.ids, self._around.places(group), epoch)
                 mine = await self._around.threads.planning(mine_now, at, following, reads, passed, me)
+                mine |= holders.keeps_second(epoch, me)
                 self._stands = True
-                if self._around.replicas > 1:
-                    mine |= holders.second_homes == me
         before = self._around.standing.mine.get(self.snapshot)
         gained = mine if before is None else mine & ~before
-        self._around.standing.set(self.snapshot, mine)
+        self._owed.stand(mine)
         if self.space is not None and gained.any():
             self._around.adopt(self.space, np.flatnonzero(gained).astype(np.int32))
         self._led = {}
@@ -518,11 +551,16 @@ def _reads(count: int, orders: Orders, ids: tuple[str, ...]) -> Reads:
     return Reads.of(count, [(numbers[node], order) for node, order in orders if node in numbers])
 
 
-def _kept(holders: npt.NDArray[np.uint16], second: npt.NDArray[np.uint16], me: int) -> Mine:
-    if me == NOBODY:
-        return np.zeros(len(holders), np.bool_)
-    kept: Mine = (holders == me) | (second == me)
-    return kept
+def _passed(ids: Sequence[str], places: Sequence[Place], epoch: int) -> npt.NDArray[np.float64]:
+    """How far each node is in an epoch, by its slowest consumer, from 0 to 1; 2: beyond it. Shape (nodes,)."""
+    passed = np.zeros(len(ids))
+    by_node: dict[str, tuple[int, float]] = {}
+    for place in places:
+        by_node[place.node] = min(by_node.get(place.node, (place.epoch, place.done)), place[1:3])
+    for number, node in enumerate(ids):
+        at_epoch, done = by_node.get(node, (epoch, 0.0))
+        passed[number] = done if at_epoch == epoch else 2.0 * (at_epoch > epoch)
+    return passed
 
 
 def _duty(

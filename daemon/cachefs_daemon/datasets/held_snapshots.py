@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -54,6 +54,8 @@ class HeldSnapshots:
         self.directory = directory
         self.block_size = block_size  # bytes of the blocks of new snapshots, and of the largest that this node takes
         self._damaged: dict[str, str] = {}  # why a snapshot is not held that was; replaced, as `_held` is
+        # Is told of a snapshot that is held from now on.
+        self.on_hold: Callable[[str], None] = lambda snapshot_id: None
         self._incoming: set[Path] = set()  # files that are on their way here from other nodes
         self._held: dict[str, _Held] = {}  # by snapshot id; replaced, not shrunk, for the threads that look into it
         try:
@@ -83,6 +85,7 @@ class HeldSnapshots:
                     f"{descriptors.limit()} open files; raise the hard limit (LimitNOFILE, ulimit -n)"
                 )
             held = self._held[snapshot_id] = _Held.of(self._open(snapshot_id), [origin])
+            self.on_hold(snapshot_id)
         elif held.snapshot.is_replaced():
             self._take_up(snapshot_id, held)
         held = self._held[snapshot_id]

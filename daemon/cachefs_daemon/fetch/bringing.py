@@ -147,7 +147,8 @@ class Bringing:
         for_peer: bool = False,
     ) -> Flight:
         """The flight of a block, which begins if there is none. for_peer: another node asks: this one does not wait for
-        any other node to bring it, so nodes never wait for each other, whatever they think of who brings what."""
+        any other node to bring it, so nodes never wait for each other, whatever they think of who brings what. Others
+        that may have it are asked for that alone, which they answer at once."""
         until = asyncio.get_running_loop().time() + self._read_deadline
         flight = self._flights.get(source.key)
         if flight is not None and not ahead and not flight.patience.extend(until):
@@ -155,7 +156,7 @@ class Bringing:
         if flight is None:
             flight = self._new(source, ahead, Patience(until), needed)
             flight.transient, flight.is_for_peer = transient, for_peer
-            if self.elsewhere is None or for_peer or not self._look_elsewhere(flight, self.elsewhere):
+            if self.elsewhere is None or not self._is_looked_for(flight, self.elsewhere):
                 self._queue(flight)
             return flight
         if not ahead and not flight.demanded:
@@ -220,11 +221,23 @@ class Bringing:
 
     # --- from other nodes ---------------------------------------------------------------------------------------------
 
+    def _is_looked_for(self, flight: Flight, elsewhere: Elsewhere) -> bool:
+        try:
+            return self._look_elsewhere(flight, elsewhere)
+        except Exception as error:  # a bug: the flight would never land, and all who join it would wait for nothing
+            self._errors.add(flight.source.subject, f"internal error ({error!r}); its origin is asked", bug=error)
+            if flight.search is not None:
+                flight.search.cancel()
+                flight.search = None
+            return False
+
     def _look_elsewhere(self, flight: Flight, elsewhere: Elsewhere) -> bool:
         """Look for it on other nodes. False where none of them is to be asked."""
         route = elsewhere.route(flight.source)
         if route is None:
             return False
+        if flight.is_for_peer:
+            return bool(route.may_have) and self._search(flight, elsewhere, Route(route.may_have))
         flight.is_mine = route.is_mine
         futile = not flight.demanded and self._is_futile_hint(flight)
         return not futile and self._search(flight, elsewhere, route)

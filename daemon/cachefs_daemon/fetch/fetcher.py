@@ -15,6 +15,7 @@ from cachefs.messages import BlockRef, Fetch
 from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch import flights
+from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.bringing import Bringing
 from cachefs_daemon.fetch.flights import Answer, Flight, Outcome, Waiting
 from cachefs_daemon.fetch.lookups import LookUps
@@ -62,6 +63,7 @@ class Fetcher:
         self._asking: set[asyncio.Task[None]] = set()  # in which `ask` goes on
         # Is told of a block that a reader waits for, and of its bytes; 0 where it is on the node by now.
         self.on_ask: Callable[[BlockRef, int], None] = _ignore
+        self.awaited: AwaitedSnapshots | None = None  # None: there are no other nodes
 
     @property
     def in_flight(self) -> tuple[int, int]:
@@ -114,7 +116,13 @@ class Fetcher:
     def ask_for_peer(self, fetch: Fetch, patience: float, answer: Callable[[Sequence[Answer | TakeIt]], None]) -> None:
         """Another node asks for blocks. They come from the origin, and not from any third node; or the other node is to
         bring one of them itself, where this one is behind (see `Bringing.give`)."""
-        refs, until = fetch.blocks, asyncio.get_running_loop().time() + patience
+        until = asyncio.get_running_loop().time() + patience
+        snapshots, ask = self.awaited, partial(self._ask_for_peer, fetch, until, answer)
+        if snapshots is None or not snapshots.wait(fetch.blocks[0].snapshot, until, ask):
+            ask()
+
+    def _ask_for_peer(self, fetch: Fetch, until: float, answer: Callable[[Sequence[Answer | TakeIt]], None]) -> None:
+        refs = fetch.blocks
 
         def tell(answers: list[Answer], _: str) -> None:
             answer(answers)

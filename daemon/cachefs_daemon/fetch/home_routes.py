@@ -4,7 +4,8 @@ The home of one block is computed when it is asked for, so nothing has to be kno
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,7 @@ import xxhash
 
 from cachefs.planning.cluster.rendezvous import Hashes, Scores, key_hashes, scores_of_one
 from cachefs_daemon.cluster.membership import Membership
-from cachefs_daemon.cluster.view import ClusterView, NodeRecord
+from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.route import Route
 
@@ -74,6 +75,8 @@ class HomeRoutes:
 
     def __init__(self, membership: Membership, replicas: int = 1) -> None:
         """replicas: copies of each block that the cluster keeps."""
+        # Does this node still fill up with what others have of a snapshot? It has just come then, or come back.
+        self.is_filling: Callable[[str], bool] = lambda snapshot: False
         self._replicas = replicas
         self._view = membership.view
         self._ring = self._former = _Ring.of(self._view, replicas)
@@ -86,23 +89,26 @@ class HomeRoutes:
         first, second = self._ring.first(hashed)
         if not first:
             return None  # nobody is known to count
-        home, after = self._view.get(first), self._view.get(second)
-        before = self._before(hashed, first)
-        route = Route.of(self._view.me, home, home, after, (before,) if before is not None else ())
+        me, home, after = self._view.me, self._view.get(first), self._view.get(second)
+        others = list(self._before(hashed))
+        # While this node was away, the next one in order stood in for it.
+        if self._replicas > 1 or (first == me and self.is_filling(source.snapshot)):
+            others.insert(0, second)
+        records = [self._view.get(one) for one in others if one != first]
+        before = [one for one in records if one is not None and one.state != "away"]
+        route = Route.of(me, home, home, after, tuple(before))
+        if self._replicas > 1 and second == me:
+            route = replace(route, is_mine=True)
         return route if route.brings is not None or route.may_have else None
 
-    def _before(self, hashed: np.uint64, home: str) -> NodeRecord | None:
-        """Who was the block's home before this one, or had the second copy, if it may still have it."""
+    def _before(self, hashed: np.uint64) -> Sequence[str]:
+        """Who was the block's home before this one, and had the second copy, if they may still have it."""
         if self._former is self._ring:
-            return None
+            return ()
         if time.monotonic() - self._changed > FORMER_SECONDS:
             self._former = self._ring
-            return None
-        for former in self._former.first(hashed)[: self._replicas]:
-            record = self._view.get(former)
-            if former != home and record is not None and record.state != "away":
-                return record
-        return None
+            return ()
+        return self._former.first(hashed)[: self._replicas]
 
     def _on_view(self, view: ClusterView) -> None:
         self._view = view

@@ -1,7 +1,8 @@
 """The search for one block among the nodes of a cluster, from one to the next until one gives it.
 
-One that is late has the next one asked beside it, and what comes first counts. Where none gives the block, the origin
-is asked. So no reader waits long for a peer while there is another source.
+One that is late has the next one asked beside it, and what comes first counts: of those that live, for 2 % of all
+questions at most; of one that gives no sign of life, for each reader. Where none gives the block, the origin is asked.
+So no reader waits long for a peer while there is another source.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import Final, Protocol
 from cachefs.planning.requests.hedging import HedgeBudget
 from cachefs.planning.requests.recent_times import TimesBySize
 from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_daemon.fetch.silent_peers import SILENT_FETCH, SILENT_HERE, SilentPeers
 from cachefs_daemon.fetch.slots import Slot
 from cachefs_daemon.fetch.stuck_peers import StuckPeers
 from cachefs_daemon.peers.answers import Busy, Failed, How, NotHere, PeerAnswer, PeerBlock, TakeIt, Wanted, Why
@@ -33,6 +35,8 @@ LEAST_LATE: Final = 0.02
 FIRST_LATE: Final = 1.0
 # The same where no other node may have the block, so that another read of the origin would come of it.
 ORIGIN_LATE: Final = 1.0
+# Seconds by which the loop may be late. After a longer pause, what peers have sent meanwhile is read first.
+HELD_UP: Final = 0.1
 # Second questions, as a share of all.
 HEDGED: Final = 0.02
 # Seconds after a reader has come to wait for a block that a peer brings without haste, until the peer is told so.
@@ -69,6 +73,12 @@ class Peers(Protocol):
     def expected_seconds(self, node: NodeRecord, length: int, /) -> float:
         """For a block of so many bytes that the node has."""
 
+    def last_sign(self, node_id: str, /, *, fetch: bool) -> float:
+        """Loop time at which it last showed that it gives blocks (fetch: that it brings them)."""
+
+    def doubt(self, node_id: str, /) -> None:
+        """It gives no sign: find out whether it lives."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
@@ -90,6 +100,8 @@ class SearchCounts:
     failed: int = 0
     # Those, and reads of an origin, that came beside one that was late.
     hedged: int = 0
+    # The same beside one that gave no sign of life.
+    silent: int = 0
     # Those that were given back, since the peer was behind and this node was not; and blocks that this node has given
     # to others for the same reason.
     taken: int = 0
@@ -103,6 +115,7 @@ class Experience:
         self.peers = peers
         self.counts = SearchCounts()
         self.stuck = StuckPeers()
+        self._silent = SilentPeers()
         self._budget = HedgeBudget(HEDGED)
         self._disagreed: dict[str, float] = {}  # by id of a node: loop time since when it has not agreed with this one
         # How long it takes to get a block: of peers that had it, and of those that were to bring it.
@@ -118,6 +131,22 @@ class Experience:
     def can_ask(self, node: NodeRecord, length: int, seconds: float) -> bool:
         """May it answer within so many seconds?"""
         return self.peers.usable(node.id) and self.peers.expected_seconds(node, length) < seconds
+
+    def gives_signs(self, node_id: str, now: float, *, fetch: bool) -> bool:
+        """Does it, as far as is known, or is it time for a reader to try?"""
+        return self._silent.may_ask(node_id, now, self.peers.last_sign(node_id, fetch=fetch), fetch=fetch)
+
+    def silent_at(self, node_id: str, length: int, asked: float, *, fetch: bool) -> float:
+        """When it will have given no sign for so long, since it was asked, that it is not waited for alone."""
+        known = self._times[fetch].of(length).late_after
+        longest = SILENT_FETCH if fetch else max(SILENT_HERE, known if known < HERE_SECONDS else 0.0)
+        return max(asked, self.peers.last_sign(node_id, fetch=fetch)) + longest
+
+    def noticed_silence(self, node_id: str, asked: float, now: float, *, fetch: bool) -> None:
+        """It has given no sign for that long: another one is asked beside it."""
+        self._silent.noticed(node_id, asked, now, fetch=fetch)
+        self.counts.silent += 1
+        self.peers.doubt(node_id)
 
     def sent(self) -> None:
         """A question was sent."""
@@ -154,6 +183,8 @@ class _Question:
     late: float
     until: float
     again: float = math.inf
+    # When it is looked at whether the peer gives any sign.
+    doubted: float = math.inf
     asking: Asking = field(init=False)
     is_over: bool = False
 
@@ -216,6 +247,7 @@ class Search:
                 continue
             question.until = min(question.until, now + self._patience(question.fetch, now))
             question.late = max(question.late, now + LEAST_LATE)
+            question.doubted = max(self._silent_at(question), now + LEAST_LATE)
             if question.fetch:
                 question.again = now + ASKED_AGAIN
         self._set_timer()
@@ -248,11 +280,24 @@ class Search:
         while self.steps:
             node, fetch = self.steps.pop(0)
             seconds = self._patience(fetch, now)
-            stuck = not (self.insists or self.experience.stuck.may_ask(node.id, now, fetch=fetch))
-            if not stuck and self.experience.can_ask(node, self.wanted.length, seconds):
+            if not self._may_ask(node, now, fetch=fetch):
+                continue
+            if self.experience.can_ask(node, self.wanted.length, seconds):
                 self._ask(node, seconds, fetch=fetch)
                 return
         self._give_up()
+
+    def _may_ask(self, node: NodeRecord, now: float, *, fetch: bool) -> bool:
+        """Is it worth to wait for that one?"""
+        if self.insists:
+            return True
+        if self.hurried and not self.experience.gives_signs(node.id, now, fetch=fetch):
+            return False
+        return self.experience.stuck.may_ask(node.id, now, fetch=fetch)
+
+    def _silent_at(self, question: _Question) -> float:
+        node = question.node.id
+        return self.experience.silent_at(node, self.wanted.length, question.asked, fetch=question.fetch)
 
     def _patience(self, fetch: bool, now: float) -> float:
         """Seconds that a peer may take."""
@@ -271,6 +316,7 @@ class Search:
             late = max(late, now + ORIGIN_LATE)
         how = How(now + seconds, fetch, not self.hurried, fetch and self.may_take())
         question = _Question(node, fetch, self.hurried, now, late, how.until)
+        question.doubted = self._silent_at(question)
         question.asking = self.experience.peers.ask(node, self.wanted, how, partial(self._answered, question))
         self._questions.append(question)
         self.experience.sent()
@@ -335,7 +381,7 @@ class Search:
         self._stop_timer()
         when = min((min(one.until, one.again) for one in self._questions), default=math.inf)
         if self.hurried and not self._gave_up and self._questions:
-            when = min(when, self._questions[-1].late)
+            when = min(when, self._questions[-1].late, self._questions[-1].doubted)
         when = min(when, self._waits_until, self._anew)
         if when < math.inf:
             self._timer = asyncio.get_running_loop().call_at(when, self._look)
@@ -348,6 +394,7 @@ class Search:
     def _look(self) -> None:
         """Something is late."""
         now = _now()
+        held_up = self._timer is not None and now - self._timer.when() > HELD_UP
         if now >= self._waits_until:
             self._give_up()
         if now >= self._anew:
@@ -361,12 +408,26 @@ class Search:
                 self._answered(question, _TOO_LATE)
             elif now >= question.again:
                 self._ask_again(question, now)
-        if self._questions and self.hurried and not self._gave_up and now >= self._questions[-1].late:
-            self._questions[-1].late = math.inf
-            if self.experience.may_hedge():
-                self._next()
+        if self._questions and self.hurried and not self._gave_up:
+            self._look_at_last(self._questions[-1], now, held_up=held_up)
         if not self._is_over:
             self._set_timer()
+
+    def _look_at_last(self, question: _Question, now: float, *, held_up: bool) -> None:
+        """Is another one to be asked beside the one that was asked last?"""
+        if now >= question.doubted:
+            silent_at = self._silent_at(question)
+            if held_up or now < silent_at:
+                question.doubted = max(silent_at, now + LEAST_LATE)
+            else:
+                question.doubted = question.late = math.inf
+                self.experience.noticed_silence(question.node.id, question.asked, now, fetch=question.fetch)
+                self._next()
+                return
+        if now >= question.late:
+            question.late = math.inf
+            if self.experience.may_hedge():
+                self._next()
 
     def _ask_again(self, question: _Question, now: float) -> None:
         """Let a peer that brings the block without haste know that a reader waits."""

@@ -14,28 +14,30 @@ from cachefs.messages import BlockRef, Fetch, FetchedBlock
 from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain, judge
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.origin.http_head import END
-from cachefs_daemon.peers.daemon_fetches import Came, DaemonFetches
+from cachefs_daemon.peers.daemon_fetches import Came, Coming, DaemonFetches
 from cachefs_daemon.peers.outlet import Outlet, is_quick
 from cachefs_daemon.peers.protocol import (
-    BEAT,
     BEAT_SECONDS,
     BUSY,
     FAILED,
     MOST_HEAD,
-    NO_BLOCK,
+    NO_DAEMON,
     NOT_HERE,
+    SIGN_SECONDS,
     TAKE_IT,
     AskedBlock,
     BadQuestion,
     Question,
     RequestHead,
     answer_head,
+    beat,
     last_chunk,
     parse_question,
     parse_request_head,
     refusal,
     short_chunk,
 )  # fmt: skip
+from cachefs_daemon.peers.signs import Signs
 from cachefs_daemon.peers.wire import Gone, Wire
 
 # Seconds that a connection may be without a question; one that has not said yet who it is; and that a question may take
@@ -64,6 +66,7 @@ class Host(Protocol):
 
     outlet: Outlet
     fetches: DaemonFetches
+    signs: Signs
     cluster: str
     view: ClusterView
 
@@ -167,14 +170,16 @@ class Answering:
 
     def _tell_health(self, head: RequestHead) -> bool:
         host = self.host
-        text = "ready"
+        text, remark = "ready", ""
         if head.greeting is not None:
             verdict = judge(host.view, host.cluster, head.greeting)
             text = explain(verdict, host.view, host.cluster, head.greeting) or text
             if not verdict.serves:
                 self._refuse(_STATUS.get(verdict, 409), text, verdict)
                 return False
-        self.wire.send(refusal(200, self._who(), text))
+            if not host.signs.answers():
+                text, remark = "the daemon does not answer", NO_DAEMON
+        self.wire.send(refusal(200, self._who(), text, remark))
         return False
 
     def _refuse(self, status: int, text: str, verdict: str = "") -> None:
@@ -262,7 +267,9 @@ class _Fetched:
         self._question = question
         self._until = until
         self._given = given
-        self._came: queue.SimpleQueue[Came] = queue.SimpleQueue()
+        self._came: Coming = queue.SimpleQueue()
+        self._sent = 0.0  # when the last beat was, in monotonic seconds
+        self._is_flushed = False  # has everything been sent that was given to the wire?
         self._asked: dict[int, tuple[AskedBlock, int]] = {}  # by number in the question: and the daemon's number
 
     def ask(self, missing: Iterable[tuple[int, AskedBlock, bytes]]) -> None:
@@ -287,29 +294,46 @@ class _Fetched:
 
     def pass_on(self) -> None:
         """Send them as they come, and beats in between, until all have come or the time is over. Raises Gone."""
-        answering, wire = self._answering, self._answering.wire
+        answering = self._answering
+        host, node = answering.host, answering.node
+        host.signs.enter(node, self._came)
         try:
-            while self._asked:
-                try:
-                    at, outcome = self._came.get_nowait()
-                except queue.Empty:
-                    wire.send(short_chunk(NO_BLOCK, BEAT))  # also sends what has come before it
-                    left = self._until + BEAT_SECONDS - time.monotonic()
-                    if left <= 0:
-                        break
-                    try:
-                        at, outcome = self._came.get(timeout=min(BEAT_SECONDS, left))
-                    except queue.Empty:
-                        continue
+            while self._asked and time.monotonic() < self._until + BEAT_SECONDS:
+                came = self._next()
+                if came is None:
+                    continue
+                at, outcome = came
                 block, _ = self._asked.pop(at)
-                answering.host.may_fetch(-1)
+                host.may_fetch(-1)
                 self._pass_on(at, block, outcome)
+                self._is_flushed = False
             for at in self._asked:
                 answering.send_none(at, FAILED, self._given, "it did not come in time")
         finally:
-            answering.host.may_fetch(-len(self._asked))
+            host.signs.leave(node, self._came)
+            host.may_fetch(-len(self._asked))
             for _, number in self._asked.values():
-                answering.host.fetches.forget(number)
+                host.fetches.forget(number)
+
+    def _next(self) -> Came | None:
+        """What comes next; None where nothing has come for a while. Raises Gone."""
+        with contextlib.suppress(queue.Empty):
+            return self._came.get_nowait()
+        pause = self._beat()
+        with contextlib.suppress(queue.Empty):
+            return self._came.get(timeout=pause)
+        return None
+
+    def _beat(self) -> float:
+        """Send a beat if it is time to, or if something waits to be sent. Returns seconds until the next one. Raises
+        Gone."""
+        signs, now = self._answering.host.signs, time.monotonic()
+        speaks = signs.speaks(self._answering.node, self._came)
+        lives = speaks and signs.lives(now)
+        if lives or not self._is_flushed or now - self._sent >= BEAT_SECONDS:
+            self._answering.wire.send(beat(lives=lives))
+            self._is_flushed, self._sent = True, now
+        return SIGN_SECONDS if speaks else BEAT_SECONDS
 
     def _pass_on(self, at: int, block: AskedBlock, outcome: FetchedBlock | CachefsError) -> None:
         answering, given = self._answering, self._given

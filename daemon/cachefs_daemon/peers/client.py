@@ -2,17 +2,11 @@
 
 import asyncio
 import itertools
-import logging
-import random
 import statistics
-from collections import deque
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
 from cachefs.planning.requests.receive_window import ReceiveWindow
-from cachefs_daemon.cluster.handshake import Greeting, Verdict
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord
 from cachefs_daemon.peers import protocol
@@ -25,30 +19,23 @@ from cachefs_daemon.peers.answers import (
     Wanted,
     Why,
 )  # fmt: skip
-from cachefs_daemon.peers.conclusions import REASONS, TOLD, conclude
-from cachefs_daemon.peers.connecting import CannotConnect, connect, probe
+from cachefs_daemon.peers.arrivals import Arrivals
+from cachefs_daemon.peers.connecting import CannotConnect
 from cachefs_daemon.peers.connection import Exchange, News, PeerConnection
+from cachefs_daemon.peers.cooling import Cooling
+from cachefs_daemon.peers.in_flight import InFlight
 from cachefs_daemon.peers.peer import FETCH, HERE, LANES, Ask, Batch, Peer
-from cachefs_daemon.peers.protocol import AskedBlock, NoBlock, Question, Refused, encode_question
+from cachefs_daemon.peers.protocol import AskedBlock, Question, encode_question
+from cachefs_daemon.peers.reaching import Reaching
 from cachefs_daemon.peers.receiver import Receiver
 from cachefs_daemon.peers.tls import Certificates
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
-log = logging.getLogger(__name__)
-
 # Seconds without a byte after which a peer that owes an answer counts as dead. It sends something every second.
 SILENT_SECONDS: Final = 4.0
-# Bytes and blocks that all peers together may be asked to bring from origins. They do not come at once, so the window
-# has no say; it takes many of them to keep an origin busy.
-_MOST_FETCHED: Final = 128 << 20
-_MOST_FETCHES: Final = 4096
 # Seconds between two looks at deadlines, and seconds that a connection may be idle. Servers close theirs after 60.
 _TICK: Final = 0.05
 _IDLE_SECONDS: Final = 20.0
-# Seconds after which the membership is told again that a peer answers.
-_HEARD_SECONDS: Final = 1.0
-# Threads that connect and probe. A dead peer takes one for 2 s at a time.
-_CONNECTING: Final = 8
 
 
 class PeerClient:
@@ -63,20 +50,17 @@ class PeerClient:
         """cluster: its name. certificates: None for none. window: bytes that may be on the way from all peers together;
         0 to learn it."""
         self.counters: dict[str, PeerCounters] = {}  # by id of the peer: of those that were asked
-        self._cluster = cluster
-        self._membership = membership
-        self._errors = errors
-        self._certificates = certificates
+        self._reaching = Reaching(cluster, membership, certificates)
         self._window = ReceiveWindow(window)
+        self._in_flight = InFlight(self._window)
+        self._cooling = Cooling(self._reaching, errors)
+        self._arrivals = Arrivals(self._in_flight, self._reaching, self._cooling, errors)
         self._loop = asyncio.get_running_loop()
         self._receiver = Receiver(self._take)
-        self._threads = ThreadPoolExecutor(_CONNECTING, thread_name_prefix="peers-connect")
         self._peers: dict[str, Peer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._in_flight = [0, 0]  # bytes, by lane
-        self._fetches = 0  # blocks
+        self._waited_for: dict[str, Peer] = {}  # those of which something waits to be asked, and some others
         self._turn = 0  # which peer is the first to be asked next time
-        self._is_flushing = self._is_limited = self._is_closed = False
+        self._is_flushing = self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         membership.listen(self._on_view)
 
@@ -93,6 +77,7 @@ class PeerClient:
             self._loop.call_soon(ask.end, refused)
             return ask
         peer.waiting[ask.lane][how.ahead].append(ask)
+        self._waited_for[node.id] = peer
         self._flush_soon()
         self._start_timer()
         return ask
@@ -102,16 +87,29 @@ class PeerClient:
         peer = self._peers.get(node_id)
         return peer is None or not peer.liveness.cooling
 
+    def last_sign(self, node_id: str, *, fetch: bool) -> float:
+        """When it last showed that it gives blocks that it has (fetch: brings those that it has not), in loop time;
+        0 for never. A node that brings a block gives a sign every 0.1 s, however long its origin takes."""
+        peer = self._peers.get(node_id)
+        return peer.sign(FETCH if fetch else HERE) if peer is not None else 0.0
+
+    def doubt(self, node_id: str) -> None:
+        """It gives no sign while somebody waits: probe it, and leave it alone where that comes to nothing."""
+        peer = self._peers.get(node_id)
+        if peer is not None and not self._is_closed:
+            self._cooling.doubt(peer)
+
     def expected_seconds(self, node: NodeRecord, length: int) -> float:
-        """From the question until the last byte of a block that it has, if it were asked now."""
+        """From the question until the last byte of a block that it has, if it were asked now. The longer nobody has
+        asked it, the less."""
         peer = self._peers.get(node.id)
-        rate = self._window.rate
-        before = self._in_flight[HERE]
-        latency = 0.0
+        rate, before = self._window.rate, self._in_flight.bytes[HERE]
+        latency, faded = 0.0, 1.0
         if peer is not None:
             latency, rate = peer.latency, min(rate, peer.rate or rate)
+            faded = peer.faded(self._loop.time())
             before += sum(ask.wanted.length for ask in itertools.islice(peer.waiting[HERE][False], 256))
-        return latency + (before + length) / rate
+        return (latency + (before + length) / rate) * faded
 
     def median_seconds(self, node_id: str) -> float:
         """In which half of the last blocks came that this peer was asked for; 0 where there were none."""
@@ -126,7 +124,7 @@ class PeerClient:
     @property
     def in_flight(self) -> tuple[int, int]:
         """Bytes that are on the way now, of blocks that peers have; and of those that they bring."""
-        return self._in_flight[HERE], self._in_flight[FETCH]
+        return self._in_flight.bytes[HERE], self._in_flight.bytes[FETCH]
 
     async def close(self) -> None:
         """What is asked is answered as failed. May be called again."""
@@ -135,16 +133,14 @@ class PeerClient:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._reaching.stop()
         stopping = Failed("the daemon is stopping", Why.AWAY)
         for peer in self._peers.values():
             asks = [*peer.waiting_asks(), *(ask for batch in peer.batches.values() for ask in batch.asks)]
             for ask in asks:
                 ask.end(stopping)
         self._receiver.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._reaching.close()
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
@@ -186,8 +182,10 @@ class PeerClient:
     def _flush(self) -> None:
         """Ask what can be asked: what somebody waits for first, and of all peers in turns."""
         self._is_flushing = False
-        peers = [peer for peer in self._peers.values() if peer.is_waited_for]
+        self._waited_for = {node: peer for node, peer in self._waited_for.items() if peer.is_waited_for}
+        peers = [*self._waited_for.values()]
         if not peers or self._is_closed:
+            self._in_flight.is_short = False
             return
         self._turn = (self._turn + 1) % len(peers)
         peers = peers[self._turn :] + peers[: self._turn]
@@ -195,39 +193,22 @@ class PeerClient:
             for lane in LANES:
                 for peer in peers:
                     self._feed(peer, lane, ahead=ahead)
+        self._in_flight.is_short = any(queue for peer in peers for queue in peer.waiting[HERE])
 
     def _feed(self, peer: Peer, lane: int, *, ahead: bool) -> None:
         queue = peer.waiting[lane][ahead]
         while queue and peer.may_open(lane, ahead=ahead):
             while queue and not queue[0].is_open:
                 queue.popleft()
-            if not queue or not self._has_room(lane, queue[0].wanted.length, 0):
+            if not queue or not self._in_flight.has_room(lane, queue[0].wanted.length, 0):
                 return
-            if lane == HERE and self._is_worth_waiting(queue):
+            if lane == HERE and self._in_flight.is_worth_waiting(queue):
                 return
             if not peer.idle:
                 self._open(peer)
                 return
             asks = self._pick(peer, lane, ahead=ahead)
             self._send(peer, peer.idle.pop(), asks, lane)
-
-    def _is_worth_waiting(self, queue: deque[Ask]) -> bool:
-        """Would the question be for a few of many blocks? Half of what a question costs is the same for each."""
-        free, size = self._window.size - self._in_flight[HERE], self._window.size
-        if 2 * free >= size or not self._in_flight[HERE]:
-            return False
-        wanted = 0
-        for ask in queue:
-            wanted += ask.wanted.length
-            if wanted > free:
-                return queue[0].wanted.length < size // 4
-        return False
-
-    def _has_room(self, lane: int, length: int, before: int) -> bool:
-        in_flight = self._in_flight[lane] + before
-        if lane == HERE:
-            return self._window.room(in_flight, length)
-        return in_flight == 0 or (in_flight + length <= _MOST_FETCHED and self._fetches < _MOST_FETCHES)
 
     def _pick(self, peer: Peer, lane: int, *, ahead: bool) -> list[Ask]:
         """What goes into one question."""
@@ -237,7 +218,7 @@ class PeerClient:
             if queue[0].is_open:
                 if asks and queue[0].how.may_take != asks[0].how.may_take:
                     break
-                if size + length > protocol.MOST_DATA or not self._has_room(lane, length, size):
+                if size + length > protocol.MOST_DATA or not self._in_flight.has_room(lane, length, size):
                     break
                 asks.append(queue[0])
                 size += length
@@ -257,18 +238,13 @@ class PeerClient:
         for ask in asks:
             ask.batch = batch
         peer.batches[connection] = batch
-        self._in_flight[lane] += batch.bytes_left
-        self._fetches += len(asks) if lane == FETCH else 0
-        if self._is_limited and lane == HERE:
+        self._in_flight.sent(batch)
+        if self._arrivals.is_limited and lane == HERE:
             connection.limit(self._window.size)
         try:
-            connection.send(exchange, encode_question(question, self._greeting(peer.record), seconds))
+            connection.send(exchange, encode_question(question, self._reaching.greeting(peer.record), seconds))
         except OSError:
             connection.abort()  # its receiver finds out, and tells
-
-    def _greeting(self, record: NodeRecord) -> Greeting:
-        view = self._membership.view
-        return Greeting(self._cluster, view.me, record.id, record.incarnation, view.epoch)
 
     # --- connections ----------------------------------------------------------------------------------------------
 
@@ -278,19 +254,18 @@ class PeerClient:
         if peer.connecting >= wanted or peer.liveness.cooling:
             return
         peer.connecting += 1
-        self._run(self._connect(peer))
+        self._reaching.run(self._connect(peer))
 
     async def _connect(self, peer: Peer) -> None:
         record = peer.record
         try:
-            link, tls = await self._loop.run_in_executor(self._threads, connect, record, self._certificates)
+            connection = await self._reaching.connect(record)
         except CannotConnect as error:
-            self._fail(peer, str(error), Why.STRANGER if error.is_stranger else Why.AWAY)
+            self._cooling.fail(peer, str(error), Why.STRANGER if error.is_stranger else Why.AWAY)
             return
         finally:
             peer.connecting -= 1
-        connection = PeerConnection(link, tls, record.id)
-        if self._is_limited:
+        if self._arrivals.is_limited:
             connection.limit(self._window.size)
         connection.idle_since = self._loop.time()
         self._receiver.add(connection)
@@ -301,201 +276,19 @@ class PeerClient:
         self._flush_soon()
         self._start_timer()
 
-    def _run(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    # --- what comes -----------------------------------------------------------------------------------------------
-
     def _take(self, news: News) -> None:
         """Something has come on a connection, or it has ended."""
         if self._is_closed:
             return
         peer = self._peers.get(news.connection.peer)
         batch = peer.batches.get(news.connection) if peer is not None else None
-        if peer is None or batch is None:
-            if peer is not None and news.ended and news.connection in peer.idle:
-                peer.idle.remove(news.connection)
-            return
-        if news.exchange is not batch.exchange and not news.ended:
-            return
-        self._note_sender(peer, batch)
-        if news.outcomes:
-            self._take_outcomes(peer, batch, news)
-        if news.is_tail:
-            self._credit(batch)
-        if news.refused is not None:
-            self._take_refusal(peer, batch, news.refused)
-        if news.done or news.ended:
-            self._end_batch(peer, batch, news)
-        self._flush_soon()
-
-    def _note_sender(self, peer: Peer, batch: Batch) -> None:
-        """The head of an answer tells who has answered."""
-        sender = batch.exchange.parser.sender
-        if sender is None or batch.timed:
-            return
-        exchange = batch.exchange
-        batch.timed = exchange.first
-        if batch.lane == HERE:
-            self._window.answered(exchange.first - exchange.sent, batch.connection.round_trip(), exchange.first)
-        if sender.node != peer.record.id:
-            return  # a refusal follows, or blocks that prove themselves
-        peer.liveness.served()
-        if peer.heard_of != sender.incarnation or exchange.first - peer.heard > _HEARD_SECONDS:
-            peer.heard_of, peer.heard = sender.incarnation, exchange.first
-            self._membership.heard(sender.node, sender.incarnation)
-
-    def _take_outcomes(self, peer: Peer, batch: Batch, news: News) -> None:
-        now, count, size = self._loop.time(), 0, 0
-        is_full = self._is_full(batch)
-        for at, outcome in news.outcomes:
-            batch.left.discard(at)
-            length = batch.asks[at].wanted.length
-            self._release(batch, 1, length)
-            if not isinstance(outcome, NoBlock):
-                count, size = count + 1, size + length
-            if conclude(batch.asks[at], outcome, now, self._errors):
-                ask = batch.asks[at]
-                peer.waiting[ask.lane][ask.how.ahead].appendleft(ask)
-        if size:
-            exchange = batch.exchange
-            if batch.lane == HERE:
-                peer.measure(exchange.first - exchange.sent, size, exchange.last - batch.timed)
-                self._window.received(size, exchange.last, is_full=is_full)
-            batch.timed = exchange.last
-
-    def _is_full(self, batch: Batch) -> bool:
-        """Could more be asked for, if there was room in the window?"""
-        return self._in_flight[HERE] + 2 * batch.asks[0].wanted.length > self._window.size
-
-    def _release(self, batch: Batch, blocks: int, size: int) -> None:
-        batch.bytes_left -= size
-        credit = min(batch.credit, size)
-        batch.credit -= credit
-        self._in_flight[batch.lane] -= size - credit
-        self._fetches -= blocks if batch.lane == FETCH else 0
-
-    def _credit(self, batch: Batch) -> None:
-        """All but the tail of a large block has come: what has come is not on the way any more."""
-        credit = batch.bytes_left - min(batch.bytes_left, self._window.size // 2)
-        batch.credit += credit
-        self._in_flight[batch.lane] -= credit
-
-    def _take_refusal(self, peer: Peer, batch: Batch, refused: Refused) -> None:
-        """It gives nothing of what was asked."""
-        sender = batch.exchange.parser.sender
-        name, now = peer.record.name, self._loop.time()
-        why = REASONS.get(refused.verdict, Why.FAILED)
-        epoch = sender.epoch if sender is not None else 0
-        text = f"node {name} at {peer.record.address}: {refused.text or refused.status}"
-        answer: PeerAnswer = Failed(text, why, epoch)
-        if refused.status == 503:
-            peer.liveness.busy(now)
-            answer = BUSY
-        elif why in (Why.EPOCH, Why.STRANGER):
-            self._run(self._membership.refresh())
-        if refused.verdict in TOLD:
-            self._errors.add(f"node {name}", text)
-        if why in (Why.STRANGER, Why.REFUSED) and refused.verdict != Verdict.OTHER_INCARNATION:
-            self._cool(peer, text)
-        for at in sorted(batch.left):
-            ask = batch.asks[at]
-            self._release(batch, 1, ask.wanted.length)
-            if answer is BUSY:
-                peer.counters.busy += 1
-            else:
-                peer.counters.failures += 1
-            ask.end(answer)
-        batch.left.clear()
-
-    def _end_batch(self, peer: Peer, batch: Batch, news: News) -> None:
-        """The answer is whole, or the connection has ended."""
-        connection = batch.connection
-        del peer.batches[connection]
-        retransmitted = batch.exchange.parser.retransmitted
-        if retransmitted and batch.lane == HERE:
-            self._is_limited = True
-            self._window.sent_twice(retransmitted, self._loop.time())
-        left = [batch.asks[at] for at in sorted(batch.left)]
-        self._release(batch, len(left), batch.bytes_left)
-        if news.done and not news.ended and not connection.is_closing:
-            connection.idle_since = self._loop.time()
-            peer.idle.append(connection)
-        if not left:
-            return
-        if news.is_bad:
-            text = f"node {peer.record.name} at {peer.record.address} has sent what is no answer: {news.reason}"
-            self._errors.add(f"node {peer.record.name}", text)
-            self._cool(peer, text)
-        elif batch.aborted or (connection.used and not batch.exchange.first):
-            text = batch.aborted or news.reason
-        else:
-            text = f"node {peer.record.name} at {peer.record.address} has broken off: {news.reason}"
-            self._cool(peer, text)
-        is_stale = bool(connection.used and not batch.exchange.first and not batch.aborted and not news.is_bad)
-        for ask in reversed(left):
-            if is_stale and ask.is_open and not ask.again:
-                # It had closed the connection before it saw the question.
-                ask.again, ask.batch = True, None
-                peer.waiting[batch.lane][batch.ahead].appendleft(ask)
-            elif ask.is_open:
-                peer.counters.failures += 1
-                ask.end(Failed(text, Why.AWAY))
-
-    # --- who is well ----------------------------------------------------------------------------------------------
-
-    def _fail(self, peer: Peer, reason: str, why: Why) -> None:
-        """No connection can be made."""
-        if why == Why.STRANGER:
-            self._errors.add(f"node {peer.record.name}", reason)
-        self._cool(peer, reason)
-        for ask in [*peer.waiting_asks()]:
-            if ask.is_open:
-                peer.counters.failures += 1
-            ask.end(Failed(reason, why))
-        for lane in peer.waiting:
-            for queue in lane:
-                queue.clear()
-
-    def _cool(self, peer: Peer, reason: str) -> None:
-        """It is not asked until a probe gets through."""
-        if not peer.liveness.failed(reason, self._loop.time(), random.random()):
-            return
-        self._errors.add(f"node {peer.record.name}", f"{reason}; other sources are used until it answers")
-        self._membership.lost(peer.record.id)
-        for connection in peer.idle:
-            connection.abort()
-        peer.idle.clear()
-        for ask in [*peer.waiting_asks()]:
-            self._loop.call_soon(ask.end, Failed(reason, Why.AWAY))
-        for lane in peer.waiting:
-            for queue in lane:
-                queue.clear()
-        self._run(self._probe(peer))
-
-    async def _probe(self, peer: Peer) -> None:
-        """Until it answers."""
-        liveness = peer.liveness
-        while liveness.cooling:
-            await asyncio.sleep(max(0.0, liveness.probe_at - self._loop.time()))
-            record = peer.record
-            if self._membership.view.get(record.id) is None:
-                liveness.cooling = False  # it has left: whoever asks for it all the same begins anew
-            if not liveness.cooling:
-                return
-            work = partial(probe, record, self._certificates, self._greeting(record))
-            try:
-                sender = await self._loop.run_in_executor(self._threads, work)
-            except CannotConnect as error:
-                liveness.reason = str(error)
-                liveness.probed(alive=False, now=self._loop.time(), chance=random.random())
-                self._membership.lost(record.id)
-            else:
-                liveness.probed(alive=True, now=self._loop.time(), chance=random.random())
-                log.info("node %s answers again, and is asked for blocks", record.name)
-                self._membership.heard(sender.node, sender.incarnation)
+        if peer is not None and batch is not None:
+            self._arrivals.take(peer, batch, news)
+            if peer.is_waited_for:  # some are to be asked again
+                self._waited_for[peer.record.id] = peer
+            self._flush_soon()
+        elif peer is not None and news.ended and news.connection in peer.idle:
+            peer.idle.remove(news.connection)
 
     def _on_view(self, view: ClusterView) -> None:
         """Forget nodes that have left. Those of which something is under way are forgotten at the next change."""
@@ -533,7 +326,7 @@ class PeerClient:
         if now - batch.exchange.last > SILENT_SECONDS:
             text = f"node {peer.record.name} at {peer.record.address} says nothing any more ({SILENT_SECONDS:.0f} s)"
             batch.abort(text)
-            self._cool(peer, text)
+            self._cooling.cool(peer, text)
             return
         for at in sorted(batch.left):
             ask = batch.asks[at]

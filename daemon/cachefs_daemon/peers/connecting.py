@@ -9,7 +9,7 @@ from typing import Final
 
 from cachefs_daemon.cluster.handshake import Greeting
 from cachefs_daemon.cluster.view import NodeRecord
-from cachefs_daemon.peers.protocol import AnswerParser, BadAnswer, Refused, Sender, encode_probe
+from cachefs_daemon.peers.protocol import NO_DAEMON, AnswerParser, BadAnswer, Refused, Sender, encode_probe
 from cachefs_daemon.peers.tls import Certificates, names_of
 from cachefs_daemon.peers.wire import prepare
 
@@ -99,8 +99,9 @@ def _exchange(connection: socket.socket, incoming: ssl.MemoryBIO, outgoing: ssl.
     incoming.write(data)
 
 
-def probe(record: NodeRecord, certificates: Certificates | None, greeting: Greeting) -> Sender:
-    """Who answers at the node's address. Raises CannotConnect where nobody does, or somebody who is not that node."""
+def probe(record: NodeRecord, certificates: Certificates | None, greeting: Greeting) -> tuple[Sender, bool]:
+    """Who answers at the node's address, and whether the daemon behind that server lives. Raises CannotConnect where
+    nobody answers, or somebody who is not that node."""
     connection, tls = connect(record, certificates)
     until = time.monotonic() + PROBE_SECONDS
     try:
@@ -115,7 +116,7 @@ def probe(record: NodeRecord, certificates: Certificates | None, greeting: Greet
         raise CannotConnect(f"at {record.address} is node {sender.node}, and not {_shown(record)}", is_stranger=True)
     if refused.status != 200 and refused.verdict not in ("old-epoch", "other-incarnation"):
         raise CannotConnect(f"{_shown(record)} refuses us: {refused.text}", is_stranger=True)
-    return sender
+    return sender, refused.verdict != NO_DAEMON
 
 
 def _ask(connection: socket.socket, tls: Tls | None, request: bytes, until: float) -> tuple[Sender, Refused]:

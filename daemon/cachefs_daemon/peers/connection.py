@@ -60,6 +60,7 @@ class Exchange:
     parser: AnswerParser = field(init=False)
     first: float = 0.0  # when the first byte of the answer came; 0 before
     last: float = 0.0  # when the last bytes came, or were sent
+    sign: float = 0.0  # when the last came that show that the peer gives blocks, or brings them; 0 before
     # Where so few bytes are left to come, it is told once: the next question can be asked. 0 for never.
     tail: int = 0
 
@@ -174,11 +175,14 @@ class PeerConnection:
                 exchange.last = time.monotonic()
                 exchange.first = exchange.first or exchange.last
                 self._filled += count
+                signs = parser.signs
                 for item in parser.parse(self._view[: self._filled]):
                     if isinstance(item, Refused):
                         refused = item
                     else:
                         outcomes.append((item.at, self._judged(item, exchange)))
+                if parser.signs != signs or parser.wanted_to > self._filled:
+                    exchange.sign = exchange.last
                 self._filled = parser.rewind(self._filled)
                 if self._tls is None and count < AT_ONCE:
                     break

@@ -24,6 +24,8 @@ from cachefs.messages import Fetch, FetchedBlock
 
 # What came of a block: its number in the question of the peer, and the daemon's answer.
 Came = tuple[int, FetchedBlock | CachefsError]
+# Where a connection waits for that. None: it is to send signs from now on (see `signs`).
+Coming = queue.SimpleQueue[Came | None]
 # Seconds that the daemon may take no more questions. Its loop reads them as they come.
 _SEND_SECONDS: Final = 10.0
 _AT_ONCE: Final = 256 << 10
@@ -36,15 +38,16 @@ class DaemonFetches:
 
     def __init__(self, link: socket.socket, ended: Callable[[], None]) -> None:
         """ended: is called in another thread when the daemon has gone."""
+        self.on_answer: Callable[[], None] = _ignored  # is called when the daemon has said something
         self._link = link
         self._ended = ended
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[int, queue.SimpleQueue[Came]]] = {}
+        self._waiting: dict[int, tuple[int, Coming]] = {}
         self._link.sendall(frame(Hello(version=VERSION)))
         threading.Thread(target=self._receive, name="fetched", daemon=True).start()
 
-    def ask(self, index: int, fetch: Fetch, came: "queue.SimpleQueue[Came]") -> int:
+    def ask(self, index: int, fetch: Fetch, came: Coming) -> int:
         """Have the one block of *fetch* brought. What comes of it is put into *came* once, with *index*. Returns the
         number with which it can be given up."""
         number = next(self._numbers)
@@ -64,6 +67,7 @@ class DaemonFetches:
         frames, room, greeted = Frames(MOST_ANSWERED), memoryview(bytearray(_AT_ONCE)), False
         try:
             while (count := self._link.recv_into(room)) > 0:
+                self.on_answer()
                 for body in frames.feed(room[:count]):
                     if greeted:
                         self._take(_answered(bytes(body)))
@@ -86,3 +90,6 @@ class DaemonFetches:
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
             waiting[1].put((waiting[0], outcome))
+
+
+def _ignored() -> None: ...

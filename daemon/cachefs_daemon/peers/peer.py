@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,8 +28,13 @@ WRONG_SECONDS: Final = 60.0
 _MOST_WRONG: Final = 1024
 # Blocks of which the times are remembered.
 _RECENT: Final = 64
-# The part of each new time in the smoothed one.
+# The part of each new time in the smoothed one, and seconds that a latency counts as, at most: where this node stood
+# still itself, all answers seem to have taken as long.
 _SMOOTHING: Final = 1 / 8
+_LONGEST: Final = 1.0
+# Seconds after which what was measured counts half. A peer that seems slow is not asked, so nothing else would ever
+# show that it is not any more.
+_FADING: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -122,9 +128,14 @@ class Peer:
     idle: list[PeerConnection] = field(default_factory=list)
     batches: dict[PeerConnection, Batch] = field(default_factory=dict)
     connecting: int = 0
+    # By lane: when it last gave a sign on a connection that has no question now, in loop time.
+    signs: list[float] = field(default_factory=lambda: [0.0 for _ in LANES])
+    # It gave none, and is being probed.
+    is_doubted: bool = False
     # Smoothed: seconds to the first byte of an answer, and bytes a second behind it; 0 where nothing was measured.
     latency: float = 0.0
     rate: float = 0.0
+    measured: float = 0.0  # when they were last, in monotonic seconds
     # The incarnation with which it answered last, and when the membership was told so, in monotonic seconds.
     heard_of: str = ""
     heard: float = 0.0
@@ -142,6 +153,17 @@ class Peer:
         """All that wait to be asked."""
         return itertools.chain.from_iterable(queue for lane in self.waiting for queue in lane)
 
+    def sign(self, lane: int) -> float:
+        """When it last showed that it gives blocks (of lane FETCH: that it brings them), in loop time; 0 for never."""
+        signs = [one.exchange.sign for one in self.batches.values() if one.lane == lane]
+        return max(self.signs[lane], *signs) if signs else self.signs[lane]
+
+    def sign_given(self, now: float, *, fetch: bool) -> None:
+        """It shows that it gives blocks (fetch: and brings them), in another way than by an answer."""
+        self.signs[HERE] = now
+        if fetch:
+            self.signs[FETCH] = now
+
     def may_open(self, lane: int, *, ahead: bool) -> bool:
         """Is there a connection for one more question of that lane, or may there be?"""
         of_lane = [batch for batch in self.batches.values() if batch.lane == lane]
@@ -149,8 +171,13 @@ class Peer:
             return sum(batch.ahead for batch in of_lane) < MOST_AHEAD[lane] and len(of_lane) < MOST_CONNECTIONS[lane]
         return len(of_lane) < MOST_CONNECTIONS[lane]
 
-    def measure(self, latency: float, length: int, seconds: float) -> None:
+    def faded(self, now: float) -> float:
+        """By how much what was measured has lost weight: from 1 to 0."""
+        return math.pow(0.5, min(64.0, max(0.0, now - self.measured) / _FADING))
+
+    def measure(self, latency: float, length: int, seconds: float, now: float) -> None:
         """An answer began after *latency*, and then *length* bytes took *seconds*."""
+        self.measured, latency = now, min(latency, _LONGEST)
         self.latency += (latency - self.latency) * (_SMOOTHING if self.latency else 1.0)
         if seconds > 0:
             rate = length / seconds

@@ -5,7 +5,8 @@
 
 A chunk is a Head of 8 bytes and what belongs to it: for a block, the checksums of its pieces, its bytes, and a byte
 that says whether it was still in its place after they were sent; for a failure, its text. While a block is fetched,
-a chunk without anything (BEAT) every BEAT_SECONDS tells a server that waits from one that was stopped.
+a chunk without anything (BEAT) every BEAT_SECONDS tells a server that waits from one that was stopped. On one of the
+connections of each node such a chunk comes every SIGN_SECONDS and says that the daemon behind the server lives too.
 
 Nothing of what comes is trusted: everything has a bound, and an answer has what was asked for or is none.
 """
@@ -32,11 +33,14 @@ MOST_SECONDS: Final = 3600.0
 # Bytes of a text that says why, and of the body of an answer that has no blocks.
 MOST_TEXT: Final = 500
 _MOST_REFUSAL: Final = 2 << 10
-# Seconds between two chunks of an answer, at most.
+# Seconds between two chunks of an answer, at most; and on one connection of each node, while the daemon lives.
 BEAT_SECONDS: Final = 1.0
+SIGN_SECONDS: Final = 0.1
 # Epochs have at most so many bits.
 _MOST_EPOCH: Final = 1 << 63
 
+# What is said to a probe in place of a verdict: the server lives, and the daemon behind it does not answer.
+NO_DAEMON: Final = "no-daemon"
 # What a chunk says.
 HERE: Final = 0
 NOT_HERE: Final = 1
@@ -47,8 +51,9 @@ BEAT: Final = 5
 LAST: Final = 6
 # Of a chunk that belongs to no block.
 NO_BLOCK: Final = 0xFFFF
-# Where a block was that is in no tier.
+# Where a block was that is in no tier; and in its place in a beat, that the daemon lives.
 NO_TIER: Final = 255
+_LIVES: Final = 1
 # The byte after a block: whether it was still in its place when its last byte was sent. Where it was not, other bytes
 # may have been there already, and nobody is to blame.
 STAYED: Final = b"\1"
@@ -244,6 +249,11 @@ def short_chunk(index: int, status: int, text: str = "") -> bytes:
     return b"%x\r\n" % (HEAD_SIZE + len(data)) + _HEAD.pack(index, status, NO_TIER, len(data)) + data + _LINE_END
 
 
+def beat(*, lives: bool) -> bytes:
+    """A chunk without anything. lives: does the daemon behind the server?"""
+    return b"%x\r\n" % HEAD_SIZE + _HEAD.pack(NO_BLOCK, BEAT, _LIVES if lives else NO_TIER, 0) + _LINE_END
+
+
 def last_chunk(retransmitted: int) -> bytes:
     """The end of an answer. retransmitted: packets that were sent again since the last answer."""
     head = _HEAD.pack(NO_BLOCK, LAST, NO_TIER, min(retransmitted, 0xFFFFFFFF))
@@ -303,6 +313,7 @@ class AnswerParser:
         self.is_done = False
         self.is_last = False  # the server closes the connection behind it
         self.retransmitted = 0
+        self.signs = 0  # chunks that only a node gives whose daemon lives, or that has the block
         self.position = 0  # up to which everything was read
         self.wanted_to = 0  # up to which bytes are needed before there is more to read; 0 where nobody knows
         self._lengths = lengths
@@ -397,6 +408,7 @@ class AnswerParser:
             raise BadAnswer("a chunk of an answer does not end where it should")
         self.position = stop + 2
         body = view[begin + HEAD_SIZE : stop]
+        self.signs += index != NO_BLOCK or tier == _LIVES
         if index == NO_BLOCK:
             self._ended = status == LAST
             self.retransmitted = length if status == LAST else self.retransmitted

@@ -33,6 +33,7 @@ from cachefs_daemon.peers.server_messages import (
     Served,
     Told,
 )  # fmt: skip
+from cachefs_daemon.peers.signs import Signs
 from cachefs_daemon.peers.tls import Certificates, names_of
 from cachefs_daemon.peers.wire import Gone, PlainWire, TlsWire, Wire, prepare
 
@@ -59,7 +60,9 @@ class PeerServer:
         self.outlet = outlet
         self.fetches = fetches
         self.cluster = told.cluster
-        self.view: ClusterView = told.view
+        self.view = told.view or ClusterView()
+        self.signs = Signs(lambda: self._send(Said(brief=True, asks=True)))
+        fetches.on_answer = self.signs.heard
         self._listening = listening
         self._pipe = pipe
         self._frames = Frames(MOST_TOLD)
@@ -214,7 +217,8 @@ class PeerServer:
                 return False
             for body in self._frames.feed(data):
                 told = _told(bytes(body))
-                self.cluster, self.view = told.cluster, told.view
+                self.cluster, self.view = told.cluster, told.view or self.view
+                self.signs.heard()
         except BlockingIOError:
             pass
         except (OSError, BadFrame):

@@ -23,9 +23,9 @@ MOST_HANDED: Final = 32768
 class Told(Message, frozen=True):
     """What a server has to know. It uses the last one that it was told."""
 
-    # Name of the cluster, and the cluster as its daemon knows it.
+    # Name of the cluster, and the cluster as its daemon knows it. None: as before; the daemon lives.
     cluster: str
-    view: ClusterView
+    view: ClusterView | None = None
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True):
@@ -48,9 +48,11 @@ class Complaint(Message, frozen=True, array_like=True):
 
 class Said(Message, frozen=True):
     """What a server says once a second; the first one says that it is ready. Between these, as soon as others have got
-    blocks, only which (brief)."""
+    blocks, only which (brief); and while others wait for blocks that the daemon brings, whether it lives."""
 
     brief: bool = False
+    # Does the daemon live? It answers with a `Told`.
+    asks: bool = False
     # By id of the node, the keys of the blocks that it has got since the last message, one after the other.
     handed: dict[str, bytes] = msgspec.field(default_factory=dict)
     served: tuple[Served, ...] = ()

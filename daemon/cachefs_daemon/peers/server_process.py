@@ -33,6 +33,7 @@ _LONGEST_PAUSE: Final = 30.0
 _SILENT: Final = 20.0
 _TICK: Final = 0.5
 _END_SECONDS: Final = 2.0
+_END_TICK: Final = 0.005
 
 _said = decoder(Said)
 
@@ -139,7 +140,7 @@ class PeerServers:
         self._keepers = []
         for number, server in enumerate(self._servers):
             if server is not None:
-                self._end(number, server)
+                await self._end(number, server)
 
     # --- one server -----------------------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class PeerServers:
                 self._errors.add("peers", f"the peer server cannot be started: {error}")
             else:
                 await self._watch(server)
-                self._end(number, server)
+                await self._end(number, server)
                 status = server.process.returncode
                 self._errors.add("peers", f"a peer server has ended (status {status}), and is started again")
             pause = _PAUSE if loop.time() - began > max(5.0, pause) else min(_LONGEST_PAUSE, pause * 2)
@@ -225,6 +226,9 @@ class PeerServers:
         server.heard = asyncio.get_running_loop().time()
         for node, keys in said.handed.items():
             self.on_served(node, [keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)])
+        if said.asks and not server.unsent:  # else it hears from this daemon anyway
+            server.unsent += frame(Told(cluster=self._cluster))
+            self._send(server)
         if said.brief:
             return
         server.served, server.connections = said.served, said.connections
@@ -240,15 +244,17 @@ class PeerServers:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _end(self, number: int, server: _Server) -> None:
+    async def _end(self, number: int, server: _Server) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(server.pipe)
         loop.remove_writer(server.pipe)
         server.pipe.close()
         server.process.kill()
-        try:
-            server.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
+        until = loop.time() + _END_SECONDS
+        # To wait for it would hold up everything else.
+        while server.process.poll() is None and loop.time() < until:  # noqa: ASYNC110
+            await asyncio.sleep(_END_TICK)
+        if server.process.poll() is None:
             log.warning("peer server %d does not end; is a disk hanging?", server.process.pid)
         for one in server.served:
             self._gone[one.node] = _sum(self._gone.get(one.node), one)

@@ -1,8 +1,8 @@
 """The control endpoint: what other nodes ask this one, over HTTP.
 
-Only members of the cluster are answered, and with TLS only those whose certificates are those of members. Whoever
-does not end a TLS handshake, opens too many connections or asks for too much loses that connection, and nobody else
-anything.
+Only members of the cluster are answered, and with TLS only those whose certificates are those of members; and
+observers, such as cachefs-scheduler, for what is theirs (see cachefs_daemon.reporting). Whoever does not end a TLS
+handshake, opens too many connections or asks for too much loses that connection, and nobody else anything.
 """
 
 import asyncio
@@ -15,9 +15,11 @@ from typing import Final, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from cachefs.errors import CachefsError, ConfigError
+from cachefs.errors import AccessDenied, Busy, CachefsError, ConfigError
+from cachefs.observe_messages import OBSERVE, OBSERVER
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import NodeRecord, encode_record, format_address
+from cachefs_daemon.sharing.observers import NOBODY, Observers
 from cachefs_daemon.sharing.security import INSECURE, Security
 from cachefs_daemon.sharing.visitors import OF_MEMBER, Visitors
 from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, LIST, NODE, SENDER
@@ -35,15 +37,23 @@ MOST_BODY: Final = 64 << 10
 QUIET: Final = 60.0
 # Refusals that are told apart.
 _MOST_REFUSALS: Final = 256
+_STATUS: Final = {Busy: 503, AccessDenied: 403}
 
 
 class ControlEndpoint:
     """Used on the event loop."""
 
-    def __init__(self, cluster: str, membership: Membership, security: Security = INSECURE) -> None:
-        """cluster: its name; nodes of other clusters are refused."""
+    def __init__(
+        self,
+        cluster: str,
+        membership: Membership,
+        security: Security = INSECURE,
+        observers: Observers = NOBODY,
+    ) -> None:
+        """cluster: its name; nodes of other clusters are refused. observers: may ask for what is theirs."""
         self.port = 0  # since `start`
-        self._cluster = cluster
+        self.cluster = self._cluster = cluster
+        self._observers = observers
         self._membership = membership
         self._security = security
         self._app = web.Application(middlewares=[self._check], client_max_size=MOST_BODY)
@@ -66,6 +76,16 @@ class ControlEndpoint:
     def sender(self, request: web.Request) -> NodeRecord | None:
         """The member that asks; None where that is no member, or not yet."""
         return self._membership.view.get(request.headers.get(SENDER, ""))
+
+    def observer(self, request: web.Request) -> str:
+        """The observer that asks, by its name; empty where it is none."""
+        transport = request.transport
+        proven = self._security.names(transport and transport.get_extra_info("ssl_object"))
+        return self._observers.recognised(request.headers.get(OBSERVER, ""), proven)
+
+    def may_order(self, observer: str) -> bool:
+        """May it have this node do something?"""
+        return observer in self._observers.may_order
 
     async def start(self, host: str, port: int) -> None:
         """Raises ConfigError where it cannot listen there."""
@@ -118,6 +138,8 @@ class ControlEndpoint:
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            if OBSERVER in request.headers or request.path.startswith(OBSERVE):
+                return await self._receive(request, handler)
             why = self._why_not(request)
             if why:
                 self.refuse(f"node {request.headers.get(SENDER, '')[:32]!r} at {request.remote}", why)
@@ -128,12 +150,25 @@ class ControlEndpoint:
             self.refuse(f"node {sender.name} at {request.remote}", f"it has {OF_MEMBER} connections already")
             return _refusal(503, f"there are {OF_MEMBER} connections of this node already")
         except CachefsError as error:
-            return web.Response(status=409, text=str(error))
+            return web.Response(status=_STATUS.get(type(error), 409), text=str(error))
         except (web.HTTPException, asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
             log.exception("control endpoint: %s %s failed", request.method, request.path)
             return web.Response(status=500, text="internal error; see the daemon's log")
+
+    async def _receive(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer an observer, or somebody who would be one."""
+        name, said = self.observer(request), request.headers.get(OBSERVER, "")[:64]
+        if not name or not request.path.startswith(OBSERVE):
+            proven = "its certificate names it, and " if self._security.server is not None else ""
+            why = f"{said!r} is no observer here: it is one where {proven}cluster.observers or schedulers lists it"
+            self.refuse(f"a client at {request.remote}", why)
+            return _refusal(403, why)
+        doorstep = self._doorsteps.get(request.protocol)
+        if doorstep is not None and not self.visitors.recognise(doorstep, f"observer {name}"):
+            return _refusal(503, f"there are {OF_MEMBER} connections of {name} already")
+        return await handler(request)
 
     def _why_not(self, request: web.Request) -> str:
         if request.headers.get(CLUSTER) != self._cluster:

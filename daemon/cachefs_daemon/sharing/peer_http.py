@@ -12,7 +12,7 @@ from aiohttp.connector import Connection
 from cachefs.errors import CachefsError
 from cachefs_daemon.cluster.view import NodeRecord, format_address
 from cachefs_daemon.sharing.security import INSECURE, Security
-from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, LIST, SENDER
+from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, INCARNATION, LIST, SENDER
 
 CONNECT_SECONDS: Final = 3.0
 # Characters of a text of a peer that are shown.
@@ -52,6 +52,12 @@ class PeerHttp:
         self._scheme = "http" if security.client is None else "https"
         self._headers = {CLUSTER: cluster, SENDER: me, **({LIST: str(list_epoch)} if list_epoch else {})}
         self._session: aiohttp.ClientSession | None = None
+
+    def identify(self, incarnation: str) -> None:
+        """Say with each request which start of the daemon asks."""
+        self._headers[INCARNATION] = incarnation
+        if self._session is not None:
+            self._session.headers[INCARNATION] = incarnation
 
     async def get(
         self, node: NodeRecord, path: str, seconds: float, most: int, params: Mapping[str, str] | None = None
@@ -152,11 +158,12 @@ async def read(answer: aiohttp.ClientResponse, most: int) -> bytes:
     """Its whole body. Raises PeerFailed where that has more than *most* bytes."""
     if (answer.content_length or 0) > most:
         raise PeerFailed(f"an answer of {answer.content_length:,} bytes, at most {most:,} are taken")
-    parts: list[bytes] = []
+    # Into one piece of memory: thousands of small ones, freed together, are not given back to the system.
+    body = bytearray(answer.content_length or 0)
     size = 0
     async for part in answer.content.iter_any():
-        size += len(part)
-        if size > most:
+        if size + len(part) > most:
             raise PeerFailed(f"an answer of more than {most:,} bytes")
-        parts.append(part)
-    return b"".join(parts)
+        body[size : size + len(part)] = part
+        size += len(part)
+    return bytes(memoryview(body)[:size])

@@ -12,6 +12,15 @@ from cachefs_daemon.cluster.view import NodeRecord
 Refusal = Callable[[Any, NodeRecord | None], str]
 
 
+# Whom the certificate of a connection's other end names, in small letters, told its `ssl_object`; None: there is no
+# TLS.
+Names = Callable[[Any], frozenset[str] | None]
+
+
+def _no_names(ssl_object: Any) -> frozenset[str] | None:
+    return None
+
+
 def _no_refusal(ssl_object: Any, node: NodeRecord | None) -> str:
     return ""
 
@@ -24,6 +33,7 @@ class Security:
     # Gives the context of the next connection.
     client: Callable[[], ssl.SSLContext] | None = None
     refusal: Refusal = _no_refusal
+    names: Names = _no_names
 
 
 INSECURE = Security()

@@ -135,7 +135,7 @@ class SnapshotFiles:
             with partial.path.open("r+b") as file:
                 await self._threads.background(_cut, file, partial.size)
                 async for piece in _pieces(answer, length):
-                    await self._threads.background(file.write, piece)
+                    await self._threads.background(_write, file, piece)
                     partial.size += len(piece)
         log.info(
             "snapshot %s: %s from node %s in %.1f s",
@@ -234,6 +234,15 @@ async def _pieces(answer: aiohttp.ClientResponse, length: int) -> AsyncIterator[
 def _cut(file: BinaryIO, size: int) -> None:
     file.truncate(size)
     file.seek(size)
+
+
+def _write(file: BinaryIO, piece: bytes) -> None:
+    """Raises StoreFull: what is wrong here is not the peer's fault, and no other one helps."""
+    try:
+        file.write(piece)
+        file.flush()
+    except OSError as error:
+        raise StoreFull(f"a snapshot cannot be written to {Path(file.name).parent}: {error.strerror}") from None
 
 
 def _check_room(path: Path, size: int) -> None:

@@ -20,9 +20,11 @@ import msgspec
 from aiohttp import web
 
 from cachefs_daemon.cluster.membership import Membership
-from cachefs_daemon.cluster.view import ClusterView, NodeRecord
+from cachefs_daemon.cluster.view import ClusterView, NodeRecord, is_id
+from cachefs_daemon.sharing.claims import Claims
 from cachefs_daemon.sharing.endpoint import ControlEndpoint
 from cachefs_daemon.sharing.follower import Follower
+from cachefs_daemon.sharing.observers import NOBODY, Observers
 from cachefs_daemon.sharing.own_part import OwnPart, Page
 from cachefs_daemon.sharing.peer_http import PeerFailed, PeerHttp
 from cachefs_daemon.sharing.peer_part import News
@@ -31,6 +33,7 @@ from cachefs_daemon.sharing.security import INSECURE, Security
 from cachefs_daemon.sharing.wire import (
     COUNTERS,
     GATHERED,
+    INCARNATION,
     MOST_OF_NODE,
     MOST_POLL_SECONDS,
     MOST_SMALL,
@@ -58,10 +61,16 @@ Listener = Callable[[str, str, Any], None]
 class SharedState:
     """Used on the event loop."""
 
-    def __init__(self, cluster: str, membership: Membership, security: Security = INSECURE) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        membership: Membership,
+        security: Security = INSECURE,
+        observers: Observers = NOBODY,
+    ) -> None:
         """cluster: its name."""
         self.membership = membership
-        self.endpoint = ControlEndpoint(cluster, membership, security)
+        self.endpoint = ControlEndpoint(cluster, membership, security, observers)
         view = membership.view
         self.http = PeerHttp(cluster, view.me, security, view.epoch if view.source == "static" else 0)
         # Gives this node's counters, packed by msgpack, to those who ask.
@@ -69,7 +78,9 @@ class SharedState:
         self._facts, self._progress = OwnPart(), OwnPart()
         self._listeners: defaultdict[str, list[Listener]] = defaultdict(list)  # by section
         self._followers: dict[str, Follower] = {}  # by id of the node
-        self._polls: dict[str, asyncio.Event] = {}  # by id of the node that waits; set when there is news
+        # By who waits: id and incarnation, as two machines may have been given one name. Set when there is news.
+        self._polls: dict[tuple[str, str], asyncio.Event] = {}
+        self.claims = Claims()
         self._closing = False
         self._mine: NodeRecord | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -221,6 +232,8 @@ class SharedState:
             follower.wait = poll_seconds(len(view.members))
         if view.mine != self._mine:
             self._mine = view.mine
+            if view.mine is not None:
+                self.http.identify(view.mine.incarnation)
             self._facts.touch()
             self._wake(self._polls)
         self._choose_soon()
@@ -282,13 +295,16 @@ class SharedState:
             return web.Response(status=400, text="expected since, progress and wait")
         if request.query.get("of") != mine.incarnation:
             since, progress = 0, min(progress, 0)
-        await self._news(sender.id, since, progress, wait)
+        incarnation = request.headers.get(INCARNATION, "")
+        who = (sender.id, incarnation if is_id(incarnation) else "")
+        self.claims.seen(sender, who[1], request.remote or "", asyncio.get_running_loop().time())
+        await self._news(who, since, progress, wait)
         mine = self.membership.view.mine or mine
         followed = _part(self._progress.page(progress)) if progress >= 0 else None
         answer = StateAnswer(mine, _part(self._facts.page(since)), followed)
         return web.Response(body=msgspec.msgpack.encode(answer), content_type="application/msgpack")
 
-    async def _news(self, sender: str, since: int, progress: int, wait: float) -> None:
+    async def _news(self, sender: tuple[str, str], since: int, progress: int, wait: float) -> None:
         """Until there is something that the sender has not seen, or it has waited enough."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -320,7 +336,7 @@ class SharedState:
             if self._polls.get(sender) is event:
                 del self._polls[sender]
 
-    def _wake(self, polls: Mapping[str, asyncio.Event]) -> None:
+    def _wake(self, polls: Mapping[tuple[str, str], asyncio.Event]) -> None:
         for event in polls.values():
             event.set()
 

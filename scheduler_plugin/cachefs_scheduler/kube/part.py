@@ -1,18 +1,73 @@
 """What the service starts for Kubernetes."""
 
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from cachefs_scheduler.advice import Advice
-from cachefs_scheduler.kube_section import KubeSection
-from cachefs_scheduler.part import Part
+from cachefs_scheduler.kube.admission import Admission
+from cachefs_scheduler.kube.certificates import ServerCertificates, ServerFiles
+from cachefs_scheduler.kube.extender import Extender
+from cachefs_scheduler.kube.gangs import Gangs
+from cachefs_scheduler.kube.server import Address, KubeServer, Shown
+from cachefs_scheduler.kube.shown import shown
+from cachefs_scheduler.kube_section import KubeSection, split_address
+
+if TYPE_CHECKING:
+    from cachefs_scheduler.kube.following import Following
 
 
-def open_part(section: KubeSection, advice: Advice) -> Part:
-    """The part for *section* of the configuration. Raises ConfigError."""
-    return _Nothing()
+class KubePart:
+    """See cachefs_scheduler.part.Part."""
 
+    def __init__(self, section: KubeSection, advice: Advice, metrics: Callable[[], str]) -> None:
+        """metrics: of the rest of the service, as text for Prometheus. Raises ConfigError."""
+        self._rest = metrics
+        self._section = section
+        self._advice = advice
+        self._gangs = Gangs()
+        self._extender = Extender(advice, self._gangs)
+        host, port = split_address(section.listen)
+        context = None
+        if section.tls_cert is not None and section.tls_key is not None:
+            context = ServerCertificates(ServerFiles(section.tls_cert, section.tls_key, section.client_ca)).context
+        self._address = Address(host, port, context, section.most_body)
+        self.server = KubeServer(self._extender, Admission(advice), Shown(self._metrics, self._is_well))
+        self._following: Following | None = None
 
-class _Nothing:
     async def start(self) -> None:
-        pass
+        """Raises CachefsError."""
+        if self._section.api != "off":
+            from cachefs_scheduler.kube.api import connect
+            from cachefs_scheduler.kube.following import Following
+
+            api = await connect(str(self._section.api), self._section.namespace)
+            names = (
+                self._section.lease,
+                f"{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns():x}",
+                self._section.selector,
+            )
+            self._following = Following(api, self._advice, self._gangs, names)
+            self._following.start()
+        await self.server.start(self._address)
 
     async def stop(self) -> None:
-        pass
+        await self.server.stop()
+        if self._following is not None:
+            await self._following.stop()
+
+    def _is_well(self) -> bool:
+        return self._following is None or not self._following.is_broken
+
+    def _metrics(self) -> str:
+        return self._rest() + shown(self._extender.counts, self._following)
+
+
+def open_part(section: KubeSection, advice: Advice, metrics: Callable[[], str] = str) -> KubePart:
+    """The part for *section* of the configuration. metrics: of the rest of the service, to be shown with this part's.
+
+    Raises ConfigError.
+    """
+    return KubePart(section, advice, metrics)

@@ -13,6 +13,7 @@ from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.view import NodeRecord, encode_record
 
 from cachefs.errors import ConfigError
+from tests.certificates import Authority
 from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state, until
 from tests.servers import kubernetes as kubernetes_server
 from tests.servers.kubernetes import NAMESPACE, Kubernetes
@@ -146,3 +147,19 @@ def test_outside_of_a_pod(monkeypatch: pytest.MonkeyPatch, account: Path) -> Non
     assert pod_settings("", account) == ApiSettings("https://[fd00::1]:6443", NAMESPACE, account)
     with pytest.raises(ConfigError, match="give the pod a service account"):
         pod_settings("", account / "nothing")
+
+
+@on_loop
+async def test_a_ca_that_is_not_there_yet_is_waited_for(server: Kubernetes, account: Path) -> None:
+    """As where the volume of the service account is a moment behind the pod."""
+    mine = member_record(1)
+    url = server.url.replace("http://", "https://")
+    store = KubernetesStore(ApiSettings(url, NAMESPACE, account), "tests", mine.id, SECONDS)
+    found = SharedMembership(store, mine, GRACE, account, vanishing=0.5)
+    try:
+        await found.start()
+        await until(lambda: "ca.crt" in found.view.problem)
+        (Authority(account / "authority")._path).rename(account / "ca.crt")
+        await until(lambda: found.view.problem and "ca.crt" not in found.view.problem)  # it is no TLS server
+    finally:
+        await found.stop()

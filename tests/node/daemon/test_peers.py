@@ -46,13 +46,15 @@ def daemons(tmp_path_factory: pytest.TempPathFactory, rclone: S3Server) -> Itera
 class Pair:
     """Two daemons that have a bucket as a dataset."""
 
-    def __init__(self, daemons: tuple[Daemon, Daemon], bucket: str, proxy: FaultyProxy) -> None:
+    def __init__(self, daemons: tuple[Daemon, Daemon], bucket: str, proxy: FaultyProxy, *, known: bool = True) -> None:
+        """known: does the second one know it, too?"""
         self.first, self.second = self.daemons = daemons
         self.bucket = bucket
         self.proxy = proxy
         options = OriginOptions(endpoint_url=proxy.endpoint, region="us-east-1", addressing_style="path")
         self.view = self.first.add_dataset(bucket, f"s3://{bucket}", options)
-        until(lambda: bucket in datasets(self.second), "the other node does not hear of the dataset")
+        if known:
+            until(lambda: bucket in datasets(self.second), "the other node does not hear of the dataset")
         snapshot = Snapshot(Path(self.view.path))
         self.entries = {name: snapshot.find(name.encode()) for name in FILES}
         snapshot.close()
@@ -117,6 +119,22 @@ def test_each_block_leaves_the_origin_once_however_many_nodes_ask(pair: Pair) ->
     last = list(pair.first.client.stream(WARMUP, Warmup(dataset=pair.bucket), timeout=60))[-1]
     assert (last.state, last.blocks) == ("done", COUNT)
     pair.read(pair.second, list(FILES))
+    assert pair.gets() == dict.fromkeys(FILES, 1)
+
+
+def test_each_block_leaves_the_origin_once_where_readers_begin_as_soon_as_a_dataset_is_added(
+    daemons: tuple[Daemon, Daemon], rclone: S3Server, proxy: FaultyProxy
+) -> None:
+    """The other node is the home of half of the blocks, and has yet to get the snapshot."""
+    bucket = f"peers-{next(_numbers)}"
+    rclone.create_bucket(bucket)
+    rclone.put(bucket, FILES)
+    pair = Pair(daemons, bucket, proxy, known=False)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(pair.read, pair.first, list(FILES), 20)
+        until(lambda: bucket in datasets(pair.second), "the other node does not hear of the dataset")
+        pair.read(pair.second, list(FILES), 20)
+        first.result(60)
     assert pair.gets() == dict.fromkeys(FILES, 1)
 
 

@@ -16,6 +16,7 @@ from cachefs_daemon.peers import client as client_module
 from cachefs_daemon.peers import protocol
 from cachefs_daemon.peers.answers import NOT_HERE as NONE_HERE
 from cachefs_daemon.peers.answers import TAKE_IT, Busy, Failed, How, NotHere, PeerBlock, TakeIt, Why
+from cachefs_daemon.peers.server_process import PeerServers
 
 from cachefs import errors
 from cachefs.block import Location, piece_checksums
@@ -301,6 +302,54 @@ def test_fetch_brings_what_is_not_there_and_beats_while_it_takes(root: Path, mon
     asyncio.run(run())
 
 
+def test_a_node_that_brings_a_block_gives_signs_while_its_daemon_lives(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with ServingNode(root) as node, asker(node.record) as one:
+            node.put(1)
+            node.bring = lambda _: None  # its origin takes for ever
+            name, now = node.record.id, asyncio.get_running_loop().time
+            began = now()
+            asks = [one.begin(node.record, wanted(number), fetch=True) for number in (10, 11)]
+            await until(lambda: one.client.last_sign(name, fetch=True) > began + 0.3, "signs come again and again")
+            heard = PeerServers._take
+            monkeypatch.setattr(PeerServers, "_take", lambda *_: None)  # the daemon hangs, and its server does not
+            await until(lambda: now() - one.client.last_sign(name, fetch=True) > 0.6, "no more signs come")
+            last = one.client.last_sign(name, fetch=True)
+            assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)  # what it has it gives
+            doubted = now()
+            one.client.doubt(name)
+            await until(lambda: one.client.last_sign(name, fetch=False) > doubted, "its server answers the probe")
+            assert one.client.last_sign(name, fetch=True) == last
+            assert one.client.usable(name)
+            monkeypatch.setattr(PeerServers, "_take", heard)
+            one.client.doubt(name)
+            await until(lambda: one.client.last_sign(name, fetch=True) > last, "signs come again")
+            for ask in asks:
+                ask.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_node_of_which_no_sign_comes_counts_as_dead_without_any_question(root: Path) -> None:
+    async def run() -> None:
+        async with ServingNode(root) as node, asker(node.record) as one:
+            node.put(1, 2)
+            assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
+            [pid] = node.servers.pids
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                one.client.doubt(node.record.id)
+                await until(lambda: not one.client.usable(node.record.id), "the probe comes to nothing")
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await until(lambda: one.client.usable(node.record.id), "a probe gets through")
+            assert isinstance(await one.ask(node.record, wanted(2)), PeerBlock)
+
+    asyncio.run(run())
+
+
 def test_deadline_and_cancellation_let_go_of_everything(root: Path) -> None:
     async def run() -> None:
         async with ServingNode(root) as node, asker(node.record) as one:
@@ -365,6 +414,7 @@ def test_nodes_that_have_left_are_forgotten(root: Path) -> None:
         async with ServingNode(root) as node, asker(node.record) as one:
             node.put(1)
             assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
+            await until(lambda: not any(peer.batches for peer in one.client._peers.values()), "the answer has ended")
             one.membership.set(view_of(ME, [record(int(ME, 16), 1)], 8))
             assert one.client._peers == {}
 

@@ -23,6 +23,7 @@ with quiet_loading(), needs_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench import first_epoch, growth, metadata, origin_get, origin_limits, planning, reads
     from cachefs_tools.bench.block_command import block_command
     from cachefs_tools.bench.cluster.command import cluster_command
+    from cachefs_tools.bench.extender.command import extender_command
     from cachefs_tools.bench.listing_command import listing_command
     from cachefs_tools.bench.miss_command import miss_command
     from cachefs_tools.bench.own_process import in_own_process
@@ -205,6 +206,7 @@ main.add_command(miss_command)
 main.add_command(cluster_command)
 main.add_command(peers_command)
 main.add_command(scheduling_command)
+main.add_command(extender_command)
 
 
 def _print(measure: Callable[[Path], dict[str, object]], directory: Path | None) -> None:

@@ -2,7 +2,8 @@
 
     python -m cachefs_tools.bench.peer_side give|ask|copy-give|copy-ask JSON
 
-What it is to do stands in the JSON; it prints one line of JSON, and *give* then runs until its input ends.
+What it is to do stands in the JSON. Those that give print a line of JSON and run until their input ends. Those that ask
+read lines of JSON, `["many", SECONDS]` or `["one by one", COUNT]`, and answer each with a line of JSON.
 """
 
 import asyncio
@@ -15,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any, Final
 
 from cachefs_daemon.cluster.membership import NoMembership
@@ -37,6 +37,8 @@ ASKER: Final = "a" * 16
 # Bytes of different blocks that one side has: more than fit into a processor's cache.
 _HELD: Final = 256 << 20
 _AT_ONCE: Final = 256 << 10
+# Seconds of each turn that do not count: what is on the way grows to what it will be.
+RAMP: Final = 0.2
 
 
 class _Members(NoMembership):
@@ -94,60 +96,86 @@ async def _give(given: dict[str, Any]) -> None:
     storage.close()
 
 
-async def _ask(given: dict[str, Any]) -> None:
-    """Ask for blocks of all who give: so many at once for some seconds, and then one at a time."""
-    loop, size = asyncio.get_running_loop(), given["size"]
-    givers = [node(number, host, port) for number, host, port in given["givers"]]
-    files = _tls(given)
-    members = _Members(_view(node(0, given["asker"], 1), *givers))
-    errors = ErrorLog()
-    client = PeerClient(CLUSTER, members, errors, Certificates(files) if files else None)
-    keys = [_key(number, size) for number in range(_count(size))]
-    refs = [BlockRef("0" * 32, number, 0) for number in range(len(keys))]
-    done = asyncio.Event()
-    came, asked, failed = 0, 0, list[str]()
-    until = loop.time() + given["warm"] + given["seconds"]
+class _Asker:
+    """Asks for blocks of all who give."""
 
-    def ask(giver: NodeRecord, answer: Callable[[PeerAnswer], None]) -> None:
-        nonlocal asked
-        at = asked * 7 % len(keys)
-        asked += 1
-        client.ask(giver, Wanted(refs[at], keys[at], size), How(loop.time() + 30), answer)
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._loop, self._size = asyncio.get_running_loop(), given["size"]
+        self._givers = [node(number, host, port) for number, host, port in given["givers"]]
+        files = _tls(given)
+        members = _Members(_view(node(0, given["asker"], 1), *self._givers))
+        certificates = Certificates(files) if files else None
+        self.client = PeerClient(CLUSTER, members, ErrorLog(), certificates, given["window"])
+        self._keys = [_key(number, self._size) for number in range(_count(self._size))]
+        self._refs = [BlockRef("0" * 32, number, 0) for number in range(len(self._keys))]
+        self._outstanding: int = given["outstanding"]
+        self._came = self._asked = self._left = 0
+        self._until = 0.0
+        self._done = asyncio.Event()
+        self._failed: list[str] = []
 
-    def go_on(giver: NodeRecord, answer: PeerAnswer) -> None:
-        nonlocal came
+    async def many(self, seconds: float) -> dict[str, float]:
+        """So many at once that there are always some to ask for."""
+        self._until = self._loop.time() + RAMP + seconds
+        self._left = self._outstanding
+        self._done.clear()
+        for number in range(self._outstanding):
+            self._ask_again(self._givers[number % len(self._givers)])
+        await asyncio.sleep(RAMP)
+        began, before, cpu = self._loop.time(), self._came, time.process_time()
+        await asyncio.sleep(seconds)
+        took, size = self._loop.time() - began, (self._came - before) * self._size
+        cpu, window = time.process_time() - cpu, self.client.window
+        await self._done.wait()
+        self._check()
+        return {"bytes_per_s": size / took, "cpu_s_per_gb": cpu / max(1, size) * 1e9, "window": window}
+
+    async def one_by_one(self, count: int) -> dict[str, list[float]]:
+        """Seconds that each took."""
+        times: list[float] = []
+        for _ in range(count):
+            one: asyncio.Future[PeerAnswer] = self._loop.create_future()
+            start = time.perf_counter()
+            self._ask(self._givers[0], one.set_result)
+            answer = await one
+            times.append(time.perf_counter() - start)
+            if not isinstance(answer, PeerBlock):
+                self._failed.append(str(answer))
+        self._check()
+        return {"seconds": times}
+
+    def _ask(self, giver: NodeRecord, answer: Callable[[PeerAnswer], None]) -> None:
+        at = self._asked * 7 % len(self._keys)
+        self._asked += 1
+        self.client.ask(giver, Wanted(self._refs[at], self._keys[at], self._size), How(self._loop.time() + 30), answer)
+
+    def _ask_again(self, giver: NodeRecord) -> None:
+        self._ask(giver, lambda answer: self._go_on(giver, answer))
+
+    def _go_on(self, giver: NodeRecord, answer: PeerAnswer) -> None:
         if isinstance(answer, PeerBlock):
-            came += 1
+            self._came += 1
         else:
-            failed.append(str(answer))
-        if loop.time() < until and len(failed) < 10:
-            ask(giver, lambda again: go_on(giver, again))
-        else:
-            done.set()
+            self._failed.append(str(answer))
+        if self._loop.time() < self._until and len(self._failed) < 10:
+            self._ask_again(giver)
+            return
+        self._left -= 1
+        if not self._left:
+            self._done.set()
 
-    for number in range(given["outstanding"]):
-        giver = givers[number % len(givers)]
-        ask(giver, lambda answer, giver=giver: go_on(giver, answer))  # type: ignore[misc]
-    await asyncio.sleep(given["warm"])
-    began, before, cpu = loop.time(), came, time.process_time()
-    await asyncio.sleep(given["seconds"])
-    rate = (came - before) * size / (loop.time() - began)
-    cpu = (time.process_time() - cpu) / max(1, (came - before) * size) * 1e9
-    window = client.window
-    await done.wait()
-    await asyncio.sleep(0.3)
-    times: list[float] = []
-    for _ in range(given["singles"]):
-        one: asyncio.Future[PeerAnswer] = loop.create_future()
-        start = time.perf_counter()
-        ask(givers[0], one.set_result)
-        await one
-        times.append(time.perf_counter() - start)
-    await client.close()
-    if failed:
-        sys.exit(f"{len(failed)} blocks did not come: {failed[0]}")
-    singles = {"p50_us": median(times) * 1e6, "p99_us": quantiles(times, n=100)[98] * 1e6} if len(times) > 1 else {}
-    _print({"bytes_per_s": rate, "cpu_s_per_gb": cpu, "window": window, **singles})
+    def _check(self) -> None:
+        if self._failed:
+            sys.exit(f"{len(self._failed)} blocks did not come: {self._failed[0]}")
+
+
+async def _ask(given: dict[str, Any]) -> None:
+    """Ask for blocks as often as it is told to."""
+    asker = _Asker(given)
+    while (told := await asyncio.to_thread(sys.stdin.readline)).strip():
+        what, amount = json.loads(told)
+        _print(await (asker.many(amount) if what == "many" else asker.one_by_one(amount)))
+    await asker.client.close()
 
 
 def _copy_give(given: dict[str, Any]) -> None:
@@ -178,12 +206,13 @@ def _copy_give(given: dict[str, Any]) -> None:
 
 
 def _copy_ask(given: dict[str, Any]) -> None:
-    """Receive what comes, with a thread for each connection."""
+    """Receive what comes, with a thread for each connection, whenever it is told to."""
     files = _tls(given)
     assert files is not None
     [(_, host, port)] = given["givers"]
     context = Certificates(files).client()
     counts = [0] * given["connections"]
+    going = threading.Event()
 
     def receive(number: int) -> None:
         link = socket.create_connection((host, port))
@@ -203,17 +232,23 @@ def _copy_ask(given: dict[str, Any]) -> None:
             if outgoing.pending:
                 link.sendall(outgoing.read())
             if not shaken or not incoming.pending:
+                if shaken:
+                    going.wait()
                 count = link.recv_into(raw)
                 incoming.write(raw[:count])
 
     for number in range(len(counts)):
         threading.Thread(target=receive, args=(number,), daemon=True).start()
-    time.sleep(given["warm"])
-    began, before, cpu = time.monotonic(), sum(counts), time.process_time()
-    time.sleep(given["seconds"])
-    size = sum(counts) - before
-    cpu = (time.process_time() - cpu) / max(1, size) * 1e9
-    _print({"bytes_per_s": size / (time.monotonic() - began), "cpu_s_per_gb": cpu})
+    while (told := sys.stdin.readline()).strip():
+        _, seconds = json.loads(told)
+        going.set()
+        time.sleep(RAMP)
+        began, before, cpu = time.monotonic(), sum(counts), time.process_time()
+        time.sleep(seconds)
+        size, took = sum(counts) - before, time.monotonic() - began
+        cpu = time.process_time() - cpu
+        going.clear()
+        _print({"bytes_per_s": size / took, "cpu_s_per_gb": cpu / max(1, size) * 1e9})
     os._exit(0)
 
 

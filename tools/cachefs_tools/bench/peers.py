@@ -6,11 +6,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, Final
 
 import click
@@ -19,15 +20,26 @@ from cachefs_daemon.peers.peer import MOST_CONNECTIONS
 from cachefs.errors import CachefsError
 from cachefs_tools.lab.bridge import Bridge, bridge_network
 from cachefs_tools.lab.host import LOOPBACK, Host, run
-from cachefs_tools.scratch_node import WITH_PARENT, memory_directory, wait
+from cachefs_tools.scratch_node import WITH_PARENT, Child, memory_directory, wait
 
 SMALL: Final = 110_000
 LARGE: Final = 4 << 20
-# Seconds before figures count: the window learns meanwhile.
+# What is between two hosts: bytes of a block, and whether it is encrypted; and all that can be measured.
+_PAIRS: Final[Mapping[str, tuple[int, bool]]] = {
+    "110 KB": (SMALL, False),
+    "4 MiB": (LARGE, False),
+    "110 KB, TLS": (SMALL, True),
+    "4 MiB, TLS": (LARGE, True),
+}
+THREE: Final = "three to one"
+PARTS: Final = (*_PAIRS, THREE)
+# Seconds before the first turn: the window learns meanwhile.
 _WARM: Final = 2.0
 _SIDE: Final = "cachefs_tools.bench.peer_side"
 _SECONDS: Final = 120.0
 _DROPPED: Final = re.compile(r"dropped (\d+)")
+
+Turn = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +48,19 @@ class PeerLoad:
 
     seconds: float
     turns: int
-    # Blocks that are asked for one at a time.
+    # Blocks that are asked for one at a time, in all turns.
     singles: int
     # Bytes of blocks that are asked for at once.
     outstanding: int = 16 << 20
+    # Bytes that may be on the way; 0: the window learns it.
+    window: int = 0
     loopback: bool = False
     # Megabits a second of the link of three to one, and bytes that its switch holds; 0: it is left out.
     megabits: int = 1000
     queue: int = 256 << 10
 
 
-def measure(load: PeerLoad) -> dict[str, Any]:
+def measure(load: PeerLoad, parts: Sequence[str] = PARTS) -> dict[str, Any]:
     """The document. Raises CachefsError."""
     with ExitStack() as stack:
         if load.loopback:
@@ -56,49 +70,55 @@ def measure(load: PeerLoad) -> dict[str, Any]:
             network = stack.enter_context(bridge_network(4))
             hosts = network.hosts
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cachefs-bench-")))
-        certificates = _certificates(work)
+        certificates = _certificates(work) if any(part.endswith("TLS") for part in parts) else None
         document: dict[str, Any] = {"between": "loopback" if load.loopback else "namespaces", "pairs": {}}
         if shutil.which("iperf3") is None:
             document["missing"] = "iperf3 (Debian package iperf3): there is nothing to compare plain connections with"
             click.echo(f"cachefs-bench: {document['missing']}", err=True)
-        for name, size in (("110 KB", SMALL), ("4 MiB", LARGE)):
-            document["pairs"][name] = _pair(load, hosts, size, None)
-        if certificates is not None:
-            document["pairs"]["110 KB, TLS"] = _pair(load, hosts, SMALL, certificates)
-            document["pairs"]["4 MiB, TLS"] = _pair(load, hosts, LARGE, certificates)
-        if network is not None and load.megabits:
+        for part, (_, is_tls) in _PAIRS.items():
+            if part in parts and (certificates is not None or not is_tls):
+                document["pairs"][part] = _pair(load, hosts, part, certificates if is_tls else None)
+        if network is not None and load.megabits and THREE in parts:
             document["three_to_one"] = _incast(load, network)
     return document
 
 
-def _pair(load: PeerLoad, hosts: Sequence[Host], size: int, tls: Sequence[str] | None) -> dict[str, Any]:
-    """One asks, one gives; and what is compared with that."""
-    giver, asker = hosts[1], hosts[0]
-    turns: list[dict[str, Any]] = []
-    for turn in range(load.turns):
-        click.echo(f"  blocks of {size:,} bytes{', TLS' if tls else ''}, turn {turn + 1}", err=True)
-        given = _given(load, size, giver, asker, tls)
-        with memory_directory("cachefs-bench-") as root, _side(giver, "give", {**given, "root": str(root)}) as said:
-            found = _ask(asker, "ask", {**given, "givers": [[1, giver.address, said["port"]]]})
+def _pair(load: PeerLoad, hosts: Sequence[Host], part: str, tls: Sequence[str] | None) -> dict[str, Any]:
+    """One asks, one gives; and what is compared with that, in turns: a machine is slow for seconds at a time."""
+    giver, asker, size = hosts[1], hosts[0], _PAIRS[part][0]
+    turns: list[Turn] = []
+    times: list[float] = []
+    given = _given(load, size, giver, asker, tls)
+    with ExitStack() as stack:
+        ours = _asking(stack, given, giver, asker, "")
+        beside: Callable[[], Turn] | None = None
         if tls is not None:
-            with (
-                memory_directory("cachefs-bench-") as root,
-                _side(giver, "copy-give", {**given, "root": str(root)}) as said,
-            ):
-                copied = _ask(asker, "copy-ask", {**given, "givers": [[1, giver.address, said["port"]]]})
-            found["beside"] = copied["bytes_per_s"]
+            copy = _asking(stack, given, giver, asker, "copy-")
+            beside = partial(copy.ask, "many", load.seconds)
         elif shutil.which("iperf3") is not None:
-            found["beside"] = _iperf(giver, asker, load.seconds)
-        turns.append(found)
-    return _summary(turns, "a plain TLS copy" if tls else "iperf3")
+            beside = partial(_iperf, giver, asker, load.seconds)
+        ours.ask("many", _WARM)
+        for number in range(load.turns):
+            click.echo(f"  {part}, turn {number + 1} of {load.turns}", err=True)
+            # Who is first changes.
+            before = beside() if beside is not None and number % 2 else None
+            turn = ours.ask("many", load.seconds)
+            other = before or (beside() if beside is not None else None)
+            if other is not None:
+                turn["beside_bytes_per_s"], turn["beside_cpu_s_per_gb"] = other["bytes_per_s"], other["cpu_s_per_gb"]
+                turn["ratio"] = turn["bytes_per_s"] / other["bytes_per_s"]
+            turns.append(turn)
+            if size == SMALL:
+                times += ours.ask("one by one", max(1, load.singles // load.turns))["seconds"]
+    return _summary(turns, times, "a plain TLS copy" if tls else "iperf3")
 
 
 def _incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
-    """Three give to one over a slow link."""
-    click.echo(f"  three to one over {load.megabits} Mbit/s", err=True)
+    """Three give to one over a slow link, in turns with one connection of iperf3."""
     asker, givers = network.hosts[0], network.hosts[1:4]
     network.limit(0, load.megabits, load.queue)
     network.offload(on=False)
+    turns: list[Turn] = []
     try:
         with ExitStack() as stack:
             given = _given(load, SMALL, givers[0], asker, None)
@@ -106,21 +126,34 @@ def _incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
             for number, giver in enumerate(givers, 1):
                 root = stack.enter_context(memory_directory("cachefs-bench-"))
                 role = {**given, "root": str(root), "number": number, "host": giver.address}
-                said = stack.enter_context(_side(giver, "give", role))
+                said = stack.enter_context(_side(giver, "give", role)).said()
                 places.append([number, giver.address, said["port"]])
-            before = _drops(network)
-            found = _ask(asker, "ask", {**given, "givers": places, "singles": 0})
-            dropped = _drops(network) - before
+            side = stack.enter_context(_side(asker, "ask", {**given, "givers": places}))
+            side.ask("many", _WARM)
+            for number in range(load.turns):
+                click.echo(f"  three to one over {load.megabits} Mbit/s, turn {number + 1} of {load.turns}", err=True)
+                before = _drops(network)
+                turn = side.ask("many", load.seconds)
+                turn["dropped_packets"] = _drops(network) - before
+                turn["of_link"] = _of_link(turn, load)
+                if shutil.which("iperf3") is not None:
+                    turn["iperf3_of_link"] = _of_link(_iperf(givers[0], asker, load.seconds), load)
+                turns.append(turn)
     finally:
         network.offload(on=True)
         network.unlimit(0)
-    rate = found["bytes_per_s"] * 8 / 1e6
-    return {
-        "megabits_per_s": round(rate),
-        "of_link": round(rate / load.megabits, 3),
-        "dropped_packets": dropped,
-        "window": found["window"],
+    found = {
+        "of_link": round(median(turn["of_link"] for turn in turns), 3),
+        "dropped_packets": sum(turn["dropped_packets"] for turn in turns),
+        "window": round(median(turn["window"] for turn in turns)),
     }
+    if all("iperf3_of_link" in turn for turn in turns):
+        found["iperf3_of_link"] = round(median(turn["iperf3_of_link"] for turn in turns), 3)
+    return {**found, "turns": _rounded(turns)}
+
+
+def _of_link(turn: Turn, load: PeerLoad) -> float:
+    return turn["bytes_per_s"] * 8 / 1e6 / load.megabits
 
 
 def _given(load: PeerLoad, size: int, giver: Host, asker: Host, tls: Sequence[str] | None) -> dict[str, Any]:
@@ -130,42 +163,61 @@ def _given(load: PeerLoad, size: int, giver: Host, asker: Host, tls: Sequence[st
         "host": giver.address,
         "asker": asker.address,
         "tls": tls,
-        "warm": _WARM,
-        "seconds": load.seconds,
         "outstanding": max(3, load.outstanding // size),
-        "singles": load.singles if size == SMALL else 0,
+        "window": load.window,
         "connections": MOST_CONNECTIONS[0],
     }
 
 
+class _Side:
+    """A side that runs."""
+
+    def __init__(self, process: Child) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._to, self._from = process, process.stdin, process.stdout
+
+    def said(self) -> dict[str, Any]:
+        """The next line that it says. Raises CachefsError where it has ended."""
+        line = self._from.readline()
+        if not line:
+            raise CachefsError(f"a side of the benchmark has ended with status {self._process.wait()}")
+        document: dict[str, Any] = json.loads(line)
+        return document
+
+    def ask(self, what: str, amount: float) -> dict[str, Any]:
+        """Have it do that."""
+        with suppress(BrokenPipeError):  # it has ended, as will be found out
+            self._to.write(json.dumps([what, amount]).encode() + b"\n")
+            self._to.flush()
+        return self.said()
+
+
+def _asking(stack: ExitStack, given: dict[str, Any], giver: Host, asker: Host, kind: str) -> _Side:
+    """The side that asks, with one that gives."""
+    root = stack.enter_context(memory_directory("cachefs-bench-"))
+    said = stack.enter_context(_side(giver, f"{kind}give", {**given, "root": str(root)})).said()
+    places = [[given["number"], giver.address, said["port"]]]
+    return stack.enter_context(_side(asker, f"{kind}ask", {**given, "givers": places}))
+
+
 @contextmanager
-def _side(host: Host, role: str, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A side that runs as long as the block, and what it has said."""
+def _side(host: Host, role: str, given: dict[str, Any]) -> Iterator[_Side]:
+    """A side that runs as long as the block."""
     command = [*WITH_PARENT, *host.enter, sys.executable, "-m", _SIDE, role, json.dumps(given)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise CachefsError(f"the side that gives blocks has ended with status {process.wait()}")
-        yield json.loads(line)
+        yield _Side(process)
     finally:
         if process.stdin is not None:
-            process.stdin.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
         wait(process)
 
 
-def _ask(host: Host, role: str, given: dict[str, Any]) -> dict[str, Any]:
-    command = [*host.enter, sys.executable, "-m", _SIDE, role, json.dumps(given)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    if done.returncode or not done.stdout:
-        raise CachefsError(f"the side that asks for blocks failed: {done.stderr.strip()[-500:]}")
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
-
-
-def _iperf(giver: Host, asker: Host, seconds: float) -> float:
-    """Bytes a second of one connection."""
+def _iperf(giver: Host, asker: Host, seconds: float) -> Turn:
+    """One connection."""
+    whole = max(1, round(seconds))  # iperf3 knows no parts of seconds
     port = str(asker.free_ports(1)[0])
     server = subprocess.Popen(
         [*WITH_PARENT, *asker.enter, "iperf3", "-s", "-1", "--forceflush", "-p", port, "-B", asker.address],
@@ -176,8 +228,11 @@ def _iperf(giver: Host, asker: Host, seconds: float) -> float:
         while "listening" not in (line := server.stdout.readline()):
             if not line:
                 raise CachefsError("iperf3 does not start")
-        text = run([*giver.enter, "iperf3", "-c", asker.address, "-p", port, "-t", f"{seconds:g}", "-J"])
-        return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8
+        text = run([*giver.enter, "iperf3", "-c", asker.address, "-p", port, "-t", str(whole), "-J"])
+        end = json.loads(text)["end"]
+        rate = float(end["sum_received"]["bits_per_second"]) / 8
+        busy = float(end["cpu_utilization_percent"]["remote_total"]) / 100
+        return {"bytes_per_s": rate, "cpu_s_per_gb": busy / max(1.0, rate) * 1e9}
     finally:
         server.kill()
         server.wait()
@@ -200,16 +255,22 @@ def _certificates(work: Path) -> list[str] | None:
     return [cert, cert, key]
 
 
-def _summary(turns: Sequence[dict[str, Any]], beside: str) -> dict[str, Any]:
+def _summary(turns: Sequence[Turn], times: Sequence[float], beside: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "MB_per_s": round(median(turn["bytes_per_s"] for turn in turns) / 1e6),
         "receiver_s_per_GB": round(median(turn["cpu_s_per_gb"] for turn in turns), 2),
         "window": round(median(turn["window"] for turn in turns)),
     }
-    if all("beside" in turn for turn in turns):
-        found[f"{beside}_MB_per_s"] = round(median(turn["beside"] for turn in turns) / 1e6)
-        found[f"of_{beside}"] = round(median(turn["bytes_per_s"] / turn["beside"] for turn in turns), 2)
-    for key in ("p50_us", "p99_us"):
-        if all(key in turn for turn in turns):
-            found[key] = round(median(turn[key] for turn in turns))
-    return found
+    if all("ratio" in turn for turn in turns):
+        ratios = sorted(turn["ratio"] for turn in turns)
+        found[f"{beside}_MB_per_s"] = round(median(turn["beside_bytes_per_s"] for turn in turns) / 1e6)
+        found[f"{beside}_receiver_s_per_GB"] = round(median(turn["beside_cpu_s_per_gb"] for turn in turns), 2)
+        found[f"of_{beside}"] = round(median(ratios), 2)
+        found["ratios_from_to"] = [round(ratios[0], 2), round(ratios[-1], 2)]
+    if len(times) > 1:
+        found["p50_us"], found["p99_us"] = round(median(times) * 1e6), round(quantiles(times, n=100)[98] * 1e6)
+    return {**found, "turns": _rounded(turns)}
+
+
+def _rounded(turns: Sequence[Turn]) -> list[Turn]:
+    return [{key: round(value, 3) if value < 100 else round(value) for key, value in turn.items()} for turn in turns]

@@ -19,6 +19,7 @@ with quiet_loading():
     from cachefs_tools.cachectl.mount_points import mount, umount
     from cachefs_tools.cachectl.ring import ring
     from cachefs_tools.cachectl.scale_hint import scale_hint
+    from cachefs_tools.cachectl.sched import scale, sched
     from cachefs_tools.cachectl.stats import stats
     from cachefs_tools.cachectl.status import errors, mounts, status
 
@@ -35,7 +36,7 @@ def main() -> None:
 
 COMMANDS = (
     status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls, cluster,
-    drain, ring, scale_hint, index,
+    drain, ring, scale_hint, sched, scale, index,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

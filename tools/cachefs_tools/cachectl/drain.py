@@ -17,8 +17,9 @@ _POLL: Final = 0.5
 @click.command()
 @click.argument("node", default="")
 @click.option("--timeout", type=click.FloatRange(0.0), default=3600.0, show_default=True, help="Seconds to wait.")
+@click.option("--undo", is_flag=True, help="Have a node stay that drains and has not left yet.")
 @with_session
-def drain(session: CommandSession, node: str, timeout: float) -> None:
+def drain(session: CommandSession, node: str, timeout: float, undo: bool) -> None:
     """Empty a node, and let it leave the cluster.
 
     Other nodes take over what it holds, and the command waits until they have it. NODE is the name or the id of a node;
@@ -26,6 +27,10 @@ def drain(session: CommandSession, node: str, timeout: float) -> None:
     none reads there, and joins again when its daemon is started anew. To interrupt this command does not stop the
     drain.
     """
+    if undo:
+        found = session.call(DRAIN, DrainNode(node=node, undo=True))
+        session.answer(found, f"{name(found.name)} stays, and takes its part of the blocks again")
+        return
     until, shown = time.monotonic() + timeout, ""
     found = session.call(DRAIN, DrainNode(node=node))
     while not found.done and time.monotonic() < until:

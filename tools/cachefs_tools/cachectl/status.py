@@ -114,6 +114,8 @@ def describe_peers(peers: PeerCounts) -> Iterator[str]:
     yield f"peers      {peers.blocks:,} blocks, {size(peers.bytes)} from other nodes"
     in_vain = f"{peers.not_here:,} not there, {peers.failed:,} failed, {peers.hedged:,} late and asked elsewhere too"
     yield f"           {peers.asked:,} times asked: {in_vain}"
+    if peers.silent:
+        yield f"           {peers.silent:,} times another source asked beside a node that gave no sign of life"
     given = f"{peers.served_blocks:,} blocks, {size(peers.served_bytes)} for other nodes"
     yield f"           {given}, {peers.served_fetched:,} of them fetched for that"
     if peers.taken or peers.given:

@@ -25,6 +25,8 @@ class ClusterSettings:
     source: Source = "static"  # who says who is a member; none: each node is alone
     # Further keys of [cluster].
     keys: Mapping[str, object] = field(default_factory=dict)
+    # Zones of the nodes, which they have in turns; none: they have none.
+    zones: Sequence[str] = ()
 
 
 class Cluster:
@@ -40,11 +42,20 @@ class Cluster:
     def start(self, numbers: Iterable[int] | None = None) -> None:
         """Start these nodes (None: all) at once, and wait until they answer. A static list has these, and no other."""
         chosen = [self.nodes[number] for number in (range(len(self.nodes)) if numbers is None else numbers)]
-        self._members = [f"{node.name}={node.host.address}:{self._ports[node.name]}" for node in chosen]
+        self._members = [self._listed(node) for node in chosen]
         for node in chosen:
             node.spawn(self.settings_of(node))
         for node in chosen:
             node.ready()
+
+    def _zone(self, node: Node) -> str:
+        zones = self.settings.zones
+        return zones[self.nodes.index(node) % len(zones)] if zones else ""
+
+    def _listed(self, node: Node) -> str:
+        """The node, as a list has it."""
+        zone = self._zone(node)
+        return f"{node.name}={node.host.address}:{self._ports[node.name]}" + (f",zone={zone}" if zone else "")
 
     def settings_of(self, node: Node) -> NodeSettings:
         """What a node is told."""
@@ -54,6 +65,7 @@ class Cluster:
         section: dict[str, object] = {"membership": self.settings.source, "name": node.name, "listen": address}
         if self.etcd is not None:
             section["etcd"] = [self.etcd.endpoint]
+            section["zone"] = self._zone(node)
         else:
             section["nodes"] = self._members
         if node.host.pid:

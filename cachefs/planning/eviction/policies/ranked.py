@@ -99,6 +99,9 @@ class Ranked:
     def _ranks(self, snapshot: str, ids: Numbers) -> Seconds:
         """Scores by which blocks are compared, but that copies go first."""
         scores = self._scores(snapshot, ids)
+        owed = self._standing.owed.get(snapshot) if self._standing is not None else None
+        if owed is not None:
+            scores[owed[ids.astype(np.intp, copy=False)]] = -RAISED
         if self._cached is None or (self._standing is not None and snapshot in self._standing.mine):
             # Other nodes do not get their blocks out of page caches.
             return scores

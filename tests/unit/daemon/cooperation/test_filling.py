@@ -2,16 +2,21 @@
 
 import asyncio
 import hashlib
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import xxhash
 from cachefs_daemon.cluster.view import ClusterView
-from cachefs_daemon.cooperation.filling import Filling, FillingParts, ring_digest
+from cachefs_daemon.cooperation import lacking, pulling
+from cachefs_daemon.cooperation.filled import ring_digest
+from cachefs_daemon.cooperation.filling import Filling, FillingParts
 from cachefs_daemon.cooperation.holders import Ring
-from cachefs_daemon.peers.answers import How, PeerAnswer, PeerBlock, Wanted
+from cachefs_daemon.peers.answers import BUSY, NOT_HERE, How, PeerAnswer, PeerBlock, Wanted
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.block import MEMORY, piece_checksums
@@ -30,21 +35,28 @@ SIZE = 1000
 class Listing:
     """A snapshot, as planning sees it."""
 
-    id = "a" * 32
     block_size = 1 << 20
     directories = 0
-    files = FILES
+
+    def __init__(self, letter: str = "a", files: int = FILES) -> None:
+        self.id = letter * 32
+        self.files = files
 
     def contents(self) -> Iterator[tuple[int, int, bytes]]:
-        for number in range(1, FILES + 1):
-            yield number, SIZE, hashlib.blake2b(b"%d" % number, digest_size=16).digest()
+        for number in range(1, self.files + 1):
+            yield number, SIZE, hashlib.blake2b(b"%s%d" % (self.id.encode(), number), digest_size=16).digest()
 
 
 class Others:
-    """They have every block, and say who was asked for it. Those that hang answer later."""
+    """They have every block, unless they say first that they have not, and say who was asked for it. Those that hang
+    answer later."""
 
-    def __init__(self) -> None:
+    def __init__(self, *first: PeerAnswer, always: bool = False) -> None:
+        """first: what they say when they are asked for a block once, twice, ...; always: and from then on."""
         self.asked: dict[bytes, str] = {}
+        self.times: Counter[bytes] = Counter()
+        self.on_ask: Callable[[], None] = lambda: None
+        self._first, self._always = first, always
         self.is_hanging = False
         self._waiting: list[Callable[[], None]] = []
 
@@ -53,8 +65,12 @@ class Others:
 
     def ask(self, node: Any, wanted: Wanted, how: How, answer: Callable[[PeerAnswer], None]) -> None:
         data = data_of(wanted.ref.entry, wanted.length)
-        block = PeerBlock(memoryview(data), piece_checksums(wanted.key, data), MEMORY)
+        block: PeerAnswer = PeerBlock(memoryview(data), piece_checksums(wanted.key, data), MEMORY)
+        self.on_ask()
         self.asked[wanted.key] = node.id
+        if self._always or self.times[wanted.key] < len(self._first):
+            block = self._first[min(self.times[wanted.key], len(self._first) - 1)]
+        self.times[wanted.key] += 1
         if self.is_hanging:
             self._waiting.append(lambda: answer(block))
         else:
@@ -91,7 +107,7 @@ def test_what_a_node_that_leaves_holds_is_had_also_where_another_one_comes_meanw
         before, without, after = ring(1, 2, 3), ring(1, 3), ring(1, 3, 4)
         parts = FillingParts(
             KnownMembership(view), cast(Any, shared), cast(Any, others), store.blocks, Plan(), Standing(), threads,
-            lambda: [cast(Any, Listing())], lambda snapshot: None, 1, 1 << 30,
+            lambda: [cast(Any, Listing())], lambda: False, lambda snapshot: None, lambda: 1 << 30, 1, 1 << 30,
         )  # fmt: skip
         filling = Filling(parts, before)
         task = asyncio.create_task(filling.run())
@@ -120,3 +136,83 @@ def test_what_a_node_that_leaves_holds_is_had_also_where_another_one_comes_meanw
             store.close()
 
     asyncio.run(run())
+
+
+def filled(tmp_path: Path, others: Others, *listings: Listing, free: int = 1 << 30) -> set[bytes]:
+    """What node 1 of three has filled up with that has just come back: keys."""
+
+    async def run() -> set[bytes]:
+        store, threads = OpenStore(store_config(tmp_path, memory=32 << 20)), Threads()
+        view = view_of(node_id(1), [record(number, 1) for number in (1, 2, 3)])
+        parts = FillingParts(
+            KnownMembership(view), cast(Any, Shared()), cast(Any, others), store.blocks, Plan(), Standing(), threads,
+            lambda: [cast(Any, one) for one in listings], lambda: False, lambda snapshot: None, lambda: free, 1,
+            1 << 30,
+        )  # fmt: skip
+        filling = Filling(parts, ring(1, 2, 3))
+        assert all(filling.is_filling(one.id) for one in listings)
+        task = asyncio.create_task(filling.run())
+        try:
+            await until(lambda: len(filling._seen) == len(listings), "it is done")
+            assert all(filling.is_filling(one.id) == (free < SIZE) for one in listings)
+            return {key for key in others.asked if store.blocks.get(key) is not None}
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            threads.close()
+            store.close()
+
+    return asyncio.run(run())
+
+
+def own(listing: Listing) -> dict[bytes, str]:
+    """The blocks of node 1, and who stands in for it."""
+    space = BlockSpace.of(cast(Any, listing))
+    homes = Homes(space_hashes(space), 1)
+    homes.set_members(ring(1, 2, 3).members)
+    mine = np.flatnonzero(homes.first == 0)
+    homes.set_members(ring(2, 3).members)
+    return {space.key(int(one)): ring(2, 3).ids[homes.first[one]] for one in mine}
+
+
+def test_a_node_that_comes_back_asks_those_who_stood_in_for_it(tmp_path: Path) -> None:
+    others = Others()
+    assert filled(tmp_path, others, Listing()) == own(Listing()).keys()
+    assert others.asked == own(Listing())
+
+
+def test_of_what_nobody_has_only_a_sample_is_asked_for(tmp_path: Path) -> None:
+    others = Others(NOT_HERE, always=True)
+    assert filled(tmp_path, others, Listing(files=9000)) == set()
+    assert len(own(Listing(files=9000))) > pulling.MANY
+    assert 0 < others.times.total() <= pulling.SAMPLE
+
+
+def test_a_node_that_has_no_time_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "PAUSE", 0.0)
+    assert filled(tmp_path, Others(BUSY, BUSY), Listing()) == own(Listing()).keys()
+
+
+def test_what_was_lost_evicts_nothing(tmp_path: Path) -> None:
+    assert len(filled(tmp_path, Others(), Listing(), free=SIZE - 1)) <= pulling.BATCH
+
+
+def test_one_snapshot_is_looked_at_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces: list[weakref.ref[BlockSpace]] = []
+    alive: list[int] = []
+    others = Others()
+
+    class Watched(BlockSpace):
+        @classmethod
+        def of(cls, snapshot: Any) -> BlockSpace:
+            space = BlockSpace.of(snapshot)
+            spaces.append(weakref.ref(space))
+            return space
+
+    monkeypatch.setattr(lacking, "BlockSpace", Watched)
+    others.on_ask = lambda: alive.append(sum(one() is not None for one in spaces))
+    listings = [Listing(letter) for letter in "abcdef"]
+    found = filled(tmp_path, others, *listings)
+    assert found == set().union(*(own(one) for one in listings))
+    # The one that is asked for, and at most one that has not gone yet.
+    assert max(alive) <= 2

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 from cachefs_daemon.cooperation.holders import Holders, Ring
@@ -79,10 +80,35 @@ def test_a_node_that_comes_back_goes_on_as_the_others_have_it_and_asks_those_who
         former = back.former
         assert former is not None
         assert former.ids == ("a", "b", "c")
-        assert former.besides is known.following
+        assert former.besides == (known.following,)
         anew = Holders(SPACE, 1, back._threads)
         await anew.follow(ring(*NAMES))
         await anew.begin("other", 5, 5, known)
         assert list(anew.at) == [5], "another job has decided nothing beyond what is there"
+
+    with_holders(test)
+
+
+def test_homes_are_those_of_one_ring_while_another_one_is_followed() -> None:
+    """They are numbers: in another ring, of somebody else, or of nobody."""
+
+    async def test(holders: Holders, _: Holders) -> None:
+        before, ids, looks = holders.homes, holders.ring.ids, 0
+
+        class Watched(Threads):
+            async def planning(self, work: Callable[..., Any], *given: Any) -> Any:
+                nonlocal looks
+                found = await threads.planning(work, *given)
+                assert holders.ring.ids == ids
+                assert holders.homes is before
+                looks += 1
+                return found
+
+        threads, holders._threads = holders._threads, Watched()
+        await holders.follow(ring("a", "b", "c", "d", "e"), 0, 0.5)
+        assert looks > 1
+        assert (holders.homes == 4).any()
+        holders._threads.close()
+        holders._threads = threads
 
     with_holders(test)

@@ -56,7 +56,11 @@ def test_a_block_that_was_handed_over_is_read() -> None:
     set_epoch(reads, 0, 3, 1, 2, 0)
     set_epoch(reads, 1, 2, 6)
     assert passed(reads.handed_over(np.array([2, 7], np.int32), 1)) == [(0, [2])]
+    beyond = plan.next_use_of("space", np.array([6, 2]))
     assert passed(reads.handed_over(np.array([6, 3], np.int32), 1)) == [(0, [3]), (1, [6])]
+    later = plan.next_use_of("space", np.array([6, 2]))
+    assert later[0] > beyond[0], "who reads it in the next epoch has it already: it is not brought back for that"
+    assert later[1] == beyond[1]
     assert passed(reads.handed_over(np.array([1], np.int32), 2)) == [], "another node reads it"
     reads.follow(0, 0.0, 1.0)
     window = plan.window("job/peers", 0, 9)

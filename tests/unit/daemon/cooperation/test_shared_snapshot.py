@@ -37,3 +37,16 @@ def test_all_nodes_agree_who_holds_what() -> None:
     for other in others:
         assert (other.job, other.epoch, other.count, other.ids) == (first.job, first.epoch, first.count, first.ids)
         assert (other.holders == first.holders).all()
+
+
+def test_a_node_that_is_lost_costs_its_share_and_no_more() -> None:
+    # The others have room for all of it.
+    cluster = simulated(Setting(capacity=1.5, loss=9.0))
+    again = sum(epoch.again for epoch in cluster.figures) / cluster.setting.files
+    assert 0.1 <= again <= 0.25 + 0.02
+
+
+def test_with_second_copies_a_node_that_is_lost_costs_no_read_of_the_origin() -> None:
+    cluster = simulated(Setting(capacity=3.0, loss=9.0, replicas=2))
+    assert sum(epoch.again for epoch in cluster.figures) == 0
+    assert origin_reads(cluster) == 1.0

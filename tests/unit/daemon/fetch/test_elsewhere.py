@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import elsewhere, search, stuck_peers
+from cachefs_daemon.fetch import awaited_snapshots, elsewhere, search, silent_peers, stuck_peers
+from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.flights import Answer, Flight
+from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.route import Route
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.origin.base import ObjectRange
@@ -79,6 +81,9 @@ class ScriptedPeers:
     questions: list[Question] = field(default_factory=list)
     away: set[str] = field(default_factory=set)
     slow: set[str] = field(default_factory=set)
+    doubted: set[str] = field(default_factory=set)
+    alive: set[str] = field(default_factory=set)  # these give signs all the time
+    signs: dict[str, float] = field(default_factory=dict)  # the last one of others, in loop time
 
     def ask(self, node: NodeRecord, wanted: Wanted, how: How, answer: Callable[[PeerAnswer], None]) -> Question:
         self.questions.append(Question(node, wanted, how, answer))
@@ -89,6 +94,12 @@ class ScriptedPeers:
 
     def expected_seconds(self, node: NodeRecord, length: int) -> float:
         return 1000.0 if node.id in self.slow else 0.001
+
+    def last_sign(self, node_id: str, *, fetch: bool) -> float:
+        return asyncio.get_running_loop().time() if node_id in self.alive else self.signs.get(node_id, 0.0)
+
+    def doubt(self, node_id: str) -> None:
+        self.doubted.add(node_id)
 
     @property
     def asked(self) -> list[tuple[str, bool]]:
@@ -118,7 +129,10 @@ class Bench:
         self.threads = Threads()
         self.route: Route | None = Route(brings=TWO)
         self.slots = FetchSlots(slots, 1 << 30)
-        self.fetcher = Fetcher(store.blocks, self.resolve, self.threads, self.slots, self.errors, read_deadline)
+        self.known = self.resolve
+        self.fetcher = Fetcher(
+            store.blocks, lambda one: self.known(one), self.threads, self.slots, self.errors, read_deadline
+        )
         membership = KnownMembership(view_of(ONE.id, [ONE, TWO, THREE]))
         self.elsewhere = Elsewhere(self.peers, lambda _: self.route, membership, self.slots)
         self.fetcher.bringing.elsewhere = self.elsewhere
@@ -208,6 +222,65 @@ def test_a_block_comes_from_the_node_that_brings_it_for_all(store: OpenStore) ->
         assert len(bench.peers.questions) == 1
 
     on_bench(store, scene)
+
+
+def test_a_bug_in_the_way_to_other_nodes_costs_a_read_of_the_origin_and_nobody_waits(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.elsewhere.route = lambda _: [][1]  # type: ignore[assignment]
+        assert bench.holds(1, await bench.ask(1))
+        assert (bench.origin.requests, bench.peers.asked) == (1, [])
+        assert "internal error" in "".join(one.message for one in bench.errors.views())
+
+    on_bench(store, scene)
+
+
+def test_a_home_waits_for_a_snapshot_that_is_on_its_way(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        here: set[str] = set()
+        bench.fetcher.awaited = awaited = AwaitedSnapshots(here.__contains__)
+        resolve = bench.resolve
+
+        def known(wanted: BlockRef) -> BlockSource:
+            if wanted.snapshot not in here:
+                raise NotFound(f"snapshot {wanted.snapshot} is not on this node")
+            return resolve(wanted)
+
+        bench.known = known
+        answers = [bench.ask_for_peer(entry) for entry in range(3)]
+        await asyncio.sleep(0.05)
+        assert not any(answer.done() for answer in answers)
+        here.add("snapshot")
+        awaited.came("snapshot")
+        found = await asyncio.gather(*answers)
+        assert all(isinstance(one, PassingBlock | Location) for one in found)
+        assert bench.origin.requests == 3
+
+    on_bench(store, scene)
+
+
+def test_a_snapshot_that_does_not_come_is_waited_for_once(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awaited_snapshots, "AWAITED_SECONDS", 0.1)
+    monkeypatch.setattr(awaited_snapshots, "MOST_SNAPSHOTS", 2)
+
+    async def scene(bench: Bench) -> None:
+        bench.known = _nothing_known
+        bench.fetcher.awaited = awaited = AwaitedSnapshots(lambda _: False)
+        assert isinstance(await bench.ask_for_peer(1), NotFound)
+        asked: list[int] = []
+        assert not awaited.wait("snapshot", math.inf, lambda: asked.append(1)), "its time is over"
+        for name in ("b", "c"):  # so many that it is forgotten
+            assert awaited.wait(name, math.inf, lambda: asked.append(1))
+        assert awaited.wait("snapshot", math.inf, lambda: asked.append(1))
+        await until(lambda: len(asked) == 3)
+        awaited.came("b")
+        await asyncio.sleep(0)
+        assert len(asked) == 3
+
+    on_bench(store, scene)
+
+
+def _nothing_known(_: BlockRef) -> BlockSource:
+    raise NotFound("no such snapshot")
 
 
 def test_those_that_may_have_it_are_asked_in_turn_then_who_brings_it(store: OpenStore) -> None:
@@ -412,6 +485,65 @@ def test_a_silent_peer_takes_a_part_of_a_readers_time_only(store: OpenStore) -> 
     on_bench(store, scene, read_deadline=0.4)
 
 
+def test_every_reader_goes_on_at_once_where_a_peer_gives_no_sign_of_life(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "ORIGIN_LATE", 1000.0)
+    monkeypatch.setattr(search, "SILENT_FETCH", 0.05)
+    monkeypatch.setattr(search.Experience, "may_hedge", lambda _: False)
+
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(brings=TWO, stands_in=THREE)
+        bench.peers.alive = {THREE.id}
+        answers = [bench.ask(entry) for entry in range(10)]
+        await until(lambda: len(bench.peers.questions) == 20)
+        assert bench.peers.asked == [("node-2", True)] * 10 + [("node-3", True)] * 10
+        for question in bench.peers.questions[10:]:
+            question.give_block()
+        assert all([bench.holds(entry, await answer) for entry, answer in enumerate(answers)])
+        assert (bench.origin.requests, bench.elsewhere.counts.silent) == (0, 10)
+        assert all(question.is_cancelled for question in bench.peers.questions[:10])
+        assert bench.peers.doubted == {TWO.id}
+        # It is not waited for again, as long as it gives no sign; what nobody waits for yet is asked of it.
+        answer = bench.ask(20)
+        assert (await bench.question(21)).asked == ("node-3", True)
+        bench.peers.questions[20].give_block()
+        assert bench.holds(20, await answer)
+        flight = await bench.ahead(21)
+        assert (await bench.question(22)).asked == ("node-2", True)
+        bench.peers.questions[21].give_block()
+        await until(lambda: flight.has_landed)
+        bench.peers.signs[TWO.id] = asyncio.get_running_loop().time()
+        answer = bench.ask(22)
+        assert (await bench.question(23)).asked == ("node-2", True)
+        bench.peers.questions[22].give_block()
+        assert bench.holds(22, await answer)
+
+    monkeypatch.setattr(silent_peers, "FIRST_PAUSE", 1000.0)
+    on_bench(store, scene)
+
+
+def test_a_peer_that_gives_signs_is_waited_for_however_long_its_origin_takes(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "ORIGIN_LATE", 1000.0)
+    monkeypatch.setattr(search, "SILENT_FETCH", 0.01)
+    monkeypatch.setattr(search, "LEAST_LATE", 0.01)
+
+    async def scene(bench: Bench) -> None:
+        bench.peers.alive = {TWO.id}
+        answer = bench.ask(1)
+        question = await bench.question()
+        await asyncio.sleep(0.2)
+        assert (bench.origin.requests, bench.elsewhere.counts.silent) == (0, 0)
+        bench.peers.alive = set()  # now it hangs
+        assert bench.holds(1, await answer)
+        assert bench.origin.requests == 1
+        assert question.is_cancelled
+
+    on_bench(store, scene)
+
+
 def test_readers_do_not_wait_again_and_again_for_a_peer_that_lives_and_does_not_give(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,6 +553,7 @@ def test_readers_do_not_wait_again_and_again_for_a_peer_that_lives_and_does_not_
     monkeypatch.setattr(stuck_peers, "LONGEST_PAUSE", 1000.0)
 
     async def scene(bench: Bench) -> None:
+        bench.peers.alive = {TWO.id}
         for entry in range(5):
             assert bench.holds(entry, await bench.ask(entry))
         assert bench.peers.asked == [("node-2", True)] * 2

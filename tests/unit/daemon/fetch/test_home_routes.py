@@ -110,3 +110,27 @@ def test_the_node_with_the_second_copy_stands_in_and_is_looked_at_when_the_home_
         assert route.brings == home
         assert had == home or had in route.may_have
         assert gone not in route.may_have
+
+
+def test_while_this_node_fills_up_the_one_that_stood_in_for_it_is_asked() -> None:
+    nodes = [record(number, 1000 + number) for number in (1, 2, 3)]
+    routes = HomeRoutes(KnownMembership(view_of(nodes[0].id, nodes)))
+    mine = [(number, after) for number, (home, after, _) in enumerate(homes(nodes)) if home == nodes[0].id]
+    assert all(routes.route(source(number)) is None for number, _ in mine)
+    routes.is_filling = lambda snapshot: True
+    for number, after in mine:
+        route = routes.route(source(number))
+        assert route is not None
+        assert ([one.id for one in route.may_have], route.brings, route.is_mine) == ([after], None, True)
+
+
+def test_of_two_copies_each_is_asked_for_before_the_origin() -> None:
+    nodes = [record(number, 1000 + number) for number in (1, 2, 3)]
+    routes = HomeRoutes(KnownMembership(view_of(nodes[0].id, nodes)), 2)
+    for number, (home, after, _) in enumerate(homes(nodes)):
+        route = routes.route(source(number))
+        assert route is not None
+        asked = [one.id for one in route.may_have]
+        # A home that the node with the second copy asks is asked once: to bring it, if need be.
+        assert asked == ([] if after == nodes[0].id else [one for one in (home, after) if one != nodes[0].id])
+        assert route.is_mine == (nodes[0].id in (home, after))

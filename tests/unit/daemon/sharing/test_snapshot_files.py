@@ -45,6 +45,22 @@ async def nodes(*files: Path | None) -> AsyncIterator[list[tuple[SharingNode, Sn
         threads.close()
 
 
+def test_a_disk_that_is_full_here_is_not_the_fault_of_who_sends(tmp_path: Path) -> None:
+    path = snapshot(tmp_path)
+
+    async def scenario() -> None:
+        async with nodes(None, path, path) as found:
+            (_, files), *_ = found
+            with (
+                patch.object(snapshot_files, "_cut", lambda file, size: None),
+                patch.object(snapshot_files, "_check_room", lambda path, size: None),
+                pytest.raises(StoreFull, match="a snapshot cannot be written to /dev: No space left"),
+            ):
+                await files.fetch("0" * 32, [f"{number:016x}" for number in (2, 3)], Path("/dev/full"))
+
+    asyncio.run(scenario())
+
+
 def test_a_file_comes_whole_and_only_from_a_node_that_has_the_right_one(tmp_path: Path) -> None:
     path = snapshot(tmp_path)
     (wrong := tmp_path / "wrong").mkdir()

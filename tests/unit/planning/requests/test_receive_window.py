@@ -69,3 +69,17 @@ def test_odd_measurements_do_no_harm(latency: float) -> None:
         window.answered(latency, latency, step * 0.001)
         window.received(BLOCK, step * 0.001, is_full=step % 3 > 0)
     assert 2 * GRAIN <= window.size <= 64 << 20
+
+
+def test_a_pause_is_no_rate() -> None:
+    """As of a process that was stopped for ten seconds: it would never ask again."""
+    window = ReceiveWindow()
+    now = 0.0
+    for _ in range(100):
+        window.received(BLOCK, now, is_full=True)
+        now += 0.001
+    rate = window.rate
+    now += 10.0
+    window.received(BLOCK, now, is_full=True)
+    window.received(BLOCK, now + 0.001, is_full=True)
+    assert window.rate == rate

@@ -78,18 +78,19 @@ def m4(load: Load, work: Path, say: Say, seconds: float) -> dict[str, Any]:
         _say_placement(say, f"drained in {drained_after:.0f} s, settled {left_after:.0f} s later", without)
         troubles = [one for job in jobs for rank in job.ranks for one in rank.progress.troubles]
         results = [result for job in jobs for result in job.results()]
-    ideal = 1 / len(everybody)
-    moved_in = (joined - begin).nodes[joining.name].peer_blocks / load.files
+    # Homes are shared out by hashing, so the least is what the nodes' parts are, not 1 / nodes.
+    least_in, least_out = with_it.belong[joining.name], with_it.belong[leaving.name]
+    moved_in = (joined - begin).nodes[joining.name].peer_blocks
     given = drained.nodes[leaving.name].given_blocks - joined.nodes[leaving.name].given_blocks
-    moved_out = max(0.0, given - before_drain * (drained.when - joined.when)) / load.files
+    moved_out = max(0.0, given - before_drain * (drained.when - joined.when))
     told = trouble_document(troubles, begin.when)
     checks = [
         at_most("reads that failed or were wrong", told["errors"] + told["wrong"], 0),
         at_most("longest read, seconds", told["longest_s"], 1.0),
         at_most("farthest from an equal part, after the join", with_it.off(), 0.10),
         at_most("farthest from an equal part, after the drain", without.off(), 0.10),
-        at_most("blocks moved by the join / the least", moved_in / ideal, 1.10),
-        at_most("blocks moved by the drain / the least", moved_out / ideal, 1.10),
+        at_most("blocks moved by the join / the least", moved_in / least_in, 1.10),
+        at_most("blocks moved by the drain / the least", moved_out / least_out, 1.10),
         at_most("blocks nowhere after the drain", without.nowhere, 0),
         at_most("origin bytes during the changes / dataset", _origin(end, begin, load), 0.01),
     ]

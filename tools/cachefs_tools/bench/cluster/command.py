@@ -39,6 +39,10 @@ DEFAULT: Final = Load()
     help="Share of the dataset that all nodes hold together. m2 takes 0.5, m3 as much as lets the others hold all.",
 )  # fmt: skip
 @click.option(
+    "--replicas", default=DEFAULT.replicas, show_default=True, type=click.IntRange(1, 2),
+    help="Copies of each block. With 2, the nodes are in two zones in turns, and their tiers are twice as large.",
+)  # fmt: skip
+@click.option(
     "--slack", default=DEFAULT.slack, type=click.FloatRange(-1, 1),
     help="Share of its part that a node holds beyond it.  [default: for copies that move, see docs/benchmarks.md]",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from cachefs_tools.bench.cluster.run import READ_DEADLINE, Load, Run, running
 from cachefs_tools.bench.cluster.steady import Say, patience
 from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.lab.bridge import Bridge
-from cachefs_tools.lab.job import Job, JobSettings, started_job
+from cachefs_tools.lab.job import Job, JobSettings, Rank, started_job
 from cachefs_tools.lab.switch import Switch
 
 PARTITION: Final = "partition"
@@ -76,11 +76,12 @@ def _one(run: Run, job: Job, fault: str, say: Say, seconds: float) -> dict[str, 
         _wait(seconds, lambda: all(rank.runs for rank in job.ranks))
         problems = sorted({problem for node in run.nodes[:-1] if (problem := _problem(run, node.name))})
     healed = run.take()
+    readers = [hit, *_in_step(job, hit, others)]
     converged = _converged(run, job, healed.when, usual)
     after = run.take()
     alone, rest = (
         trouble_document([one for rank in ranks for one in rank.progress.troubles], before.when)
-        for ranks in ([hit], others)
+        for ranks in (readers, others)
     )
     say(
         f"  others: {rest['errors']} errors, longest {rest['longest_s']:.1f} s; the one that was hit: "
@@ -105,6 +106,18 @@ def _one(run: Run, job: Job, fault: str, say: Say, seconds: float) -> dict[str, 
         },
         "checks": checks,
     }  # fmt: skip
+
+
+def _in_step(job: Job, hit: Rank, others: Sequence[Rank]) -> list[Rank]:
+    """A reader in the place of one that was held up for more than an epoch, which goes on where the others are: the
+    ranks of a job go in step, so a job that has gone on without one of them starts it again there."""
+    there = max(one.progress.epoch for one in others)
+    if hit.progress.epoch >= there - 1:
+        return []
+    hit.stop(kill=True)
+    back = job.replace(hit, there + 1)
+    back.go("on")
+    return [back]
 
 
 @contextmanager

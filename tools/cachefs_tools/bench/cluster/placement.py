@@ -51,10 +51,10 @@ def placement(nodes: Sequence[Node]) -> Placement:
     )  # fmt: skip
 
 
-def homes_by_path(node: Node) -> dict[bytes, str]:
+def homes_by_path(node: Node, dataset: str = DATASET) -> dict[bytes, str]:
     """By path of a file, the name of the node that is the home of its block, as this node sees the cluster."""
     members = [one for one in node.client.call(CLUSTER, Empty(), timeout=10).members if one.placing]
-    view = node.client.call(DATASET_SHOW, DatasetName(name=DATASET)).dataset
+    view = node.client.call(DATASET_SHOW, DatasetName(name=dataset)).dataset
     snapshot = Snapshot(Path(view.path))
     try:
         contents = list(snapshot.contents())

@@ -28,6 +28,7 @@ from cachefs_tools.scratch_config import NodeSettings, TierSettings
 
 # Seconds within which all nodes know a dataset that was added on one.
 _KNOWN_SECONDS: Final = 60.0
+_ZONES: Final = ("east", "west")
 # Reads end after this time, with an error at worst.
 READ_DEADLINE: Final = 20.0
 
@@ -45,6 +46,7 @@ class Load:
     capacity: float = 1.0  # share of the dataset that the nodes that run at first hold together, without the slack
     memory: float = 0.5  # the memory tier's part of that
     slack: float = -1.0  # share of a node's part that it holds beyond it; below 0: what `room_to_move` says
+    replicas: int = 1  # copies of each block; with two, the nodes are in two zones in turns
     source: Source = "static"
     network: str = "bridge"  # bridge, switch or loopback
     origin: Limits = field(default_factory=Limits)
@@ -58,7 +60,7 @@ class Load:
     @property
     def held(self) -> int:
         """Blocks that the tiers of one node hold."""
-        part = self.capacity * self.files / self.nodes
+        part = self.replicas * self.capacity * self.files / self.nodes
         return round(part * (1 + (room_to_move(self.files, self.nodes) if self.slack < 0 else self.slack)))
 
 
@@ -114,7 +116,8 @@ def running(load: Load, work: Path) -> Iterator[Run]:
         network, hosts, hub = _network(stack, load)
         listener = stack.enter_context(hub.listen())
         throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log", listener))
-        settings = ClusterSettings(node_settings(load), load.source)
+        zones = _ZONES if load.replicas > 1 else ()
+        settings = ClusterSettings(node_settings(load), load.source, {"replicas": load.replicas}, zones)
         cluster = stack.enter_context(made_cluster(work, settings, hosts, hub, server.account))
         cluster.start(range(load.nodes))
         run = Run(load, cluster, throttle, network, work, throttle.endpoint)

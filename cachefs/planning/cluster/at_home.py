@@ -1,0 +1,66 @@
+"""Which blocks have their home on a node, and which other nodes may have them while it has not.
+
+In parts of a million blocks, so that what is computed on the way takes some 40 MB however many there are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes
+from cachefs.planning.cluster.rendezvous import Hashes, Member
+
+_AT_ONCE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MayHave:
+    """One node for each of some blocks, which may have it."""
+
+    # Ids of the nodes that the numbers stand for.
+    ids: tuple[str, ...]
+    # Places in *ids*, NOBODY where there is none: shape (n,), uint16.
+    nodes: Nodes
+
+    def part(self, places: npt.NDArray[np.integer]) -> "MayHave":
+        """Of some of the blocks only. places: shape (m,)."""
+        return MayHave(self.ids, self.nodes[places])
+
+    def among(self, ids: "set[str] | frozenset[str]") -> npt.NDArray[np.bool_]:
+        """Is it one of these nodes? Shape (n,), bool."""
+        marks = np.array([one in ids for one in self.ids] + [False])
+        found: npt.NDArray[np.bool_] = marks.take(self.nodes, mode="clip")
+        return found
+
+
+def at_home(hashes: Hashes, members: Sequence[Member], me: str, replicas: int) -> npt.NDArray[np.bool_]:
+    """Which blocks have their home, or that of their second copy, on the member with id *me*: shape (blocks,), bool.
+
+    hashes: of all blocks, see cachefs.planning.cluster.rendezvous; replicas: 1 or 2. None where *me* is no member."""
+    found = np.zeros(len(hashes), np.bool_)
+    for start in range(0, len(hashes) if any(one.id == me for one in members) else 0, _AT_ONCE):
+        homes = Homes(hashes[start : start + _AT_ONCE], replicas)
+        homes.set_members(members)
+        number = [one.id for one in homes.members].index(me)
+        found[start : start + _AT_ONCE] = (homes.first == number) | (homes.second == number)
+    return found
+
+
+def may_have(hashes: Hashes, rings: Sequence[Sequence[Member]], replicas: int) -> list[MayHave]:
+    """Of each ring of members the home of each block, and with two *replicas* that of its second copy: in the order of
+    the rings. A ring without members gives nothing. hashes: shape (blocks,), uint64."""
+    rings = [sorted(ring, key=lambda one: one.id) for ring in rings if ring]
+    copies = min(replicas, 2)
+    found = [np.full((copies, len(hashes)), NOBODY, np.uint16) for _ in rings]
+    for start in range(0, len(hashes), _AT_ONCE):
+        homes = Homes(hashes[start : start + _AT_ONCE], replicas)
+        for ring, nodes in zip(rings, found, strict=True):
+            homes.set_members(ring)
+            for row, chosen in zip(nodes, (homes.first, homes.second), strict=False):
+                row[start : start + _AT_ONCE] = chosen
+    return [
+        MayHave(tuple(one.id for one in ring), row) for ring, nodes in zip(rings, found, strict=True) for row in nodes
+    ]

@@ -1,0 +1,54 @@
+"""How busy this node's links are, and the most that they have carried of late."""
+
+import math
+from typing import Final
+
+from cachefs.observe_messages import Load
+
+# Seconds after which half of a peak is forgotten: a link that got slower shows within a quarter of an hour.
+HALF_LIFE: Final = 600.0
+# Seconds over which what comes now is averaged, about.
+_AVERAGED: Final = 5.0
+
+
+class Meter:
+    """One flow of bytes."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0  # bytes in a second, of late
+        self.peak = 0.0  # the most that came in a second
+        self._total = 0
+        self._seen: float | None = None  # monotonic seconds
+
+    def count(self, total: int, now: float) -> None:
+        """*total* bytes have come since the start; now: monotonic seconds."""
+        if self._seen is not None and now > self._seen:
+            seconds = now - self._seen
+            rate = max(0, total - self._total) / seconds
+            self.peak = max(rate, self.peak * math.exp2(-seconds / HALF_LIFE))
+            self.rate += (1 - math.exp(-seconds / _AVERAGED)) * (rate - self.rate)
+        self._total, self._seen = total, now
+
+
+class LoadMeter:
+    """The flows of a node."""
+
+    def __init__(self) -> None:
+        self._fetched, self._received, self._given = Meter(), Meter(), Meter()
+
+    def count(self, fetched: int, received: int, given: int, now: float) -> None:
+        """Bytes since the start: from origins, from other nodes, to other nodes."""
+        self._fetched.count(fetched, now)
+        self._received.count(received, now)
+        self._given.count(given, now)
+
+    def load(self, demand: float) -> Load:
+        """demand: bytes in a second that jobs read."""
+        return Load(
+            origin_rate=self._fetched.peak,
+            peer_rate=self._received.peak,
+            fetched=self._fetched.rate,
+            received=self._received.rate,
+            given=self._given.rate,
+            demand=demand,
+        )

@@ -1,0 +1,230 @@
+"""What this node says of itself to observers: made once a second at most, for as long as one asks."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from cachefs.errors import CachefsError
+from cachefs.observe_messages import (
+    LEAST_PAUSE,
+    MOST_SNAPSHOTS,
+    Load,
+    NodeReport,
+    RunningJob,
+    SnapshotReport,
+)
+from cachefs.planning.blocks.shard_bytes import ShardBytes
+from cachefs.planning.sequences.plan import Plan
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.states import JobState
+from cachefs_daemon.reporting.load import LoadMeter
+from cachefs_daemon.reporting.residency import Residency
+from cachefs_daemon.reporting.shard_warmups import ShardWarmups
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.store.storage import TierUsage
+
+log = logging.getLogger(__name__)
+
+# Seconds without any observer after which this node forgets what it has counted for them.
+FORGOTTEN: Final = 120.0
+# Relative changes of rates and of used bytes that are no news; with much of them an answer would go out every second.
+_SAME_RATE: Final = 0.2
+_SAME_USED: Final = 0.002
+# Seconds after which small changes are told too.
+_SMALL_NEWS: Final = 15.0
+_MOST_JOBS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What reports are made from."""
+
+    instance: str
+    membership: Membership
+    catalog: Catalog
+    jobs: JobRegistry
+    plan: Plan
+    residency: Residency
+    warmups: ShardWarmups
+    threads: Threads
+    usage: Callable[[], list[TierUsage]]
+    # Bytes since the start: from origins, from other nodes, to other nodes.
+    traffic: Callable[[], tuple[int, int, int]]
+
+
+class Reports:
+    """Used on the event loop."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._load = LoadMeter()
+        self._snapshots: dict[str, SnapshotReport] = {}
+        self._changed_at: dict[str, int] = {}  # by snapshot: the version in which it became as it is
+        self._gone_at = 0  # the version in which a snapshot was there last that is gone
+        self._version = 0
+        self._rest = NodeReport("", "", "", 0, full=True)  # all but the snapshots
+        self._told = 0.0  # monotonic seconds of the last version
+        self._made = asyncio.Condition()
+        self._asked = -FORGOTTEN
+        self._wake = asyncio.Event()
+
+    @property
+    def instance(self) -> str:
+        """Of the daemon: versions of two have nothing to do with each other."""
+        return self._sources.instance
+
+    def ask(self) -> None:
+        """Somebody observes."""
+        self._asked = time.monotonic()
+        self._wake.set()
+
+    async def after(self, version: int, seconds: float) -> NodeReport:
+        """What is new since *version* (0: everything), within *seconds*; an empty report where nothing is."""
+        self.ask()
+        try:
+            async with asyncio.timeout(seconds), self._made:
+                await self._made.wait_for(lambda: self._version > 0 and self._version != version)
+        except TimeoutError:
+            pass
+        self.ask()
+        full = not self._gone_at <= version <= self._version or version == 0
+        told = [one for name, one in self._snapshots.items() if full or self._changed_at[name] > version]
+        return msgspec.structs.replace(self._rest, version=self._version, full=full, snapshots=told)
+
+    async def run(self) -> None:
+        """Runs as long as the daemon."""
+        while True:
+            if time.monotonic() - self._asked > FORGOTTEN:
+                await self._sources.threads.planning(self._sources.residency.forget)
+                self._snapshots, self._changed_at, self._gone_at = {}, {}, self._version
+                self._wake.clear()
+                await self._wake.wait()
+            began = time.monotonic()
+            try:
+                await self._make()
+            except CachefsError as error:
+                log.warning("observers are told nothing new: %s", error)
+            except Exception:
+                log.exception("observers are told nothing new")
+            await asyncio.sleep(max(LEAST_PAUSE, 4 * (time.monotonic() - began)))
+
+    async def _make(self) -> None:
+        sources = self._sources
+        jobs = self._jobs()
+        wanted, names = self._wanted(jobs)
+        different = await sources.threads.planning(sources.residency.follow, wanted)
+        usage = await sources.threads.run(sources.usage)
+        version = self._version + 1
+        changed = self._follow(wanted, names, different, version)
+        self._load.count(*sources.traffic(), time.monotonic())
+        load = self._load.load(sum(job.rate for job in jobs))
+        if changed or self._is_news(rest := self._rest_of(usage, jobs, load)):
+            self._rest = rest if not changed else self._rest_of(usage, jobs, load)
+            self._told = time.monotonic()
+            async with self._made:
+                self._version = version
+                self._made.notify_all()
+
+    def _follow(
+        self, wanted: Mapping[str, Snapshot], names: Mapping[str, list[str]], different: set[str], version: int
+    ) -> bool:
+        """Bring `_snapshots` up to date. Returns whether anything is different."""
+        changed = False
+        for gone in self._snapshots.keys() - wanted.keys():
+            del self._snapshots[gone], self._changed_at[gone]
+            self._gone_at, changed = version, True
+        for name, snapshot in wanted.items():
+            known = self._snapshots.get(name)
+            pinned = self._is_pinned(names[name])
+            if known is not None and name not in different and (known.datasets, known.pinned) == (names[name], pinned):
+                continue
+            counted = self._sources.residency.of(name)
+            report = _snapshot_report(snapshot, counted, names[name], pinned)
+            if report != known:
+                self._snapshots[name], self._changed_at[name], changed = report, version, True
+        return changed
+
+    def _is_pinned(self, datasets: list[str]) -> bool:
+        return any(b"" in self._sources.catalog.get(name).record.pins for name in datasets)
+
+    def _wanted(self, jobs: list[RunningJob]) -> tuple[dict[str, Snapshot], dict[str, list[str]]]:
+        """Snapshots to be told of, those of running jobs first; and the datasets of each."""
+        read = {job.snapshot for job in jobs}
+        names: dict[str, list[str]] = {}
+        found: dict[str, Snapshot] = {}
+        datasets = [(one.record.name, one.current) for one in self._sources.catalog if one.current is not None]
+        for name, snapshot in sorted(datasets, key=lambda one: (one[1].id not in read, one[0])):
+            if snapshot.id in found or len(found) < MOST_SNAPSHOTS:
+                found[snapshot.id] = snapshot
+                names.setdefault(snapshot.id, []).append(name)
+        return found, names
+
+    def _jobs(self) -> list[RunningJob]:
+        found: dict[tuple[str, str], tuple[int, float]] = {}
+        running = {job.name for job in self._sources.jobs if job.state == JobState.RUNNING}
+        for consumer in self._sources.jobs.consumers:
+            key = consumer.request.job, consumer.snapshot.id
+            if consumer.request.job in running:
+                ranks, rate = found.get(key, (0, 0.0))
+                found[key] = ranks + 1, rate + self._rate(consumer.key, consumer.snapshot.id)
+        return [RunningJob(name, snapshot, *rest) for (name, snapshot), rest in found.items()][:_MOST_JOBS]
+
+    def _rate(self, consumer: str, snapshot: str) -> float:
+        """Bytes in a second that it reads, as its plan has it."""
+        plan = self._sources.plan
+        space = plan.spaces.get(snapshot)
+        window = plan.window(consumer, 0, 1) if plan.knows(consumer) else None
+        if window is None or space is None or not space.count or not window.period > 0:
+            return 0.0
+        return space.bytes / space.count / window.period
+
+    def _rest_of(self, usage: list[TierUsage], jobs: list[RunningJob], load: Load) -> NodeReport:
+        mine = self._sources.membership.view.mine
+        return NodeReport(
+            id=mine.id if mine is not None else "",
+            name=mine.name if mine is not None else "",
+            instance=self._sources.instance,
+            version=0,
+            full=False,
+            zone=mine.zone if mine is not None else "",
+            state=mine.state if mine is not None else "",
+            capacity=sum(tier.limit for tier in usage),
+            used=sum(tier.used for tier in usage),
+            jobs=jobs,
+            warmups=self._sources.warmups.reports(),
+            load=load,
+        )
+
+    def _is_news(self, rest: NodeReport) -> bool:
+        known = self._rest
+        if known.instance == "" or (rest.state, rest.capacity, rest.zone) != (known.state, known.capacity, known.zone):
+            return True
+        if [job[:3] for job in map(msgspec.structs.astuple, rest.jobs)] != [
+            job[:3] for job in map(msgspec.structs.astuple, known.jobs)
+        ]:
+            return True
+        if [(one.id, one.state) for one in rest.warmups] != [(one.id, one.state) for one in known.warmups]:
+            return True
+        small = rest.warmups != known.warmups or abs(rest.used - known.used) > _SAME_USED * max(rest.capacity, 1)
+        small = small or any(
+            abs(new - old) > _SAME_RATE * max(new, old)
+            for new, old in zip(msgspec.structs.astuple(rest.load), msgspec.structs.astuple(known.load), strict=True)
+        )
+        return small and time.monotonic() - self._told > _SMALL_NEWS
+
+
+def _snapshot_report(snapshot: Snapshot, counted: ShardBytes | None, names: list[str], pinned: bool) -> SnapshotReport:
+    if counted is None:
+        size = snapshot.bytes
+        return SnapshotReport(snapshot.id, size, snapshot.files, names, pinned=pinned)
+    _, memory, ssd = counted.bytes.sum(axis=1).tolist()
+    space = counted.space
+    return SnapshotReport(snapshot.id, space.bytes, space.count, names, memory, ssd, counted.parts().tobytes(), pinned)

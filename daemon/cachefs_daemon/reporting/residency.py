@@ -1,0 +1,112 @@
+"""What is on this node of each snapshot, by tier and shard, for as long as somebody asks.
+
+The store notes which blocks change, and once in a while these changes are counted: so a report costs what has changed,
+and no look at all blocks. Only the first one walks through the index, 1 us per block. While nobody asks, nothing is
+noted and nothing is kept.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from cachefs.planning.blocks.presence import Presence, state_in
+from cachefs.planning.blocks.shard_bytes import ShardBytes
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.eviction.tiering import Tiering
+from cachefs.planning.sequences.plan import Plan
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.runtime.locked import Locked
+from cachefs_daemon.store.index_writer import IndexWriter
+
+log = logging.getLogger(__name__)
+
+# Blocks of all snapshots that are followed at once; each takes 37 bytes, and nothing more where a job reads it here.
+MOST_BLOCKS: Final = 1 << 23
+# Keys that are looked at together, while other threads wait for the interpreter: 5 ms.
+_PORTION: Final = 1 << 14
+
+
+class Residency:
+    """Blocking; used by one thread at a time."""
+
+    def __init__(self, index: IndexWriter, tiering: Locked[Tiering], presence: Presence, plan: Plan) -> None:
+        self._index = index
+        self._tiering = tiering
+        self._presence = presence
+        self._plan = plan
+        self._followed: dict[str, ShardBytes] = {}  # by snapshot id
+        self._empty: set[str] = set()  # ids of snapshots of which nothing was here, and nothing has come since
+        self._too_large: set[str] = set()  # ids of those that are not followed
+
+    def follow(self, wanted: Mapping[str, Snapshot]) -> set[str]:
+        """Count what has changed since the last call. wanted: snapshots by id, those that matter most first. Returns
+        the ids of those that are different from before, or new, or not wanted any more."""
+        changes, brought = self._take()
+        different = {one for one in self._followed if one not in wanted}
+        for one in different:
+            del self._followed[one]
+        self._empty &= wanted.keys()
+        self._too_large &= wanted.keys()
+        if changes is None:  # nothing was noted: it is the first time, or too much has changed
+            different |= self._followed.keys()
+            self._followed.clear()
+            self._empty.clear()
+        elif changes:
+            keys, states = list(changes), np.fromiter(changes.values(), np.uint8, len(changes))
+            different |= {one for one, counted in self._followed.items() if counted.apply(keys, states)}
+        self._empty -= brought
+        new = [one for one in wanted if one not in self._followed and one not in self._empty]
+        return different | self._begin({one: wanted[one] for one in new})
+
+    def of(self, snapshot: str) -> ShardBytes | None:
+        """What is here of a snapshot; None where nothing is, or it is not followed."""
+        return self._followed.get(snapshot)
+
+    def forget(self) -> None:
+        """Nobody asks any more."""
+        with self._tiering:
+            self._presence.changes = None
+        self._followed.clear()
+        self._empty.clear()
+
+    def _take(self) -> tuple[dict[bytes, int] | None, set[str]]:
+        """Changes since the last call, and snapshots for which blocks came."""
+        with self._tiering as tiering:
+            changes, self._presence.changes = self._presence.changes, {}
+            brought, tiering.quotas.brought = tiering.quotas.brought, set()
+        return changes, brought
+
+    def _begin(self, wanted: Mapping[str, Snapshot]) -> set[str]:
+        """Look through the index for these snapshots. What changes meanwhile is noted, and counted the next time."""
+        begun: dict[str, ShardBytes] = {}
+        room = MOST_BLOCKS - sum(one.space.count for one in self._followed.values())
+        for name, snapshot in wanted.items():
+            space = self._plan.spaces.get(name)
+            if space is None and snapshot.files > room:
+                self._refuse(name, snapshot)
+                continue
+            counted = begun[name] = ShardBytes(space or BlockSpace.of(snapshot))
+            room -= counted.space.count
+        if begun:
+            self._walk(begun)
+        found = {name for name, counted in begun.items() if not counted.is_empty}
+        self._followed |= {name: begun[name] for name in found}
+        self._empty |= begun.keys() - found
+        return found
+
+    def _walk(self, begun: Mapping[str, ShardBytes]) -> None:
+        self._index.commit()
+        for keys, tiers in self._index.tiers(_PORTION):
+            states = np.frombuffer(tiers, np.uint8) + np.uint8(state_in(0))
+            for counted in begun.values():
+                counted.apply(keys, states)
+
+    def _refuse(self, name: str, snapshot: Snapshot) -> None:
+        if name not in self._too_large:
+            self._too_large.add(name)
+            log.warning(
+                "snapshot %s has %d files, too many to tell observers what is cached of it: at most %d blocks of all "
+                "snapshots are followed", name, snapshot.files, MOST_BLOCKS,
+            )  # fmt: skip

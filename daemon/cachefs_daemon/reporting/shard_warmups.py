@@ -1,0 +1,124 @@
+"""Warm-ups that schedulers order: of a dataset or of some of its shards, before a job begins there."""
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.errors import Busy, ConfigError
+from cachefs.messages import BlockRef
+from cachefs.observe_messages import Order, OrderDone, OrderedWarmup
+from cachefs.planning.blocks.shard_bytes import SHARDS, shards_of_blocks
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs.planning.sequences.epoch import UNKNOWN
+from cachefs.planning.sequences.plan import Plan
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.content.warmup import Bringing, Run, Warmups, WarmupState
+from cachefs_daemon.jobs.owners import given_name
+from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.runtime.threads import Threads
+
+log = logging.getLogger(__name__)
+
+# Warm-ups of all schedulers that run at once, and that are remembered when they have ended.
+MOST_RUNNING: Final = 32
+MOST_KNOWN: Final = 128
+# Blocks whose names are made at once.
+_PORTION: Final = 4096
+
+
+class ShardWarmups:
+    """Used on the event loop."""
+
+    def __init__(self, warmups: Warmups, plan: Plan, jobs: JobRegistry, threads: Threads) -> None:
+        self._warmups = warmups
+        self._plan = plan
+        self._jobs = jobs
+        self._threads = threads
+        self._runs: dict[str, Run | None] = {}  # by id of the order; None: it is being prepared
+
+    @property
+    def is_busy(self) -> bool:
+        """Is any under way?"""
+        return any(run is None or not run.task.done() for run in self._runs.values())
+
+    async def begin(self, order: Order, snapshot: Snapshot) -> OrderDone:
+        """Begin, if no order of that id has come before. Raises ConfigError, Busy."""
+        if not order.id or len(order.shards) not in (0, SHARDS // 8):
+            raise ConfigError(f"a warm-up has an id, and no shards (all) or {SHARDS // 8} bytes of them")
+        if order.id in self._runs:
+            known = self._runs[order.id]
+            return OrderDone(known.wanted.blocks, known.wanted.bytes) if known is not None else OrderDone()
+        running = sum(1 for run in self._runs.values() if run is None or not run.task.done())
+        if running >= MOST_RUNNING:
+            raise Busy(f"{running} warm-ups that schedulers have ordered run on this node already; try again later")
+        self._make_room()
+        self._runs[order.id] = None
+        try:
+            wanted = await self._threads.planning(self._wanted, order, snapshot)
+        except BaseException:
+            del self._runs[order.id]
+            raise
+        if order.id not in self._runs:  # stopped meanwhile
+            return OrderDone()
+        self._runs[order.id] = self._warmups.begin(wanted)
+        return OrderDone(wanted.blocks, wanted.bytes)
+
+    def stop(self, order: str) -> None:
+        """End it; nothing happens where it has ended, or was never heard of."""
+        run = self._runs.get(order)
+        if run is not None:
+            run.task.cancel()
+        elif order in self._runs:
+            del self._runs[order]
+
+    def reports(self) -> list[OrderedWarmup]:
+        """How far each is that was ordered of late."""
+        return [_report(name, run) for name, run in self._runs.items()]
+
+    def _make_room(self) -> None:
+        ended = [name for name, run in self._runs.items() if run is not None and run.task.done()]
+        for name in ended[: max(0, len(self._runs) - MOST_KNOWN + 1)]:
+            del self._runs[name]
+
+    def _wanted(self, order: Order, snapshot: Snapshot) -> Bringing:
+        space = self._plan.spaces.get(snapshot.id) or BlockSpace.of(snapshot)
+        numbers = np.arange(space.count, dtype=np.int64)
+        if order.shards:
+            marked = np.unpackbits(np.frombuffer(order.shards, np.uint8), bitorder="little").astype(np.bool_)
+            numbers = numbers[marked[shards_of_blocks(numbers, space.count)]]
+        first = self._first_reads(order.job, snapshot.id)
+        if first is not None and len(first) == space.count:
+            numbers = numbers[np.argsort(first[numbers], kind="stable")]
+        size = int(space.sizes[numbers].sum(dtype=np.int64))
+        return Bringing(order.dataset, _refs(space, numbers), len(numbers), size)
+
+    def _first_reads(self, job: str, snapshot: str) -> npt.NDArray[np.uint32] | None:
+        """When each block is read first, by a consumer of the job here; else None."""
+        for consumer in self._jobs.consumers if job else ():
+            if consumer.snapshot.id == snapshot and job in (consumer.request.job, given_name(consumer.request.job)):
+                if not self._plan.knows(consumer.key):
+                    continue
+                epoch = self._plan.epoch(consumer.key, self._plan.place(consumer.key)[0])
+                if epoch is not None:
+                    # UNKNOWN goes last.
+                    return np.where(epoch.first == UNKNOWN, np.iinfo(np.uint32).max, epoch.first).astype(np.uint32)
+        return None
+
+
+def _refs(space: BlockSpace, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[BlockRef, int]]:
+    for start in range(0, len(numbers), _PORTION):
+        some = numbers[start : start + _PORTION]
+        entries, parts = space.refs(some)
+        for entry, part, size in zip(entries.tolist(), parts.tolist(), space.sizes[some].tolist(), strict=True):
+            yield BlockRef(snapshot=space.snapshot, entry=entry, number=part), size
+
+
+def _report(name: str, run: Run | None) -> OrderedWarmup:
+    if run is None:
+        return OrderedWarmup(name, WarmupState.RUNNING, 0, 0, 0)
+    return OrderedWarmup(
+        name, run.state, run.blocks, run.wanted.blocks, run.bytes, run.skipped, run.failed, run.message[:200]
+    )

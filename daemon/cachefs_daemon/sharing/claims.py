@@ -1,0 +1,67 @@
+"""Whether two daemons take themselves for one node, as where two machines were given one name of a static list.
+
+A node that has started anew asks with another incarnation, and the one before is never heard again. Where it is heard
+again after the new one, both run.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs_daemon.cluster.view import NodeRecord
+
+log = logging.getLogger(__name__)
+
+# Incarnations of a node that are remembered.
+_MOST: Final = 8
+# Seconds for which it is said that two are there, after they were heard: a poll takes 100 s at most.
+SAID_SECONDS: Final = 240.0
+# Seconds between two lines of the log about one node.
+_QUIET: Final = 600.0
+
+
+@dataclass(slots=True)
+class _Claim:
+    """On one node's id."""
+
+    # Addresses by incarnation, in the order in which these were heard first.
+    addresses: dict[str, str] = field(default_factory=dict)
+    remark: str = ""
+    noticed: float = 0.0
+    logged: float = -_QUIET
+
+
+class Claims:
+    """Times are of one clock."""
+
+    def __init__(self) -> None:
+        self._claims: dict[str, _Claim] = {}  # by id: members only
+
+    def seen(self, node: NodeRecord, incarnation: str, address: str, now: float) -> None:
+        """Somebody asks who says that it is this member."""
+        if not incarnation:
+            return
+        claim = self._claims.setdefault(node.id, _Claim())
+        if incarnation not in claim.addresses:
+            claim.addresses[incarnation] = address
+            if len(claim.addresses) > _MOST:
+                del claim.addresses[next(iter(claim.addresses))]
+            return
+        newest = next(reversed(claim.addresses))
+        if incarnation == newest:
+            return
+        claim.noticed = now
+        claim.remark = (
+            f"two daemons say that they are node {node.name}, at {claim.addresses[incarnation]} and at "
+            f"{claim.addresses[newest]}; give each machine its own [cluster] name"
+        )
+        if now - claim.logged >= _QUIET:
+            claim.logged = now
+            log.warning("%s", claim.remark)
+
+    def remarks(self, now: float) -> Iterator[str]:
+        """Of what is so now: a line each."""
+        for claim in self._claims.values():
+            if claim.remark and now - claim.noticed < SAID_SECONDS:
+                yield claim.remark

@@ -1,0 +1,216 @@
+"""What each call of the API answers: records in, records out."""
+
+import time
+from typing import Final
+
+from cachefs import __version__
+from cachefs.errors import ConfigError, NotFound
+from cachefs.observe_messages import Order, OrderKind
+from cachefs.scheduling_messages import (
+    CopyStatus,
+    DatasetPolicy,
+    HeldPart,
+    NodesStatus,
+    NodeStatus,
+    PolicyList,
+    PolicyStatus,
+    QueueStatus,
+    ScaleAsk,
+    ScaleDone,
+    SchedulerStatus,
+    WaitingJob,
+    WarmupStatus,
+)
+from cachefs_scheduler.duties.advisor import Advisor
+from cachefs_scheduler.duties.book import JobState, KnownJob
+from cachefs_scheduler.duties.capacity import capacity
+from cachefs_scheduler.duties.placement import Wanted
+from cachefs_scheduler.duties.warming import Warmings
+from cachefs_scheduler.view.cluster_view import ClusterView
+from cachefs_scheduler.view.node_state import NodeState
+
+# Seconds within which a node that is well is heard.
+FRESH: Final = 60.0
+MOST_SHOWN: Final = 1000
+
+
+class Answers:
+    """Used on the event loop."""
+
+    def __init__(self, view: ClusterView, advisor: Advisor, warmings: Warmings) -> None:
+        self._view = view
+        self._advisor = advisor
+        self._warmings = warmings
+        self._started = time.monotonic()
+
+    def status(self) -> SchedulerStatus:
+        ages = {node.name: self._view.age(node.name) for node in self._view if node.heard is not None}
+        found = capacity(self._view, self._advisor.book)
+        jobs: dict[str, int] = {}
+        for one in self._advisor.book:
+            jobs[one.state.value] = jobs.get(one.state.value, 0) + 1
+        silent = sorted((node.name, node.problem) for node in self._view if node.problem)
+        return SchedulerStatus(
+            version=__version__,
+            uptime=time.monotonic() - self._started,
+            nodes=len(self._view.nodes),
+            fresh=sum(age <= FRESH for age in ages.values()),
+            oldest=max(ages.values(), default=0.0),
+            datasets=len(self._view.datasets.names()),
+            jobs=jobs,
+            capacity=found.capacity,
+            used=found.used,
+            needed=found.needed,
+            nodes_needed=found.nodes_needed,
+            warmups=[
+                WarmupStatus(
+                    node=one.node, dataset=one.dataset, purpose=one.purpose, job=one.job, state=one.state,
+                    blocks=one.blocks, total=one.total, message=one.message,
+                )
+                for one in list(self._warmings)[-100:]
+            ],
+            problems=[f"{name}: {problem}" for name, problem in silent[:20]],
+        )  # fmt: skip
+
+    def queue(self) -> QueueStatus:
+        now = time.monotonic()
+
+        def order(one: KnownJob) -> tuple[bool, str, int, float]:
+            return one.state != JobState.WAITING, one.ask.dataset, one.place, one.since
+
+        return QueueStatus(
+            jobs=[
+                WaitingJob(
+                    job=one.ask.job,
+                    dataset=one.ask.dataset,
+                    user=one.ask.user,
+                    state=one.state,
+                    priority=one.ask.priority,
+                    seconds=now - one.since,
+                    place=one.place,
+                    policy=one.ask.policy,
+                    nodes=list(one.nodes),
+                    why=one.why,
+                )
+                for one in sorted(self._advisor.book, key=order)[:MOST_SHOWN]
+            ]
+        )
+
+    def nodes(self, dataset: str) -> NodesStatus:
+        """dataset: only this one; empty: all. Raises NotFound."""
+        current = {snapshot: name for name, snapshot in self._view.datasets.current().items()}
+        if dataset:
+            snapshot = self._view.datasets.snapshot(dataset)
+            if snapshot is None:
+                raise NotFound(f"no node knows a dataset {dataset!r}; known: {self._known()}")
+            current = {snapshot: dataset.partition("@")[0]}
+        return NodesStatus(nodes=[self._node(self._view.nodes[name], current) for name in sorted(self._view.nodes)])
+
+    def _known(self) -> str:
+        names = self._view.datasets.names()
+        return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "none"
+
+    def _node(self, node: NodeState, current: dict[str, str]) -> NodeStatus:
+        report = node.report
+        held = [
+            HeldPart(name, one.memory + one.ssd, one.total)
+            for one in node.snapshots.values()
+            if (name := current.get(one.id, "")) and one.memory + one.ssd
+        ]
+        return NodeStatus(
+            name=node.name,
+            state=node.state,
+            age=self._view.age(node.name) if node.heard is not None else -1.0,
+            capacity=report.capacity if report is not None else 0,
+            used=report.used if report is not None else 0,
+            zone=node.zone,
+            datasets=held,
+            jobs=len(report.jobs) if report is not None else 0,
+            problem=node.problem,
+        )
+
+    def policies(self, dataset: str) -> PolicyList:
+        """dataset: only this one; empty: all. Raises NotFound."""
+        names = self._view.datasets.names()
+        if dataset and dataset not in names:
+            raise NotFound(f"no node knows a dataset {dataset!r}; known: {self._known()}")
+        return PolicyList(datasets=[self._policy(name) for name in ([dataset] if dataset else names)[:MOST_SHOWN]])
+
+    def _policy(self, name: str) -> PolicyStatus:
+        snapshot = self._view.datasets.snapshot(name) or ""
+        size = self._view.cluster.snapshot(snapshot)
+        jobs = self._advisor.book.of(snapshot)
+        return PolicyStatus(
+            policy=self._advisor.policies.shown(name),
+            copies=[
+                CopyStatus(nodes=list(one.nodes), held=one.held, jobs=one.jobs)
+                for one in self._advisor.turns.copies(snapshot)
+            ],
+            bytes=size.bytes if size is not None else 0,
+            running=sum(one.has_slot for one in jobs),
+            waiting=sum(one.state == JobState.WAITING for one in jobs),
+        )
+
+    def change_policy(self, request: DatasetPolicy) -> PolicyStatus:
+        """Raises ConfigError, StoreFull."""
+        before = self._advisor.policies.of(request.dataset).cleanup
+        self._advisor.policies.change(request)
+        self._advisor.changed()
+        if before == "pin" and self._advisor.policies.of(request.dataset).cleanup != "pin":
+            snapshot = self._view.datasets.snapshot(request.dataset)
+            for name, copy in self._view.cluster.holders(snapshot or "").items():
+                if copy.pinned:
+                    self._warmings.tell(name, Order(kind=OrderKind.UNPIN, dataset=request.dataset))
+        self._advisor.settle()
+        return self._policy(request.dataset)
+
+    def scale(self, request: ScaleAsk) -> ScaleDone:
+        """Raises NotFound, ConfigError."""
+        wanted = [bool(request.job), bool(request.dataset), bool(request.drain)]
+        if sum(wanted) != 1:
+            raise ConfigError("name one of: a job with its nodes, a dataset with its number of copies, a node to drain")
+        if request.drain:
+            return self._drain(request.drain)
+        if request.job:
+            if self._advisor.book.get(request.job) is None:
+                raise NotFound(f"no scheduler has told of a job {request.job!r}; see `cachectl sched queue`")
+            if not request.nodes:
+                raise ConfigError("a job has one node at least; name those that it has now")
+            unknown = [name for name in request.nodes if name not in self._view.nodes]
+            if unknown:
+                raise NotFound(f"no node is called {unknown[0]!r}; `cachectl sched status` lists those that are known")
+            self._advisor.resized(request.job, request.nodes)
+            return ScaleDone(text=[f"the data of {request.job} follow it to {', '.join(request.nodes)}"])
+        return self._copies(request.dataset, request.copies)
+
+    def _drain(self, node: str) -> ScaleDone:
+        if node not in self._view.nodes:
+            raise NotFound(f"no node is called {node!r}; `cachectl sched status` lists those that are known")
+        self._warmings.tell(node, Order(kind=OrderKind.DRAIN))
+        return ScaleDone(text=[f"{node} is told to drain; `cachectl drain {node}` says how far it is"])
+
+    def _copies(self, dataset: str, copies: int) -> ScaleDone:
+        """Have so many copies of a dataset."""
+        snapshot = self._view.datasets.snapshot(dataset)
+        if snapshot is None:
+            raise NotFound(f"no node knows a dataset {dataset!r}; known: {self._known()}")
+        if copies < 1:
+            raise ConfigError("a dataset has one copy at least; `cachectl evict` removes what is cached")
+        there = self._advisor.turns.copies(snapshot)
+        said = [f"{dataset} has {len(there)} {'copy' if len(there) == 1 else 'copies'} now"]
+        taken = {node for copy in there for node in copy.nodes}
+        for number in range(len(there), copies):
+            nodes = self._advisor.another_copy(dataset, snapshot, taken)
+            if not nodes:
+                said.append("no other nodes have room for one more")
+                break
+            begun = self._advisor.placement.bring(
+                Wanted(dataset, snapshot, nodes, "clone", f"scale:{dataset}:{number + 1}", int(time.time()))
+            )
+            taken |= set(nodes)
+            said.append(f"another one is made on {', '.join(begun or nodes)}")
+        for copy in sorted(there, key=lambda one: one.jobs)[: max(0, len(there) - copies)]:
+            gone = [node for node in copy.nodes if self._advisor.placement.release(dataset, snapshot, node)]
+            what = "goes" if gone else "stays: jobs read it, or it is pinned"
+            said.append(f"the one on {', '.join(copy.nodes)} {what}")
+        return ScaleDone(text=said)

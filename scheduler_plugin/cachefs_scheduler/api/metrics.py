@@ -1,0 +1,45 @@
+"""The text that Prometheus reads. An HPA scales by these through the Prometheus adapter."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from cachefs_scheduler.duties.advisor import Advisor
+from cachefs_scheduler.duties.book import JobState
+from cachefs_scheduler.duties.capacity import capacity
+from cachefs_scheduler.duties.warming import Warmings
+from cachefs_scheduler.view.cluster_view import ClusterView
+
+
+def metrics(view: ClusterView, advisor: Advisor, warmings: Warmings) -> str:
+    """All of it. No label has a job, a user or a node: what there are many of makes no series."""
+    return "".join(_lines(view, advisor, warmings))
+
+
+def _lines(view: ClusterView, advisor: Advisor, warmings: Warmings) -> Iterator[str]:
+    found = capacity(view, advisor.book)
+    yield _gauge("capacity_bytes", "Bytes that the tiers of all nodes may take.", found.capacity)
+    yield _gauge("used_bytes", "Bytes that the tiers of all nodes take.", found.used)
+    yield _gauge("needed_bytes", "Bytes that running and waiting jobs read, each block once.", found.needed)
+    yield _gauge("nodes", "Nodes that take jobs.", found.nodes)
+    yield _gauge("nodes_needed", "Nodes of average capacity that would hold what is needed.", found.nodes_needed)
+    ratio = found.needed / found.capacity if found.capacity else 0.0
+    yield _gauge("needed_ratio", "needed_bytes through capacity_bytes.", ratio)
+    ages = [view.age(node.name) for node in view if node.heard is not None]
+    yield _gauge("oldest_report_seconds", "Seconds for which one node has been silent.", max(ages, default=0))
+    states = Counter(one.state for one in advisor.book)
+    yield "# HELP cachefs_scheduler_jobs Jobs that schedulers have told of.\n# TYPE cachefs_scheduler_jobs gauge\n"
+    for state in JobState:
+        yield f'cachefs_scheduler_jobs{{state="{state}"}} {states[state]}\n'
+    running = Counter(one.purpose for one in warmings if not one.is_over)
+    yield "# HELP cachefs_scheduler_warmups Warm-ups under way.\n# TYPE cachefs_scheduler_warmups gauge\n"
+    for purpose in ("preload", "clone", "move"):
+        yield f'cachefs_scheduler_warmups{{purpose="{purpose}"}} {running[purpose]}\n'
+
+
+def _gauge(name: str, text: str, value: float) -> str:
+    full = f"cachefs_scheduler_{name}"
+    return (
+        f"# HELP {full} {text}\n# TYPE {full} gauge\n{full} {value:g}\n"
+        if isinstance(value, float)
+        else (f"# HELP {full} {text}\n# TYPE {full} gauge\n{full} {value}\n")
+    )

@@ -1,0 +1,321 @@
+"""The service's answers to schedulers: what `cachefs_scheduler.advice.Advice` promises."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from cachefs.errors import NotFound
+from cachefs.planning.scheduling.assignment import assign
+from cachefs.planning.scheduling.clones import clone_target
+from cachefs.planning.scheduling.estimates import estimates
+from cachefs.planning.scheduling.facts import MOST_RANKS, Estimate, JobAsk
+from cachefs.planning.scheduling.scores import scores
+from cachefs.planning.scheduling.words import explain
+from cachefs.scheduling_messages import (
+    Admission,
+    Admissions,
+    Ask,
+    Assignment,
+    Explanation,
+    NodeEstimate,
+    Policy,
+    Ranking,
+)
+from cachefs_scheduler.advice import Unsubscribe
+from cachefs_scheduler.duties.book import Book, JobState, KnownJob
+from cachefs_scheduler.duties.moves import Moves
+from cachefs_scheduler.duties.placement import Placement, Wanted
+from cachefs_scheduler.duties.policies import Policies
+from cachefs_scheduler.duties.turns_of_jobs import Turns
+from cachefs_scheduler.duties.warming import Warmings
+from cachefs_scheduler.view.cluster_view import ClusterView
+from cachefs_scheduler.view.dataset_names import dataset_of
+
+log = logging.getLogger(__name__)
+
+# Nodes in a table that explains.
+_SHOWN: Final = 10
+
+
+class Advisor:
+    """Used on the event loop; see `Advice` for what its calls mean."""
+
+    def __init__(self, view: ClusterView, book: Book, policies: Policies, warmings: Warmings, enough: float) -> None:
+        """enough: the part of a snapshot that makes a copy."""
+        self.book = book
+        self.policies = policies
+        self.version = 1  # of the admissions
+        self._view = view
+        self._warmings = warmings
+        self.placement = Placement(view, warmings, policies)
+        self.moves = Moves(view, book, self.placement, policies)
+        self.turns = Turns(view, book, self._limit, self._making, enough)
+        self._listeners: list[Callable[[], None]] = []
+        self._unsaved = False
+
+    # --- which nodes ------------------------------------------------------------------------------------------------
+
+    def rank(self, ask: Ask, candidates: Sequence[str] | None = None) -> Ranking:
+        names = self._candidates(candidates)
+        job = self._job_ask(ask)
+        if job is None:
+            return Ranking(why=self._unknown(ask))
+        found = scores(job, names, self._view.cluster)
+        ages = [self._view.age(name) for name in self._view.cluster.holders(job.snapshot)]
+        ranking = dict(zip(names, np.clip(found, 0.0, 1.0).tolist(), strict=True))
+        refused = self._refused(ask, job, names) if ask.policy == Policy.REQUIRE else {}
+        return Ranking(scores=ranking, refused=refused, age=max(ages, default=0.0))
+
+    def assign(
+        self, ask: Ask, candidates: Sequence[str] | None = None, taken: Mapping[int, str] | None = None
+    ) -> Assignment:
+        job = self._job_ask(ask)
+        if job is None:
+            return Assignment(why=self._unknown(ask))
+        return Assignment(nodes=list(assign(job, self._candidates(candidates), self._view.cluster, taken=taken)))
+
+    def estimates(self, ask: Ask, nodes: Sequence[str]) -> list[NodeEstimate]:
+        job = self._job_ask(ask)
+        if job is None or not nodes:
+            return []
+        found = estimates(job, nodes, self._view.cluster)
+        given = scores(job, nodes, self._view.cluster).tolist()
+        return [self._shown(name, given[place], found.one(place)) for place, name in enumerate(nodes)]
+
+    def _candidates(self, candidates: Sequence[str] | None) -> list[str]:
+        self._view.now()
+        return list(dict.fromkeys(candidates)) if candidates is not None else sorted(self._view.cluster)
+
+    def _job_ask(self, ask: Ask) -> JobAsk | None:
+        snapshot = self._view.datasets.snapshot(ask.dataset)
+        if snapshot is None:
+            return None
+        rate = ask.rate or self._view.rate(snapshot)
+        return JobAsk(ask.job, snapshot, min(ask.ranks, MOST_RANKS), rate, ask.epochs)
+
+    def _unknown(self, ask: Ask) -> str:
+        name = dataset_of(ask.dataset)
+        if not self._view.datasets.names():
+            return "no daemon has been heard yet, or none has a dataset; the scheduler decides without hints"
+        if self._view.datasets.snapshot(name) is None:
+            return f"no node knows a dataset {name}; `cachectl dataset list` shows those of a node"
+        return f"{ask.dataset}: {name} has no such snapshot on any node now"
+
+    def _refused(self, ask: Ask, job: JobAsk, names: Sequence[str]) -> dict[str, str]:
+        holders = self._view.cluster.holders(job.snapshot)
+        having = {name for name in names if name in holders and holders[name].bytes}
+        if not having:
+            return {}
+        why = f"it holds nothing of {ask.dataset}, and {len(having)} other nodes do (policy require)"
+        return {name: why for name in names if name not in having}
+
+    def _shown(self, name: str, score: float, found: Estimate) -> NodeEstimate:
+        node = self._view.nodes.get(name)
+        return NodeEstimate(
+            node=name,
+            score=float(score),
+            first=found.first,
+            later=found.later,
+            local=found.local,
+            zone=found.zone,
+            elsewhere=found.region + found.elsewhere,
+            origin=found.origin,
+            age=self._view.age(name) if node is not None and node.heard is not None else -1.0,
+            state=node.state if node is not None else "unknown",
+        )
+
+    # --- when -------------------------------------------------------------------------------------------------------
+
+    def admit(self, ask: Ask) -> Admission:
+        now = self._view.now()
+        known = self._remember(ask, now)
+        if known is None:
+            return Admission(job=ask.job, go=True, why="too many jobs wait already for this one to be put in the queue")
+        if known.state in (JobState.PLACED, JobState.ADMITTED) or not known.snapshot:
+            why = known.why if known.snapshot else self._unknown(ask)
+            return Admission(job=ask.job, go=True, why=why, targets=list(known.targets))
+        if ask.policy == Policy.SUSPEND:
+            if known.state == JobState.ASKED:
+                known.state = JobState.WAITING
+                self._changed()
+            self.settle()
+        else:
+            if ask.policy == Policy.CLONE:
+                known.targets = self._clone(known) or known.targets
+            known.state, known.why = JobState.ADMITTED, f"policy {ask.policy} lets it start at once"
+            self._changed()
+        return _admission(known)
+
+    def admissions(self) -> Admissions:
+        waiting = [one for one in self.book if one.state in (JobState.WAITING, JobState.ADMITTED)]
+        return Admissions(version=self.version, jobs=[_admission(one) for one in waiting])
+
+    def settle(self) -> None:
+        """Let jobs start for which there is a slot by now."""
+        started = self.turns.give_out(self._view.now())
+        for one in started:
+            log.info("job %s may start: %s", one.ask.job, one.why)
+        if started:
+            self._changed()
+
+    def _remember(self, ask: Ask, now: float) -> KnownJob | None:
+        snapshot = self._view.datasets.snapshot(ask.dataset) or ""
+        known = self.book.get(ask.job)
+        if known is None:
+            known = KnownJob(ask, snapshot, now, now)
+            if not self.book.put(known):
+                return None
+            self._unsaved = True
+        known.touched = now
+        if known.state in (JobState.ASKED, JobState.WAITING):
+            known.ask, known.snapshot = ask, snapshot or known.snapshot
+        return known
+
+    def _limit(self, job: KnownJob) -> int:
+        return job.ask.max_jobs_per_copy or self.policies.of(dataset_of(job.ask.dataset)).max_jobs_per_copy
+
+    def _making(self, snapshot: str) -> int:
+        jobs = {one.job for one in self._warmings if one.snapshot == snapshot and one.purpose == "clone"}
+        return len(jobs & {one.job for one in self._warmings if not one.is_over})
+
+    def _clone(self, known: KnownJob) -> tuple[str, ...]:
+        """Begin to make another copy, where all are busy. Returns its nodes."""
+        free = self.turns.slots(known)
+        if free.free:
+            return free.nodes[:16]
+        most = self.policies.of(dataset_of(known.ask.dataset)).max_copies
+        if len(free.copies) + self._making(known.snapshot) >= most:
+            known.why = f"there are {most} copies already, which is all that may be (max_copies)"
+            return ()
+        nodes = self.another_copy(known.ask.job, known.snapshot, {node for copy in free.copies for node in copy.nodes})
+        if nodes:
+            self.placement.bring(Wanted(known.ask.dataset, known.snapshot, nodes, "clone", known.ask.job))
+            log.info("another copy of %s is made on %s for %s", known.ask.dataset, ", ".join(nodes), known.ask.job)
+        return nodes
+
+    def another_copy(self, job: str, snapshot: str, taken: Collection[str]) -> tuple[str, ...]:
+        """Where one more copy would be made soonest, on none of the nodes *taken*; empty: nowhere is room."""
+        making = {one.node for one in self._warmings if one.snapshot == snapshot and not one.is_over}
+        candidates = [name for name in self._view.cluster if name not in taken and name not in making]
+        target = clone_target(JobAsk(job, snapshot), candidates, self._view.cluster)
+        return target.nodes if target is not None else ()
+
+    # --- what has happened ------------------------------------------------------------------------------------------
+
+    def placed(self, job: str, nodes: Sequence[str], ask: Ask | None = None) -> None:
+        now = self._view.now()
+        known = self.book.get(job)
+        if known is None and ask is not None:
+            known = self._remember(ask, now)
+        if known is None:
+            return
+        known.touched = now
+        if not known.snapshot:
+            known.snapshot = self._view.datasets.snapshot(known.ask.dataset) or ""
+        chosen = tuple(dict.fromkeys(nodes))
+        if known.state == JobState.PLACED and chosen == known.nodes:
+            return
+        known.state, known.nodes, known.place = JobState.PLACED, chosen, 0
+        known.placement = int(time.time())
+        if known.snapshot and self.policies.of(dataset_of(known.ask.dataset)).preload:
+            self.placement.bring(Wanted(known.ask.dataset, known.snapshot, chosen, "preload", job, known.placement))
+        self._changed()
+
+    def resized(self, job: str, nodes: Sequence[str]) -> None:
+        known = self.book.get(job)
+        if known is None:
+            return
+        before, after = known.nodes, tuple(dict.fromkeys(nodes))
+        if before == after:
+            known.touched = self._view.now()
+            return
+        if not before:
+            self.placed(job, nodes)
+            return
+        known.touched, known.nodes, known.state = self._view.now(), after, JobState.PLACED
+        known.placement = int(time.time())
+        log.info("job %s has moved: %s -> %s", job, ", ".join(before), ", ".join(after))
+        self.moves.begin(known, [node for node in before if node not in after])
+        self._changed()
+
+    def ended(self, job: str) -> None:
+        known = self.book.remove(job)
+        if known is None:
+            return
+        self._warmings.stop(job)
+        self.moves.forget(job)
+        self._changed()
+        self.settle()
+
+    def forget_lapsed(self) -> None:
+        """Forget jobs of which nothing was heard for too long. To be called from time to time."""
+        for job in self.book.lapsed(self._view.now()):
+            known = self.book.get(job)
+            if known is not None and known.state == JobState.PLACED and self._is_seen(known):
+                continue
+            log.warning("job %s is forgotten: no scheduler has spoken of it for too long", job)
+            self.ended(job)
+
+    def _is_seen(self, known: KnownJob) -> bool:
+        """Does a daemon say that it runs, or is there none to ask?"""
+        facts = [self._view.cluster.facts(node) for node in known.nodes]
+        return any(one is None or one.age > 60 or one.jobs.get(known.snapshot) for one in facts)
+
+    # --- why --------------------------------------------------------------------------------------------------------
+
+    def explain(self, job: str) -> Explanation:
+        known = self.book.get(job)
+        if known is None:
+            raise NotFound(f"no scheduler has told of a job {job!r}; `cachectl sched queue` lists those that are known")
+        ask = self._job_ask(known.ask)
+        if ask is None:
+            return Explanation(
+                job=job, dataset=known.ask.dataset, policy=known.ask.policy, state=known.state,
+                text=[self._unknown(known.ask)], placed=list(known.nodes),
+            )  # fmt: skip
+        found = explain(ask, self._candidates(None), self._view.cluster, known.nodes, _SHOWN)
+        size = self._view.cluster.snapshot(ask.snapshot)
+        return Explanation(
+            job=job,
+            dataset=known.ask.dataset,
+            policy=known.ask.policy,
+            bytes=size.bytes if size is not None else 0,
+            state=known.state,
+            text=[*found.text, *([f"{known.why[0].upper()}{known.why[1:]}."] if known.why else [])],
+            nodes=[self._shown(row.node, row.score, row.estimate) for row in found.rows],
+            placed=list(known.nodes),
+        )
+
+    # --- who listens ------------------------------------------------------------------------------------------------
+
+    def subscribe(self, changed: Callable[[], None]) -> Unsubscribe:
+        self._listeners.append(changed)
+        return lambda: self._listeners.remove(changed)
+
+    def take_unsaved(self) -> bool:
+        """Has anything changed that is to be kept over a restart, since this was asked last?"""
+        unsaved, self._unsaved = self._unsaved, False
+        return unsaved
+
+    def changed(self) -> None:
+        """Something else has changed that is to be kept."""
+        self._unsaved = True
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._unsaved = True
+        for listener in list(self._listeners):
+            listener()
+
+
+def _admission(known: KnownJob) -> Admission:
+    return Admission(
+        job=known.ask.job,
+        go=known.state != JobState.WAITING,
+        why=known.why,
+        place=known.place,
+        targets=list(known.targets),
+    )

@@ -1,0 +1,68 @@
+"""Jobs that have other nodes than before: their data follow, and nodes that they have left are emptied once others have
+what these held."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cachefs_scheduler.duties.book import Book, KnownJob
+from cachefs_scheduler.duties.placement import Placement, Wanted
+from cachefs_scheduler.duties.policies import Policies
+from cachefs_scheduler.view.cluster_view import ClusterView
+from cachefs_scheduler.view.dataset_names import dataset_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Move:
+    """Nodes that a job has left, and that still hold its data."""
+
+    dataset: str
+    snapshot: str
+    left: set[str] = field(default_factory=set)
+
+
+class Moves:
+    """Used on the event loop."""
+
+    def __init__(self, view: ClusterView, book: Book, placement: Placement, policies: Policies) -> None:
+        self._view = view
+        self._book = book
+        self._placement = placement
+        self._policies = policies
+        self._moves: dict[str, _Move] = {}  # by job
+
+    def begin(self, job: KnownJob, left: Sequence[str]) -> None:
+        """A job has left these nodes, and is on others."""
+        if not job.snapshot:
+            return
+        self._placement.bring(Wanted(job.ask.dataset, job.snapshot, job.nodes, "move", job.ask.job, job.placement))
+        if not self._policies.of(dataset_of(job.ask.dataset)).release:
+            return
+        move = self._moves.setdefault(job.ask.job, _Move(job.ask.dataset, job.snapshot))
+        move.left |= set(left)
+        move.left -= set(job.nodes)
+
+    def forget(self, job: str) -> None:
+        """The job is no more: what it has left behind stays where it is."""
+        self._moves.pop(job, None)
+
+    def settle(self) -> None:
+        """Empty nodes whose data are elsewhere by now. To be called as nodes report."""
+        for name, move in list(self._moves.items()):
+            job = self._book.get(name)
+            if job is None:
+                del self._moves[name]
+                continue
+            for node in sorted(move.left):
+                if self._is_used(node, move.snapshot):
+                    move.left.discard(node)  # another job reads there: it is its copy now
+                elif self._placement.holds_together(move.snapshot, job.nodes, node):
+                    self._placement.release(move.dataset, move.snapshot, node)
+                    move.left.discard(node)
+            if not move.left:
+                del self._moves[name]
+
+    def _is_used(self, node: str, snapshot: str) -> bool:
+        return any(node in one.nodes for one in self._book.of(snapshot))

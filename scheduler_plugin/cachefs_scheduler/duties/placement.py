@@ -1,0 +1,117 @@
+"""What is brought to the nodes of a job, and what is let go on nodes that it has left."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.observe_messages import Order, OrderKind
+from cachefs.planning.blocks.shard_bytes import SHARDS, WHOLE
+from cachefs.planning.scheduling.cleaning import CleaningRule, making_room
+from cachefs_scheduler.duties.policies import Policies
+from cachefs_scheduler.duties.warming import Warming, Warmings, divided, warming_id
+from cachefs_scheduler.view.cluster_view import ClusterView
+from cachefs_scheduler.view.dataset_names import dataset_of
+
+log = logging.getLogger(__name__)
+
+Mask = npt.NDArray[np.bool_]
+# Of a shard that is there but for so little, nothing is brought.
+_NEARLY: Final = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A snapshot is to be on nodes."""
+
+    # Its dataset, as the job named it, and its id.
+    spec: str
+    snapshot: str
+    nodes: Sequence[str]
+    # preload, clone or move; and for which job.
+    purpose: str
+    job: str
+    # Of the placement: for the same one, nothing is brought twice.
+    number: int = 0
+
+
+class Placement:
+    """Used on the event loop."""
+
+    def __init__(self, view: ClusterView, warmings: Warmings, policies: Policies) -> None:
+        self._view = view
+        self._warmings = warmings
+        self._policies = policies
+
+    def bring(self, wanted: Wanted) -> list[str]:
+        """Have nodes hold a snapshot together. Returns those on which something is brought."""
+        snapshot, nodes = wanted.snapshot, wanted.nodes
+        known = [node for node in dict.fromkeys(nodes) if node in self._view.cluster]
+        size = self._view.cluster.snapshot(snapshot)
+        if not known or size is None:
+            return []
+        lacking = self.lacking(snapshot, known)
+        begun = []
+        for node, mask in zip(known, divided(lacking, len(known)), strict=True):
+            mask = self._fitting(node, snapshot, mask, size.bytes / SHARDS)
+            if not mask.any():
+                continue
+            name = warming_id(wanted.purpose, wanted.job, node, snapshot, wanted.number)
+            shards = None if mask.all() else mask
+            dataset = dataset_of(wanted.spec)
+            if self._warmings.begin(Warming(name, node, dataset, snapshot, wanted.purpose, wanted.job, shards)):
+                begun.append(node)
+        return begun
+
+    def lacking(self, snapshot: str, nodes: Sequence[str]) -> Mask:
+        """Shards that none of these nodes has: shape (SHARDS,)."""
+        there = np.zeros(SHARDS, np.int64)
+        for node in nodes:
+            facts = self._view.cluster.facts(node)
+            copy = facts.copies.get(snapshot) if facts is not None else None
+            if copy is not None and copy.shards is not None:
+                there = np.maximum(there, copy.shards)
+        found: Mask = there < _NEARLY
+        return found
+
+    def holds_together(self, snapshot: str, nodes: Sequence[str], of: str) -> bool:
+        """Do *nodes* have all that node *of* has?"""
+        facts = self._view.cluster.facts(of)
+        copy = facts.copies.get(snapshot) if facts is not None else None
+        if copy is None:
+            return True
+        mine = copy.shards if copy.shards is not None else np.full(SHARDS, WHOLE, np.uint8)
+        return not bool((self.lacking(snapshot, nodes) & (mine > WHOLE - _NEARLY)).any())
+
+    def release(self, spec: str, snapshot: str, node: str) -> bool:
+        """Let go what a node holds, where nobody reads it there. Returns whether that was ordered."""
+        facts = self._view.cluster.facts(node)
+        copy = facts.copies.get(snapshot) if facts is not None else None
+        if facts is None or copy is None or copy.pinned or facts.jobs.get(snapshot):
+            return False
+        log.info("%s lets go its copy of %s (%d bytes)", node, spec, copy.bytes)
+        self._warmings.tell(node, Order(kind=OrderKind.EVICT, dataset=dataset_of(spec)))
+        return True
+
+    def _fitting(self, node: str, snapshot: str, mask: Mask, shard: float) -> Mask:
+        """As many of the shards as the node has room for, after it has let go what its datasets' rules let it."""
+        facts = self._view.cluster.facts(node)
+        if facts is None:
+            return np.zeros(SHARDS, np.bool_)
+        wanted = int(mask.sum() * shard)
+        current = {found: name for name, found in self._view.datasets.current().items()}
+        rules = {one: self._rule(current[one]) for one in facts.copies if one in current}
+        for eviction in making_room(facts, wanted, rules, keep=snapshot):
+            log.info("%s lets go %s: %s", node, current[eviction.snapshot], eviction.why)
+            self._warmings.tell(node, Order(kind=OrderKind.EVICT, dataset=current[eviction.snapshot]))
+        room = max(0, facts.capacity - facts.needed) if facts.capacity else wanted
+        most = int(room / shard) if shard else SHARDS
+        fitting = np.zeros(SHARDS, np.bool_)
+        fitting[np.flatnonzero(mask)[:most]] = True
+        return fitting
+
+    def _rule(self, dataset: str) -> CleaningRule:
+        return self._policies.rule(dataset)

@@ -1,0 +1,70 @@
+"""What holds for each dataset: the configuration, and what administrators have said since."""
+
+from typing import get_args
+
+import msgspec
+
+from cachefs.errors import ConfigError, StoreFull
+from cachefs.planning.scheduling.cleaning import CleaningRule
+from cachefs.scheduling_messages import DatasetPolicy
+from cachefs_scheduler.config import Cleanup, Config, DatasetSection
+
+# Datasets for which administrators have said something.
+MOST: int = 10_000
+
+
+class Policies:
+    """Used on the event loop."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._said: dict[str, DatasetPolicy] = {}
+
+    def of(self, dataset: str) -> DatasetSection:
+        """What holds for it."""
+        section, said = self._config.dataset(dataset), self._said.get(dataset)
+        if said is None:
+            return section
+        fields = {name: value for name, value in msgspec.structs.asdict(said).items() if value is not None}
+        fields.pop("dataset")
+        return section.model_copy(update=fields)
+
+    def shown(self, dataset: str) -> DatasetPolicy:
+        """The same, as a message."""
+        section = self.of(dataset)
+        return DatasetPolicy(
+            dataset=dataset,
+            max_jobs_per_copy=section.max_jobs_per_copy,
+            max_copies=section.max_copies,
+            cleanup=section.cleanup,
+            ttl=section.ttl,
+            preload=section.preload,
+            release=section.release,
+        )
+
+    def change(self, request: DatasetPolicy) -> None:
+        """An administrator says so. Raises ConfigError, StoreFull."""
+        if request.cleanup is not None and request.cleanup not in get_args(Cleanup):
+            raise ConfigError(f"cleanup {request.cleanup[:40]!r}: expected one of {', '.join(get_args(Cleanup))}")
+        if "@" in request.dataset:
+            raise ConfigError(f"{request.dataset!r}: a policy holds for all snapshots; leave out what follows the @")
+        if request.dataset not in self._said and len(self._said) >= MOST:
+            raise StoreFull(f"{MOST:,} datasets have a policy of their own; write them into the configuration")
+        before = self._said.get(request.dataset, DatasetPolicy(dataset=request.dataset))
+        given = {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
+        self._said[request.dataset] = msgspec.structs.replace(before, **given)
+
+    def rule(self, dataset: str) -> CleaningRule:
+        """What may be evicted of it."""
+        section = self.of(dataset)
+        kind = "keep" if section.cleanup == "none" else section.cleanup
+        return CleaningRule(kind, section.ttl if kind == "ttl" else 0.0)
+
+    @property
+    def said(self) -> list[DatasetPolicy]:
+        """What administrators have said, to be kept over a restart."""
+        return list(self._said.values())
+
+    def restore(self, said: list[DatasetPolicy]) -> None:
+        """What they had said before."""
+        self._said = {one.dataset: one for one in said[:MOST]}

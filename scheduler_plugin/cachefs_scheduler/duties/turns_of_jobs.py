@@ -1,0 +1,96 @@
+"""Which of the jobs that wait may start: slots of copies, given out in the order of turns."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from cachefs.planning.scheduling.copies import CachedCopy, Slots, cached_copies, slots
+from cachefs.planning.scheduling.turns import Waiting, turns
+from cachefs_scheduler.duties.book import Book, JobState, KnownJob
+from cachefs_scheduler.view.cluster_view import ClusterView
+
+# How many jobs may read one copy of what a job reads; 0: any number.
+Limit = Callable[[KnownJob], int]
+
+
+class Turns:
+    """Used on the event loop."""
+
+    def __init__(
+        self, view: ClusterView, book: Book, limit: Limit, making: Callable[[str], int], enough: float
+    ) -> None:
+        """making: copies of a snapshot that are being made. enough: the part of a snapshot that makes a copy."""
+        self._view = view
+        self._book = book
+        self._limit = limit
+        self._making = making
+        self._enough = enough
+
+    def slots(self, job: KnownJob) -> Slots:
+        """Those of the copies of what the job reads."""
+        readers = self._readers(job.snapshot, job.ask.job)
+        copies = cached_copies(job.snapshot, self._view.cluster, readers, self._enough)
+        return slots(copies, self._limit(job), len(readers), self._making(job.snapshot))
+
+    def copies(self, snapshot: str) -> tuple[CachedCopy, ...]:
+        """That there are now."""
+        return cached_copies(snapshot, self._view.cluster, self._readers(snapshot), self._enough)
+
+    def give_out(self, now: float) -> list[KnownJob]:
+        """Let those start for which there is a slot. Returns them; the others are told their places."""
+        waiting = [one for one in self._book if one.state == JobState.WAITING]
+        if not waiting:
+            return []
+        running = Counter(one.ask.user for one in self._book if one.has_slot and self._limit(one))
+        order = turns(
+            [Waiting(one.ask.job, one.snapshot, one.ask.user, one.ask.priority, one.since) for one in waiting],
+            running,
+            now,
+        )
+        found: list[KnownJob] = []
+        places: Counter[str] = Counter()
+        known: dict[str, tuple[tuple[CachedCopy, ...], int]] = {}
+        for turn in order:
+            job = self._book.get(turn.job)
+            if job is None:
+                continue
+            if job.snapshot not in known:
+                readers = self._readers(job.snapshot)
+                copies = cached_copies(job.snapshot, self._view.cluster, readers, self._enough)
+                known[job.snapshot] = copies, len(readers)
+            copies, readers_now = known[job.snapshot]
+            free = slots(copies, self._limit(job), readers_now, self._making(job.snapshot))
+            if free.free:
+                known[job.snapshot] = copies, readers_now + 1
+                job.state, job.place, job.targets = JobState.ADMITTED, 0, free.nodes[:16]
+                job.why = "a copy of its dataset has a slot for it"
+                found.append(job)
+                continue
+            places[job.snapshot] += 1
+            job.place, job.targets = places[job.snapshot], ()
+            job.why = _waits(job, free)
+        return found
+
+    def _readers(self, snapshot: str, but: str = "") -> list[tuple[str, ...]]:
+        """Of each job that reads the snapshot or is about to, its nodes: those that schedulers have told of, and those
+        of which only daemons have."""
+        ours = [one for one in self._book.of(snapshot) if one.has_slot and one.ask.job != but]
+        seen: dict[str, set[str]] = {}
+        for node in self._view.cluster.jobs_on(snapshot):
+            state = self._view.nodes.get(node)
+            for job in state.report.jobs if state is not None and state.report is not None else ():
+                if job.snapshot == snapshot:
+                    seen.setdefault(job.name, set()).add(node)
+        for one in (*ours, *([known] if (known := self._book.get(but)) is not None else [])):
+            explained = next((name for name, nodes in seen.items() if nodes & set(one.nodes)), None)
+            if explained is not None:
+                del seen[explained]
+        return [one.nodes for one in ours] + [tuple(nodes) for nodes in seen.values()]
+
+
+def _waits(job: KnownJob, found: Slots) -> str:
+    copies = max(1, len(found.copies))
+    each = found.limit // copies if copies else found.limit
+    return (
+        f"{found.running} jobs read {copies} {'copy' if copies == 1 else 'copies'} of {job.ask.dataset}, "
+        f"{each} at most each; it is number {job.place} in the queue"
+    )

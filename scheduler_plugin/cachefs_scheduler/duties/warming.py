@@ -1,0 +1,173 @@
+"""Warm-ups that this service orders on nodes: ahead of jobs, for copies, and where data follow a job."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.observe_messages import Order, OrderDone, OrderedWarmup, OrderKind
+from cachefs.planning.blocks.shard_bytes import SHARDS
+from cachefs_scheduler.view.asking import Asking, NodeFailed
+from cachefs_scheduler.view.cluster_view import ClusterView
+
+log = logging.getLogger(__name__)
+
+# That are under way at once, and that are remembered when they have ended.
+MOST_RUNNING: Final = 1024
+MOST_KNOWN: Final = 2048
+# A node that cannot be told is tried again so often, with pauses that double from this one on (seconds).
+TRIES: Final = 5
+FIRST_PAUSE: Final = 0.5
+_ENDED: Final = ("done", "failed", "stopped", "cancelled")
+
+
+@dataclass(slots=True)
+class Warming:
+    """One of them."""
+
+    id: str
+    node: str
+    dataset: str
+    snapshot: str
+    # preload, clone or move.
+    purpose: str
+    job: str
+    # None: all.
+    shards: npt.NDArray[np.bool_] | None
+    state: str = "ordered"
+    blocks: int = 0
+    total: int = 0
+    message: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in _ENDED
+
+
+class Warmings:
+    """Used on the event loop."""
+
+    def __init__(self, view: ClusterView, asking: Asking, *, allowed: bool) -> None:
+        """allowed: does the configuration let this service give orders?"""
+        self._view = view
+        self._asking = asking
+        self._allowed = allowed
+        self._known: dict[str, Warming] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Is called whenever one has ended.
+        self.ended: Callable[[Warming], None] = lambda one: None
+        view.listeners.append(self._follow)
+
+    def __iter__(self) -> Iterator[Warming]:
+        return iter(list(self._known.values()))
+
+    def begin(self, wanted: Warming) -> bool:
+        """Order it, unless one with its id is known. Returns whether it is under way."""
+        if not self._allowed:
+            return False
+        known = self._known.get(wanted.id)
+        if known is not None:
+            return not known.is_over
+        if sum(1 for one in self._known.values() if not one.is_over) >= MOST_RUNNING:
+            log.warning(
+                "%d warm-ups are under way; none is ordered on %s for %s", MOST_RUNNING, wanted.node, wanted.job
+            )
+            return False
+        over = [name for name, one in self._known.items() if one.is_over]
+        for old in over[: max(0, len(self._known) - MOST_KNOWN + 1)]:
+            del self._known[old]
+        self._known[wanted.id] = wanted
+        self._start(self._order(wanted))
+        return True
+
+    def stop(self, job: str) -> None:
+        """Those that are under way for a job alone are of no use any more."""
+        for one in self:
+            if one.job == job and one.purpose == "preload" and not one.is_over:
+                one.state = "stopped"
+                self._start(self._tell(one.node, Order(kind=OrderKind.STOP, id=one.id)))
+
+    def tell(self, node: str, order: Order) -> None:
+        """Have a node do something else; what becomes of it is logged."""
+        if self._allowed:
+            self._start(self._tell(node, order))
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _order(self, wanted: Warming) -> None:
+        bits = b"" if wanted.shards is None else np.packbits(wanted.shards, bitorder="little").tobytes()
+        order = Order(kind=OrderKind.WARM, id=wanted.id, dataset=wanted.dataset, shards=bits, job=wanted.job)
+        done = await self._send(wanted.node, order)
+        if isinstance(done, str):
+            wanted.state, wanted.message = "failed", done
+            self.ended(wanted)
+            return
+        wanted.total = done.blocks
+        if wanted.state == "ordered":
+            wanted.state = "running"
+            log.info(
+                "%s of %s on %s for %s: %d blocks", wanted.purpose, wanted.dataset, wanted.node, wanted.job, done.blocks
+            )
+
+    async def _tell(self, node: str, order: Order) -> None:
+        await self._send(node, order)
+
+    async def _send(self, node: str, order: Order) -> OrderDone | str:
+        """What came of it, or why nothing did."""
+        why, pause = "there is no such node", FIRST_PAUSE
+        for _ in range(TRIES):
+            state = self._view.nodes.get(node)
+            if state is None:
+                break
+            try:
+                return await self._asking.order(state.host, state.control_port, order)
+            except NodeFailed as error:
+                why = str(error)
+                if "409" in why or "403" in why:  # it will say the same again
+                    break
+            await asyncio.sleep(pause)
+            pause *= 2
+        log.warning("node %s was not told: %s %s: %s", node, order.kind, order.dataset, why)
+        return why
+
+    def _follow(self, node: str) -> None:
+        """A node has said how far its warm-ups are."""
+        state = self._view.nodes.get(node)
+        told: list[OrderedWarmup] = state.report.warmups if state is not None and state.report is not None else []
+        for said in told:
+            one = self._known.get(said.id)
+            if one is None or one.is_over or one.state == "ordered":
+                continue
+            one.blocks, one.total, one.message = said.blocks, said.total, said.message
+            if said.state in _ENDED:
+                one.state = said.state
+                self.ended(one)
+
+
+def warming_id(*parts: object) -> str:
+    """Names a warm-up: the same parts give the same id, so that an order which is given twice is carried out once."""
+    return hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=12).hexdigest()
+
+
+def divided(lacking: npt.NDArray[np.bool_], nodes: int) -> list[npt.NDArray[np.bool_]]:
+    """Shards that are lacking, divided among so many nodes: neighbouring ones go together. Shape (SHARDS,) each."""
+    numbers = np.flatnonzero(lacking)
+    found = []
+    for part in np.array_split(numbers, nodes):
+        mask = np.zeros(SHARDS, np.bool_)
+        mask[part] = True
+        found.append(mask)
+    return found

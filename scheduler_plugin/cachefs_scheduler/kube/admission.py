@@ -1,0 +1,119 @@
+"""What the mutating webhook adds to pods with the annotation: a scheduling gate (`suspend`), or preferred node affinity
+for clusters whose scheduler cannot be configured.
+
+Patches add only what is not there, so a pod that comes twice is changed once. Pods without the annotation are let in as
+they are, and so is every pod about which something goes wrong. Nothing is remembered: the API server may call for pods
+that are never made, such as with `kubectl apply --dry-run=server`.
+"""
+
+import base64
+import heapq
+import logging
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.scheduling_messages import Policy
+from cachefs_scheduler.advice import Advice
+from cachefs_scheduler.kube.pod_job import DATASET, GATE, PodJob, job_of
+from cachefs_scheduler.kube.wire import AdmissionRequest, AdmissionReview, Metadata, Pod, review_answer
+
+log = logging.getLogger(__name__)
+
+AFFINITY_MARK: Final = "cachefs.io/affinity"
+# Nodes that are named in a pod's affinity. Each is a term of its own, since `metadata.name` takes one value.
+MOST_TERMS: Final = 32
+# Weights go from 1 to 100.
+_WEIGHT: Final = 100
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+
+Patch = list[dict[str, Any]]
+
+
+class Admission:
+    """Used on the event loop."""
+
+    def __init__(self, advice: Advice) -> None:
+        self._advice = advice
+
+    def answer(self, review: AdmissionReview, *, affinity: bool) -> dict[str, Any]:
+        """The AdmissionReview to be sent back. affinity: write node affinity too."""
+        request = review.request
+        pod = request.object
+        # Gates can be given to a pod only when it is made.
+        if request.operation != "CREATE" or pod is None or DATASET not in (pod.metadata.annotations or {}):
+            return review_answer(request.uid, None, [])
+        try:
+            patch, warnings = self._patch(_in_namespace(pod, request), affinity=affinity)
+        except Exception as error:
+            log.error("webhook: internal error, the pod is let in as it is", exc_info=error)
+            patch, warnings = (
+                [],
+                ["cachefs: internal error of cachefs-scheduler; the pod is scheduled without its advice"],
+            )
+        encoded = base64.b64encode(msgspec.json.encode(patch)).decode() if patch else None
+        return review_answer(request.uid, encoded, [f"cachefs: {text}" for text in warnings])
+
+    def _patch(self, pod: Pod, *, affinity: bool) -> tuple[Patch, list[str]]:
+        job, warnings = job_of(pod)
+        patch: Patch = []
+        if job is not None:
+            if job.ask.policy == Policy.SUSPEND:
+                patch += _gate(pod)
+            if affinity:
+                patch += self._affinity(pod, job)
+        return patch, list(warnings)
+
+    def _affinity(self, pod: Pod, job: PodJob) -> Patch:
+        annotations = pod.metadata.annotations or {}
+        if AFFINITY_MARK in annotations or pod.spec.node:
+            return []
+        scores = self._advice.rank(job.ask, None).scores
+        best = heapq.nlargest(MOST_TERMS, (item for item in scores.items() if item[1] > 0), key=lambda item: item[1])
+        if not best:
+            return []
+        terms = [_term(node, score) for node, score in best]
+        there = msgspec.json.decode(pod.spec.affinity)
+        return [
+            *_add_terms(there, terms),
+            {"op": "add", "path": f"/metadata/annotations/{_escaped(AFFINITY_MARK)}", "value": "written"},
+        ]
+
+
+def _gate(pod: Pod) -> Patch:
+    gates = pod.spec.gates
+    if pod.spec.node or any(gate.name == GATE for gate in gates or ()):
+        return []
+    if not gates:
+        return [{"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]}]
+    return [{"op": "add", "path": "/spec/schedulingGates/-", "value": {"name": GATE}}]
+
+
+def _term(node: str, score: float) -> dict[str, Any]:
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return {"weight": max(1, min(_WEIGHT, round(score * _WEIGHT))), "preference": {"matchFields": [field]}}
+
+
+def _add_terms(there: Any, terms: list[dict[str, Any]]) -> Patch:
+    """JSONPatch adds to what is there only; what is not, it cannot make on the way."""
+    if not isinstance(there, dict):
+        return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": {_PREFERRED: terms}}}]
+    node_affinity = there.get("nodeAffinity")
+    if not isinstance(node_affinity, dict):
+        return [{"op": "add", "path": "/spec/affinity/nodeAffinity", "value": {_PREFERRED: terms}}]
+    own = node_affinity.get(_PREFERRED)
+    path = f"/spec/affinity/nodeAffinity/{_PREFERRED}"
+    if not isinstance(own, list):
+        return [{"op": "add", "path": path, "value": terms}]
+    return [{"op": "add", "path": f"{path}/-", "value": term} for term in terms]
+
+
+def _escaped(name: str) -> str:
+    """As a part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _in_namespace(pod: Pod, request: AdmissionRequest) -> Pod:
+    """A pod that is being made may not say its namespace yet, and has no name where it is to be generated."""
+    metadata: Metadata = msgspec.structs.replace(pod.metadata, namespace=pod.metadata.namespace or request.namespace)
+    return msgspec.structs.replace(pod, metadata=metadata)

@@ -1,0 +1,125 @@
+"""The answers to kube-scheduler: which nodes a pod must not get (/filter), how well the others suit it (/prioritize).
+
+Whatever goes wrong inside, the answer filters nothing and prefers nothing: kube-scheduler then does as it would without
+an extender. A node that an answer to /prioritize leaves out would count 0, so none is left out.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.scheduling_messages import Policy
+from cachefs_scheduler.advice import Advice
+from cachefs_scheduler.kube.gangs import Gangs
+from cachefs_scheduler.kube.pod_job import PodJob, job_of
+from cachefs_scheduler.kube.wire import HostPriority, Pod
+
+log = logging.getLogger(__name__)
+
+# MaxExtenderPriority. kube-scheduler multiplies it by 10 and the weight of the extender, and takes more as it is.
+BEST: Final = 10
+# A rank of a job gets the best score on the node that is planned for it only; and nodes that are planned for other
+# ranks of the job count half.
+_NEXT: Final = BEST - 1
+_FOR_ANOTHER: Final = 0.5
+_MOST_TEXT: Final = 200
+# Seconds after which an answer counts as a slow one.
+SLOW: Final = 0.05
+# Seconds between two messages in the log about errors inside.
+_QUIET: Final = 60.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the extender has done, for /metrics."""
+
+    filtered: int = 0
+    prioritized: int = 0
+    # Pods without the annotation, which get all nodes and no scores.
+    unannotated: int = 0
+    # Answers that filter and prefer nothing since something went wrong inside.
+    errors: int = 0
+    refused_nodes: int = 0
+    # By verb: seconds of all answers together, from the first byte of a question on.
+    seconds: dict[str, float] = field(default_factory=lambda: {"filter": 0.0, "prioritize": 0.0})
+    # By verb: answers that took longer than 50 ms.
+    slow: dict[str, int] = field(default_factory=lambda: {"filter": 0, "prioritize": 0})
+
+
+class Extender:
+    """Used on the event loop. Raises nothing."""
+
+    def __init__(self, advice: Advice, gangs: Gangs, clock: Callable[[], float] = time.monotonic) -> None:
+        self._advice = advice
+        self._gangs = gangs
+        self._clock = clock
+        self._complained = -_QUIET
+        self.counts = Counts()
+
+    def refused(self, pod: Pod | None, nodes: Sequence[str]) -> dict[str, str]:
+        """Which of the *nodes* the pod must not get, and why each. Only with the policy `require`."""
+        self.counts.filtered += 1
+        try:
+            job = self._job(pod)
+            if job is None or job.ask.policy != Policy.REQUIRE:
+                return {}
+            refused = self._advice.rank(job.ask, nodes).refused
+            offered = set(nodes)
+            found = {node: f"cachefs: {why}"[:_MOST_TEXT] for node, why in refused.items() if node in offered}
+            self.counts.refused_nodes += len(found)
+            return found
+        except Exception as error:
+            self._complain("filter", error)
+            return {}
+
+    def priorities(self, pod: Pod | None, nodes: Sequence[str]) -> list[HostPriority]:
+        """A score from 0 to 10 for each of the *nodes*, in their order."""
+        self.counts.prioritized += 1
+        try:
+            return self._priorities(pod, nodes)
+        except Exception as error:
+            self._complain("prioritize", error)
+            return [HostPriority(node, 0) for node in nodes]
+
+    def took(self, verb: str, seconds: float) -> None:
+        """Note how long an answer has taken."""
+        self.counts.seconds[verb] += seconds
+        self.counts.slow[verb] += seconds > SLOW
+
+    def _priorities(self, pod: Pod | None, nodes: Sequence[str]) -> list[HostPriority]:
+        job = self._job(pod)
+        if job is None or pod is None:
+            return [HostPriority(node, 0) for node in nodes]
+        now = self._clock()
+        ask = self._gangs.asked(job, pod.metadata.uid, now)
+        scores = self._advice.rank(ask, nodes).scores
+        if not scores:
+            return [HostPriority(node, 0) for node in nodes]
+        place = self._gangs.place(ask, pod.metadata.uid, nodes, self._advice, now)
+        if not place.own:
+            return [HostPriority(node, _score(scores.get(node, 0.0), BEST)) for node in nodes]
+        found = []
+        for node in nodes:
+            part = scores.get(node, 0.0) * (_FOR_ANOTHER if node in place.others else 1.0)
+            found.append(HostPriority(node, BEST if node == place.own else _score(part, _NEXT)))
+        return found
+
+    def _job(self, pod: Pod | None) -> PodJob | None:
+        job = job_of(pod)[0] if pod is not None else None
+        if job is None:
+            self.counts.unannotated += 1
+        return job
+
+    def _complain(self, verb: str, error: Exception) -> None:
+        self.counts.errors += 1
+        now = self._clock()
+        if now - self._complained >= _QUIET:
+            self._complained = now
+            log.error("%s: internal error, the answer filters and prefers nothing", verb, exc_info=error)
+
+
+def _score(part: float, most: int) -> int:
+    """0 to *most*. What is no number counts as 0."""
+    return round(min(1.0, max(0.0, part)) * most) if part == part else 0

@@ -1,0 +1,107 @@
+"""Requests with whole nodes (`nodeCacheCapable: false`), read in pieces.
+
+A cluster of 5,000 nodes has 10 to 60 MB of them, and kube-scheduler sends them twice for each pod. To decode them takes
+msgspec 15 to 90 ms, for which the interpreter does nothing else, in whatever thread it is. So the list is cut where one
+node ends and the next begins, and some nodes are decoded at a time; in between, others are answered.
+
+A node that Go has written begins with its metadata, whose first field is the name, and quotes within texts are escaped.
+So `},{"metadata":{"name":"` stands between two nodes and nowhere in one. Should that not be so, then some piece is no
+JSON, and all is decoded at once instead. So the pieces are right wherever they can be decoded.
+"""
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from cachefs_scheduler.kube.wire import ExtenderArgs, Node, RawNodes
+
+# Bytes from which a request is read in pieces, and those of a piece: 1 to 2 ms.
+LARGE: Final = 1 << 20
+_PIECE: Final = 512 << 10
+_FIRST: Final = b'"items":[{"metadata":{"name":"'
+_BETWEEN: Final = b'},{"metadata":{"name":"'
+_NODES: Final = b'"Nodes":{'
+_END: Final = b"]}"
+
+_args = msgspec.json.Decoder(ExtenderArgs)
+_nodes = msgspec.json.Decoder(list[Node])
+_raw_nodes = msgspec.json.Decoder(list[msgspec.Raw])
+_raw_args = msgspec.json.Decoder(RawNodes)
+
+
+class Request:
+    """What kube-scheduler asks, decoded."""
+
+    __slots__ = ("_body", "_pieces", "args", "names")
+
+    def __init__(
+        self, body: bytes | bytearray, args: ExtenderArgs, names: list[str], pieces: list[tuple[int, int]]
+    ) -> None:
+        self._body = body
+        # Where pieces of the list of nodes begin and end.
+        self._pieces = pieces
+        self.args = args
+        # Of the nodes, whichever way they came.
+        self.names = names
+
+    async def nodes_without(self, refused: frozenset[str]) -> list[bytes | memoryview]:
+        """The list of nodes without some, as JSON in pieces; with nobody refused, the bytes as they came."""
+        found: list[bytes | memoryview] = []
+        view = memoryview(self._body)
+        for begin, end in self._pieces or [(-1, -1)]:
+            piece = view[begin:end] if begin >= 0 else None
+            kept: bytes | memoryview
+            if piece is not None and not refused:
+                kept = piece
+            else:
+                raw = _raw_items(self._body) if piece is None else _raw_nodes.decode(_listed(piece))
+                names = [msgspec.json.decode(node, type=Node).metadata.name for node in raw]
+                kept = b",".join(bytes(node) for node, name in zip(raw, names, strict=True) if name not in refused)
+            if len(kept):
+                found += (b",", kept) if found else (kept,)
+            await asyncio.sleep(0)
+        return [b'{"metadata":{},"items":[', *found, b"]}"]
+
+
+async def read(body: bytes | bytearray) -> Request:
+    """Raises msgspec.DecodeError or RecursionError for what is not what kube-scheduler sends."""
+    if len(body) >= LARGE and (found := await _in_pieces(body)) is not None:
+        return found
+    args = _args.decode(body)
+    if args.node_names is not None:
+        return Request(body, args, args.node_names, [])
+    return Request(body, args, [node.metadata.name for node in (args.nodes and args.nodes.items) or ()], [])
+
+
+async def _in_pieces(body: bytes | bytearray) -> Request | None:
+    """None: it cannot be cut."""
+    nodes = body.find(_NODES)
+    first = body.find(_FIRST, nodes) if nodes >= 0 else -1
+    last = body.rfind(_END)
+    if first < 0 or last < first:
+        return None
+    begin = first + len(b'"items":[')
+    names: list[str] = []
+    pieces: list[tuple[int, int]] = []
+    try:
+        args = _args.decode(body[:begin] + body[last:])
+        while begin < last:
+            cut = body.find(_BETWEEN, begin + _PIECE, last)
+            end = cut + 1 if cut >= 0 else last
+            names += [node.metadata.name for node in _nodes.decode(_listed(memoryview(body)[begin:end]))]
+            pieces.append((begin, end))
+            begin = end + 1
+            await asyncio.sleep(0)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return Request(body, args, names, pieces) if args.nodes is not None and not args.nodes.items else None
+
+
+def _listed(piece: memoryview) -> bytes:
+    return b"[" + piece + b"]"
+
+
+def _raw_items(body: bytes | bytearray) -> list[msgspec.Raw]:
+    nodes = _raw_args.decode(body).nodes
+    return list((nodes.items if nodes is not None else None) or ())

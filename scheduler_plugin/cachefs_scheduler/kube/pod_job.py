@@ -1,0 +1,127 @@
+"""Which job a pod belongs to, and what its annotations ask for."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from cachefs.scheduling_messages import MOST_JOBS_PER_COPY, MOST_RANKS, Ask, Policy
+from cachefs_scheduler.kube.wire import Metadata, Pod
+
+DATASET: Final = "cachefs.io/dataset"
+POLICY: Final = "cachefs.io/policy"
+JOBS_PER_COPY: Final = "cachefs.io/max-jobs-per-copy"
+RANKS: Final = "cachefs.io/ranks"
+GATE: Final = "cachefs.io/copy-slot"
+KUBE: Final = "kube:"
+
+# Labels with the name of the job that a pod is a member of, and the kind of that job as kubectl calls it. The first one
+# that a pod has counts: a JobSet's pods have the label of their Job too.
+_JOB_LABELS: Final = (
+    ("jobset.sigs.k8s.io/jobset-name", "jobset"),
+    ("training.kubeflow.org/job-name", ""),
+    ("batch.kubernetes.io/job-name", "job"),
+    ("job-name", "job"),
+)
+# The rank of a pod in its job. Not that of kubeflow: its masters and workers are counted separately.
+_RANK_LABELS: Final = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
+# The kind of a job that is one pod, which nobody has made for it.
+_ALONE: Final = "pod"
+_SHOWN: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class PodJob:
+    """What a pod with the annotation is."""
+
+    # Its ranks are what the annotation says; 0: it says nothing, and `Ask.ranks` is 1.
+    ask: Ask
+    ranks: int
+    # None: its job does not number its pods.
+    rank: int | None
+    # What is wrong with its annotations, for the user; what is wrong counts as not said.
+    warnings: tuple[str, ...] = ()
+
+
+def job_name(metadata: Metadata, namespace: str = "") -> str:
+    """kube:NAMESPACE/KIND/NAME, as kubectl writes KIND/NAME. namespace: where the pod does not say it yet."""
+    labels, owner = metadata.labels or {}, _controller(metadata)
+    found = next(((labels[label], kind) for label, kind in _JOB_LABELS if labels.get(label)), None)
+    if found is not None:
+        name, kind = found[0], found[1] or owner[0] or "trainingjob"
+    elif owner[1]:
+        kind, name = owner
+    else:
+        kind, name = _ALONE, metadata.name
+    return f"{KUBE}{metadata.namespace or namespace}/{kind}/{name}"
+
+
+def job_of(pod: Pod) -> tuple[PodJob | None, tuple[str, ...]]:
+    """The pod's job and what is wrong with its annotations. None: it has no annotation, or none that names a dataset.
+
+    Raises nothing, whatever the annotations are.
+    """
+    annotations = pod.metadata.annotations or {}
+    if DATASET not in annotations:
+        return None, ()
+    warnings: list[str] = []
+    policy = _policy(annotations.get(POLICY, ""), warnings)
+    copies = _number(annotations, JOBS_PER_COPY, MOST_JOBS_PER_COPY, warnings)
+    ranks = _number(annotations, RANKS, MOST_RANKS, warnings)
+    name = job_name(pod.metadata)
+    is_alone = name.split("/")[1] == _ALONE
+    if is_alone:
+        ranks = 1
+    asked = {
+        "job": name, "dataset": annotations[DATASET].strip(), "policy": policy,
+        "max_jobs_per_copy": copies, "ranks": max(1, ranks), "user": pod.metadata.namespace,
+        "priority": pod.spec.priority or 0,
+    }  # fmt: skip
+    try:
+        ask = msgspec.convert(asked, Ask, strict=False)
+    except msgspec.ValidationError:
+        shown = annotations[DATASET][:_SHOWN]
+        warnings.append(f"annotation {DATASET}: expected NAME, NAME@SNAPSHOT or NAME@latest, not {shown!r}")
+        return None, tuple(warnings)
+    return PodJob(ask, ranks, 0 if is_alone else _rank(pod.metadata), tuple(warnings)), tuple(warnings)
+
+
+def is_gated(pod: Pod) -> bool:
+    """Does this service's gate keep it from being scheduled?"""
+    return any(gate.name == GATE for gate in pod.spec.gates or ())
+
+
+def _controller(metadata: Metadata) -> tuple[str, str]:
+    owner = next((owner for owner in metadata.owners or () if owner.controller), None)
+    return (owner.kind.lower(), owner.name) if owner is not None else ("", "")
+
+
+def _policy(text: str, warnings: list[str]) -> Policy:
+    try:
+        return Policy(text.strip().lower()) if text.strip() else Policy.PREFER
+    except ValueError:
+        known = ", ".join(policy.value for policy in Policy)
+        warnings.append(f"annotation {POLICY}: expected one of {known}, not {text[:_SHOWN]!r}; {Policy.PREFER} is used")
+        return Policy.PREFER
+
+
+def _number(annotations: dict[str, str], name: str, most: int, warnings: list[str]) -> int:
+    """0 where it is not said, or wrong."""
+    text = annotations.get(name, "").strip()
+    if not text:
+        return 0
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
+        return int(text)
+    warnings.append(
+        f"annotation {name}: expected a whole number from 1 to {most:,}, not {text[:_SHOWN]!r}; it is ignored"
+    )
+    return 0
+
+
+def _rank(metadata: Metadata) -> int | None:
+    for known in (metadata.labels or {}, metadata.annotations or {}):
+        for name in _RANK_LABELS:
+            text = known.get(name, "")
+            if text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) < MOST_RANKS:
+                return int(text)
+    return None

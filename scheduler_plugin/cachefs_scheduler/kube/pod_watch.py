@@ -1,0 +1,120 @@
+"""Follows the pods that name a dataset: lists them, watches from there on, and lists again where a watch is lost."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+from cachefs.errors import CachefsError
+from cachefs_scheduler.kube.api import Expired
+from cachefs_scheduler.kube.pod_job import DATASET, is_gated
+from cachefs_scheduler.kube.wire import Pod
+
+log = logging.getLogger(__name__)
+
+# Seconds to wait before the next attempt; twice as long after each one.
+FIRST_PAUSE: Final = 0.5
+LONGEST_PAUSE: Final = 30.0
+# Seconds after which a watch that ends has been a good one.
+_GOOD: Final = 30.0
+# Pods that are followed. A list with more is cut, and the log says so.
+MOST_PODS: Final = 100_000
+
+
+class Pods(Protocol):
+    """See api.KubernetesApi."""
+
+    def list_pods(self, selector: str) -> AsyncIterator[tuple[list[Pod], str]]: ...
+    def watch_pods(self, selector: str, version: str) -> AsyncIterator[tuple[str, Pod]]: ...
+
+
+class PodListener(Protocol):
+    """Who is told."""
+
+    def listed(self, pods: list[Pod]) -> None:
+        """These are all, and there are no others."""
+
+    def changed(self, pod: Pod) -> None:
+        """It is new, or another than it was."""
+
+    def removed(self, uid: str) -> None:
+        """It is no more, has ended, or names no dataset any more. It may be one that nobody knew."""
+
+
+class PodWatch:
+    """Used on the event loop."""
+
+    def __init__(self, api: Pods, selector: str, listener: PodListener) -> None:
+        self._api = api
+        self._selector = selector
+        self._listener = listener
+        self._known: set[str] = set()
+        # From which a watch can go on; "": all is to be listed.
+        self._version = ""
+        # Why pods are not followed now; empty where they are.
+        self.problem = "the pods have not been listed yet"
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        pause = FIRST_PAUSE
+        while True:
+            begun = time.monotonic()
+            try:
+                if not self._version:
+                    await self._list()
+                    self._say("")
+                await self._watch()
+            except Expired:
+                self._version = ""
+            except CachefsError as error:
+                self._say(str(error))
+            if time.monotonic() - begun >= _GOOD:
+                pause = FIRST_PAUSE
+            # Replicas, and many services after an outage, do not come all at once.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    async def _list(self) -> None:
+        found: list[Pod] = []
+        last = ""
+        async for pods, version in self._api.list_pods(self._selector):
+            last = version
+            found += [pod for pod in pods if _concerns(pod)]
+            if len(found) > MOST_PODS:
+                log.error("more than %d pods name a dataset; those beyond are not followed", MOST_PODS)
+                del found[MOST_PODS:]
+        self._known = {pod.metadata.uid for pod in found}
+        self._listener.listed(found)
+        self._version = last
+
+    async def _watch(self) -> None:
+        """Until the server ends it."""
+        async for kind, pod in self._api.watch_pods(self._selector, self._version):
+            self._say("")
+            self._version = pod.metadata.resource_version or self._version
+            if kind in ("ADDED", "MODIFIED", "DELETED"):
+                self._note(pod, is_gone=kind == "DELETED")
+
+    def _note(self, pod: Pod, *, is_gone: bool) -> None:
+        uid = pod.metadata.uid
+        if is_gone or not _concerns(pod):
+            if uid in self._known:
+                self._known.discard(uid)
+                self._listener.removed(uid)
+        elif uid in self._known or len(self._known) < MOST_PODS:
+            self._known.add(uid)
+            self._listener.changed(pod)
+
+    def _say(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            if problem:
+                log.warning("pods cannot be followed for now: %s", problem)
+            else:
+                log.info("following %d pods that name a dataset", len(self._known))
+
+
+def _concerns(pod: Pod) -> bool:
+    return DATASET in (pod.metadata.annotations or {}) or is_gated(pod)

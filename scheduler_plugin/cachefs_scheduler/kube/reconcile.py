@@ -1,0 +1,251 @@
+"""What is to be done for jobs whose pods are seen: which gates to open, what to tell `Advice`, which events to write.
+
+Decides and does no I/O. Only the replica that leads asks for `due`; the others follow too, so that any of them can go
+on. Everything is derived from the pods as they are, so a new leader, or one that was started again, says all again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from cachefs.scheduling_messages import Ask, Policy
+from cachefs_scheduler.advice import Advice
+from cachefs_scheduler.kube.gangs import Gangs
+from cachefs_scheduler.kube.notes import Note
+from cachefs_scheduler.kube.pod_job import GATE, PodJob, is_gated, job_name, job_of
+from cachefs_scheduler.kube.wire import Metadata, Pod
+
+# Seconds after which a job whose pods are all gone has ended; a pod that fails is replaced before.
+ENDED_AFTER: Final = 30.0
+# Seconds between two times that a job is told of, or asked for, though nothing has changed.
+AGAIN: Final = 120.0
+# Seconds after which a gate is tried again that was to be opened and is there still.
+_TRIED: Final = 15.0
+# Seconds after which one is tried again that could not be opened.
+_PAUSE: Final = 2.0
+# Seconds between two looks at all jobs.
+_LOOK: Final = 2.0
+
+WAITING: Final = "CachefsWaiting"
+ADMITTED: Final = "CachefsAdmitted"
+ANNOTATION: Final = "CachefsAnnotation"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGate:
+    """A gate that is to be opened."""
+
+    pod: Metadata
+    # Of the gates of the pod.
+    index: int
+
+
+@dataclass(slots=True)
+class Due:
+    """What is to be done now."""
+
+    gates: list[OpenGate] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A pod that lives."""
+
+    metadata: Metadata
+    job: PodJob | None
+    node: str
+    # Of our gate among its gates; -1: it has none.
+    gate: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Job:
+    members: dict[str, _Member] = field(default_factory=dict)
+    # What Advice was told last, and when.
+    nodes: list[str] = field(default_factory=list)
+    told: float | None = None
+    # Since when it has no members.
+    empty: float | None = None
+    # When each gate was to be opened, by uid.
+    opened: dict[str, float] = field(default_factory=dict)
+    admitted: bool = False
+
+
+class Jobs:
+    """Used on the event loop. `now` is any clock that nobody sets, in seconds."""
+
+    def __init__(self, advice: Advice, gangs: Gangs) -> None:
+        self._advice = advice
+        self._gangs = gangs
+        self._jobs: dict[str, _Job] = {}
+        # By uid of a pod, the name of its job.
+        self._names: dict[str, str] = {}
+        self._dirty: set[str] = set()
+        self._looked = -_LOOK
+
+    def __len__(self) -> int:
+        """How many pods are followed."""
+        return len(self._names)
+
+    # --- what is seen ------------------------------------------------------------------------------------------------
+
+    def listed(self, pods: Iterable[Pod], now: float) -> None:
+        """These are all."""
+        kept = set()
+        for pod in pods:
+            kept.add(pod.metadata.uid)
+            self.changed(pod, now)
+        for uid in set(self._names) - kept:
+            self.removed(uid, now)
+        self._gangs.keep_only(kept)
+
+    def changed(self, pod: Pod, now: float) -> None:
+        uid = pod.metadata.uid
+        if pod.status.phase in ("Succeeded", "Failed"):
+            self.removed(uid, now)
+            return
+        job, warnings = job_of(pod)
+        name = job.ask.job if job is not None else job_name(pod.metadata)
+        if self._names.get(uid, name) != name:
+            self.removed(uid, now)
+        self._names[uid] = name
+        known = self._jobs.setdefault(name, _Job())
+        gates = pod.spec.gates or []
+        index = next((number for number, gate in enumerate(gates) if gate.name == GATE), -1) if is_gated(pod) else -1
+        known.members[uid] = _Member(_named(pod.metadata), job, pod.spec.node, index, warnings)
+        known.empty = None
+        if index < 0:
+            known.opened.pop(uid, None)
+        if job is not None:
+            self._gangs.seen(job, uid, pod.spec.node, now)
+        self._dirty.add(name)
+
+    def removed(self, uid: str, now: float) -> None:
+        name = self._names.pop(uid, "")
+        job = self._jobs.get(name)
+        if job is None:
+            return
+        job.members.pop(uid, None)
+        job.opened.pop(uid, None)
+        self._gangs.gone(name, uid)
+        if not job.members:
+            job.empty = now
+        self._dirty.add(name)
+
+    def admissions_changed(self) -> None:
+        """A job that waits may start now."""
+        self._dirty.update(name for name, job in self._jobs.items() if not job.nodes)
+
+    def not_opened(self, uid: str, now: float) -> None:
+        """The gate of a pod could not be opened: it is due again soon."""
+        job = self._jobs.get(self._names.get(uid, ""))
+        if job is not None and uid in job.opened:
+            job.opened[uid] = now - _TRIED + _PAUSE
+
+    def begin(self) -> None:
+        """This replica leads from now on: nobody knows what the one before has told its own Advice."""
+        for job in self._jobs.values():
+            job.nodes, job.told, job.admitted = [], None, False
+            job.opened.clear()
+        self._dirty.update(self._jobs)
+
+    # --- what is to be done ------------------------------------------------------------------------------------------
+
+    def due(self, now: float) -> Due:
+        """Tells Advice what it should know, and says what is to be done else."""
+        found = Due()
+        self._look(now)
+        dirty, self._dirty = self._dirty, set()
+        for name in dirty:
+            if (job := self._jobs.get(name)) is not None:
+                self._settle(name, job, found, now)
+        return found
+
+    def drop_ended(self, now: float) -> None:
+        """As `due` does, where another replica tells Advice."""
+        for name, job in list(self._jobs.items()):
+            if job.empty is not None and now - job.empty >= ENDED_AFTER:
+                del self._jobs[name]
+
+    def _look(self, now: float) -> None:
+        """Which jobs are due though nothing has changed."""
+        if now - self._looked < _LOOK:
+            return
+        self._looked = now
+        for name, job in self._jobs.items():
+            is_old = job.told is not None and now - job.told >= AGAIN
+            has_ended = job.empty is not None and now - job.empty >= ENDED_AFTER
+            if is_old or has_ended or any(now - at >= _TRIED for at in job.opened.values()):
+                self._dirty.add(name)
+
+    def _settle(self, name: str, job: _Job, found: Due, now: float) -> None:
+        if job.empty is not None:
+            if now - job.empty >= ENDED_AFTER:
+                del self._jobs[name]
+                self._advice.ended(name)
+            return
+        for member in job.members.values():
+            if member.warnings:
+                found.notes.append(Note(member.metadata, ANNOTATION, "; ".join(member.warnings), "Warning"))
+        ask = self._ask(job)
+        if ask is None or not self._must_wait(name, job, ask, found, now):
+            self._open(job, found, now)
+
+    def _ask(self, job: _Job) -> Ask | None:
+        """What its first pod asks for, with all ranks that are known. None: no pod of it names a dataset."""
+        asking = [member.job for member in job.members.values() if member.job is not None]
+        if not asking:
+            return None
+        return msgspec.structs.replace(asking[0].ask, ranks=max(self._gangs.ranks(each) for each in asking))
+
+    def _must_wait(self, name: str, job: _Job, ask: Ask, found: Due, now: float) -> bool:
+        """Tell Advice of the job. Must its gates stay closed?"""
+        nodes = self._gangs.nodes(name) or [member.node for member in job.members.values() if member.node]
+        if nodes:
+            self._tell_nodes(name, job, ask, nodes, now)
+            return False
+        if job.nodes:  # all pods that were bound are gone, and others wait for a node in their place
+            self._tell_nodes(name, job, ask, job.nodes, now)
+            return False
+        if ask.policy not in (Policy.SUSPEND, Policy.CLONE):
+            return False
+        admission = self._advice.admit(ask)
+        job.told = now
+        if ask.policy != Policy.SUSPEND:
+            return False
+        gated = [member for member in job.members.values() if member.gate >= 0]
+        if not admission.go:
+            place = f" (place {admission.place} in the queue)" if admission.place else ""
+            found.notes += [
+                Note(each.metadata, WAITING, f"waits for a copy of {ask.dataset}: {admission.why}{place}")
+                for each in gated
+            ]
+            return True
+        if not job.admitted:
+            job.admitted = True
+            found.notes += [Note(each.metadata, ADMITTED, admission.why or "a copy has a slot") for each in gated]
+        return False
+
+    def _tell_nodes(self, name: str, job: _Job, ask: Ask, nodes: list[str], now: float) -> None:
+        if not job.nodes or job.told is None or now - job.told >= AGAIN:
+            self._advice.placed(name, nodes, ask)
+        elif nodes != job.nodes:
+            self._advice.resized(name, nodes)
+        else:
+            return
+        job.nodes, job.told = nodes, now
+
+    def _open(self, job: _Job, found: Due, now: float) -> None:
+        for uid, member in job.members.items():
+            if member.gate >= 0 and now - job.opened.get(uid, -_TRIED) >= _TRIED:
+                job.opened[uid] = now
+                found.gates.append(OpenGate(member.metadata, member.gate))
+
+
+def _named(metadata: Metadata) -> Metadata:
+    """What is needed to name the pod; there may be 100,000 of them."""
+    return Metadata(metadata.name, metadata.namespace, metadata.uid, metadata.resource_version)

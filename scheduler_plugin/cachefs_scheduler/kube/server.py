@@ -1,0 +1,250 @@
+"""HTTP(S) for kube-scheduler and for the API server's webhooks: how requests come in, and what bounds them.
+
+What is malformed, too large or too slow is refused with a status other than 200; kube-scheduler then does without an
+extender that is `ignorable`, and the API server without a webhook whose failurePolicy is Ignore.
+"""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from cachefs.errors import ConfigError
+from cachefs_scheduler.kube.admission import Admission
+from cachefs_scheduler.kube.extender import Extender
+from cachefs_scheduler.kube.node_pieces import LARGE, Request, read
+from cachefs_scheduler.kube.wire import AdmissionReview, FilterResult
+
+log = logging.getLogger(__name__)
+
+# Seconds that a body may take to arrive, and an answer to be made and taken. kube-scheduler waits for `httpTimeout`.
+BODY_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 30.0
+HANDSHAKE_SECONDS: Final = 5.0
+# Go ends a connection that it does not use after 90 s; who has not said what he wants by then is cut off.
+_IDLE_SECONDS: Final = 120.0
+# Requests, of these large ones, and connections at the same time.
+MOST_REQUESTS: Final = 256
+MOST_LARGE: Final = 4
+MOST_CONNECTIONS: Final = 512
+# Bytes of an AdmissionReview. The API server itself takes objects of some 3 MB.
+_MOST_REVIEW: Final = 8 << 20
+_MOST_HEADER: Final = 8 << 10
+_MOST_TEXT: Final = 200
+
+# What strangers say that is not even HTTP. aiohttp logs each with a traceback.
+_http = logging.getLogger(f"{__name__}.http")
+_http.setLevel(logging.CRITICAL)
+
+_reviews = msgspec.json.Decoder(AdmissionReview)
+_encoder = msgspec.json.Encoder()
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int
+    # None: without TLS, for loopback or behind a proxy that adds it.
+    tls: ssl.SSLContext | None = None
+    # Bytes of a request's body.
+    most_body: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is told to others than schedulers."""
+
+    # Text for Prometheus.
+    metrics: Callable[[], str]
+    # Else the container should be started again.
+    is_well: Callable[[], bool]
+
+
+class KubeServer:
+    """Used on the event loop."""
+
+    def __init__(self, extender: Extender, admission: Admission, shown: Shown) -> None:
+        self.port = 0  # since `start`
+        self._extender = extender
+        self._admission = admission
+        self._shown = shown
+        self._address: Address
+        self._requests = 0
+        self._large = asyncio.Semaphore(MOST_LARGE)
+        # What serves a connection with a request that is being answered.
+        self._busy: set[object] = set()
+        self._server: asyncio.Server | None = None
+        app = web.Application(middlewares=[self._bounded], handler_args={"max_field_size": _MOST_HEADER})
+        app.router.add_post("/filter", self._filter)
+        app.router.add_post("/prioritize", self._prioritize)
+        app.router.add_post("/mutate", self._mutate)
+        app.router.add_post("/mutate/affinity", self._mutate)
+        app.router.add_get("/healthz", self._healthy)
+        app.router.add_get("/metrics", self._say_metrics)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            keepalive_timeout=_IDLE_SECONDS,
+            shutdown_timeout=1.0,
+            handle_signals=False,
+            logger=_http,
+        )
+
+    async def start(self, address: Address) -> None:
+        """Raises ConfigError where it cannot listen there."""
+        self._address = address
+        await self._runner.setup()
+        handshake = HANDSHAKE_SECONDS if address.tls is not None else None
+        try:
+            # asyncio and aiohttp switch Nagle's algorithm off for each connection.
+            self._server = await asyncio.get_running_loop().create_server(
+                self._admit, address.host, address.port, ssl=address.tls, ssl_handshake_timeout=handshake
+            )
+        except OSError as error:
+            where = f"{address.host}:{address.port}"
+            raise ConfigError(f"kube.listen = {where!r}: cannot listen there: {error.strerror or error}") from None
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._runner.cleanup()
+
+    # --- each connection and request ---------------------------------------------------------------------------------
+
+    def _admit(self) -> Any:
+        """What serves one more connection. Where there are too many, those that are silent the longest are cut off."""
+        server = self._runner.server
+        assert server is not None
+        open_ones = server.connections
+        if (surplus := len(open_ones) + 1 - MOST_CONNECTIONS) > 0:
+            for each in [each for each in open_ones if each not in self._busy][:surplus]:
+                if each.transport is not None:
+                    each.transport.abort()
+        return server()
+
+    @web.middleware
+    async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._requests >= MOST_REQUESTS:
+            return _refusal(503, f"{MOST_REQUESTS} requests are being answered already")
+        self._requests += 1
+        self._busy.add(request.protocol)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await handler(request)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return _refusal(408, "too slow")
+        except (msgspec.DecodeError, RecursionError) as error:
+            return _refusal(400, f"not what kube-scheduler or an API server sends: {error}")
+        except ConnectionError:
+            return _refusal(400, "the connection was lost")  # nobody reads it, and aiohttp logs no traceback
+        except (web.HTTPException, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            log.error("%s: internal error", request.path, exc_info=error)
+            return _refusal(500, "internal error; see the log of cachefs-scheduler")
+        finally:
+            self._requests -= 1
+            self._busy.discard(request.protocol)
+
+    @contextlib.asynccontextmanager
+    async def _body(self, request: web.Request, most: int) -> AsyncIterator[bytearray]:
+        """The request's body, and for a large one the right to have it in memory meanwhile."""
+        if (request.content_length or 0) > most:
+            raise _too_large(most)
+        async with contextlib.AsyncExitStack() as large:
+            body = bytearray()
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    if (request.content_length or 0) > LARGE:
+                        await large.enter_async_context(self._large)
+                    await self._fill(body, request, most)
+            except TimeoutError:
+                raise web.HTTPRequestTimeout(text="the request did not arrive in time\n") from None
+            yield body
+
+    async def _fill(self, body: bytearray, request: web.Request, most: int) -> None:
+        # One that does not say its length may not be large: kube-scheduler says it.
+        most = most if request.content_length is not None else min(most, LARGE)
+        while chunk := await request.content.readany():
+            body += chunk
+            if len(body) > most:
+                raise _too_large(most)
+
+    # --- what is asked -----------------------------------------------------------------------------------------------
+
+    async def _filter(self, request: web.Request) -> web.StreamResponse:
+        begun = time.monotonic()
+        async with self._body(request, self._address.most_body) as body:
+            asked = await read(body)
+            refused = self._extender.refused(asked.args.pod, asked.names)
+            if asked.args.node_names is not None:
+                kept = [name for name in asked.names if name not in refused] if refused else asked.names
+                result = FilterResult(node_names=kept, failed=refused, unresolvable=refused)
+                answer: web.StreamResponse = _json(_encoder.encode(result))
+            else:
+                answer = await _with_nodes(request, asked, refused)
+        self._extender.took("filter", time.monotonic() - begun)
+        return answer
+
+    async def _prioritize(self, request: web.Request) -> web.StreamResponse:
+        begun = time.monotonic()
+        async with self._body(request, self._address.most_body) as body:
+            asked = await read(body)
+        answer = _json(_encoder.encode(self._extender.priorities(asked.args.pod, asked.names)))
+        self._extender.took("prioritize", time.monotonic() - begun)
+        return answer
+
+    async def _mutate(self, request: web.Request) -> web.StreamResponse:
+        async with self._body(request, _MOST_REVIEW) as body:
+            review = _reviews.decode(body)
+        answer = self._admission.answer(review, affinity=request.path.endswith("/affinity"))
+        return _json(_encoder.encode(answer))
+
+    async def _healthy(self, _request: web.Request) -> web.StreamResponse:
+        if self._shown.is_well():
+            return web.Response(text="ok\n")
+        return _refusal(500, "a part of the service has ended; see the log of cachefs-scheduler")
+
+    async def _say_metrics(self, _request: web.Request) -> web.StreamResponse:
+        return web.Response(text=self._shown.metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+async def _with_nodes(request: web.Request, asked: Request, refused: dict[str, str]) -> web.StreamResponse:
+    """FilterResult with whole nodes: in pieces, so that nobody else waits for 50 MB to be encrypted."""
+    failed = _encoder.encode(FilterResult(failed=refused, unresolvable=refused))
+    # {"Nodes":null, is replaced by the nodes.
+    rest = failed.removeprefix(b'{"Nodes":null')
+    pieces: Sequence[bytes | memoryview] = [b'{"Nodes":', *await asked.nodes_without(frozenset(refused)), rest]
+    answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+    answer.content_length = sum(map(len, pieces))
+    await answer.prepare(request)
+    for piece in pieces:
+        await answer.write(piece)
+    await answer.write_eof()
+    return answer
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+def _too_large(most: int) -> web.HTTPRequestEntityTooLarge:
+    return web.HTTPRequestEntityTooLarge(most, most, text=f"a request has {most:,} bytes at most\n")
+
+
+def _refusal(status: int, why: str) -> web.Response:
+    return web.Response(status=status, text=f"{why[:_MOST_TEXT]}\n")

@@ -1,0 +1,50 @@
+"""Figures of the Kubernetes part, as text for Prometheus."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from cachefs_scheduler.kube.extender import Counts
+
+
+class Followed(Protocol):
+    """See following.Following."""
+
+    opened: int
+    noted: int
+
+    @property
+    def leads(self) -> bool: ...
+
+    @property
+    def problem(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+
+def shown(counts: Counts, followed: Followed | None) -> str:
+    """Of both; None: pods are not followed."""
+    lines: list[str] = []
+
+    def add(name: str, kind: str, what: str, values: Mapping[str, float]) -> None:
+        lines.extend((f"# HELP {name} {what}", f"# TYPE {name} {kind}"))
+        lines.extend(f"{name}{label} {value:g}" for label, value in values.items())
+
+    asked = {'{verb="filter"}': counts.filtered, '{verb="prioritize"}': counts.prioritized}
+    add("cachefs_scheduler_extender_requests_total", "counter", "Questions of kube-scheduler.", asked)
+    seconds = {f'{{verb="{verb}"}}': value for verb, value in counts.seconds.items()}
+    add("cachefs_scheduler_extender_seconds_total", "counter", "Seconds that all answers took.", seconds)
+    slow = {f'{{verb="{verb}"}}': float(value) for verb, value in counts.slow.items()}
+    add("cachefs_scheduler_extender_slow_total", "counter", "Answers that took longer than 50 ms.", slow)
+    for name, what, value in (
+        ("unannotated", "Questions about pods that name no dataset.", counts.unannotated),
+        ("errors", "Answers without advice since something went wrong inside.", counts.errors),
+        ("refused_nodes", "Nodes that were refused for the policy require.", counts.refused_nodes),
+    ):
+        add(f"cachefs_scheduler_extender_{name}_total", "counter", what, {"": value})
+    if followed is not None:
+        add("cachefs_scheduler_leads", "gauge", "1: this replica opens gates.", {"": float(followed.leads)})
+        add("cachefs_scheduler_watching", "gauge", "1: pods are followed.", {"": float(not followed.problem)})
+        add("cachefs_scheduler_pods", "gauge", "Pods that are followed.", {"": len(followed)})
+        add("cachefs_scheduler_gates_opened_total", "counter", "Gates that were opened.", {"": followed.opened})
+        add("cachefs_scheduler_events_total", "counter", "Events that were written.", {"": followed.noted})
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,127 @@
+"""Asks daemons over their control endpoints, as an observer."""
+
+import asyncio
+import ssl
+from typing import Any, Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs.observe_messages import (
+    MEMBERS_PATH,
+    MOST_REPORT,
+    OBSERVER,
+    ORDER_PATH,
+    REPORT_PATH,
+    Members,
+    NodeReport,
+    Order,
+    OrderDone,
+)
+from cachefs_scheduler.config import ClusterSection
+
+CONNECT_SECONDS: Final = 5.0
+ASK_SECONDS: Final = 10.0
+# An order may walk through a snapshot of millions of files.
+ORDER_SECONDS: Final = 120.0
+# Characters of what a daemon says that get into a line of ours.
+_SHOWN: Final = 200
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+class NodeFailed(CachefsError):
+    """A daemon did not answer as it should."""
+
+
+class Asking:
+    """Used on the event loop."""
+
+    def __init__(self, section: ClusterSection) -> None:
+        """Raises ConfigError where the certificates cannot be used."""
+        self._name = section.name
+        self._context = _context(section)
+        self._scheme = "https" if self._context is not None else "http"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def members(self, host: str, port: int) -> Members:
+        """Whom the daemon there knows. Raises NodeFailed."""
+        return await self._ask(("GET", host, port, MEMBERS_PATH), Members, ASK_SECONDS)
+
+    async def report(self, host: str, port: int, known: NodeReport | None, wait: float, pause: float) -> NodeReport:
+        """What is new since *known*; everything, where that is None. wait: seconds for news; pause: seconds between two
+        answers at least. Raises NodeFailed."""
+        query = {"wait": f"{wait:g}", "pause": f"{pause:g}"}
+        if known is not None:
+            query |= {"after": str(known.version), "instance": known.instance}
+        return await self._ask(("GET", host, port, REPORT_PATH), NodeReport, wait + pause + ASK_SECONDS, params=query)
+
+    async def order(self, host: str, port: int, order: Order) -> OrderDone:
+        """Have it done there. Raises NodeFailed."""
+        body = msgspec.msgpack.encode(order)
+        return await self._ask(("POST", host, port, ORDER_PATH), OrderDone, ORDER_SECONDS, data=body)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask(self, where: tuple[str, str, int, str], kind: type[Answer], seconds: float, **more: Any) -> Answer:
+        method, host, port, path = where
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=300),
+                headers={OBSERVER: self._name},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            )
+        bare = f"[{host}]" if ":" in host else host
+        url = f"{self._scheme}://{bare}:{port}{path}"
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._session.request(
+                    method, url, allow_redirects=False, ssl=self._context if self._context is not None else True, **more
+                ) as answer,
+            ):
+                body = await _read(answer)
+                if answer.status != 200:
+                    raise NodeFailed(f"it says {answer.status}: {_shown(body.decode(errors='replace'))}")
+                return msgspec.msgpack.decode(body, type=kind)
+        except TimeoutError:
+            raise NodeFailed(f"no answer within {seconds:.3g} s") from None
+        except msgspec.MsgspecError as error:
+            raise NodeFailed(f"its answer cannot be understood: {_shown(str(error))}") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NodeFailed(_shown(str(error)) or type(error).__name__) from None
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    parts, size = [], 0
+    async for part in answer.content.iter_any():
+        size += len(part)
+        if size > MOST_REPORT:
+            raise NodeFailed(f"an answer of more than {MOST_REPORT:,} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _context(section: ClusterSection) -> ssl.SSLContext | None:
+    """Names are not checked, as between nodes: who has a certificate of that authority is one of us."""
+    if section.tls_ca is None or section.tls_cert is None or section.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(cafile=section.tls_ca)
+        context.load_cert_chain(section.tls_cert, section.tls_key, password=lambda: "")
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"cluster.tls_ca, tls_cert, tls_key: they cannot be used: {error}") from None
+    return context
+
+
+def _shown(text: str) -> str:
+    words = " ".join(text.split())[:_SHOWN]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)

@@ -1,0 +1,229 @@
+"""cachefs-scheduler against real daemons: what it knows, which nodes it prefers, and what it has them do."""
+
+import json
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cachefs.errors import ConfigError, NotFound
+from cachefs.observe_messages import Order, OrderKind
+from cachefs.scheduling_messages import (
+    ADMISSIONS,
+    ADMIT,
+    ENDED,
+    EXPLAIN,
+    PLACED,
+    POLICY,
+    QUEUE,
+    RANK,
+    RESIZED,
+    SCALE,
+    Admission,
+    Admissions,
+    Ask,
+    DatasetPolicy,
+    Ended,
+    Explanation,
+    Placed,
+    Policy,
+    PolicyStatus,
+    QueueStatus,
+    RankAsk,
+    Ranking,
+    ScaleAsk,
+    ScaleDone,
+)
+from tests.scheduler.observed import Observed, made_files, observed
+from tests.scheduler.running import Nothing, Scheduler, scheduler
+
+CACHECTL = Path(sys.executable).with_name("cachectl")
+FILES = 512
+
+
+@dataclass(frozen=True)
+class Place:
+    """Three daemons, each alone, with one dataset; and a service that follows them."""
+
+    nodes: list[Observed]
+    scheduler: Scheduler
+
+    def rank(self, policy: Policy = Policy.PREFER) -> Ranking:
+        return self.scheduler.client.post(RANK, RankAsk(ask=Ask(job="slurm:0", dataset="set", policy=policy)), Ranking)
+
+    def warm(self, node: int, part: float = 1.0) -> None:
+        shards = bytes([255] * round(32 * part) + [0] * (32 - round(32 * part)))
+        self.nodes[node].order(Order(kind=OrderKind.WARM, id=uuid.uuid4().hex, dataset="set", shards=shards))
+        self.holds(node, part)
+
+    def evict(self, node: int) -> None:
+        self.nodes[node].order(Order(kind=OrderKind.EVICT, dataset="set"))
+        self.holds(node, 0.0)
+
+    def holds(self, node: int, part: float) -> None:
+        name = self.nodes[node].name
+        self.scheduler.until(lambda: abs(self.scheduler.held(name) - part) < 0.01)
+
+    def admit(self, job: str, **fields: object) -> Admission:
+        ask = Ask(job=job, dataset="set", policy=Policy.SUSPEND, max_jobs_per_copy=1, **fields)  # type: ignore[arg-type]
+        return self.scheduler.client.post(ADMIT, ask, Admission)
+
+    def end(self, *jobs: str) -> None:
+        for job in jobs:
+            self.scheduler.client.post(ENDED, Ended(job=job), Nothing)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    work = tmp_path_factory.mktemp("p")
+    made_files(work / "set", FILES)
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(observed(work / f"n{number}", f"n{number}")) for number in range(3)]
+        for node in nodes:
+            node.daemon.add_dataset("set", f"file://{work}/set")
+        running = stack.enter_context(
+            scheduler(work / "sched", [node.address for node in nodes], {"defaults": {"preload": True}})
+        )
+        found = Place(nodes, running)
+        running.until(lambda: (status := running.status()) is not None and status.fresh == 3)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _clean(place: Place) -> Iterator[None]:
+    yield
+    for job in place.scheduler.client.get(QUEUE, QueueStatus).jobs:
+        place.end(job.job)
+    for number in range(3):
+        if place.scheduler.held(f"n{number}"):
+            place.evict(number)
+
+
+def test_nodes_that_hold_more_are_better(place: Place) -> None:
+    place.warm(0)
+    place.warm(1, 0.5)
+    found = place.rank()
+    assert found.scores["n0"] == 1.0
+    assert found.scores["n0"] > found.scores["n1"] > found.scores["n2"] > 0
+    assert place.rank(Policy.REQUIRE).refused.keys() == {"n2"}
+
+
+def test_a_job_that_is_placed_finds_its_data_there(place: Place) -> None:
+    ask = Ask(job="slurm:1", dataset="set")
+    place.scheduler.client.post(PLACED, Placed(job="slurm:1", nodes=["n2"], ask=ask), Nothing)
+    place.holds(2, 1.0)
+    # It has two nodes now, and leaves the one it was on: what it had there goes once others have it.
+    place.scheduler.client.post(RESIZED, Placed(job="slurm:1", nodes=["n0", "n1"]), Nothing)
+    place.holds(0, 0.5)
+    place.holds(1, 0.5)
+    place.holds(2, 0.0)
+    found = place.scheduler.client.get(EXPLAIN, Explanation, job="slurm:1")
+    assert found.placed == ["n0", "n1"]
+    assert found.state == "placed"
+    assert {one.node for one in found.nodes} == {"n0", "n1", "n2"}
+
+
+def test_jobs_wait_for_a_slot_and_get_it_in_turn_also_over_a_restart(place: Place) -> None:
+    place.warm(0)
+    first = place.admit("slurm:10", user="a")
+    assert (first.go, first.targets) == (True, ["n0"])
+    assert [place.admit(f"slurm:{job}", user="a").go for job in (11, 12)] == [False, False]
+    assert place.admit("slurm:13", user="b", priority=5).place == 1
+    place.scheduler.until(lambda: "slurm:13" in (place.scheduler.config.parent / "state/state.json").read_text())
+    place.scheduler.kill()
+    place.scheduler.start()
+    place.scheduler.until(lambda: place.scheduler.held("n0") == 1.0)
+    before = place.scheduler.client.get(ADMISSIONS, Admissions)
+    assert [one.job for one in before.jobs if one.go] == ["slurm:10"]
+    place.end("slurm:10")
+    after = place.scheduler.client.get(ADMISSIONS, Admissions, after=str(before.version))
+    assert [one.job for one in after.jobs if one.go] == ["slurm:13"]
+    place.end("slurm:13")
+    assert place.admit("slurm:11", user="a").go
+    assert place.admit("slurm:12", user="a").place == 1
+
+
+def test_another_copy_is_made_where_the_only_one_is_busy(place: Place) -> None:
+    place.warm(0)
+    clone = {"dataset": "set", "policy": Policy.CLONE, "max_jobs_per_copy": 1}
+    client = place.scheduler.client
+    assert client.post(ADMIT, Ask(job="slurm:20", **clone), Admission).targets == ["n0"]  # type: ignore[arg-type]
+    client.post(PLACED, Placed(job="slurm:20", nodes=["n0"]), Nothing)
+    [target] = client.post(ADMIT, Ask(job="slurm:21", **clone), Admission).targets  # type: ignore[arg-type]
+    assert target in ("n1", "n2")
+    place.holds(int(target[1]), 1.0)
+    assert place.rank().scores[target] > 0.9
+
+
+def test_a_dataset_gets_more_copies_and_fewer_by_call(place: Place) -> None:
+    place.warm(0)
+    client = place.scheduler.client
+    client.post(SCALE, ScaleAsk(dataset="set", copies=3), ScaleDone)
+    for number in range(3):
+        place.holds(number, 1.0)
+    client.post(SCALE, ScaleAsk(dataset="set", copies=1), ScaleDone)
+    place.scheduler.until(lambda: sum(place.scheduler.held(f"n{number}") for number in range(3)) == 1.0)
+
+
+def test_a_copy_that_nobody_reads_goes_when_its_time_is_over(place: Place) -> None:
+    place.warm(1)
+    client = place.scheduler.client
+    client.post(POLICY, DatasetPolicy(dataset="set", cleanup="ttl", ttl=1.0), PolicyStatus)
+    place.holds(1, 0.0)
+    changed = client.post(POLICY, DatasetPolicy(dataset="set", cleanup="none"), PolicyStatus)
+    assert changed.policy.cleanup == "none"
+
+
+def test_silent_daemons_count_less_and_answers_go_on(place: Place) -> None:
+    place.warm(0)
+    daemon = place.nodes[0].daemon.process
+    assert daemon is not None
+    before = place.rank()
+    daemon.send_signal(signal.SIGSTOP)
+    try:
+        place.scheduler.until(lambda: place.rank().age > before.age + 2)
+        assert place.rank().scores["n0"] == 1.0  # it is not silent for long
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+
+
+def test_what_makes_no_sense_is_refused_in_a_line(place: Place) -> None:
+    client = place.scheduler.client
+    with pytest.raises(NotFound, match="no scheduler has told of a job 'slurm:99'"):
+        client.get(EXPLAIN, Explanation, job="slurm:99")
+    with pytest.raises(ConfigError, match="ranks"):
+        client.post(ADMIT, Ask(job="x", dataset="set", ranks=0), Admission)
+    with pytest.raises(ConfigError, match="name one of"):
+        client.post(SCALE, ScaleAsk(), ScaleDone)
+    with pytest.raises(ConfigError, match="cleanup 'often'"):
+        client.post(POLICY, DatasetPolicy(dataset="set", cleanup="often"), PolicyStatus)
+    ranking = client.post(RANK, RankAsk(ask=Ask(job="x", dataset="unheard-of")), Ranking)
+    assert not ranking.scores
+    assert "no node knows a dataset unheard-of" in ranking.why
+
+
+def test_cachectl_shows_it_in_80_columns_and_as_json(place: Place) -> None:
+    place.warm(0)
+    assert place.admit("slurm:30-a-job-with-a-long-name-that-goes-on-and-on", user="someone").go
+    for command in (["status"], ["queue", "--json"], ["policy", "set"]):
+        base = [str(CACHECTL), "sched", *command, "--scheduler", str(place.scheduler.socket)]
+        shown = subprocess.run(base, capture_output=True, text=True, check=True).stdout
+        assert "set" in shown
+        if "--json" in command:
+            assert json.loads(shown)["jobs"][0]["user"] == "someone"
+        else:
+            assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_cachectl_says_in_a_line_that_no_service_answers(tmp_path: Path) -> None:
+    command = [str(CACHECTL), "sched", "status", "--scheduler", str(tmp_path / "none")]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert failed.returncode == 3
+    assert "no cachefs-scheduler answers at" in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1

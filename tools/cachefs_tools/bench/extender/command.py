@@ -1,0 +1,24 @@
+"""`cachefs-bench extender`: answers to kube-scheduler."""
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from cachefs_tools.bench.extender.measuring import ExtenderLoad, measure, printed
+
+
+@click.command("extender")
+@click.option("--nodes", default=5000, show_default=True, type=click.IntRange(1, 16384), help="Of the cluster.")
+@click.option(
+    "--questions", default=400, show_default=True, type=click.IntRange(min=20),
+    help="Of each kind; of those with whole nodes a tenth.",
+)  # fmt: skip
+def extender_command(nodes: int, questions: int) -> None:
+    """Measure how long kube-scheduler waits for the extender, over HTTPS on loopback.
+
+    The service has its own scoring, and nodes that are made up. Questions have the names of all nodes
+    (nodeCacheCapable: true) or whole nodes (false), small ones and large ones.
+    """
+    with tempfile.TemporaryDirectory(prefix="cachefs-bench-") as work:
+        click.echo(printed(measure(Path(work), ExtenderLoad(nodes, questions))))

@@ -1,0 +1,182 @@
+"""The measurement: clients with TLS, one connection each as kube-scheduler has, and how long they wait for answers."""
+
+import http.client
+import json
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, count
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import CachefsError, ConfigError
+from cachefs_tools.bench.extender.questions import by_names, whole_nodes
+
+_SECONDS: Final = 120.0
+_CLIENTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderLoad:
+    """How much is measured."""
+
+    nodes: int
+    # Questions of each kind; of those with whole nodes a tenth.
+    questions: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    port: int
+    context: ssl.SSLContext
+
+    def connect(self) -> http.client.HTTPSConnection:
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=_SECONDS, context=self.context)
+        connection.connect()
+        return connection
+
+
+def measure(work: Path, load: ExtenderLoad) -> dict[str, object]:
+    """Milliseconds until an answer has been read, from the first byte of the question on. work: a directory to use."""
+    with _running(work, load.nodes) as service:
+        # Everything is done once before, as by a kube-scheduler that has run for a while.
+        _asked(service, "prioritize", [by_names(0, load.nodes)] * 5)
+        names = _bodies(lambda number: by_names(number, load.nodes), load.questions)
+        few = max(5, load.questions // 10)
+        small = whole_nodes(1, load.nodes, 4)
+        large = whole_nodes(1, load.nodes, 45)
+        found: dict[str, object] = {"nodes": load.nodes, "questions": load.questions}
+        found["names"] = {
+            "bytes": len(names[0]),
+            "filter": _told(_asked(service, "filter", names)),
+            "filter_require": _told(
+                _asked(service, "filter", [by_names(number, load.nodes, 1, "require") for number in range(few)])
+            ),
+            "prioritize": _told(_asked(service, "prioritize", names)),
+            "prioritize_gang_of_64": _told(
+                _asked(service, "prioritize", _bodies(lambda number: by_names(number, load.nodes, 64), load.questions))
+            ),
+        }
+        found["whole_nodes"] = {
+            f"{len(body) / load.nodes / 1000:.1f} KB each": {
+                "bytes": len(body),
+                "filter": _told(_asked(service, "filter", [body] * few)),
+                "prioritize": _told(_asked(service, "prioritize", [body] * few)),
+            }
+            for body in (small, large)
+        }
+        found["names_while_another_asks_with_whole_nodes"] = _beside(service, names, large)
+        found[f"names_{_CLIENTS}_clients_at_once"] = _at_once(service, names)
+    return found
+
+
+def _bodies(make: Callable[[int], bytes], questions: int) -> list[bytes]:
+    """Of so many pods; a hundred different ones, or there would be a gigabyte of them."""
+    different = [make(number) for number in range(min(questions, 100))]
+    return [different[number % len(different)] for number in range(questions)]
+
+
+def _asked(service: _Service, verb: str, bodies: Sequence[bytes]) -> list[float]:
+    """Seconds of each, one after the other."""
+    connection = service.connect()
+    try:
+        return [_once(connection, verb, body) for body in bodies]
+    finally:
+        connection.close()
+
+
+def _once(connection: http.client.HTTPSConnection, verb: str, body: bytes) -> float:
+    begun = time.perf_counter()
+    connection.request("POST", f"/{verb}", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    found = answer.read()
+    seconds = time.perf_counter() - begun
+    if answer.status != 200:
+        raise CachefsError(f"the extender answers {answer.status}: {found[:200].decode(errors='replace')}")
+    return seconds
+
+
+def _beside(service: _Service, names: Sequence[bytes], large: bytes) -> dict[str, object]:
+    """A second client asks with whole nodes meanwhile, without a pause."""
+    ended = threading.Event()
+    asked = count()
+
+    def ask() -> None:
+        while not ended.is_set():
+            _asked(service, "filter", [large])
+            next(asked)
+
+    other = threading.Thread(target=ask)
+    other.start()
+    try:
+        found = _told(_asked(service, "prioritize", names))
+    finally:
+        ended.set()
+        other.join(_SECONDS)
+    return {"prioritize": found, "bytes_of_the_other": len(large), "questions_of_the_other": next(asked)}
+
+
+def _at_once(service: _Service, names: Sequence[bytes]) -> dict[str, object]:
+    share = max(1, len(names) // _CLIENTS)
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(_CLIENTS) as pool:
+        found = list(pool.map(lambda _: _asked(service, "prioritize", names[:share]), range(_CLIENTS)))
+    seconds = time.perf_counter() - begun
+    return {
+        "answers_per_second": round(_CLIENTS * share / seconds),
+        "prioritize": _told(list(chain.from_iterable(found))),
+    }
+
+
+def _told(seconds: Sequence[float]) -> dict[str, float]:
+    found = sorted(seconds)
+
+    def at(part: float) -> float:
+        return round(1000 * found[min(len(found) - 1, int(part * len(found)))], 2)
+
+    return {"p50_ms": at(0.5), "p99_ms": at(0.99), "max_ms": at(1.0), "count": len(found)}
+
+
+@contextmanager
+def _running(work: Path, nodes: int) -> Iterator[_Service]:
+    certificate, key = _certificate(work)
+    command = [sys.executable, "-m", "cachefs_tools.bench.extender.service", str(nodes), str(certificate), str(key)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.strip():
+            raise CachefsError("the extender has not started; see above")
+        context = ssl.create_default_context(cafile=certificate)
+        context.check_hostname = False
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        yield _Service(int(line), context)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _certificate(work: Path) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        raise ConfigError("openssl is missing, which makes the certificate (Debian package openssl)")
+    certificate, key = work / "tls.crt", work / "tls.key"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30",
+            "-subj", "/CN=extender", "-keyout", str(key), "-out", str(certificate),
+        ],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    return certificate, key
+
+
+def printed(found: dict[str, object]) -> str:
+    """One JSON document."""
+    return json.dumps(found, indent=2)

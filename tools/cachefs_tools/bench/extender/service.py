@@ -1,0 +1,72 @@
+"""The service that is measured, as a process: the extender with TLS, with the service's own advice about nodes that
+have been made up.
+
+    python -m cachefs_tools.bench.extender.service NODES CERT KEY
+
+It writes its port on standard output, and ends when its standard input does.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import numpy as np
+from cachefs_scheduler.config import ClusterSection, Config
+from cachefs_scheduler.duties.advisor import Advisor
+from cachefs_scheduler.duties.book import Book
+from cachefs_scheduler.duties.policies import Policies
+from cachefs_scheduler.duties.warming import Warmings
+from cachefs_scheduler.kube.part import open_part
+from cachefs_scheduler.kube_section import KubeSection
+from cachefs_scheduler.view.asking import Asking
+from cachefs_scheduler.view.cluster_view import ClusterView
+
+from cachefs.observe_messages import Load, Member, NodeReport, SnapshotReport
+from cachefs.planning.scheduling.facts import SHARDS, WHOLE
+from cachefs_tools.bench.extender.made_up import DATASET, node_name
+
+_SNAPSHOT = "5" * 32
+_BYTES, _BLOCKS = 150 << 30, 1_300_000
+_SEED = 7
+
+
+def _fill(view: ClusterView, nodes: int) -> None:
+    """All nodes report; one in ten holds a part of the dataset, and each has its own shards of it."""
+    random = np.random.default_rng(_SEED)
+    names = [node_name(number) for number in range(nodes)]
+    view.meet(
+        {name: Member(id=name, name=name, host="127.0.0.1", control_port=1, zone=f"z{number % 3}", state="active")
+         for number, name in enumerate(names)}
+    )  # fmt: skip
+    for number, name in enumerate(names):
+        shards = np.zeros(SHARDS, np.uint8)
+        if number % 10 == 0:
+            shards[random.permutation(SHARDS)[: random.integers(1, SHARDS)]] = WHOLE
+        held = int(_BYTES * np.count_nonzero(shards) / SHARDS)
+        report = NodeReport(
+            id=name, name=name, instance="1", version=1, full=True, zone=f"z{number % 3}", state="active",
+            capacity=200 << 30, used=held, load=Load(origin_rate=2e8, peer_rate=1e9),
+            snapshots=[SnapshotReport(
+                id=_SNAPSHOT, total=_BYTES, blocks=_BLOCKS, datasets=[DATASET], memory=held, shards=shards.tobytes()
+            )],
+        )  # fmt: skip
+        view.take(view.nodes[name], report)
+
+
+async def _serve(nodes: int, section: KubeSection) -> None:
+    config = Config(cluster=ClusterSection(nodes=("127.0.0.1:7380",), orders=False), kube=section)
+    view = ClusterView(config)
+    _fill(view, nodes)
+    warmings = Warmings(view, Asking(config.cluster), allowed=False)
+    advisor = Advisor(view, Book(10_000, 900.0), Policies(config), warmings, 0.5)
+    part = open_part(section, advisor)
+    await part.start()
+    print(part.server.port, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await part.stop()
+
+
+if __name__ == "__main__":
+    count, certificate, secret = sys.argv[1:]
+    kube = KubeSection(listen="127.0.0.1:0", tls_cert=Path(certificate), tls_key=Path(secret), most_body=256 << 20)
+    asyncio.run(_serve(int(count), kube))

@@ -1,0 +1,241 @@
+"""cachectl sched and cachectl scale: what cachefs-scheduler knows, and what it is told."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import click
+import msgspec
+from rich.table import Table
+
+from cachefs.errors import ConfigError
+from cachefs.scheduling_messages import (
+    EXPLAIN,
+    NODES,
+    POLICY,
+    QUEUE,
+    SCALE,
+    STATUS,
+    DatasetPolicy,
+    Explanation,
+    NodesStatus,
+    NodeStatus,
+    PolicyList,
+    PolicyStatus,
+    QueueStatus,
+    ScaleAsk,
+    ScaleDone,
+    SchedulerStatus,
+    WaitingJob,
+)
+from cachefs_tools.cachectl.command_session import CommandSession, with_session
+from cachefs_tools.cachectl.display import duration, name, share, size, table
+from cachefs_tools.cachectl.scheduler_client import SchedulerClient
+
+# Characters of a name in a table of at most 80 columns.
+_NAME: Final = 24
+
+
+def with_scheduler(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function whose first arguments are a CommandSession and a SchedulerClient."""
+
+    @click.option(
+        "--scheduler",
+        metavar="ADDRESS",
+        default="",
+        help="Socket of cachefs-scheduler, or https://HOST:PORT.  [default: $CACHEFS_SCHEDULER, or the usual socket]",
+    )
+    @click.option("--tls", nargs=3, metavar="CA CERT KEY", default=None, help="Files of certificates, for https.")
+    @with_session
+    @functools.wraps(function)
+    def run(session: CommandSession, *, scheduler: str, tls: tuple[str, str, str] | None, **arguments: Any) -> None:
+        function(session, SchedulerClient(scheduler, tls), **arguments)
+
+    return run
+
+
+@click.group()
+def sched() -> None:
+    """Show what cachefs-scheduler knows of nodes and jobs, and say what holds for datasets."""
+
+
+@sched.command()
+@with_scheduler
+def status(session: CommandSession, client: SchedulerClient) -> None:
+    """Nodes, what they hold, jobs, and warm-ups that were ordered."""
+    found, nodes = client.get(STATUS, SchedulerStatus), client.get(NODES, NodesStatus)
+    document = {"status": found, "nodes": nodes.nodes}
+    session.answer(document, *_status(found, nodes))
+
+
+def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]:
+    jobs = ", ".join(f"{count} {state}" for state, count in sorted(found.jobs.items())) or "none known"
+    yield f"cachefs-scheduler {found.version}, up {duration(found.uptime)}; jobs: {jobs}"
+    yield (
+        f"{found.nodes} nodes, {found.fresh} heard within a minute; room for {size(found.capacity)}, "
+        f"{size(found.used)} taken"
+    )
+    if found.needed:
+        yield f"jobs read {size(found.needed)}; {found.nodes_needed} nodes like these would hold it"
+    yield ""
+    yield table(
+        "NODE =STATE >HEARD >ROOM >TAKEN >JOBS DATASETS",
+        [
+            (
+                _short(one.name),
+                one.state,
+                f"{one.age:.0f} s ago" if one.age >= 0 else "never",
+                size(one.capacity),
+                size(one.used),
+                one.jobs,
+                ", ".join(f"{_short(part.dataset)} {share(part.bytes, part.total)}" for part in one.datasets[:3])
+                or "-",
+            )
+            for one in nodes.nodes
+        ],
+    )
+    running = [one for one in found.warmups if one.state in ("ordered", "running")]
+    if running:
+        yield ""
+        yield table(
+            "WARM-UP NODE DATASET >DONE FOR",
+            [
+                (one.purpose, _short(one.node), _short(one.dataset), share(one.blocks, one.total), _short(one.job))
+                for one in running
+            ],
+        )
+    for problem in found.problems:
+        yield f"note: {name(problem)}"
+
+
+def _held(node: NodeStatus) -> str:
+    parts = [f"{_short(one.dataset)} {share(one.bytes, one.total)}" for one in node.datasets[:3]]
+    return ", ".join(parts) + (f", +{len(node.datasets) - 3}" if len(node.datasets) > 3 else "") or "-"
+
+
+@sched.command()
+@with_scheduler
+def queue(session: CommandSession, client: SchedulerClient) -> None:
+    """Jobs that wait for a copy of their dataset, in their order; and all others that are known."""
+    found = client.get(QUEUE, QueueStatus)
+    waiting = [one for one in found.jobs if one.state == "waiting"]
+    lines: list[str | Table] = [f"{len(waiting)} of {len(found.jobs)} jobs wait"]
+    if found.jobs:
+        columns = ">PLACE JOB DATASET USER =STATE >SINCE NODES"
+        lines.append(table(columns, [_job(one) for one in found.jobs]))
+    session.answer(found, *lines)
+
+
+def _job(one: WaitingJob) -> tuple[object, ...]:
+    nodes = ", ".join(one.nodes[:2]) + (f" +{len(one.nodes) - 2}" if len(one.nodes) > 2 else "") or "-"
+    return (
+        one.place or "-", _short(one.job), _short(one.dataset), _short(one.user) or "-", one.state,
+        duration(one.seconds), name(nodes),
+    )  # fmt: skip
+
+
+@sched.command()
+@click.argument("job")
+@with_scheduler
+def explain(session: CommandSession, client: SchedulerClient, job: str) -> None:
+    """Why a job is on its nodes, or waits.
+
+    JOB is kube:NAMESPACE/KIND/NAME or slurm:JOBID, as `cachectl sched queue` shows it. FIRST and LATER are the seconds
+    that one rank would wait in its first epoch and in each later one; the other columns say where the bytes of an epoch
+    would come from. A star stands before the nodes on which the job is.
+    """
+    found = client.get(EXPLAIN, Explanation, job=job)
+    session.answer(found, *_explained(found))
+
+
+def _explained(found: Explanation) -> Iterator[str | Table]:
+    where = f"on {name(', '.join(found.placed))}" if found.placed else found.state
+    yield f"{name(found.job)}: {name(found.dataset)} ({size(found.bytes)}), policy {found.policy}, {where}"
+    for line in found.text:
+        yield f"  {name(line)}"
+    if found.nodes:
+        yield ""
+        yield table(
+            "NODE >SCORE >FIRST >LATER >LOCAL >ZONE >OTHERS >ORIGIN >HEARD",
+            [
+                (
+                    f"{'*' if one.node in found.placed else ''}{_short(one.node)}",
+                    f"{one.score:.2f}",
+                    f"{one.first:.3g} s",
+                    f"{one.later:.3g} s",
+                    size(one.local),
+                    size(one.zone),
+                    size(one.elsewhere),
+                    size(one.origin),
+                    f"{one.age:.0f} s" if one.age >= 0 else "never",
+                )
+                for one in found.nodes
+            ],
+        )
+
+
+@sched.command()
+@click.argument("dataset", default="")
+@click.option("--max-jobs-per-copy", type=click.IntRange(0), help="Jobs that may read one copy at once; 0: any number.")
+@click.option("--max-copies", type=click.IntRange(1, 1024), help="Copies that policy clone may make.")
+@click.option("--cleanup", type=click.Choice(["none", "ttl", "lru", "pin"]), help="What becomes of unread copies.")
+@click.option("--ttl", type=click.FloatRange(0, min_open=True), help="Seconds after the last read, for ttl.")
+@click.option("--preload/--no-preload", default=None, help="Bring what a job reads as soon as it is placed.")
+@click.option("--release/--no-release", default=None, help="Empty nodes that a job has left.")
+@with_scheduler
+def policy(session: CommandSession, client: SchedulerClient, dataset: str, **given: Any) -> None:
+    """Show what holds for datasets, or change it for one.
+
+    What is changed here stays until it is changed again, also over restarts; it goes before the configuration.
+    """
+    if any(value is not None for value in given.values()):
+        if not dataset:
+            raise ConfigError("name the dataset whose policy is to change")
+        changed = client.post(POLICY, DatasetPolicy(dataset=dataset, **given), PolicyStatus)
+        found = PolicyList(datasets=[changed])
+    else:
+        found = client.get(POLICY, PolicyList, dataset=dataset)
+    rows = [_policy(one) for one in found.datasets]
+    session.answer(found, table("DATASET >SIZE >JOBS >WAIT >COPIES >EACH >MOST =CLEANUP =PRELOAD", rows))
+
+
+def _policy(one: PolicyStatus) -> tuple[object, ...]:
+    held = one.policy
+    cleanup = f"ttl {duration(held.ttl or 0)}" if held.cleanup == "ttl" else held.cleanup
+    return (
+        _short(held.dataset), size(one.bytes), one.running, one.waiting, len(one.copies),
+        held.max_jobs_per_copy or "any", held.max_copies, cleanup, "yes" if held.preload else "no",
+    )  # fmt: skip
+
+
+@click.command()
+@click.option("--job", default="", help="A job that has other nodes now; its data follow it.")
+@click.option("--nodes", default="", metavar="NODE,...", help="Those nodes.")
+@click.option("--dataset", default="", help="A dataset that is to have so many copies.")
+@click.option("--copies", type=click.IntRange(1, 1024), default=None, help="So many.")
+@click.option("--drain", default="", metavar="NODE", help="A node that is to leave its cluster.")
+@with_scheduler
+def scale(session: CommandSession, client: SchedulerClient, **given: Any) -> None:
+    """Have the cache follow a job, a dataset be on more or fewer nodes, or a node leave.
+
+    One of: --job with --nodes, --dataset with --copies, --drain. Nodes are emptied only of what others hold by then,
+    and where no job reads. `cachectl scale-hint` says how many nodes are needed.
+    """
+    nodes = [one.strip() for one in given["nodes"].split(",") if one.strip()]
+    ask = ScaleAsk(
+        job=given["job"], nodes=nodes, dataset=given["dataset"], copies=given["copies"] or 0, drain=given["drain"]
+    )
+    try:
+        msgspec.json.decode(msgspec.json.encode(ask), type=ScaleAsk)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(str(error)) from None
+    found = client.post(SCALE, ask, ScaleDone)
+    session.answer(found, *map(name, found.text))
+
+
+def _short(text: str) -> str:
+    """Names are cut in the middle: both ends tell them apart."""
+    shown = name(text)
+    if len(shown) <= _NAME:
+        return shown
+    return f"{shown[: _NAME // 2 - 1]}…{shown[-(_NAME // 2) :]}"

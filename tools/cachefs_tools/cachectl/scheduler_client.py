@@ -1,0 +1,112 @@
+"""Asks cachefs-scheduler: JSON over HTTP, on its unix socket or on TCP with certificates."""
+
+import http.client
+import os
+import socket
+import ssl
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from cachefs.errors import AccessDenied, CachefsError, ConfigError, DaemonUnavailable, NotFound
+
+DEFAULT_SOCKET: Final = Path("/run/cachefs-scheduler/cachefs-scheduler.sock")
+# An address may be given here, as to --scheduler.
+VARIABLE: Final = "CACHEFS_SCHEDULER"
+SECONDS: Final = 30.0
+MOST_ANSWER: Final = 256 << 20
+
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+_ERRORS: Final = {400: ConfigError, 403: AccessDenied, 404: NotFound}
+
+
+class SchedulerClient:
+    """Blocking. A connection for each call."""
+
+    def __init__(self, address: str = "", certificates: tuple[str, str, str] | None = None) -> None:
+        """address: path of the socket, or http(s)://HOST:PORT; empty: that of the environment, or the usual one.
+        certificates: files of the authority, of the certificate and of its key. Raises ConfigError."""
+        self.address = address or os.environ.get(VARIABLE, "") or str(DEFAULT_SOCKET)
+        self._url = urlsplit(self.address) if "://" in self.address else None
+        if self._url is not None and (self._url.scheme not in ("http", "https") or not self._url.hostname):
+            raise ConfigError(f"scheduler {self.address!r}: expected the path of a socket, or https://HOST:PORT")
+        self._certificates = certificates
+
+    def get(self, path: str, kind: type[Reply], **query: str) -> Reply:
+        """Raises CachefsError."""
+        given = {name: value for name, value in query.items() if value}
+        return self._ask("GET", f"{path}?{urlencode(given, quote_via=quote)}" if given else path, None, kind)
+
+    def post(self, path: str, body: msgspec.Struct, kind: type[Reply]) -> Reply:
+        """Raises CachefsError."""
+        return self._ask("POST", path, msgspec.json.encode(body), kind)
+
+    def _ask(self, method: str, path: str, body: bytes | None, kind: type[Reply]) -> Reply:
+        connection = self._connection()
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = answer.read(MOST_ANSWER)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unavailable(error) from None
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise _ERRORS.get(answer.status, CachefsError)(_reason(said) or f"cachefs-scheduler says {answer.status}")
+        try:
+            return msgspec.json.decode(said, type=kind)
+        except msgspec.MsgspecError as error:
+            raise CachefsError(f"what {self.address} answers is nothing that cachefs-scheduler says: {error}") from None
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._url is None:
+            return _UnixConnection(self.address)
+        host, port = self._url.hostname or "", self._url.port
+        if self._url.scheme == "http":
+            return http.client.HTTPConnection(host, port, timeout=SECONDS)
+        return http.client.HTTPSConnection(host, port, timeout=SECONDS, context=self._context())
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if self._certificates is not None:
+            authority, certificate, key = self._certificates
+            try:
+                context.load_verify_locations(cafile=authority)
+                context.load_cert_chain(certificate, key)
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError(f"certificates for {self.address} cannot be used: {error}") from None
+        return context
+
+    def _unavailable(self, error: Exception) -> CachefsError:
+        if isinstance(error, PermissionError):
+            return AccessDenied(
+                f"you may not use {self.address}: be root, or in the group of service.socket_group of cachefs-scheduler"
+            )
+        why = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+        return DaemonUnavailable(
+            f"no cachefs-scheduler answers at {self.address}: {why}; start it, or name another with --scheduler"
+        )
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(SECONDS)
+        self.sock.connect(self._path)
+
+
+class _Refusal(msgspec.Struct):
+    error: str = ""
+
+
+def _reason(said: bytes) -> str:
+    try:
+        return " ".join(msgspec.json.decode(said, type=_Refusal).error.split())
+    except msgspec.MsgspecError:
+        return ""
