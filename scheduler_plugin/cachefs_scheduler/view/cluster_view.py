@@ -40,8 +40,8 @@ class ClusterView:
 
     # --- who there is ----------------------------------------------------------------------------------------
 
-    def meet(self, members: Mapping[str, Member]) -> None:
-        """These are the members of all clusters, by id."""
+    def meet(self, members: Mapping[str, Member], *, complete: bool = True) -> None:
+        """These are members, by id. complete: there are no others."""
         now = time.monotonic()
         present = set()
         for member in members.values():
@@ -56,7 +56,7 @@ class ClusterView:
             node.id, node.host, node.control_port = member.id, member.host, member.control_port
             node.member_state, node.missing, node.zone = member.state, None, member.zone
             present.add(name)
-        for name, node in list(self.nodes.items()):
+        for name, node in list(self.nodes.items()) if complete else ():
             if name in present:
                 continue
             node.missing = node.missing if node.missing is not None else now

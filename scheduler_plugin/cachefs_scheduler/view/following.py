@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cachefs.observe_messages import Member
@@ -21,8 +21,6 @@ ANSWERS: Final = 200
 # Seconds between two tries at a node that does not answer.
 FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 30.0
-# Daemons that are asked for members at once: those of the configuration, and where none answers, some that are known.
-_ASKED: Final = 16
 
 
 class Following:
@@ -35,6 +33,7 @@ class Following:
         self._seeds = list(seeds)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by name of the node
         self._silent = False
+        self._clusters = 0
 
     async def run(self) -> None:
         """Runs as long as the service."""
@@ -48,32 +47,44 @@ class Following:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _find(self) -> None:
-        """Ask who is a member. Nodes may be of several clusters: each seed tells of its own."""
+        """Ask who is a member. A daemon that is silent holds up nobody: nodes are met as others tell of them."""
         heard = [node for node in self._view if not node.problem and node.report is not None]
         asked = [*self._seeds, *((node.host, node.control_port) for node in random.sample(heard, min(3, len(heard))))]
-        answers = await asyncio.gather(
-            *(self._asking.members(host, port) for host, port in dict.fromkeys(asked[: _ASKED + len(self._seeds)])),
-            return_exceptions=True,
-        )
+        tasks = [asyncio.create_task(self._asking.members(*where)) for where in dict.fromkeys(asked)]
         members: dict[str, Member] = {}
+        clusters: list[set[str]] = []
         problems = []
-        for answer in answers:
-            if isinstance(answer, NodeFailed):
-                problems.append(str(answer))
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                for member in answer.members:
-                    known = members.get(member.id)
-                    if known is None or known.state == "away":
+        try:
+            for answer in asyncio.as_completed(tasks):
+                try:
+                    told = await answer
+                except NodeFailed as error:
+                    problems.append(str(error))
+                    continue
+                for member in told.members:
+                    if member.id not in members or members[member.id].state == "away":
                         members[member.id] = member
+                _join(clusters, {member.id for member in told.members})
+                self._view.meet(members, complete=False)
+                self._follow_all()
+        finally:
+            for task in tasks:
+                task.cancel()
+        self._say(members, clusters, problems)
         if members:
-            self._silent = False
-            self._view.meet(members)
-        elif not self._silent:
-            self._silent = True
-            log.warning("no daemon says who is a member: %s", "; ".join(dict.fromkeys(problems))[:500])
+            self._view.meet(members, complete=True)
         self._follow_all()
+
+    def _say(self, members: Mapping[str, Member], clusters: Sequence[set[str]], problems: Sequence[str]) -> None:
+        """In the log, what is hardly meant; once."""
+        if not members and not self._silent:
+            log.warning("no daemon says who is a member: %s", "; ".join(dict.fromkeys(problems))[:500])
+        if len(clusters) > 1 and self._clusters != len(clusters):
+            log.warning(
+                "the daemons are of %d clusters, whose nodes give each other nothing, but estimates take them for one; "
+                "start a cachefs-scheduler for each", len(clusters),
+            )  # fmt: skip
+        self._silent, self._clusters = not members, len(clusters)
 
     def _follow_all(self) -> None:
         known = {node.name: node for node in self._view}
@@ -101,3 +112,11 @@ class Following:
                 self._view.failed(node, str(error))
                 await asyncio.sleep(retry * random.uniform(0.7, 1.0))
                 retry = min(2 * retry, LAST_RETRY)
+
+
+def _join(clusters: list[set[str]], members: set[str]) -> None:
+    """These belong together, and so do the clusters that have any of them."""
+    joined = [one for one in clusters if one & members]
+    for one in joined:
+        clusters.remove(one)
+    clusters.append(members.union(*joined))

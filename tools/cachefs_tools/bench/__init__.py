@@ -24,6 +24,7 @@ with quiet_loading(), needs_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench.block_command import block_command
     from cachefs_tools.bench.cluster.command import cluster_command
     from cachefs_tools.bench.extender.command import extender_command
+    from cachefs_tools.bench.hints_command import hints_command
     from cachefs_tools.bench.listing_command import listing_command
     from cachefs_tools.bench.miss_command import miss_command
     from cachefs_tools.bench.own_process import in_own_process
@@ -204,6 +205,7 @@ main.add_command(block_command)
 main.add_command(listing_command)
 main.add_command(miss_command)
 main.add_command(cluster_command)
+main.add_command(hints_command)
 main.add_command(peers_command)
 main.add_command(scheduling_command)
 main.add_command(extender_command)

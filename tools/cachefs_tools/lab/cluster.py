@@ -27,6 +27,8 @@ class ClusterSettings:
     keys: Mapping[str, object] = field(default_factory=dict)
     # Zones of the nodes, which they have in turns; none: they have none.
     zones: Sequence[str] = ()
+    # By name of the node, its weight in a static list; 1 for the others.
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 class Cluster:
@@ -55,7 +57,9 @@ class Cluster:
     def _listed(self, node: Node) -> str:
         """The node, as a list has it."""
         zone = self._zone(node)
-        return f"{node.name}={node.host.address}:{self._ports[node.name]}" + (f",zone={zone}" if zone else "")
+        weight = self.settings.weights.get(node.name)
+        line = f"{node.name}={node.host.address}:{self._ports[node.name]}" + (f",zone={zone}" if zone else "")
+        return line if weight is None else f"{line},weight={weight:g}"
 
     def settings_of(self, node: Node) -> NodeSettings:
         """What a node is told."""

@@ -1,0 +1,328 @@
+"""Do scores rank nodes as a job's first epoch does? A cluster of four real daemons with different parts of a dataset,
+on hosts of a network with slow links; a real cachefs-scheduler that follows them; and the same job on each in turn.
+
+The last node is the home of nearly all blocks and holds all of them. So what the others hold is what they were told to.
+
+Then the service and daemons are taken away, and it is seen what answers are like.
+"""
+
+import http.client
+import itertools
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from cachefs.errors import CachefsError
+from cachefs.messages import Empty, OriginOptions
+from cachefs.observe_messages import OBSERVER, ORDER_PATH, Order, OrderKind
+from cachefs.rpc import DATASET_LIST
+from cachefs.scheduling_messages import (
+    ADMIT,
+    ENDED,
+    EXPLAIN,
+    NODES,
+    RANK,
+    Admission,
+    Ask,
+    Ended,
+    Explanation,
+    NodesStatus,
+    RankAsk,
+    Ranking,
+)
+from cachefs_tools.bench.cluster.run import READ_DEADLINE
+from cachefs_tools.bench.directory_node import DATASET, list_dataset
+from cachefs_tools.bench.origin_server import BUCKET, filled_server
+from cachefs_tools.bench.scenario import Shape
+from cachefs_tools.cachectl.scheduler_client import SchedulerClient
+from cachefs_tools.lab.bridge import bridge_network
+from cachefs_tools.lab.cluster import PORT, Cluster, ClusterSettings, made_cluster
+from cachefs_tools.lab.host import Host, until
+from cachefs_tools.lab.job import JobSettings, started_job
+from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.throttle import throttled
+from cachefs_tools.scratch_config import NodeSettings, TierSettings
+from cachefs_tools.scratch_node import WITH_PARENT, program
+
+NAME: Final = "bench-scheduler"
+SHARDS: Final = 256
+SECONDS: Final = 60.0
+# Seconds for which daemons are silent, and the pause between two questions meanwhile.
+SILENT: Final = 5.0
+_PAUSE: Final = 0.05
+# A part of the dataset that does not matter.
+_NEAR: Final = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class HintsLoad:
+    """What is measured."""
+
+    files: int = 2000
+    size: int = 110_000
+    parts: tuple[float, ...] = (0.0, 0.3, 0.6)  # of the dataset, on the nodes but the last one
+    rounds: int = 2
+    rate: float = 1500.0  # samples a second that the job reads if it never waits
+    bandwidth: float = 40e6  # bytes a second of the origin
+    megabits: float = 500.0  # a second of the link to each node
+
+
+class Service:
+    """A cachefs-scheduler on a host, which may be killed and started again."""
+
+    def __init__(self, host: Host, work: Path, seeds: Sequence[str]) -> None:
+        work.mkdir()
+        self._host = host
+        self._work = work
+        self._process: subprocess.Popen[bytes] | None = None
+        nodes = ", ".join(f'"{seed}"' for seed in seeds)
+        self.client = SchedulerClient(str(work / "s"))
+        (work / "config.toml").write_text(
+            f'[service]\nsocket = "{work}/s"\nstate_dir = "{work}/state"\n'
+            f'[cluster]\nnodes = [{nodes}]\nname = "{NAME}"\n'
+        )
+
+    def start(self) -> None:
+        with (self._work / "log").open("ab") as log:
+            command = [program("cachefs-scheduler"), "--config", f"{self._work}/config.toml"]
+            self._process = subprocess.Popen(
+                [*WITH_PARENT, *self._host.enter, *command],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def rank(self, nodes: Sequence[str] | None = None) -> Ranking | None:
+        """None: it does not answer."""
+        ask = RankAsk(ask=Ask(job="bench", dataset=DATASET), candidates=list(nodes) if nodes is not None else None)
+        with suppress(CachefsError):
+            return self.client.post(RANK, ask, Ranking)
+        return None
+
+    def held(self) -> dict[str, float]:
+        """By node, the part of the dataset that the service knows it to have."""
+        with suppress(CachefsError):
+            found = self.client.get(NODES, NodesStatus).nodes
+            return {
+                node.name: sum(one.bytes / one.total for one in node.datasets if one.dataset == DATASET)
+                for node in found
+                if not node.problem
+            }
+        return {}
+
+
+def measure(load: HintsLoad, work: Path) -> dict[str, Any]:
+    """All of it. *work* is an empty directory."""
+    with _running(load, work) as (cluster, hub, service):
+        rounds = [_round(load, cluster, hub, service, turn) for turn in range(load.rounds)]
+        without = _without(cluster, service)
+    return {
+        "files": load.files,
+        "size": load.size,
+        "origin_bandwidth": load.bandwidth,
+        "link_megabits": load.megabits,
+        "rounds": rounds,
+        "spearman": min(one["spearman"] for one in rounds),
+        "spearman_of_estimates": min(one["spearman_of_estimates"] for one in rounds),
+        "taken_away": without,
+    }
+
+
+@contextmanager
+def _running(load: HintsLoad, work: Path) -> Iterator[tuple[Cluster, Host, Service]]:
+    with ExitStack() as stack:
+        server = stack.enter_context(filled_server(work, Shape(files=load.files, size=load.size), None))
+        nodes = len(load.parts) + 1
+        network = stack.enter_context(bridge_network(nodes))
+        for number in range(nodes):
+            network.limit(number, load.megabits)
+        listener = stack.enter_context(network.hub.listen())
+        throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log", listener))
+        room = 2 * load.files * load.size
+        settings = ClusterSettings(
+            NodeSettings(TierSettings(room), TierSettings(room), read_deadline=READ_DEADLINE),
+            keys={"schedulers": [NAME]},
+            weights={f"node{number}": 1e-6 for number in range(1, nodes)},
+        )
+        cluster = stack.enter_context(made_cluster(work, settings, network.hosts, network.hub, server.account))
+        options = OriginOptions(endpoint_url=throttle.endpoint, region="us-east-1", addressing_style="path")
+        cluster.start()
+        list_dataset(cluster.nodes[0].client, f"s3://{BUCKET}", options)
+        throttle.limit(Limits(bandwidth=load.bandwidth))
+        service = Service(network.hub, work / "scheduler", [f"{node.host.address}:{PORT}" for node in cluster.nodes])
+        stack.callback(service.kill)
+        service.start()
+        until(lambda: len(service.held()) == nodes, SECONDS, "the service has heard all daemons")
+        for node in cluster.nodes:
+            _wait_for_dataset(node)
+            node.mount(DATASET)
+        yield cluster, network.hub, service
+
+
+def _round(load: HintsLoad, cluster: Cluster, hub: Host, service: Service, turn: int) -> dict[str, Any]:
+    """The parts go to other nodes in each round. Then scores are asked for, and the job runs on each node."""
+    *others, home = cluster.nodes
+    parts = {node.name: load.parts[(number + turn) % len(load.parts)] for number, node in enumerate(others)}
+    parts[home.name] = 1.0
+    for node in (home, *others):
+        _hold(node, hub, parts[node.name], turn)
+        until(
+            lambda name=node.name: abs(service.held().get(name, -1) - parts[name]) < _NEAR,  # type: ignore[misc]
+            2 * SECONDS, f"{node.name} holds what it is to",
+        )  # fmt: skip
+    until(
+        lambda: all(abs(service.held().get(name, -1) - part) < _NEAR for name, part in parts.items()),
+        SECONDS, "the service knows what each node holds",
+    )  # fmt: skip
+    ranking = service.rank()
+    assert ranking is not None
+    estimated = _estimated(service, list(parts))
+    seconds = {node.name: _first_epoch(load, node, turn) for node in cluster.nodes}
+    names = list(parts)
+    return {
+        "nodes": [
+            {
+                "node": name, "cached": parts[name], "score": round(ranking.scores[name], 3),
+                "estimated_wait": round(estimated[name], 2), "first_epoch": round(seconds[name], 2),
+            }
+            for name in names
+        ],
+        "spearman": spearman([ranking.scores[name] for name in names], [-seconds[name] for name in names]),
+        "spearman_of_estimates": spearman([estimated[name] for name in names], [seconds[name] for name in names]),
+    }  # fmt: skip
+
+
+def _wait_for_dataset(node: Node) -> None:
+    until(
+        lambda: any(one.name == DATASET for one in node.client.call(DATASET_LIST, Empty()).datasets),
+        SECONDS, f"{node.name} knows the dataset",
+    )  # fmt: skip
+
+
+def _estimated(service: Service, nodes: Sequence[str]) -> dict[str, float]:
+    """By node, the seconds that a job would wait in its first epoch."""
+    job = f"bench:{uuid.uuid4().hex[:8]}"
+    service.client.post(ADMIT, Ask(job=job, dataset=DATASET), Admission)
+    found = service.client.get(EXPLAIN, Explanation, job=job)
+    service.client.post(ENDED, Ended(job=job), Told)
+    return {one.node: one.first for one in found.nodes if one.node in nodes}
+
+
+class Told(msgspec.Struct):
+    """The answer to what is only told."""
+
+
+def _hold(node: Node, hub: Host, part: float, turn: int) -> None:
+    """Have a node hold that part of the dataset, in shards that lie anywhere."""
+    _order(node, hub, Order(kind=OrderKind.EVICT, dataset=DATASET))
+    chosen = np.zeros(SHARDS, np.bool_)
+    chosen[np.random.default_rng(turn).permutation(SHARDS)[: round(part * SHARDS)]] = True
+    if part:
+        shards = np.packbits(chosen, bitorder="little").tobytes()
+        _order(node, hub, Order(kind=OrderKind.WARM, id=uuid.uuid4().hex, dataset=DATASET, shards=shards))
+
+
+def _order(node: Node, hub: Host, order: Order) -> None:
+    def send() -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(node.host.address, PORT + 1, timeout=SECONDS)
+        try:
+            connection.request("POST", ORDER_PATH, msgspec.msgpack.encode(order), {OBSERVER: NAME})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    status, said = hub.within(send)
+    if status != 200:
+        raise CachefsError(f"{node.name} does not {order.kind}: {said.decode(errors='replace')[:200]}")
+
+
+def _first_epoch(load: HintsLoad, node: Node, turn: int) -> float:
+    """Seconds from the job's first word to the end of its first epoch."""
+    settings = JobSettings(
+        name=f"job{turn}", dataset=DATASET, files=load.files, epochs=1, seed=turn, rate=load.rate, threads=8
+    )
+    began = time.monotonic()
+    with started_job(settings, [node]) as job:
+        job.epoch(0, 10 * SECONDS)
+        seconds = time.monotonic() - began
+        wrong = sum(result.errors + result.wrong for result in job.results())
+    if wrong:
+        raise CachefsError(f"{wrong} reads on {node.name} failed or were wrong")
+    return seconds
+
+
+def _without(cluster: Cluster, service: Service) -> dict[str, Any]:
+    """Half of the daemons stand still; then the service is killed; then it is started while they stand still."""
+    silent = cluster.nodes[: len(cluster.nodes) // 2]
+    for node in silent:
+        node.suspend()
+    try:
+        while_silent = _asked(service, SILENT)
+        service.kill()
+        dead = _asked(service, 0.5)
+        began = time.monotonic()
+        service.start()
+        until(lambda: (found := service.rank()) is not None and bool(found.scores), SECONDS, "the service ranks again")
+        again = time.monotonic() - began
+        after = service.rank()
+    finally:
+        for node in silent:
+            node.resume()
+    began = time.monotonic()
+    until(lambda: len(service.held()) == len(cluster.nodes), SECONDS, "the service hears all daemons again")
+    return {
+        "silent_daemons": len(silent),
+        "while_silent": while_silent,
+        "while_the_service_is_dead": dead,
+        "seconds_until_it_ranks_again": round(again, 2),
+        "nodes_ranked_then": sum(score > 0 for score in after.scores.values()) if after is not None else 0,
+        "seconds_until_all_are_heard_again": round(time.monotonic() - began, 2),
+    }
+
+
+def _asked(service: Service, seconds: float) -> dict[str, Any]:
+    """Ask for a ranking again and again."""
+    took, ages, failed = [], [], 0
+    end = time.monotonic() + seconds
+    for _ in itertools.count():
+        began = time.monotonic()
+        if began > end:
+            break
+        found = service.rank()
+        took.append(time.monotonic() - began)
+        if found is None or not found.scores:
+            failed += 1
+        else:
+            ages.append(found.age)
+        time.sleep(_PAUSE)
+    return {
+        "asked": len(took), "failed": failed, "slowest_ms": round(1000 * max(took), 1),
+        "oldest_data_seconds": round(max(ages, default=0.0), 1),
+    }  # fmt: skip
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's rank correlation: 1 where both have the same order, and ties share their ranks."""
+    a, b = _ranks(one), _ranks(other)
+    return round(float(np.corrcoef(a, b)[0, 1]), 3)
+
+
+def _ranks(values: Sequence[float]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    numbers = np.asarray(values, np.float64)
+    below = (numbers[:, None] > numbers[None, :]).sum(axis=1)
+    equal = (numbers[:, None] == numbers[None, :]).sum(axis=1)
+    ranks: np.ndarray[tuple[int], np.dtype[np.float64]] = below + (equal - 1) / 2
+    return ranks
