@@ -23,7 +23,7 @@ HALVED_EACH: Final = 600.0
 GUESSED_RATES: Final = {"origin_rate": 2e8, "peer_rate": 1.25e9, "tier_rate": 2e9}
 
 _NUMBERS: Final = (
-    "capacity", "memory", "used", "origin_rate", "peer_rate", "tier_rate", "demand", "received", "fetched", "given",
+    "capacity", "memory", "origin_rate", "peer_rate", "tier_rate", "demand", "received", "fetched", "given",
 )  # fmt: skip
 _COLUMNS: Final = (*_NUMBERS, "needed", "jobs", "heard")
 

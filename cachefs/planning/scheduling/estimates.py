@@ -44,8 +44,6 @@ class Estimates:
     # Seconds that links and sources are busy with the rank's first epoch, and with each later one.
     first_load: Numbers
     later_load: Numbers
-    # Seconds that the origin would take to bring back what is evicted for the rank's part.
-    evicted: Numbers
     # Seconds of an epoch without any waiting; 0 where the job's rate is not known.
     epoch: float
 
@@ -83,7 +81,6 @@ def estimates(ask: JobAsk, candidates: Sequence[str], cluster: Cluster, rank: in
         network / part,
         network,
         later_network,
-        _evicted(view),
         view.epoch,
     )
 
@@ -194,17 +191,6 @@ def _later_epochs(view: _View) -> tuple[Sources, Numbers]:
     in_memory = np.minimum(cluster.value("memory", view.rows), keeps)
     on_ssd = np.divide(keeps - in_memory, keeps, out=np.zeros(len(keeps)), where=keeps > 0)
     return sources, sources[0] * on_ssd
-
-
-def _evicted(view: _View) -> Numbers:
-    """Seconds for what is evicted on each candidate, if it keeps as much of the snapshot as a rank reads."""
-    cluster, rows = view.cluster, view.rows
-    comes = np.maximum(view.bytes - cluster.spread(view.ask.snapshot).held(rows) * view.size, 0.0)
-    free = np.maximum(cluster.value("capacity", rows) - cluster.value("used", rows), 0.0)
-    goes = np.minimum(np.maximum(comes - free, 0.0), np.maximum(cluster.room(rows) - free, 0.0))
-    rate = cluster.rate("origin_rate", rows)
-    seconds: Numbers = goes / (np.minimum(rate, cluster.links.origin) if cluster.links.origin else rate)
-    return seconds
 
 
 def _from_ssd(view: _View, bytes_there: Numbers) -> Numbers:

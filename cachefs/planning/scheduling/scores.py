@@ -17,8 +17,6 @@ ASSUMED_EPOCHS: Final = 10
 # What a second in which a link or a source is busy with the job costs others, in seconds. So of two nodes where the job
 # never waits, the one with more of its data is better.
 _OTHERS: Final = 0.1
-# The part of what is evicted for the job that somebody will bring back.
-_AGAIN: Final = 0.25
 # Seconds that are the same as none: so that one node is not twice as good as another for a millisecond.
 _NOTHING: Final = 0.1
 
@@ -40,7 +38,7 @@ def scores_of(found: Estimates, epochs: int = 0) -> Numbers:
 def cost(found: Estimates, epochs: int = 0) -> Numbers:
     """Seconds that a job takes on each candidate, with what it costs others: shape (candidates,)."""
     load = found.first_load + ((epochs or ASSUMED_EPOCHS) - 1) * found.later_load
-    return completion(found, epochs) + _OTHERS * load + _AGAIN * found.evicted
+    return completion(found, epochs) + _OTHERS * load
 
 
 def completion(found: Estimates, epochs: int = 0) -> Numbers:

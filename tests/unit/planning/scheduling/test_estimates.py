@@ -148,12 +148,3 @@ def test_a_job_of_unknown_rate_is_as_fast_as_its_data():
     found = estimates(job(rate=0.0, epochs=0), ["a", "b"], cluster)
     assert found.first[0] == pytest.approx(SIZE / 2e9)
     assert found.first[1] > found.first[0]
-
-
-def test_of_two_nodes_the_one_that_evicts_nothing_is_better():
-    full = {"capacity": 400 * 10**9, "used": 400 * 10**9}
-    found = scores(job(rate=1e8), ["full", "empty"], cluster_of(node("full", **full), node("empty")))
-    assert found[0] < found[1] == 1
-    # What it has already needs no room.
-    found = estimates(job(), ["full"], cluster_of(node("full", (0, 1), **(full | {"used": 400 * 10**9}))))
-    assert found.evicted[0] == 0

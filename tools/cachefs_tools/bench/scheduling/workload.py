@@ -43,7 +43,7 @@ class Shape:
     fastest: float = 1.6e9
     # Seconds that a job computes, on average; and the part of all accelerators that computing alone would keep busy.
     seconds: float = 1200.0
-    load: float = 0.8
+    load: float = 0.9
 
 
 @dataclass(frozen=True, slots=True)
