@@ -20,8 +20,7 @@ from cachefs.errors import ConfigError
         *(
             [command, "--directory", "/nope"]
             for command in sorted(main.commands)
-            # Those that need no files have no such option.
-            if command not in ("plan", "growth", "peers", "extender", "hints", "scheduling")
+            if command not in ("extender", "growth", "hints", "peers", "plan", "scheduling")
         ),
     ],
 )

@@ -116,7 +116,7 @@ def _held(node: NodeStatus) -> str:
 @sched.command()
 @with_scheduler
 def queue(session: CommandSession, client: SchedulerClient) -> None:
-    """Jobs that wait for a copy of their dataset, in their order; and all others that are known."""
+    """Jobs that wait for a copy of their dataset, and all others."""
     found = client.get(QUEUE, QueueStatus)
     waiting = [one for one in found.jobs if one.state == "waiting"]
     lines: list[str | Table] = [f"{len(waiting)} of {len(found.jobs)} jobs wait"]
