@@ -82,6 +82,14 @@ def test_a_node_that_comes_back_goes_on_as_the_others_have_it_and_asks_those_who
         assert former is not None
         assert former.ids == ("a", "b", "c")
         assert former.besides == (known.following,)
+        told = others.known(0)
+        assert told is not None
+        late = Holders(SPACE, 1, back._threads)
+        await late.follow(ring(*NAMES))
+        await late.begin("job", 0, 0, told)  # by when they count it again
+        assert late.former is others.former
+        assert late.former is not None
+        assert late.former.ids == ("a", "b", "c")
         anew = Holders(SPACE, 1, back._threads)
         await anew.follow(ring(*NAMES))
         await anew.begin("other", 5, 5, known)
