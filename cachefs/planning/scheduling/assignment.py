@@ -1,13 +1,13 @@
 """Which nodes the ranks of a job go to: nodes that *together* have its data, and can keep them.
 
 Ranks of a job share what their nodes have, so a node that has what the others lack is worth more than one that has the
-same once more. The seconds that a choice of nodes saves are, with `covered` the part of the snapshot that they have
-together (each shard at most once),
+same once more. What a choice of nodes saves, in seconds, is
 
-    (outside - inside) * covered + the mean over ranks of (inside * held - other waiting)
+    worth * covered - the mean over ranks of the time that the job would take on the rank's node
 
-where `outside` and `inside` are the seconds of reading a rank's part from other nodes or the origin, and from nodes of
-the job. That is a monotone submodular function but for a constant. So to take the best next node, again and again,
+with `covered` the part of the snapshot that the nodes have together (each shard at most once), and `worth` how much
+longer a rank's part takes from other nodes or the origin than from nodes of the job.
+That is a monotone submodular function but for a constant. So to take the best next node, again and again,
 saves at least 1 - 1/e = 63 % of what the best choice saves (Nemhauser, Wolsey and Fisher, "An analysis of
 approximations for maximizing submodular set functions", Mathematical Programming 14, 1978). Then nodes are exchanged
 while that helps, which brings it within a tenth of the best choice in all small cases that tests try.
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from cachefs.planning.scheduling.cluster import Cluster
 from cachefs.planning.scheduling.estimates import estimates
 from cachefs.planning.scheduling.facts import SHARDS, JobAsk
-from cachefs.planning.scheduling.scores import ASSUMED_EPOCHS
+from cachefs.planning.scheduling.scores import cost
 from cachefs.planning.scheduling.spread import Numbers
 
 # Candidates that are looked at closely: those that save most alone. With 4,096 ranks it then takes under a second.
@@ -155,10 +155,9 @@ def choices(
     inside = float(np.median(each / cluster.rate("peer_rate", rows)))
     outside = max(float(np.median(found.remote)), inside) + _OWN * inside
     part = found.sources[0] / each
-    down = np.where(cluster.up(rows), 0.0, _LAST * outside * ask.ranks)
-    waits = ((ask.epochs or ASSUMED_EPOCHS) - 1) * found.later + down
-    own = (inside * part - waits) / ask.ranks
     worth = outside - inside
+    takes = cost(found, ask.epochs)
+    own = -np.where(cluster.up(rows), takes, _LAST * (takes.max() + worth)) / ask.ranks
 
     order = np.argsort(-(own + worth * part), kind="stable")
     enough = int(np.searchsorted(np.cumsum(limits[order]), ask.ranks)) + 1

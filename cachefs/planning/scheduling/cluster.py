@@ -65,7 +65,8 @@ class Cluster:
         """This is how the node is from now on. Raises ValueError for one node too many."""
         if facts.name not in self._rows and len(self._rows) >= MOST_NODES:
             raise ValueError(f"there are {MOST_NODES:,} nodes, which is all that is possible; {facts.name} is one more")
-        self.look(now)
+        if now > self._now:
+            self.look(now)
         before = self._facts.get(facts.name)
         row = self._rows.get(facts.name)
         if row is None:
@@ -214,7 +215,8 @@ class Cluster:
         if before is not None:
             self._take_back(row, before, facts.copies)
         heard = now - facts.age
-        level = 0 if facts.state == "away" else int(self._levels(np.array([self._now - heard]))[0])
+        level = LEVELS if self._now - heard <= GRACE else int(self._levels(np.array([self._now - heard]))[0])
+        level = 0 if facts.state == "away" else level
         zone, old_level = self._zone_number(facts), int(self._level[row])
         for snapshot, copy in facts.copies.items():
             if (spread := self._spreads.get(snapshot)) is None:

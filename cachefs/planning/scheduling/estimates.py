@@ -211,7 +211,7 @@ def _network(view: _View, sources: Sources) -> Numbers:
         parts.append(ranks * origin / max(links.origin - cluster.total("fetched"), share))
     # The nodes of a job are taken to be in one zone.
     if links.zone:
-        parts.append(ranks * (region + elsewhere + origin) / links.zone)
+        parts.append(ranks * (region + elsewhere) / links.zone)
     if links.region:
         parts.append(ranks * elsewhere / links.region)
     slowest: Numbers = np.maximum.reduce(parts)

@@ -118,7 +118,7 @@ class Links:
 
     # What all nodes together can get from origins.
     origin: float = 0.0
-    # What all nodes of one zone together can get from other zones, and those of one region from other regions.
+    # What all nodes of one zone together can get from nodes of other zones, and of one region from other regions.
     zone: float = 0.0
     region: float = 0.0
 

@@ -9,6 +9,7 @@ that are never made, such as with `kubectl apply --dry-run=server`.
 import base64
 import heapq
 import logging
+import re
 from typing import Any, Final
 
 import msgspec
@@ -26,6 +27,9 @@ MOST_TERMS: Final = 32
 # Weights go from 1 to 100.
 _WEIGHT: Final = 100
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+
+# What Kubernetes can call a node. It would refuse a pod that names another one; daemons beside it may have such names.
+_NODE: Final = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 Patch = list[dict[str, Any]]
 
@@ -69,7 +73,8 @@ class Admission:
         if AFFINITY_MARK in annotations or pod.spec.node:
             return []
         scores = self._advice.rank(job.ask, None).scores
-        best = heapq.nlargest(MOST_TERMS, (item for item in scores.items() if item[1] > 0), key=lambda item: item[1])
+        known = (item for item in scores.items() if item[1] > 0 and _NODE.fullmatch(item[0]))
+        best = heapq.nlargest(MOST_TERMS, known, key=lambda item: item[1])
         if not best:
             return []
         terms = [_term(node, score) for node, score in best]

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from cachefs.scheduling_messages import Policy
 from cachefs_scheduler.advice import Advice
-from cachefs_scheduler.kube.gangs import Gangs
+from cachefs_scheduler.kube.gangs import Gangs, Place
 from cachefs_scheduler.kube.pod_job import PodJob, job_of
 from cachefs_scheduler.kube.wire import HostPriority, Pod
 
@@ -24,6 +26,8 @@ BEST: Final = 10
 # ranks of the job count half.
 _NEXT: Final = BEST - 1
 _FOR_ANOTHER: Final = 0.5
+# Scores are rounded down, so that a node that is worse by more than this part of a point has a point less.
+_EQUAL: Final = 0.05
 _MOST_TEXT: Final = 200
 # Seconds after which an answer counts as a slow one.
 SLOW: Final = 0.05
@@ -98,13 +102,8 @@ class Extender:
         if not scores:
             return [HostPriority(node, 0) for node in nodes]
         place = self._gangs.place(ask, pod.metadata.uid, nodes, self._advice, now)
-        if not place.own:
-            return [HostPriority(node, _score(scores.get(node, 0.0), BEST)) for node in nodes]
-        found = []
-        for node in nodes:
-            part = scores.get(node, 0.0) * (_FOR_ANOTHER if node in place.others else 1.0)
-            found.append(HostPriority(node, BEST if node == place.own else _score(part, _NEXT)))
-        return found
+        points = _points([scores.get(node, 0.0) for node in nodes], nodes, place)
+        return [HostPriority(node, point) for node, point in zip(nodes, points, strict=True)]
 
     def _job(self, pod: Pod | None) -> PodJob | None:
         job = job_of(pod)[0] if pod is not None else None
@@ -120,6 +119,15 @@ class Extender:
             log.error("%s: internal error, the answer filters and prefers nothing", verb, exc_info=error)
 
 
-def _score(part: float, most: int) -> int:
-    """0 to *most*. What is no number counts as 0."""
-    return round(min(1.0, max(0.0, part)) * most) if part == part else 0
+def _points(parts: list[float], nodes: Sequence[str], place: Place) -> list[int]:
+    """0 to BEST for each node. What is no number counts as 0.
+
+    As arrays: one by one, 5,000 of them take 2 ms.
+    """
+    values = np.clip(np.nan_to_num(np.array(parts)), 0.0, 1.0)
+    if place.own:
+        values[[number for number, node in enumerate(nodes) if node in place.others]] *= _FOR_ANOTHER
+    points: list[int] = np.floor(values * (_NEXT if place.own else BEST) + _EQUAL).astype(np.int64).tolist()
+    if place.own:
+        points[nodes.index(place.own)] = BEST
+    return points

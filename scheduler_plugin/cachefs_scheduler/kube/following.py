@@ -98,7 +98,7 @@ class Following:
 
     def _leader_changed(self) -> None:
         if self.leader.leads:
-            self._jobs.begin()
+            self._jobs.begin(time.monotonic())
             self._wake.set()
 
     # --- what is done ------------------------------------------------------------------------------------------------

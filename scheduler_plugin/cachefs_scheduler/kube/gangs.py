@@ -62,7 +62,7 @@ NOWHERE: Final = Place("", frozenset())
 
 
 class Gangs:
-    """Of all jobs with several pods. `now` is any clock that nobody sets, in seconds."""
+    """Of all jobs that may have several pods. `now` is any clock that nobody sets, in seconds."""
 
     def __init__(self, most_jobs: int = MOST_JOBS) -> None:
         self._most_jobs = most_jobs
@@ -74,7 +74,7 @@ class Gangs:
 
     def asked(self, pod: PodJob, uid: str, now: float) -> Ask:
         """Note that kube-scheduler asks for the pod. What to ask for it: with all ranks that its job has."""
-        gang = self._touch(pod.ask.job, now)
+        gang = self._touch(pod.ask.job, now) if pod.ranks != 1 else None
         if gang is None or len(gang.seats) >= MOST_MEMBERS:
             return pod.ask
         gang.seat(uid, pod.rank)
@@ -98,7 +98,7 @@ class Gangs:
 
     def seen(self, pod: PodJob, uid: str, node: str, now: float) -> None:
         """The API server shows the pod. node: where it is bound, or ""."""
-        gang = self._touch(pod.ask.job, now)
+        gang = self._touch(pod.ask.job, now) if pod.ranks != 1 else None
         if gang is None or (uid not in gang.seats and len(gang.seats) >= MOST_MEMBERS):
             return
         gang.seen.add(uid)
@@ -125,7 +125,7 @@ class Gangs:
         return pod.ask.ranks if gang is None else _with_ranks(pod, gang).ranks
 
     def nodes(self, job: str) -> list[str]:
-        """Where its pods are bound, by rank."""
+        """Where its pods are bound, by rank. Empty for a job of one pod."""
         gang = self._gangs.get(job)
         return [] if gang is None else [node for _, node in sorted(gang.taken().items())]
 

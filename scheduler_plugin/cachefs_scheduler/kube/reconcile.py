@@ -21,6 +21,8 @@ from cachefs_scheduler.kube.wire import Metadata, Pod
 ENDED_AFTER: Final = 30.0
 # Seconds between two times that a job is told of, or asked for, though nothing has changed.
 AGAIN: Final = 120.0
+# Seconds for which a replica that has just begun to lead lets no job go whose dataset it does not know.
+SETTLED: Final = 30.0
 # Seconds after which a gate is tried again that was to be opened and is there still.
 _TRIED: Final = 15.0
 # Seconds after which one is tried again that could not be opened.
@@ -85,7 +87,10 @@ class Jobs:
         # By uid of a pod, the name of its job.
         self._names: dict[str, str] = {}
         self._dirty: set[str] = set()
+        # That are to be looked at again, whatever happens.
+        self._later: set[str] = set()
         self._looked = -_LOOK
+        self._began = -SETTLED
 
     def __len__(self) -> int:
         """How many pods are followed."""
@@ -146,8 +151,9 @@ class Jobs:
         if job is not None and uid in job.opened:
             job.opened[uid] = now - _TRIED + _PAUSE
 
-    def begin(self) -> None:
+    def begin(self, now: float) -> None:
         """This replica leads from now on: nobody knows what the one before has told its own Advice."""
+        self._began = now
         for job in self._jobs.values():
             job.nodes, job.told, job.admitted = [], None, False
             job.opened.clear()
@@ -159,10 +165,9 @@ class Jobs:
         """Tells Advice what it should know, and says what is to be done else."""
         found = Due()
         self._look(now)
-        dirty, self._dirty = self._dirty, set()
-        for name in dirty:
-            if (job := self._jobs.get(name)) is not None:
-                self._settle(name, job, found, now)
+        dirty, self._dirty = [name for name in self._dirty if name in self._jobs], set()
+        for name in sorted(dirty, key=lambda name: _turn(self._jobs[name])):
+            self._settle(name, self._jobs[name], found, now)
         return found
 
     def drop_ended(self, now: float) -> None:
@@ -176,6 +181,8 @@ class Jobs:
         if now - self._looked < _LOOK:
             return
         self._looked = now
+        self._dirty |= self._later
+        self._later.clear()
         for name, job in self._jobs.items():
             is_old = job.told is not None and now - job.told >= AGAIN
             has_ended = job.empty is not None and now - job.empty >= ENDED_AFTER
@@ -213,6 +220,10 @@ class Jobs:
             return False
         if ask.policy not in (Policy.SUSPEND, Policy.CLONE):
             return False
+        if ask.policy == Policy.SUSPEND and now - self._began < SETTLED and self._advice.rank(ask, []).why:
+            # The daemons have not said yet what they hold; with nothing known, every job would go.
+            self._later.add(name)
+            return True
         admission = self._advice.admit(ask)
         job.told = now
         if ask.policy != Policy.SUSPEND:
@@ -248,4 +259,15 @@ class Jobs:
 
 def _named(metadata: Metadata) -> Metadata:
     """What is needed to name the pod; there may be 100,000 of them."""
-    return Metadata(metadata.name, metadata.namespace, metadata.uid, metadata.resource_version)
+    return Metadata(
+        metadata.name, metadata.namespace, metadata.uid, metadata.resource_version, created=metadata.created
+    )
+
+
+def _turn(job: _Job) -> tuple[int, str]:
+    """Whose slots are taken is told first, then who was let in already; and who is older asks first."""
+    members = job.members.values()
+    is_placed, is_let_in = any(member.node for member in members), any(member.gate < 0 for member in members)
+    return 0 if is_placed else 1 if is_let_in else 2, min(
+        (member.metadata.created or "" for member in members), default=""
+    )

@@ -30,7 +30,8 @@ class Metadata(msgspec.Struct, frozen=True):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     owners: list[Owner] | None = msgspec.field(name="ownerReferences", default=None)
-    deleted: str | None = msgspec.field(name="deletionTimestamp", default=None)
+    # As 2026-01-31T12:00:00Z.
+    created: str | None = msgspec.field(name="creationTimestamp", default=None)
 
 
 class Gate(msgspec.Struct, frozen=True):

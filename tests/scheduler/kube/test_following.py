@@ -99,7 +99,7 @@ def test_a_job_of_four_pods_is_let_in_as_one_and_spread(server: ApiServer, stack
     until(lambda: len(server.events("CachefsWaiting")) == 4)
     advice.let("kube:training/job/train")
     until(lambda: not any(gates(server, f"train-{rank}") for rank in range(4)))
-    assert [ask.ranks for ask in advice.asked] == []
+    assert {ask.ranks for ask in advice.asked} <= {4}
     nodes = sorted(advice.held)
     taken = []
     for rank, each in enumerate(made):
@@ -277,6 +277,7 @@ def test_all_that_was_asked_of_the_api_server_is_published(server: ApiServer, st
     serve(stack, server, tmp_path, advice)
     server.make_pod(pod("train", dataset="imagenet", policy="suspend"))
     until(lambda: server.events("CachefsAdmitted"))
+    until(lambda: gates(server, "train") == [])
     kinds = {request.split()[0] + " " + request.split("/")[-1] for request in server.requests}
     assert {"GET pods", "PATCH train", "POST events", "POST leases"} <= kinds
 

@@ -42,11 +42,15 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture
 def place(started: Place) -> Iterator[Place]:
-    """No jobs."""
+    """No jobs, also for the service."""
+    until(lambda: not started.scheduler.client.get(QUEUE, QueueStatus).jobs, "the service knows of no job")
     for name, each in started.daemons.items():
         kind = OrderKind.WARM if name in ("n3", "n4") else OrderKind.EVICT
         shards = bytes([255] * 32) if kind == OrderKind.WARM else b""
         each.order(Order(kind=kind, id=uuid.uuid4().hex, dataset="set", shards=shards))
+    for name in started.daemons:
+        part = float(name in ("n3", "n4"))
+        until(lambda name=name, part=part: started.scheduler.held(name) == part, f"the service knows of {name}")
     until(lambda: started.hinted.shows("set", {"n3", "n4"}), "Slurm knows where the dataset is")
     yield started
     started.hinted.slurm.cancel_all()

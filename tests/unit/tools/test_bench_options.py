@@ -20,7 +20,7 @@ from cachefs.errors import ConfigError
         *(
             [command, "--directory", "/nope"]
             for command in sorted(main.commands)
-            if command not in ("plan", "growth", "peers")
+            if command not in ("extender", "growth", "hints", "peers", "plan", "scheduling")
         ),
     ],
 )

@@ -31,6 +31,7 @@ with quiet_loading(), needs_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench.peers_command import peers_command
     from cachefs_tools.bench.push_command import push_command
     from cachefs_tools.bench.scenario import Shape
+    from cachefs_tools.bench.scheduling.command import scheduling_command
     from cachefs_tools.bench.slurm_command import slurm_command
     from cachefs_tools.bench.train_command import train_command
 
@@ -207,6 +208,7 @@ main.add_command(miss_command)
 main.add_command(cluster_command)
 main.add_command(hints_command)
 main.add_command(peers_command)
+main.add_command(scheduling_command)
 main.add_command(extender_command)
 main.add_command(slurm_command)
 

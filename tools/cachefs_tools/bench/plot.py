@@ -1,4 +1,4 @@
-"""A picture of the runs of `cachefs-bench train`. This is the only module that needs matplotlib."""
+"""A picture of the runs of `cachefs-bench train`. Who draws takes matplotlib from here, and only to draw."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ try:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as pyplot
 except ImportError:
     raise CachefsError("drawing needs matplotlib; install it with: pip install 'cachefs[bench]'") from None
 

@@ -56,7 +56,7 @@ def with_scheduler(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def sched() -> None:
-    """Show what cachefs-scheduler knows of nodes and jobs, and say what holds for datasets."""
+    """Show what cachefs-scheduler knows, and set its policies."""
 
 
 @sched.command()
@@ -116,7 +116,7 @@ def _held(node: NodeStatus) -> str:
 @sched.command()
 @with_scheduler
 def queue(session: CommandSession, client: SchedulerClient) -> None:
-    """Jobs that wait for a copy of their dataset, in their order; and all others that are known."""
+    """Jobs that wait for a copy of their dataset, and all others."""
     found = client.get(QUEUE, QueueStatus)
     waiting = [one for one in found.jobs if one.state == "waiting"]
     lines: list[str | Table] = [f"{len(waiting)} of {len(found.jobs)} jobs wait"]
@@ -216,7 +216,7 @@ def _policy(one: PolicyStatus) -> tuple[object, ...]:
 @click.option("--drain", default="", metavar="NODE", help="A node that is to leave its cluster.")
 @with_scheduler
 def scale(session: CommandSession, client: SchedulerClient, **given: Any) -> None:
-    """Have the cache follow a job, a dataset be on more or fewer nodes, or a node leave.
+    """Move the cache with a job, a dataset, or off a node.
 
     One of: --job with --nodes, --dataset with --copies, --drain. Nodes are emptied only of what others hold by then,
     and where no job reads. `cachectl scale-hint` says how many nodes are needed.

@@ -16,8 +16,7 @@ def test_it_says_where_the_data_are_and_what_that_costs():
     assert found.rows[1].estimate.local == found.rows[1].estimate.zone
     text = " ".join(found.text)
     assert "2 nodes have the 100 GB. Jobs read it on 1 node now." in text
-    assert "warm is best (as 1 more is, nearly): of what a rank reads, 100 GB there." in text
-    assert "It waits 0 s in the first epoch of 50 s" in text
+    assert "warm is best (as 1 more is, nearly): of what a rank reads, 100 GB there. It waits 0 s in the first" in text
     assert "longer than on warm" in text
 
 

@@ -109,6 +109,14 @@ def test_affinity_names_the_best_nodes_of_many() -> None:
     assert names == [f"gpu-{number}" for number in range(4999, 4999 - MOST_TERMS, -1)]
 
 
+def test_affinity_names_no_node_that_kubernetes_cannot_have() -> None:
+    """The API server would refuse the pod."""
+    advice = FakeAdvice(dict.fromkeys(["GPU_1", "gpu.", "-gpu", "x" * 254, "", "gpu-1.example.org"], 1.0))
+    found = changed(pod("train", dataset="imagenet"), affinity=True, advice=advice)
+    terms = found["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["preference"]["matchFields"][0]["values"] for term in terms] == [["gpu-1.example.org"]]
+
+
 def test_with_nothing_known_there_is_no_affinity() -> None:
     made = pod("train", dataset="imagenet")
     assert changed(made, affinity=True, advice=FakeAdvice()) == made

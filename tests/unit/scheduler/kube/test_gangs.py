@@ -111,6 +111,13 @@ def test_pods_that_the_api_server_does_not_list_any_more_are_gone(advice: FakeAd
     assert len(gangs) == 0
 
 
+def test_pods_alone_are_not_remembered(advice: FakeAdvice) -> None:
+    gangs = Gangs()
+    gangs.asked(member(0, ranks=1), "u0", 0)
+    gangs.seen(member(0, ranks=1), "u0", "n0", 0)
+    assert len(gangs) == 0
+
+
 def test_a_rank_beyond_what_the_annotation_says_has_no_place(advice: FakeAdvice) -> None:
     gangs = Gangs()
     assert place(gangs, advice, "u9", member(9, ranks=2), NODES) == ""

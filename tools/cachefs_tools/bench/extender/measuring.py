@@ -16,6 +16,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from cachefs.errors import CachefsError, ConfigError
 from cachefs_tools.bench.extender.questions import by_names, whole_nodes
 
@@ -36,6 +38,12 @@ class ExtenderLoad:
 class _Service:
     port: int
     context: ssl.SSLContext
+    process: psutil.Process
+
+    def processor_seconds(self) -> float:
+        """That it has used until now."""
+        used = self.process.cpu_times()
+        return float(used.user + used.system)
 
     def connect(self) -> http.client.HTTPSConnection:
         connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=_SECONDS, context=self.context)
@@ -52,23 +60,23 @@ def measure(work: Path, load: ExtenderLoad) -> dict[str, object]:
         few = max(5, load.questions // 10)
         small = whole_nodes(1, load.nodes, 4)
         large = whole_nodes(1, load.nodes, 45)
-        found: dict[str, object] = {"nodes": load.nodes, "questions": load.questions}
+        found: dict[str, object] = {"nodes": load.nodes, "load_before": round(psutil.getloadavg()[0], 1)}
         found["names"] = {
             "bytes": len(names[0]),
-            "filter": _told(_asked(service, "filter", names)),
-            "filter_require": _told(
-                _asked(service, "filter", [by_names(number, load.nodes, 1, "require") for number in range(few)])
+            "filter": _measured(service, "filter", names),
+            "filter_require": _measured(
+                service, "filter", [by_names(number, load.nodes, 1, "require") for number in range(few)]
             ),
-            "prioritize": _told(_asked(service, "prioritize", names)),
-            "prioritize_gang_of_64": _told(
-                _asked(service, "prioritize", _bodies(lambda number: by_names(number, load.nodes, 64), load.questions))
+            "prioritize": _measured(service, "prioritize", names),
+            "prioritize_gang_of_64": _measured(
+                service, "prioritize", _bodies(lambda number: by_names(number, load.nodes, 64), load.questions)
             ),
         }
         found["whole_nodes"] = {
             f"{len(body) / load.nodes / 1000:.1f} KB each": {
                 "bytes": len(body),
-                "filter": _told(_asked(service, "filter", [body] * few)),
-                "prioritize": _told(_asked(service, "prioritize", [body] * few)),
+                "filter": _measured(service, "filter", [body] * few),
+                "prioritize": _measured(service, "prioritize", [body] * few),
             }
             for body in (small, large)
         }
@@ -81,6 +89,14 @@ def _bodies(make: Callable[[int], bytes], questions: int) -> list[bytes]:
     """Of so many pods; a hundred different ones, or there would be a gigabyte of them."""
     different = [make(number) for number in range(min(questions, 100))]
     return [different[number % len(different)] for number in range(questions)]
+
+
+def _measured(service: _Service, verb: str, bodies: Sequence[bytes]) -> dict[str, float]:
+    """How long answers take, and the service's processor time for each, which other programs change less."""
+    before = service.processor_seconds()
+    found = _told(_asked(service, verb, bodies))
+    used = service.processor_seconds() - before
+    return found | {"processor_ms": round(1000 * used / len(bodies), 2)}
 
 
 def _asked(service: _Service, verb: str, bodies: Sequence[bytes]) -> list[float]:
@@ -157,7 +173,7 @@ def _running(work: Path, nodes: int) -> Iterator[_Service]:
         context = ssl.create_default_context(cafile=certificate)
         context.check_hostname = False
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        yield _Service(int(line), context)
+        yield _Service(int(line), context, psutil.Process(process.pid))
     finally:
         process.kill()
         process.communicate()

@@ -1,0 +1,141 @@
+"""What is done for jobs, from the pods as they are."""
+
+import pytest
+from cachefs_scheduler.kube import reconcile
+from cachefs_scheduler.kube.gangs import Gangs
+from cachefs_scheduler.kube.reconcile import AGAIN, ENDED_AFTER, SETTLED, Jobs
+from cachefs_scheduler.kube.wire import Gate, Metadata, Pod, PodSpec, PodStatus
+
+from tests.advising import FakeAdvice
+
+OURS = Gate("cachefs.io/copy-slot")
+
+
+@pytest.fixture
+def advice() -> FakeAdvice:
+    found = FakeAdvice({"n1": 1.0})
+    found.go = set()
+    return found
+
+
+@pytest.fixture
+def jobs(advice: FakeAdvice) -> Jobs:
+    return Jobs(advice, Gangs())
+
+
+def pod(
+    name: str, node: str = "", *, gates: tuple[Gate, ...] = (OURS,), created: str = "", policy: str = "suspend"
+) -> Pod:
+    annotations = {"cachefs.io/dataset": "imagenet", "cachefs.io/policy": policy}
+    metadata = Metadata(name, "team", f"uid-{name}", annotations=annotations, created=created)
+    return Pod(metadata, PodSpec(node, [] if node else list(gates)), PodStatus("Pending"))
+
+
+def opened(jobs: Jobs, now: float) -> list[str]:
+    return [gate.pod.name for gate in jobs.due(now).gates]
+
+
+def test_who_is_older_asks_first_after_those_that_have_slots(jobs: Jobs, advice: FakeAdvice) -> None:
+    """As a replica finds them that begins to lead, in whatever order they are listed."""
+    found = [
+        pod("young", created="2026-01-03T00:00:00Z"), pod("old", created="2026-01-01T00:00:00Z"),
+        pod("let-in", gates=(), created="2026-01-04T00:00:00Z"), pod("runs", "n1", created="2026-01-05T00:00:00Z"),
+    ]  # fmt: skip
+    jobs.listed(found, 0)
+    jobs.begin(0)
+    jobs.due(1)
+    assert advice.told == [
+        ("placed", "kube:team/pod/runs", ("n1",)), ("admit", "kube:team/pod/let-in"),
+        ("admit", "kube:team/pod/old"), ("admit", "kube:team/pod/young"),
+    ]  # fmt: skip
+
+
+def test_a_replica_that_has_just_begun_waits_for_the_daemons(jobs: Jobs, advice: FakeAdvice) -> None:
+    held, advice.held, advice.go = advice.held, {}, None
+    jobs.listed([pod("a")], 0)
+    jobs.begin(0)
+    assert opened(jobs, 1) == []
+    assert advice.told == []
+    advice.held = held
+    assert opened(jobs, 5) == ["a"]
+
+
+def test_where_no_daemon_says_anything_jobs_go_at_last(jobs: Jobs, advice: FakeAdvice) -> None:
+    advice.held, advice.go = {}, None
+    jobs.listed([pod("a")], 0)
+    jobs.begin(0)
+    assert opened(jobs, SETTLED - 1) == []
+    assert opened(jobs, SETTLED + 2) == ["a"]
+
+
+def test_gates_are_opened_once_and_again_if_that_did_not_work(jobs: Jobs, advice: FakeAdvice) -> None:
+    jobs.changed(pod("a"), 0)
+    advice.go = None
+    assert opened(jobs, 1) == ["a"]
+    jobs.admissions_changed()
+    assert opened(jobs, 4) == []
+    jobs.not_opened("uid-a", 4)
+    assert opened(jobs, 4 + reconcile._PAUSE + reconcile._LOOK) == ["a"]
+    # The answer was lost, and no news came.
+    assert opened(jobs, 60) == ["a"]
+    jobs.changed(pod("a", gates=()), 61)
+    assert opened(jobs, 100) == []
+
+
+def test_what_waits_and_what_runs_is_told_again_in_time(jobs: Jobs, advice: FakeAdvice) -> None:
+    jobs.changed(pod("waits"), 0)
+    jobs.changed(pod("runs", "n1"), 0)
+    jobs.due(1)
+    told = list(advice.told)
+    jobs.due(AGAIN)
+    assert advice.told == told
+    jobs.due(AGAIN + 3)
+    assert advice.told == told * 2
+
+
+def test_a_job_ends_when_no_pod_has_taken_the_place_of_its_last(jobs: Jobs, advice: FakeAdvice) -> None:
+    jobs.changed(pod("a", "n1"), 0)
+    jobs.due(1)
+    jobs.removed("uid-a", 10)
+    jobs.due(10 + ENDED_AFTER - 3)
+    assert advice.told[-1][0] == "placed"
+    jobs.due(10 + ENDED_AFTER + 1)
+    assert advice.told[-1] == ("ended", "kube:team/pod/a")
+    assert len(jobs) == 0
+
+
+def test_a_pod_that_has_finished_counts_as_gone_though_it_is_listed(jobs: Jobs, advice: FakeAdvice) -> None:
+    found = pod("a", "n1")
+    jobs.changed(found, 0)
+    jobs.due(1)
+    jobs.listed([Pod(found.metadata, found.spec, PodStatus("Succeeded"))], 2)
+    jobs.due(2 + ENDED_AFTER)
+    assert advice.told[-1] == ("ended", "kube:team/pod/a")
+
+
+def test_a_job_whose_pods_are_made_again_keeps_its_slot(jobs: Jobs, advice: FakeAdvice) -> None:
+    first, second = pod("a", "n1"), pod("a")
+    jobs.changed(first, 0)
+    jobs.due(1)
+    jobs.removed("uid-a", 5)
+    jobs.changed(second, 6)
+    assert opened(jobs, 7) == ["a"]
+    assert not any(told[0] == "admit" for told in advice.told)
+
+
+def test_clones_are_asked_for_and_not_held_up(jobs: Jobs, advice: FakeAdvice) -> None:
+    jobs.changed(pod("a", gates=(), policy="clone"), 0)
+    assert jobs.due(1).notes == []
+    assert advice.told == [("admit", "kube:team/pod/a")]
+
+
+def test_the_same_name_in_two_namespaces_is_two_jobs(jobs: Jobs, advice: FakeAdvice) -> None:
+    one = pod("a", "n1")
+    other = Pod(Metadata("a", "other", "uid-other", annotations=one.metadata.annotations), PodSpec("n1"))
+    jobs.listed([one, other], 0)
+    jobs.due(1)
+    assert {told[1] for told in advice.told} == {"kube:team/pod/a", "kube:other/pod/a"}
+    jobs.listed([other], 2)
+    assert len(jobs) == 1
+    jobs.drop_ended(2 + ENDED_AFTER)  # as a replica does that does not lead
+    assert advice.told[-1][0] == "placed"

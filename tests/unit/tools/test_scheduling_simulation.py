@@ -1,0 +1,88 @@
+"""The simulated cluster of `cachefs-bench scheduling`: small, with the code that real schedulers are advised by."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cachefs_tools.bench import main
+from cachefs_tools.bench.scheduling.caches import Caches
+from cachefs_tools.bench.scheduling.sharing import ALIKE, fair_rates
+from cachefs_tools.bench.scheduling.simulation import POLICIES, simulate
+from cachefs_tools.bench.scheduling.workload import GB, Shape, workload
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SMALL = Shape(nodes=8, jobs=16, datasets=3, zones=2, slots=2, load=0.9, origin=1e9, largest=100 * GB)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return {policy: simulate(SMALL, 1, policy, 1) for policy in POLICIES}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_job_ends_and_none_is_faster_than_its_computing(runs, policy):
+    outcomes = runs[policy].outcomes
+    assert sorted(one.job.number for one in outcomes) == list(range(SMALL.jobs))
+    assert {one.job for one in outcomes} == set(workload(SMALL, 1).jobs)
+    assert all(one.completion >= one.ideal * (1 - ALIKE) for one in outcomes)
+    assert all(one.waited >= 0 for one in outcomes)
+
+
+def test_hints_spare_the_origin(runs):
+    assert runs["hints"].origin_bytes <= runs["random"].origin_bytes
+
+
+def test_limits_hold(runs):
+    for policy in ("hints+suspend", "hints+clone"):
+        assert max(runs[policy].most_per_copy.values()) <= max(runs["hints"].most_per_copy.values())
+    assert runs["hints+clone"].clones > 0
+    assert runs["hints+suspend"].clones == 0
+
+
+def test_the_same_seed_gives_the_same_run(runs):
+    again = simulate(SMALL, 1, "hints", 1)
+    assert [one.completion for one in again.outcomes] == [one.completion for one in runs["hints"].outcomes]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_shares_are_fair(readers, resources, seed):
+    """Nothing is used beyond its capacity, and who has less than it wants is held back by something that is full."""
+    chance = np.random.default_rng(seed)
+    usage = chance.random((readers, resources)) * (chance.random((readers, resources)) < 0.5)
+    capacities, most = chance.random(resources) + 0.1, chance.random(readers) * 2
+    rates = fair_rates(usage, capacities, most)
+    used = rates @ usage
+    assert (used <= capacities * (1 + 1e-9)).all()
+    assert (rates <= most * (1 + 1e-9)).all()
+    full = used >= (1 - ALIKE) * capacities - 1e-9
+    for reader in np.flatnonzero(rates < (1 - ALIKE) * most):
+        assert (usage[reader, full] > 0).any()
+
+
+def test_caches_keep_what_is_read_and_nothing_beyond_their_room():
+    shape = replace(SMALL, nodes=2, datasets=3, capacity=100 * GB)
+    caches = Caches(shape, np.array([60, 60, 60]) * GB, np.zeros(2, np.int64))
+    assert caches.keep(0, 0, 1.0) == (0, 1.0)
+    caches.last[0, 0] = 1.0
+    caches.keep(0, 1, 1.0)
+    assert caches.used(0) == pytest.approx(100 * GB)
+    assert caches.held[0, 1] == 1.0
+    assert caches.held[0, 0] == pytest.approx(40 / 60)
+    caches.readers[0] = 1
+    keeper, kept = caches.keep(0, 2, 0.5)
+    assert (keeper, kept) == (1, 0.5)
+
+
+def test_the_command_prints_figures_and_draws(tmp_path):
+    picture = tmp_path / "out.png"
+    options = ["--nodes", "8", "--jobs", "5", "--datasets", "2", "--seeds", "1", "--processes", "1", "--cold"]
+    policies = ["--policy", "hints", "--policy", "random", "--plot", str(picture)]
+    answer = CliRunner().invoke(main, ["scheduling", *options, *policies], catch_exceptions=False)
+    document = json.loads(answer.stdout)
+    assert document["policies"]["hints"]["ideal"] == document["policies"]["random"]["ideal"]
+    assert document["times_better"]["hints"]["mean"] == 1.0
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,78 @@
+"""What the simulated nodes have of each dataset. All policies of scheduling have the same caches: a node keeps what it
+reads, and evicts for it what has not been read for longest, but nothing that a job reads there. What it has no room for
+is kept by another node, of its zone if there is one with room."""
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs_tools.bench.scheduling.workload import Shape
+
+
+class Caches:
+    """Parts of datasets on nodes."""
+
+    def __init__(self, shape: Shape, sizes: npt.NDArray[np.int64], zones: npt.NDArray[np.int64]) -> None:
+        # The part of each dataset that each node has: 0 to 1, shape (nodes, datasets).
+        self.held = np.zeros((shape.nodes, shape.datasets))
+        # How many jobs read it there, and when somebody last did.
+        self.readers = np.zeros((shape.nodes, shape.datasets), np.int64)
+        self.last = np.full((shape.nodes, shape.datasets), -np.inf)
+        self.sizes = sizes
+        self._capacity = float(shape.capacity)
+        self._zones = zones
+
+    def load_once(self, seed: int) -> None:
+        """Bring each dataset into the cluster once, as somebody does who warms caches up: onto as few nodes of one zone
+        as have room for it in half of their caches, begun on any node."""
+        chance = np.random.default_rng(seed)
+        for dataset, size in enumerate(self.sizes.tolist()):
+            lacking, first = 1.0, int(chance.integers(len(self.held)))
+            zone = np.flatnonzero(self._zones == self._zones[first])
+            others = np.flatnonzero(self._zones != self._zones[first])
+            for node in [first, *zone[zone != first].tolist(), *others.tolist()]:
+                part = min(lacking, max(0.0, self._capacity / 2 - self.used(node)) / size)
+                self.held[node, dataset] += part
+                lacking -= part
+
+    def keep(self, node: int, dataset: int, part: float) -> tuple[int, float]:
+        """The node has read so much of a dataset that it did not have. Returns which node keeps it, and how much."""
+        part = min(part, 1.0 - float(self.held[node, dataset]))
+        if part <= 0:
+            return node, 0.0
+        keeper = node
+        if self._room(node) < part * self.sizes[dataset] * 0.5:
+            keeper = self._other(node, dataset)
+        part = min(part, 1.0 - float(self.held[keeper, dataset]), self._room(keeper) / self.sizes[dataset])
+        if part <= 0:
+            return keeper, 0.0
+        self._evict(keeper, part * self.sizes[dataset])
+        self.held[keeper, dataset] += part
+        if keeper != node:
+            self.last[keeper, dataset] = max(self.last[keeper, dataset], self.last[node, dataset])
+        return keeper, part
+
+    def used(self, node: int) -> float:
+        """Bytes."""
+        return float(self.held[node] @ self.sizes)
+
+    def _room(self, node: int) -> float:
+        """Bytes that are free, or can be made so."""
+        return self._capacity - float((self.held[node] * (self.readers[node] > 0)) @ self.sizes)
+
+    def _other(self, node: int, dataset: int) -> int:
+        """The node with most room: of this one's zone, if any there has some."""
+        room = self._capacity - (self.held * (self.readers > 0)) @ self.sizes
+        room -= self.held[:, dataset] * self.sizes[dataset]
+        of_zone = np.where(self._zones == self._zones[node], room, -np.inf)
+        best = int(of_zone.argmax())
+        return best if of_zone[best] > 0.01 * self._capacity else int(room.argmax())
+
+    def _evict(self, node: int, size: float) -> None:
+        lacking = size - (self._capacity - self.used(node))
+        order = np.argsort(self.last[node], kind="stable")
+        for dataset in order[(self.held[node, order] > 0) & (self.readers[node, order] == 0)].tolist():
+            if lacking <= 0:
+                return
+            gone = min(float(self.held[node, dataset]), lacking / float(self.sizes[dataset]))
+            self.held[node, dataset] -= gone
+            lacking -= gone * float(self.sizes[dataset])

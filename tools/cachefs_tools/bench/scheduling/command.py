@@ -1,0 +1,73 @@
+"""`cachefs-bench scheduling`: a simulated cluster with hundreds of jobs, with and without scheduler hints."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from cachefs_tools.bench.scheduling.figures import measure
+from cachefs_tools.bench.scheduling.simulation import POLICIES
+from cachefs_tools.bench.scheduling.workload import Shape
+
+DEFAULT: Final = Shape()
+_RATE = click.FloatRange(1e6, 1e15)
+
+
+@click.command("scheduling")
+@click.option("--nodes", default=DEFAULT.nodes, show_default=True, type=click.IntRange(2, 1000), help="Nodes.")
+@click.option("--jobs", default=DEFAULT.jobs, show_default=True, type=click.IntRange(1, 100_000), help="Jobs.")
+@click.option(
+    "--datasets", default=DEFAULT.datasets, show_default=True, type=click.IntRange(1, 1000),
+    help="Datasets, from 50 GB to 1 TB; jobs choose them by Zipf's law.",
+)  # fmt: skip
+@click.option("--seeds", default=5, show_default=True, type=click.IntRange(1, 100), help="How often, with other jobs.")
+@click.option(
+    "--load", default=DEFAULT.load, show_default=True, type=click.FloatRange(0.01, 2),
+    help="The part of all accelerators that would be busy if no job ever waited for data.",
+)  # fmt: skip
+@click.option(
+    "--capacity", default=DEFAULT.capacity // 10**9, show_default=True, type=click.IntRange(1, 10**6),
+    help="GB of each node's tiers.",
+)  # fmt: skip
+@click.option("--origin", default=DEFAULT.origin, show_default=True, type=_RATE, help="Bytes/s of the origin, for all.")
+@click.option("--network", default=DEFAULT.peer_rate, show_default=True, type=_RATE, help="Bytes/s of a node's link.")
+@click.option("--cold", is_flag=True, help="Begin with empty caches. Else each dataset is in the cluster once.")
+@click.option(
+    "--policy", "policies", multiple=True, type=click.Choice(POLICIES), help="Only this; several times.  [default: all]"
+)
+@click.option(
+    "--jobs-per-copy",
+    default=6,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="The limit of suspend and clone.",
+)
+@click.option(
+    "--processes", default=lambda: min(os.cpu_count() or 1, 8), show_default="processors, 8 at most",
+    type=click.IntRange(1, 64), help="Runs at the same time.",
+)  # fmt: skip
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Also draw a picture into this file."
+)
+def scheduling_command(  # noqa: PLR0913
+    seeds: int, capacity: int, network: float, cold: bool, policies: tuple[Any, ...], jobs_per_copy: int,
+    processes: int, plot: Path | None, **shape: Any,
+) -> None:  # fmt: skip
+    """Simulate jobs on a cluster whose scheduler has no hints, labels of nodes, or our scores.
+
+    The same jobs come at the same times to the same caches. The scores are those that cachefs-scheduler gives, made by
+    the same code. It measures no time of this machine, so that every machine gets the same figures.
+    """
+    chosen = replace(DEFAULT, capacity=capacity * 10**9, peer_rate=network, warm=not cold, **shape)
+    result = measure(chosen, tuple(range(1, seeds + 1)), jobs_per_copy, processes, policies or POLICIES)
+    if plot:
+        from cachefs_tools.bench.scheduling.picture import draw
+
+        draw(result, plot)
+    for of_policy in result["policies"].values():
+        for run in of_policy["runs"]:
+            del run["completions"]
+    click.echo(json.dumps(result, indent=2))

@@ -1,0 +1,147 @@
+"""Who decides where a simulated job goes: as schedulers do without hints, by labels of nodes, and with our hints."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.scheduling.assignment import assign
+from cachefs.planning.scheduling.cluster import Cluster
+from cachefs.planning.scheduling.facts import Copy, JobAsk, Links, NodeFacts, SnapshotFacts
+from cachefs_tools.bench.scheduling.caches import Caches
+from cachefs_tools.bench.scheduling.reading import IN, ORIGIN, OUT, SSD, Reading
+from cachefs_tools.bench.scheduling.workload import Job, Shape
+
+# Of each node, how many ranks it can take: shape (nodes,), int64.
+Slots = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class World:
+    """What a policy may look at."""
+
+    shape: Shape
+    caches: Caches
+    reading: Reading
+    # Of each node: shape (nodes,), int64.
+    zones: npt.NDArray[np.int64]
+    regions: npt.NDArray[np.int64]
+
+
+class Policy(Protocol):
+    """Chooses nodes for jobs for which there are slots enough."""
+
+    def place(self, job: Job, free: Slots, now: float) -> tuple[int, ...]:
+        """A node for each rank."""
+
+
+class ByChance:
+    """Any node that has a slot."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._chance = np.random.default_rng(seed)
+
+    def place(self, job: Job, free: Slots, now: float) -> tuple[int, ...]:
+        slots = np.repeat(np.arange(len(free)), free)
+        return tuple(self._chance.choice(slots, job.ranks, replace=False).tolist())
+
+
+class LeastLoaded:
+    """The node with most free slots, for each rank anew, as kube-scheduler's default does (NodeResourcesFit with
+    LeastAllocated); of equal ones any."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._chance = np.random.default_rng(seed)
+        self._slots = world.shape.slots
+
+    def place(self, job: Job, free: Slots, now: float) -> tuple[int, ...]:
+        left, chosen = free.copy(), []
+        for _ in range(job.ranks):
+            scores = self.scores(job, left) + 1e-6 * self._chance.random(len(left))
+            chosen.append(int(np.where(left > 0, scores, -np.inf).argmax()))
+            left[chosen[-1]] -= 1
+        return tuple(chosen)
+
+    def scores(self, job: Job, free: Slots) -> npt.NDArray[np.float64]:
+        """0 to 100: shape (nodes,)."""
+        return 100.0 * free / self._slots
+
+
+class ByLabels(LeastLoaded):
+    """Preferred affinities to nodes (weight 100), zones (50) and regions (10) that have the dataset: yes or no.
+
+    The sum is brought to 0 to 100 and counts twice beside LeastAllocated, as kube-scheduler weighs the two by default
+    (NodeAffinity 2, NodeResourcesFit 1).
+    """
+
+    def __init__(self, world: World, seed: int, *, least: float) -> None:
+        """least: the part of a dataset that a node must have to be labelled with it."""
+        super().__init__(world, seed)
+        self._world, self._least = world, least
+
+    def scores(self, job: Job, free: Slots) -> npt.NDArray[np.float64]:
+        world = self._world
+        there = world.caches.held[:, job.dataset] >= self._least
+        in_zone = np.isin(world.zones, world.zones[there])
+        in_region = np.isin(world.regions, world.regions[there])
+        labels = 100.0 * there + 50.0 * in_zone + 10.0 * in_region
+        most = float(labels.max())
+        return super().scores(job, free) + (2 * 100 * labels / most if most else 0.0)
+
+
+class ByHints:
+    """Our estimates: nodes that together hold the data, of equal ones those with most free slots."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._world = world
+        shape = world.shape
+        self.cluster = Cluster(Links(shape.origin, shape.zone_link, shape.region_link))
+        for dataset, size in enumerate(world.caches.sizes.tolist()):
+            self.cluster.put_snapshot(SnapshotFacts(str(dataset), size, max(1, size >> 22)))
+
+    def place(self, job: Job, free: Slots, now: float) -> tuple[int, ...]:
+        self.look(now)
+        order = np.argsort(-free, kind="stable")
+        slots = {str(node): int(free[node]) for node in order[free[order] > 0].tolist()}
+        return tuple(int(name) for name in assign(ask_of(job), list(slots), self.cluster, slots=slots))
+
+    def look(self, now: float) -> None:
+        """Take in how nodes are now, as they would report it."""
+        for node in range(self._world.shape.nodes):
+            self.cluster.put(self._facts(node), now)
+
+    def _facts(self, node: int) -> NodeFacts:
+        world, shape = self._world, self._world.shape
+        caches, taken = world.caches, world.reading.taken[:, node]
+        copies = {
+            str(dataset): Copy(0, int(caches.held[node, dataset] * caches.sizes[dataset]))
+            for dataset in np.flatnonzero(caches.held[node] > 1e-6).tolist()
+        }
+        jobs = {str(dataset): int(caches.readers[node, dataset]) for dataset in np.flatnonzero(caches.readers[node])}
+        return NodeFacts(
+            str(node),
+            zone=str(world.zones[node]),
+            region=str(world.regions[node]),
+            capacity=shape.capacity,
+            used=sum(copy.bytes for copy in copies.values()),
+            origin_rate=shape.origin_rate,
+            peer_rate=shape.peer_rate,
+            tier_rate=shape.tier_rate,
+            demand=float(taken[SSD]),
+            received=float(taken[IN]),
+            fetched=float(taken[ORIGIN]),
+            given=float(taken[OUT]),
+            copies=copies,
+            jobs=jobs,
+        )
+
+
+def ask_of(job: Job) -> JobAsk:
+    return JobAsk(str(job.number), str(job.dataset), job.ranks, job.rate, job.epochs)
+
+
+def numbers(names: Sequence[str]) -> tuple[int, ...]:
+    """Nodes, from their names."""
+    return tuple(int(name) for name in names)

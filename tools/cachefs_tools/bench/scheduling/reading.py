@@ -1,0 +1,213 @@
+"""Jobs that run: where their bytes come from, how fast that makes them, and what it leaves on the nodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.cluster.scale import local_share
+from cachefs_tools.bench.scheduling.caches import Caches
+from cachefs_tools.bench.scheduling.sharing import Numbers, fair_rates
+from cachefs_tools.bench.scheduling.workload import Job, Shape
+
+# Of each node: its SSD, what its link brings and takes away, its way to the origin.
+SSD, IN, OUT, ORIGIN = range(4)
+# Below this part of its reads a rank is taken to lack nothing.
+_NOTHING: Final = 1e-3
+# Seconds: no step is shorter, so that short epochs do not cost a step each.
+_SHORTEST: Final = 20.0
+
+_Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A job that runs, or a copy that is being made (a job of one epoch, which takes no slots)."""
+
+    job: Job
+    # Of each rank.
+    nodes: tuple[int, ...]
+    started: float
+    copying: bool = False
+    # Epochs that are done, with the part of the current one.
+    done: float = 0.0
+    # Parts of the dataset that have come in this epoch, and so are not read again in it: to each node; to each zone
+    # from outside; to each region; from the origin.
+    came: Numbers = field(default_factory=lambda: np.zeros(0))
+    came_zone: Numbers = field(default_factory=lambda: np.zeros(0))
+    came_region: Numbers = field(default_factory=lambda: np.zeros(0))
+    came_origin: float = 0.0
+    # Bytes/s of each rank now; of what each reads, the parts that are local, in the zone, in the region, elsewhere and
+    # at the origin: shape (ranks, 5).
+    rate: float = 0.0
+    parts: _Matrix = field(default_factory=lambda: np.zeros((0, 5)))
+    lacks: bool = True
+
+
+class Reading:
+    """All that runs in the simulated cluster."""
+
+    def __init__(
+        self, shape: Shape, caches: Caches, zones: npt.NDArray[np.int64], regions: npt.NDArray[np.int64]
+    ) -> None:
+        """zones, regions: of each node: shape (nodes,)."""
+        self._shape, self._caches, self._zones, self._regions = shape, caches, zones, regions
+        self.runs: list[Run] = []
+        # What is taken of each node now, in bytes/s: shape (4, nodes), by SSD, IN, OUT and ORIGIN.
+        self.taken = np.zeros((4, shape.nodes))
+        self.origin_bytes = 0.0
+        nodes = np.ones(shape.nodes)
+        self._capacities = np.concatenate(
+            [
+                nodes * shape.tier_rate,
+                nodes * shape.peer_rate,
+                nodes * shape.peer_rate,
+                nodes * shape.origin_rate,
+                [shape.origin],
+                np.full(shape.zones, shape.zone_link),
+                np.full(shape.regions, shape.region_link),
+            ]
+        )
+        # Who is in whose zone, in whose region but not zone, and elsewhere: shape (3, nodes, nodes); nobody is near to
+        # itself.
+        same_zone = zones[:, None] == zones[None, :]
+        same_region = regions[:, None] == regions[None, :]
+        self._near = np.stack(
+            [same_zone & ~np.eye(shape.nodes, dtype=np.bool_), same_region & ~same_zone, ~same_region]
+        )
+
+    def start(self, run: Run) -> None:
+        """The run begins."""
+        run.came = np.zeros(self._shape.nodes)
+        run.came_zone, run.came_region = np.zeros(self._shape.zones), np.zeros(self._shape.regions)
+        self.runs.append(run)
+        for node in set(run.nodes):
+            self._caches.readers[node, run.job.dataset] += 1
+
+    def end(self, run: Run) -> None:
+        """The run is over."""
+        self.runs.remove(run)
+        for node in set(run.nodes):
+            self._caches.readers[node, run.job.dataset] -= 1
+
+    def share(self) -> None:
+        """Give each run its rate."""
+        if not self.runs:
+            self.taken = np.zeros((4, self._shape.nodes))
+            return
+        usage = self._usage()
+        rates = fair_rates(usage, self._capacities, np.array([run.job.rate for run in self.runs]))
+        for run, rate in zip(self.runs, rates.tolist(), strict=True):
+            run.rate = rate
+        self.taken = (rates @ usage)[: 4 * self._shape.nodes].reshape(4, self._shape.nodes)
+
+    def step(self) -> float:
+        """Seconds for which the rates of now may be kept: until a run ends, or one that lacks something begins another
+        epoch."""
+        return max(min((self._seconds(run) for run in self.runs), default=np.inf), _SHORTEST)
+
+    def go_on(self, seconds: float, now: float) -> list[tuple[Run, float]]:
+        """Let so much time pass. Returns who has finished, and when; *now* is the time at the end."""
+        finished = []
+        for run in self.runs:
+            size = float(self._caches.sizes[run.job.dataset])
+            speed = run.rate * run.job.ranks / size
+            part = min(speed * seconds, run.job.epochs - run.done)
+            self._bring(run, part / run.job.ranks, now)
+            before, run.done = int(run.done + 1e-7), run.done + part
+            if run.done >= run.job.epochs - 1e-7:
+                finished.append((run, now - seconds + part / speed))
+            elif int(run.done + 1e-7) > before:
+                run.came[:], run.came_zone[:], run.came_region[:], run.came_origin = 0, 0, 0, 0.0
+        return finished
+
+    def _seconds(self, run: Run) -> float:
+        ends = int(run.done + 1e-7) + 1 if run.lacks else run.job.epochs
+        left = (ends - run.done) * float(self._caches.sizes[run.job.dataset])
+        return left / (run.job.ranks * run.rate) if run.rate > 0 else np.inf
+
+    def _bring(self, run: Run, part: float, now: float) -> None:
+        """Each rank has read so much of the dataset: keep what its node did not have."""
+        dataset, size = run.job.dataset, float(self._caches.sizes[run.job.dataset])
+        self._caches.last[list(run.nodes), dataset] = now
+        if not run.lacks:
+            return
+        for node, (_, zone, region, elsewhere, origin) in zip(run.nodes, run.parts.tolist(), strict=True):
+            self.origin_bytes += part * origin * size
+            came = part * (zone + region + elsewhere + origin)
+            if came <= 0:
+                continue
+            keeper, kept = self._caches.keep(node, dataset, came)
+            if kept > 0:
+                scale = part * kept / came
+                run.came[keeper] += kept
+                run.came_zone[self._zones[keeper]] += scale * (region + elsewhere + origin)
+                run.came_region[self._regions[keeper]] += scale * (elsewhere + origin)
+                run.came_origin += scale * origin
+
+    def _usage(self) -> _Matrix:
+        """What each run takes of each resource per unit of its rate: shape (runs, resources)."""
+        shape, held = self._shape, self._caches.held
+        ranks = np.array([len(run.nodes) for run in self.runs])
+        starts = np.concatenate([[0], np.cumsum(ranks)[:-1]])
+        run_of = np.repeat(np.arange(len(self.runs)), ranks)
+        nodes = np.array([node for run in self.runs for node in run.nodes])
+        zones, regions = self._zones[nodes], self._regions[nodes]
+        datasets = np.array([run.job.dataset for run in self.runs])[run_of]
+
+        parts = self._parts(run_of, nodes, datasets)
+        for number, run in enumerate(self.runs):
+            run.parts = parts[starts[number] : starts[number] + ranks[number]]
+            run.lacks = bool((run.parts[:, 0] < 1 - _NOTHING).any())
+        usage = np.zeros((len(self.runs), len(self._capacities)))
+        np.add.at(usage, (run_of, SSD * shape.nodes + nodes), parts[:, 0])
+        np.add.at(usage, (run_of, IN * shape.nodes + nodes), 1 - parts[:, 0])
+        np.add.at(usage, (run_of, ORIGIN * shape.nodes + nodes), parts[:, 4])
+        shared = 4 * shape.nodes
+        usage[:, shared] = np.bincount(run_of, parts[:, 4], len(self.runs))
+        np.add.at(usage, (run_of, shared + 1 + zones), parts[:, 2] + parts[:, 3])
+        np.add.at(usage, (run_of, shared + 1 + shape.zones + regions), parts[:, 3])
+        lacking = np.flatnonzero(parts[:, 1:4].sum(axis=1) > 0)
+        having = held[:, datasets[lacking]].T
+        out = np.zeros((len(lacking), shape.nodes))
+        for where in range(3):
+            weights = having * self._near[where, nodes[lacking]]
+            out += weights * (parts[lacking, 1 + where] / np.maximum(weights.sum(axis=1), 1e-12))[:, None]
+        np.add.at(usage[:, OUT * shape.nodes : ORIGIN * shape.nodes], run_of[lacking], out)
+        return usage
+
+    def _parts(
+        self, run_of: npt.NDArray[np.int64], nodes: npt.NDArray[np.int64], datasets: npt.NDArray[np.int64]
+    ) -> _Matrix:
+        """Of each rank: see Run.parts."""
+        shape, held = self._shape, self._caches.held
+        zones, regions = self._zones[nodes], self._regions[nodes]
+        of_zone, of_region = np.zeros((shape.zones, shape.datasets)), np.zeros((shape.regions, shape.datasets))
+        np.add.at(of_zone, self._zones, held)
+        np.add.at(of_region, self._regions, held)
+        came, came_zone, came_region = (
+            np.stack(arrays)
+            for arrays in zip(*((run.came, run.came_zone, run.came_region) for run in self.runs), strict=True)
+        )
+        came_origin = np.array([run.came_origin for run in self.runs])
+        moving = np.array([self._moving(run) for run in self.runs])
+        local = np.maximum(held[nodes, datasets] - came[run_of, nodes], np.maximum(moving[run_of], 0.0))
+        in_zone = np.clip(of_zone[zones, datasets] - came_zone[run_of, zones], local, np.maximum(local, 1.0))
+        in_region = np.clip(of_region[regions, datasets] - came_region[run_of, regions], in_zone, 1.0)
+        anywhere = np.clip(held.sum(axis=0)[datasets] - came_origin[run_of], in_region, 1.0)
+        return np.stack([local, in_zone - local, in_region - in_zone, anywhere - in_region, 1 - anywhere], axis=1)
+
+    def _moving(self, run: Run) -> float:
+        """The part of reads that is local as copies go to where they are read next, among the nodes of a job."""
+        if run.job.ranks == 1:
+            return 0.0
+        mine = np.array(sorted(set(run.nodes)))
+        of_job = float(np.maximum(self._caches.held[mine, run.job.dataset] - run.came[mine], 0).sum())
+        return local_share(len(mine)) * min(1.0, of_job) if len(mine) > 1 else 0.0
+
+
+def nodes_of_readers(runs: Sequence[Run], dataset: int) -> list[set[str]]:
+    """The names of the nodes of each job that reads a dataset."""
+    return [{str(node) for node in run.nodes} for run in runs if run.job.dataset == dataset and not run.copying]

@@ -1,0 +1,182 @@
+"""One run of the simulation: jobs come, wait, run and end; between two events every rate stays as it is."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+
+from cachefs.planning.scheduling.clones import Clone, clone_target
+from cachefs.planning.scheduling.copies import cached_copies, slots
+from cachefs.planning.scheduling.turns import Waiting, next_to_go
+from cachefs_tools.bench.scheduling.caches import Caches
+from cachefs_tools.bench.scheduling.placing import (
+    ByChance,
+    ByHints,
+    ByLabels,
+    LeastLoaded,
+    Policy,
+    World,
+    ask_of,
+    numbers,
+)
+from cachefs_tools.bench.scheduling.reading import Reading, Run, nodes_of_readers
+from cachefs_tools.bench.scheduling.workload import Job, Shape, Workload, workload
+
+# Seconds that rates stay as they are at most: caches fill meanwhile.
+STEP: Final = 120.0
+# Simulated seconds after which something is wrong.
+_ENDLESS: Final = 3e7
+Name = Literal["random", "least loaded", "labels", "labels (any part)", "hints", "hints+suspend", "hints+clone"]
+POLICIES: Final[tuple[Name, ...]] = (
+    "random",
+    "least loaded",
+    "labels",
+    "labels (any part)",
+    "hints",
+    "hints+suspend",
+    "hints+clone",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one job, in seconds."""
+
+    job: Job
+    # From its arrival to its start, and to its end.
+    waited: float
+    completion: float
+    # What it takes if it never waits for anything.
+    ideal: float
+
+
+@dataclass(slots=True)
+class History:
+    """What a run has shown."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    # By dataset, the most jobs that read one copy at the same time.
+    most_per_copy: Counter[int] = field(default_factory=Counter)
+    clones: int = 0
+    origin_bytes: float = 0.0
+
+
+def simulate(shape: Shape, seed: int, policy: Name, jobs_per_copy: int) -> History:
+    """Run all jobs of this seed. jobs_per_copy: the limit of "hints+suspend" and "hints+clone"."""
+    return _Simulation(shape, workload(shape, seed), seed, policy, jobs_per_copy).run()
+
+
+class _Simulation:
+    def __init__(self, shape: Shape, load: Workload, seed: int, policy: Name, limit: int) -> None:
+        zones = np.arange(shape.nodes) * shape.zones // shape.nodes
+        regions = zones * shape.regions // shape.zones
+        self._caches = Caches(shape, load.sizes, zones)
+        if shape.warm:
+            self._caches.load_once(seed)
+        self._reading = Reading(shape, self._caches, zones, regions)
+        self._world = World(shape, self._caches, self._reading, zones, regions)
+        self._policy = _policy(policy, self._world, seed)
+        self._limit = limit if policy in ("hints+suspend", "hints+clone") else 0
+        self._clones = policy == "hints+clone"
+        self._coming = list(load.jobs)
+        self._queue: list[Job] = []
+        self._free = np.full(shape.nodes, shape.slots, np.int64)
+        self._now = 0.0
+        self._history = History()
+        # How jobs are counted against copies, whatever the policy.
+        self._observer = self._policy if isinstance(self._policy, ByHints) else ByHints(self._world, seed)
+
+    def run(self) -> History:
+        while self._coming or self._queue or self._reading.runs:
+            if self._now > _ENDLESS:
+                raise RuntimeError(f"{len(self._queue)} jobs still wait after {self._now:,.0f} s")
+            if not self._reading.runs and not self._queue:
+                self._now = self._coming[0].arrival
+            self._reading.share()
+            step = min(STEP, self._reading.step())
+            self._now += step
+            finished = self._reading.go_on(step, self._now)
+            for run, when in finished:
+                self._end(run, when)
+            came = [job for job in self._coming if job.arrival <= self._now]
+            self._queue += came
+            del self._coming[: len(came)]
+            if came or finished:
+                self._start_jobs()
+        self._history.origin_bytes = self._reading.origin_bytes
+        return self._history
+
+    def _start_jobs(self) -> None:
+        """Start all that fit, in the order in which they came; a large one that does not fit keeps nobody back."""
+        self._reading.share()
+        for job in self._may_go():
+            if job.ranks <= int(self._free.sum()):
+                nodes = self._policy.place(job, self._free, self._now)
+                self._queue.remove(job)
+                np.subtract.at(self._free, list(nodes), 1)
+                self._reading.start(Run(job, nodes, self._now))
+                self._reading.share()
+                self._count(job.dataset)
+
+    def _may_go(self) -> list[Job]:
+        if not self._limit:
+            return list(self._queue)
+        self._observer.look(self._now)
+        free, jobs = {}, {str(job.number): job for job in self._queue}
+        for dataset in dict.fromkeys(job.dataset for job in self._queue):
+            wanted = [job for job in self._queue if job.dataset == dataset]
+            free[str(dataset)] = self._slots(dataset, wanted)
+        running = Counter(run.job.user for run in self._reading.runs if not run.copying)
+        waiting = [Waiting(name, str(job.dataset), job.user, 0, job.arrival) for name, job in jobs.items()]
+        return [jobs[one.job] for one in next_to_go(waiting, free, running, self._now)]
+
+    def _slots(self, dataset: int, wanted: list[Job]) -> int:
+        """How many more jobs may read a dataset; with clones, after as many have been begun as are needed."""
+        readers = nodes_of_readers(self._reading.runs, dataset)
+        copies = cached_copies(str(dataset), self._observer.cluster, readers)
+        making = [run for run in self._reading.runs if run.copying and run.job.dataset == dataset]
+        found = slots(copies, self._limit, len(readers), len(making))
+        if self._clones and copies and found.free < len(wanted) and len(making) < 2:
+            taken = {name for copy in copies for name in copy.nodes} | {str(run.nodes[0]) for run in making}
+            able = [str(node) for node in np.flatnonzero(self._free > 0).tolist() if str(node) not in taken]
+            target = clone_target(ask_of(wanted[found.free]), able, self._observer.cluster)
+            if target is not None:
+                self._copy(dataset, target)
+                return found.free + self._limit
+        return found.free
+
+    def _copy(self, dataset: int, target: Clone) -> None:
+        """Begin to bring a copy to its nodes, as fast as half of a link allows."""
+        self._history.clones += 1
+        nodes = numbers(target.nodes)
+        job = Job(-1, self._now, dataset, len(nodes), self._world.shape.peer_rate / 2, 1, "")
+        self._reading.start(Run(job, nodes, self._now, copying=True))
+
+    def _end(self, run: Run, when: float) -> None:
+        self._reading.end(run)
+        if run.copying:
+            return
+        np.add.at(self._free, list(run.nodes), 1)
+        job = run.job
+        ideal = float(self._caches.sizes[job.dataset]) * job.epochs / (job.ranks * job.rate)
+        self._history.outcomes.append(Outcome(job, run.started - job.arrival, when - job.arrival, ideal))
+
+    def _count(self, dataset: int) -> None:
+        """Note how many jobs read each copy of a dataset."""
+        self._observer.look(self._now)
+        readers = nodes_of_readers(self._reading.runs, dataset)
+        copies = cached_copies(str(dataset), self._observer.cluster, readers)
+        making = sum(run.copying and run.job.dataset == dataset for run in self._reading.runs)
+        most = -(-len(readers) // max(1, len(copies) + making))
+        self._history.most_per_copy[dataset] = max(self._history.most_per_copy[dataset], most)
+
+
+def _policy(name: Name, world: World, seed: int) -> Policy:
+    if name == "random":
+        return ByChance(world, seed)
+    if name == "least loaded":
+        return LeastLoaded(world, seed)
+    if name.startswith("labels"):
+        return ByLabels(world, seed, least=0.5 if name == "labels" else 0.01)
+    return ByHints(world, seed)

@@ -1,0 +1,100 @@
+"""What a simulated cluster is like, and which jobs come when: the same for every policy with one seed."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+GB: Final = 10**9
+# Ranks of a job, and how many jobs have so many. Most jobs of a shared cluster are small.
+_RANKS: Final = ((1, 0.5), (2, 0.2), (4, 0.2), (8, 0.1))
+_USERS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A simulation. Rates are in bytes/s."""
+
+    nodes: int = 64
+    jobs: int = 500
+    datasets: int = 20
+    # Jobs that one node can run: accelerators, one per rank.
+    slots: int = 4
+    zones: int = 8
+    regions: int = 2
+    # The n-th dataset is read by 1 / n ** zipf as many jobs as the first.
+    zipf: float = 1.1
+    # Bytes of the smallest and the largest dataset, evenly spread on a logarithmic scale.
+    smallest: int = 50 * GB
+    largest: int = 1000 * GB
+    # Is each dataset in the cluster once when all begins?
+    warm: bool = True
+    # Of each node.
+    capacity: int = 250 * GB
+    peer_rate: float = 1.25e9
+    tier_rate: float = 3e9
+    origin_rate: float = 1.25e9
+    # What all nodes share: the origin; what a zone, a region gets from others.
+    origin: float = 5e8
+    zone_link: float = 2.5e9
+    region_link: float = 2.5e9
+    # What a rank reads if it never waits: the least and the most.
+    slowest: float = 3e8
+    fastest: float = 1.6e9
+    # Seconds that a job computes, on average; and the part of all accelerators that computing alone would keep busy.
+    seconds: float = 1200.0
+    load: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of the simulation."""
+
+    number: int
+    # Seconds since the start.
+    arrival: float
+    dataset: int
+    ranks: int
+    # Bytes/s of each rank.
+    rate: float
+    epochs: int
+    user: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """What is read, and by whom."""
+
+    # Bytes: shape (datasets,), int64.
+    sizes: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+    jobs: tuple[Job, ...]
+
+
+def workload(shape: Shape, seed: int) -> Workload:
+    """Datasets, and jobs in the order in which they come."""
+    chance = np.random.default_rng(seed)
+    span = np.log(shape.largest / shape.smallest)
+    sizes = (shape.smallest * np.exp(span * chance.random(shape.datasets))).astype(np.int64)
+    popular = 1.0 / np.arange(1, shape.datasets + 1) ** shape.zipf
+    datasets = chance.choice(shape.datasets, shape.jobs, p=popular / popular.sum())
+    counts, parts = zip(*_RANKS, strict=True)
+    ranks = np.minimum(chance.choice(counts, shape.jobs, p=parts), shape.nodes * shape.slots)
+    rates = shape.slowest * np.exp(np.log(shape.fastest / shape.slowest) * chance.random(shape.jobs))
+    lengths = chance.gamma(1.5, shape.seconds / 1.5, shape.jobs)
+    busy = float((ranks * lengths).sum()) / (shape.nodes * shape.slots * shape.load)
+    arrivals = np.cumsum(chance.exponential(busy / shape.jobs, shape.jobs))
+    jobs = []
+    for number in range(shape.jobs):
+        epoch = sizes[datasets[number]] / (ranks[number] * rates[number])
+        jobs.append(
+            Job(
+                number,
+                float(arrivals[number]),
+                int(datasets[number]),
+                int(ranks[number]),
+                float(rates[number]),
+                max(1, round(float(lengths[number] / epoch))),
+                f"user{chance.integers(_USERS)}",
+            )
+        )
+    return Workload(sizes, tuple(jobs))
