@@ -115,6 +115,8 @@ class Draining:
         if not node and view.mine is not None:
             return view.mine
         found = [one for one in view.members if node in (one.id, one.name)]
+        if not found and self._has_left:
+            raise NotFound(f"this node has left the cluster and knows no node {node!r}; ask a node that is in it")
         if len(found) != 1:
             names = ", ".join(sorted(one.name for one in view.members)) or "none"
             which = "no node" if not found else f"{len(found)} nodes"
