@@ -297,6 +297,13 @@ def _list_problems(section: ClusterSection) -> Iterator[str]:
         for value, count in Counter(values).items():
             if count > 1:
                 yield f"cluster.nodes: {count} nodes have the {what} {value}; each needs its own"
+    taken = {(node.host, node.port): node.name for node in listed}
+    for node in listed:
+        if other := taken.get((node.host, node.port + 1)):
+            yield (
+                f"cluster.nodes: {other} has port {node.port + 1} of {node.host}, which {node.name} needs too: "
+                "each node takes its port and the next one"
+            )
     mine = [node for node in listed if node.name == own]
     if not mine:
         yield f"cluster.nodes: this node, {own}, is not in the list; add it, or set cluster.name to its name there"

@@ -95,6 +95,7 @@ def test_what_is_no_node(text: str) -> None:
         ({"weight": -1}, "greater than or equal to 0"),
         ({"grace": 0}, "greater than 0"),
         ({"cluster": ""}, "at least 1 character"),
+        ({"etcd": "http://127.0.0.1:2379"}, "cluster.etcd = 'http://127.0.0.1:2379': expected a list"),
         ({"node": []}, "did you mean `nodes`?"),
     ],
 )
@@ -110,6 +111,7 @@ def test_problems(change: dict[str, Any], problem: str) -> None:
         ({"listen": "127.0.0.1:7000"}, "others look for this node (a) at port 7380"),
         ({"nodes": [*STATIC["nodes"], "b=127.0.0.1:7580"]}, "2 nodes have the name b"),
         ({"nodes": [*STATIC["nodes"], "c=127.0.0.1:7480"]}, "2 nodes have the address 127.0.0.1:7480"),
+        ({"nodes": [*STATIC["nodes"], "c=127.0.0.1:7381"]}, "c has port 7381 of 127.0.0.1, which a needs too"),
         (
             {"nodes": [*STATIC["nodes"], "c=10.0.0.1:7380"]},
             "c at 10.0.0.1 is another machine, which needs certificates",
