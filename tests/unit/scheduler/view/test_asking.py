@@ -10,7 +10,8 @@ from cachefs_scheduler.view.cluster_view import ClusterView
 from cachefs_scheduler.view.following import Following
 
 
-async def _closes(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")  # what is left unread would reset the connection
     writer.close()
 
 
