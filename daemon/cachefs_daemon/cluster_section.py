@@ -225,6 +225,12 @@ def remarks(section: ClusterSection) -> Iterator[str]:
         if unused := sorted(section.model_fields_set - {"membership"}):
             yield f"cluster.{unused[0]}: has no effect, since cluster.membership is none"
         return
+    elsewhere = any(not is_loopback(urlsplit(url).hostname or "") for url in section.etcd)
+    if is_loopback(section.advertised) and (elsewhere or section.membership == "kubernetes"):
+        yield (
+            f"cluster.listen = {section.listen!r}: no other machine reaches this node there; set it to this machine's "
+            "address, with a port"
+        )
     if section.insecure_peers and not section.has_certificates:
         yield (
             "cluster.insecure_peers = true: whoever reaches this node over the network can read what it caches and "

@@ -123,6 +123,20 @@ def test_problems_of_lists(change: dict[str, Any], problem: str) -> None:
     assert problem in found
 
 
+@pytest.mark.parametrize(
+    ("change", "remarked"),
+    [
+        ({}, False),
+        ({"etcd": ["http://10.0.0.2:2379"]}, True),
+        ({"etcd": ["http://10.0.0.2:2379"], "listen": "10.0.0.5:7380", "insecure_peers": True}, False),
+        ({"membership": "kubernetes", "etcd": []}, True),
+    ],
+)
+def test_a_node_that_listens_where_the_others_are_not_is_remarked_on(change: dict[str, Any], remarked: bool) -> None:
+    found = [line for line in parse({**ETCD, **change}).remarks() if "no other machine reaches this node" in line]
+    assert len(found) == remarked
+
+
 def test_certificates_or_trust_open_a_node_to_others(tmp_path: Path) -> None:
     for name in ("ca", "cert", "key"):
         (tmp_path / name).write_text("")
