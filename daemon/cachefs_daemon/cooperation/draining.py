@@ -62,7 +62,8 @@ class Draining:
             raw = await self._shared.http.post(record, DRAIN, ASK_SECONDS, _MOST_ANSWER, _UNDO if undo else b"")
             return msgspec.msgpack.decode(raw, type=DrainStatus)
         except (PeerFailed, msgspec.MsgspecError) as error:
-            raise PeerFailed(f"node {record.name} at {record.address} cannot be told to drain: {error}") from None
+            what = "stay" if undo else "drain"
+            raise PeerFailed(f"node {record.name} at {record.address} cannot be told to {what}: {error}") from None
 
     async def stay_here(self) -> DrainStatus:
         """This node does not leave after all, and takes its part again. Raises ConfigError where it has left."""
