@@ -213,6 +213,7 @@ class SimulatedCluster:
         self.keys = self.space.keys(np.arange(setting.files))
         self.figures = [Figures() for _ in range(setting.epochs)]
         self.remembered: dict[str, Known] = {}
+        self.rooms: dict[str, PlanRoom] = {}
         self.names = [chr(ord("a") + number) for number in range(setting.nodes)]
         self.lost: set[str] = set()
         self._later: list[tuple[float, partial[None]]] = []
@@ -287,7 +288,6 @@ class SimulatedCluster:
             return found
 
         async def published(member: Member, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-            assert self.setting.ahead is not None, "the sampler says all"
             return self.order(epoch, member.facts.rank).astype(np.uint32)
 
         surroundings = Surroundings(
@@ -295,7 +295,7 @@ class SimulatedCluster:
             node.plan,
             node.standing,
             self.threads,
-            PlanRoom(1 << 30),
+            self.rooms.setdefault(node.name, PlanRoom(1 << 30)),
             GroupOrders(self.threads, published),
             self.setting.replicas,
             samples,

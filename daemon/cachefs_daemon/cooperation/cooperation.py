@@ -343,7 +343,7 @@ class Cooperation:
             raw = await self._parts.shared.ask(
                 node, f"{HOLDERS_PATH}/{space.snapshot}", ASK_SECONDS, PER_BLOCK * space.count + OVERHEAD
             )
-            return await self._parts.threads.planning(decode, raw, space.count)
+            return await self._parts.threads.planning(decode, raw, space.count, asyncio.get_running_loop().time())
         except (CachefsError, ValueError) as error:
             log.warning("node %s does not say who holds what of %s: %s", node, space.snapshot, error)
             return None
@@ -412,7 +412,8 @@ class Cooperation:
         known = one.known() if one is not None else None
         if known is None:
             return web.Response(status=404, text="nothing is known of who holds what of it")
-        return web.Response(body=await self._parts.threads.planning(encode, known))
+        now = asyncio.get_running_loop().time()
+        return web.Response(body=await self._parts.threads.planning(encode, known, now))
 
 
 def ring_of(view: ClusterView) -> Ring:

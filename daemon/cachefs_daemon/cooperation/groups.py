@@ -48,6 +48,11 @@ class Group:
         return self.job, self.snapshot, self.loader, "" if sampler is None else self.members[0].facts.map, sampler
 
     @property
+    def loads(self) -> tuple[str, str, str]:
+        """Which loader it is of which job, and what it reads, whatever its sampler."""
+        return self.job, self.snapshot, self.loader
+
+    @property
     def name(self) -> str:
         """The job's, and which loader of it, as it is told and kept: of 160 characters at most."""
         return f"{self.job}{self.loader}"[: MAX_JOB_NAME + MOST_OWNER]

@@ -60,6 +60,20 @@ class Ring:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Former:
+    """Who held what before other members came to count."""
+
+    # Ids of the nodes that the numbers in *holders* stand for.
+    ids: tuple[str, ...]
+    # Of each block: shape (blocks,), uint16.
+    holders: Nodes
+    # Loop time at which that ended.
+    until: float
+    # Who may have had each besides: each the same.
+    besides: tuple[Nodes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Known:
     """The holders at the start of one epoch, as they are kept and told."""
 
@@ -76,20 +90,9 @@ class Known:
     following: Nodes | None = None
     # See cachefs_daemon.cooperation.timeliness. It is told, and not kept.
     settled: Settled = NOTHING_SETTLED
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Former:
-    """Who held what before other members came to count."""
-
-    # Ids of the nodes that the numbers in *holders* stand for.
-    ids: tuple[str, ...]
-    # Of each block: shape (blocks,), uint16.
-    holders: Nodes
-    # Loop time at which that ended.
-    until: float
-    # Who may have had each besides: each the same.
-    besides: tuple[Nodes, ...] = ()
+    # Who held what before other members came to count: whoever comes back a moment later has to look there for what is
+    # its own from now on. It is told, and not kept.
+    former: Former | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,9 +186,10 @@ class Holders:
             held = self.now_held(current, done)
             self.former = Former(before, held if held is not None else old_homes, _now(), tuple(seconds[current]))
         latest: Nodes | None = None
-        for epoch in sorted(self.at):
-            if epoch > current + 1:
-                continue  # decided anew
+        # What lies beyond the next epoch is decided anew. Of readers that have just come back it may not be known yet
+        # where they are; others go on from the epochs that they have.
+        last = max(current, min(self.at, default=0)) + 1
+        for epoch in sorted(epoch for epoch in self.at if epoch <= last):
             second = seconds[epoch][0] if seconds[epoch] else None
             change = _Change(before, ring, homes, old_homes if before else None, second)
             latest = found[epoch] = await self._threads.planning(self._changed, self.at[epoch], change, latest)
@@ -251,6 +255,8 @@ class Holders:
             if known.ids != self.ring.ids:
                 besides = (known.following,) if known.following is not None else ()
                 self.former = Former(known.ids, known.holders, _now(), besides)
+            elif known.former is not None and self.former is None:
+                self.former = known.former
             # A node that has just started may know the others' places before its own readers'. A job that begins anew
             # under the same name has the copies where it has left them.
             if known.job == job and known.epoch <= furthest + 1:
@@ -330,7 +336,10 @@ class Holders:
         if holders is None:
             return None
         count = self._count + epoch - self._began
-        return Known(count, self.job, epoch, self.ring.ids, holders, self.at.get(epoch + 1), self.settled)
+        former = self.former
+        if former is not None and _now() - former.until > FORMER_SECONDS:
+            former = None
+        return Known(count, self.job, epoch, self.ring.ids, holders, self.at.get(epoch + 1), self.settled, former)
 
 
 def _now() -> float:

@@ -2,9 +2,11 @@
 
 import hashlib
 import logging
+import math
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,14 +16,16 @@ import numpy as np
 from cachefs.job_messages import MAX_JOB_NAME
 from cachefs.planning.cluster.homes import NOBODY, Nodes
 from cachefs_daemon.cluster.view import is_id
-from cachefs_daemon.cooperation.holders import Known
+from cachefs_daemon.cooperation.holders import Former, Known
 
 log = logging.getLogger(__name__)
 
 # Path on the control endpoint, with the id of the snapshot.
 HOLDERS: Final = "/holders"
+# Nodes of each block that may have held it before, at most.
+MOST_FORMER: Final = 3
 # Bytes per block, and of the form besides, at most.
-PER_BLOCK: Final = 4
+PER_BLOCK: Final = 2 * (2 + MOST_FORMER)
 OVERHEAD: Final = 1 << 21
 # Quick rather than small: a million blocks take 20 ms, and half a megabyte with 4 nodes.
 _LEVEL: Final = 1
@@ -39,12 +43,21 @@ class _Form(msgspec.Struct, frozen=True, array_like=True):
     holders: bytes
     # The same at the start of the next epoch; empty where that is not decided.
     following: bytes = b""
+    # Who held what before, and may have besides, among which nodes, and how many seconds ago that ended.
+    former: list[bytes] = []
+    former_ids: list[str] = []
+    former_seconds: float = 0.0
 
 
-def encode(known: Known) -> bytes:
-    """To be called in a thread."""
+def encode(known: Known, now: float = 0.0) -> bytes:
+    """now: loop time. To be called in a thread."""
     following = _packed(known.following) if known.following is not None else b""
     form = _Form(known.count, known.job, known.epoch, list(known.ids), _packed(known.holders), following)
+    if (former := known.former) is not None:
+        nodes = [former.holders, *former.besides][:MOST_FORMER]
+        form = msgspec.structs.replace(
+            form, former=[*map(_packed, nodes)], former_ids=list(former.ids), former_seconds=now - former.until
+        )
     return msgspec.msgpack.encode(form)
 
 
@@ -64,18 +77,26 @@ def _unpacked(packed: bytes, blocks: int) -> Nodes:
     return np.frombuffer(data, "<u2").astype(np.uint16)
 
 
-def decode(raw: bytes, blocks: int) -> Known:
-    """blocks: that the snapshot has. To be called in a thread. Raises ValueError for anything that is no such form."""
+def decode(raw: bytes, blocks: int, now: float = 0.0) -> Known:
+    """blocks: that the snapshot has; now: loop time. To be called in a thread. Raises ValueError for anything that is
+    no such form."""
     form = msgspec.msgpack.decode(raw, type=_Form)
     if not (0 <= form.count < _MOST_COUNT and 0 <= form.epoch < _MOST_COUNT):
         raise ValueError("numbers that nobody has")
     if len(form.job) > MAX_JOB_NAME + _MOST_OWNER or not form.job.isprintable():
         raise ValueError("a name that no job has")
-    if len(form.ids) >= NOBODY or form.ids != sorted(set(form.ids)) or not all(map(is_id, form.ids)):
-        raise ValueError("ids that no nodes have")
+    for ids in (form.ids, form.former_ids):
+        if len(ids) >= NOBODY or ids != sorted(set(ids)) or not all(map(is_id, ids)):
+            raise ValueError("ids that no nodes have")
+    if len(form.former) > MOST_FORMER or not 0 <= form.former_seconds < math.inf:
+        raise ValueError("a past that no node has")
     following = _unpacked(form.following, blocks) if form.following else None
     holders = _unpacked(form.holders, blocks)
-    return Known(form.count, form.job, form.epoch, tuple(form.ids), holders, following)
+    former: Former | None = None
+    if form.former:
+        first, *besides = (_unpacked(one, blocks) for one in form.former)
+        former = Former(tuple(form.former_ids), first, now - form.former_seconds, tuple(besides))
+    return Known(form.count, form.job, form.epoch, tuple(form.ids), holders, following, former=former)
 
 
 def digest_of(known: Known) -> str:
@@ -103,7 +124,7 @@ class HolderFiles:
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         path = self._directory / (snapshot + _SUFFIX)
         new = path.with_suffix(".new")
-        new.write_bytes(encode(known))
+        new.write_bytes(encode(replace(known, former=None)))
         new.replace(path)
 
     def load(self, snapshot: str, blocks: int) -> Known | None:

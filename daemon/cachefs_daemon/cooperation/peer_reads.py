@@ -43,6 +43,10 @@ class PeerReads:
         """Was the epoch set, and holds?"""
         return epoch in self._known and epoch not in self._outdated
 
+    def has(self, epoch: int) -> bool:
+        """Was the epoch set, whether or not it holds?"""
+        return epoch in self._known
+
     @property
     def longest(self) -> int:
         """Reads of the longest epoch that is known."""

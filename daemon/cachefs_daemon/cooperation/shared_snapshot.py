@@ -9,6 +9,7 @@ meanwhile: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
 """
 
 import asyncio
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.scale import Demand
 from cachefs.planning.cluster.standing import Mine, mine_now
 from cachefs.planning.sequences.epoch import Epoch
-from cachefs_daemon.cooperation.groups import Group
+from cachefs_daemon.cooperation.groups import Group, Key
 from cachefs_daemon.cooperation.holders import FORMER_SECONDS, Holders, Known, ReadsOf, Ring
 from cachefs_daemon.cooperation.leading import Extent, extent_of, leading
 from cachefs_daemon.cooperation.orders import Orders, is_last, is_shared_out, knows, published_in
@@ -79,7 +80,9 @@ class SharedSnapshot:
         self._samples: dict[str, Samples] = {}  # by digest of the map
         self._extents: dict[tuple[str, ...], Extent] = {}  # which blocks these are; by the maps of a group
         self._bytes: dict[tuple[str, ...], int] = {}  # of these blocks
-        self._readers: dict[object, PeerReads] = {}  # by key of the group
+        self._readers: dict[Key, PeerReads] = {}  # by key of the group
+        self._serial = itertools.count()  # of readers: groups come and go, and change places
+        self._room_key = ""  # under which there is room for it
         self._led: dict[str, tuple[int, int]] = {}  # by own consumer: epoch and read up to which it has its copies
         self._at: dict[object, Place] = {}  # by key of the group: its slowest consumer, as of the last step
         self._coordinated: Group | None = None
@@ -100,7 +103,7 @@ class SharedSnapshot:
         for reader in self._readers.values():
             reader.close()
         self._around.standing.forget(self.snapshot)
-        self._around.room.give_back(self._room_key)
+        self._give_room_back()
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -369,7 +372,7 @@ class SharedSnapshot:
         holders, space = self.holders, self.space
         if holders is None or space is None:
             return False
-        self._take_room(space)
+        self._take_room(space, groups)
         if around.plan.spaces.get(self.snapshot) is not space:
             around.plan.add_space(space)
         place = self._place
@@ -425,17 +428,21 @@ class SharedSnapshot:
             self.space = samples.space
             self.holders = Holders(samples.space, self._around.replicas, self._around.threads)
 
-    @property
-    def _room_key(self) -> str:
-        job = self._groups[0].job if self._groups else ""
-        return f"{job}/peers {self.snapshot}"
+    def _give_room_back(self) -> None:
+        if self._room_key:
+            self._around.room.give_back(self._room_key)
+        self._room_key = ""
 
-    def _take_room(self, space: BlockSpace) -> None:
-        """Raises StoreFull."""
+    def _take_room(self, space: BlockSpace, groups: Sequence[Group]) -> None:
+        """On the account of the first job: another one where that has ended. Raises StoreFull."""
+        key = f"{groups[0].job if groups else ''}/peers {self.snapshot}"
+        if key != self._room_key:
+            self._give_room_back()
+            self._room_key = key
         reads = sum(reader.longest for reader in self._readers.values())
         maps = sum(PER_SAMPLE * len(samples) for samples in self._samples.values())
         blocks = (PER_BLOCK + len(self._extents)) * space.count
-        self._around.room.take(self._room_key, Part.PLAN, blocks + PER_READ * reads + maps)
+        self._around.room.take(key, Part.PLAN, blocks + PER_READ * reads + maps)
 
     async def _coordinate(self, holders: Holders, space: BlockSpace, groups: list[Group]) -> bool:
         """Find out which group decides where copies go, if any. Returns whether anything has changed."""
@@ -527,19 +534,16 @@ class SharedSnapshot:
 
     async def _plan_reads(self, holders: Holders, space: BlockSpace, groups: list[Group]) -> None:
         """Of each group the current epoch and the next, as far as others read here then."""
-        around = self._around
-        keys = {group.key for group in groups}
-        for key in [key for key in self._readers if key not in keys]:
-            self._readers.pop(key).close()
-        for number, group in enumerate(groups):
+        around, silent = self._around, self._silent(groups)
+        for group in groups:
             reader = self._readers.get(group.key)
             if reader is None:
-                name = f"{group.job}/peers#{self.snapshot}#{number}"
+                name = f"{group.job}/peers#{self.snapshot}#{next(self._serial)}"
                 reader = self._readers[group.key] = PeerReads(around.plan, self.snapshot, name)
             reader.of(group.members)
             first = self._slowest(group).epoch
             for epoch in (first, first + 1):
-                if reader.knows(epoch):
+                if reader.knows(epoch) or (reader.has(epoch) and group.loads in silent):
                     continue
                 kept = await self._kept_in(holders, group, epoch)
                 orders = await self._orders(group, epoch) if kept is not None else None
@@ -549,6 +553,21 @@ class SharedSnapshot:
                     _duty, orders, kept, holders.ring.ids, around.me, space, is_last(group, epoch)
                 )
                 reader.set(epoch, duty, planned)
+        self._close_readers(groups)
+
+    def _close_readers(self, groups: Sequence[Group]) -> None:
+        """Of groups that are gone. Where another sampler has taken the place of one, that counts until it is known what
+        the new one reads here: what no plan has read again goes before all else, and nobody else may have it."""
+        readers, keys = self._readers, {group.key for group in groups}
+        silent = self._silent(groups)
+        silent |= {group.loads for group in groups if not readers[group.key].knows(self._slowest(group).epoch)}
+        for key in [key for key in readers if key not in keys and key[:3] not in silent]:
+            readers.pop(key).close()
+
+    def _silent(self, groups: Sequence[Group]) -> set[tuple[str, str, str]]:
+        """Of which it is not known yet what some of their members read: ranks with another sampler say so one after the
+        other, and publish a moment later. What is known of such a loader holds until then."""
+        return {group.loads for group in groups if not knows(group, self._slowest(group).epoch)}
 
     async def _kept_in(self, holders: Holders, group: Group, epoch: int) -> Mine | None:
         """Which blocks this node keeps in an epoch until they are read: shape (blocks,), bool. None: nobody has decided

@@ -194,10 +194,11 @@ class Bringing:
         if flight is None:
             until = asyncio.get_running_loop().time() + self._read_deadline
             flight = self._new(source, True, Patience(until), math.inf)
+        flight.is_given = True
         if not self._search(flight, self.elsewhere, Route(brings=node)):
+            flight.is_given = False
             self._queue(flight)  # it is away since a moment ago
             return False
-        flight.is_given = True
         self.elsewhere.counts.given += 1
         return True
 
@@ -251,6 +252,8 @@ class Bringing:
         if not flight.source.is_whole:
             self._ranges.forget(flight.source)
         flight.search = search
+        if flight.is_for_peer and not flight.is_given:
+            search.stay()
         search.begin()
         return True
 

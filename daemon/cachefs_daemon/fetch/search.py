@@ -220,6 +220,7 @@ class Search:
     _timer: asyncio.TimerHandle | None = None
     _waits_until: float = math.inf  # for its slot, in loop time; inf once it has one
     _anew: float = math.inf  # loop time at which others are asked, since two nodes did not agree
+    _stays: bool = False  # has nobody else bring it
     _gave_up: bool = False
     _is_over: bool = False
 
@@ -254,6 +255,7 @@ class Search:
 
     def stay(self) -> None:
         """Have no other node bring it any more: it may be waiting for this one to bring it."""
+        self._stays = True
         self.steps = [(node, fetch) for node, fetch in self.steps if not fetch]
         if self._waits_until < math.inf or any(question.fetch for question in self._questions):
             self._give_up()
@@ -400,7 +402,7 @@ class Search:
         if now >= self._anew:
             self._anew = math.inf
             if not self._gave_up:
-                self.steps = self.steps_anew()
+                self.steps = [(node, fetch) for node, fetch in self.steps_anew() if not (fetch and self._stays)]
                 self._next()
         for question in list(self._questions):
             if now >= question.until:

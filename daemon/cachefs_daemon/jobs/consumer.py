@@ -87,6 +87,7 @@ class Consumer:
         self._loader = loader
         self._epochs = Epochs(request.spec)
         self._said: _Heartbeat | None = None  # until the plan knows that epoch
+        self._before = ""  # the name in the plan of the consumer that it has taken the place of, while that counts
         self._problems: dict[Problem, str] = {}  # the latest of each kind
         self._own: npt.NDArray[np.bool_] | None = None  # which blocks its samples have; None: all, or not known yet
         self._failures = 0  # to find out what its samples are, one after the other
@@ -94,12 +95,44 @@ class Consumer:
         self._task = asyncio.create_task(self._work(sample_map))
 
     def close(self) -> None:
+        self._end_before()
         self._task.cancel()
         self._plan.remove(self.key)
         self._loader.room.give_back(self.key)
 
+    def close_for(self, successor: "Consumer") -> None:
+        """Another consumer of the same snapshot takes its place. Until the plan knows an epoch of that one, what this
+        one was to read counts: else nobody would be about to read anything, and all of it could go."""
+        if self._plan.knows(self.key):
+            self._end_before()
+            successor._before = self.key
+        else:
+            successor._before, self._before = self._before, ""
+        self._task.cancel()
+        self._loader.room.give_back(self.key, Part.ORDERS)
+        if successor._before != self.key:
+            self.close()
+
+    def _end_before(self) -> None:
+        """What the consumer was to read that was there before it counts no more."""
+        if self._before:
+            self._plan.remove(self._before)
+            self._loader.room.give_back(self._before)
+        self._before = ""
+
+    def _take(self, part: Part, size: int) -> None:
+        """Room in memory. What was there before it gives way. Raises StoreFull."""
+        try:
+            self._loader.room.take(self.key, part, size)
+        except StoreFull:
+            if not self._before:
+                raise
+            self._end_before()
+            self._loader.room.take(self.key, part, size)
+
     def _leave_plan(self) -> None:
         """Nothing of its plan stays in memory."""
+        self._end_before()
         self._plan.remove(self.key)
         self.position = self._own = None
         self._epochs.forget_reads()
@@ -156,7 +189,7 @@ class Consumer:
 
     def _take_order_room(self) -> None:
         """For the orders as they are now. Raises StoreFull, which it does not where they are fewer than before."""
-        self._loader.room.take(self.key, Part.ORDERS, self._epochs.order_bytes)
+        self._take(Part.ORDERS, self._epochs.order_bytes)
 
     @property
     def forgotten_orders(self) -> list[int]:
@@ -271,7 +304,7 @@ class Consumer:
         if samples is None:
             samples = await self._loader.samples(self.snapshot, sample_map)
             self._check_size(samples)
-            self._loader.room.take(self.key, Part.PLAN, plan_size(samples))
+            self._take(Part.PLAN, plan_size(samples))
             self._own = await self._loader.own(samples)
             self._epochs.samples = samples
         while True:
@@ -300,7 +333,7 @@ class Consumer:
 
     def _take_room(self, samples: Samples, reads: int) -> None:
         """For a plan with one more epoch, of so many reads. Raises StoreFull."""
-        self._loader.room.take(self.key, Part.PLAN, plan_size(samples, max(reads, self._epochs.longest)))
+        self._take(Part.PLAN, plan_size(samples, max(reads, self._epochs.longest)))
 
     def _publish(self, samples: Samples, epoch: int, prepared: Prepared) -> None:
         self._problems.pop(Problem.WORK, None)
@@ -314,6 +347,7 @@ class Consumer:
         if epochs.reads and epoch < min(epochs.reads):
             self._go_back()
         self._plan.set_prepared(self.key, self.snapshot.id, epoch, prepared.planned)
+        self._end_before()
         epochs.reads[epoch] = reads
         if self.position is None:
             if self._loader.first_rate:

@@ -189,8 +189,12 @@ class JobRegistry:
     def _begin_again(self, job: Job, known: Consumer, request: JobPublish, snapshot: Snapshot) -> Consumer:
         """Another consumer takes the place of *known*. Where it says the same, the orders that were published stay."""
         orders = known.published_orders if known.request == request else {}
-        self._close(job, known)
+        self._forget_consumer(job, known)
         consumer = self._begin(job, request, snapshot)
+        if consumer.snapshot.id == known.snapshot.id:
+            known.close_for(consumer)
+        else:
+            known.close()
         consumer.keep_orders(orders, time.monotonic())
         return consumer
 
@@ -367,6 +371,9 @@ class JobRegistry:
 
     def _close(self, job: Job, consumer: Consumer) -> None:
         consumer.close()
+        self._forget_consumer(job, consumer)
+
+    def _forget_consumer(self, job: Job, consumer: Consumer) -> None:
         for sample_map in _given(consumer.request.map):
             self._loader.room.release(sample_map)
         del job.consumers[consumer.name]

@@ -82,10 +82,39 @@ def test_a_node_that_comes_back_goes_on_as_the_others_have_it_and_asks_those_who
         assert former is not None
         assert former.ids == ("a", "b", "c")
         assert former.besides == (known.following,)
+        told = others.known(0)
+        assert told is not None
+        late = Holders(SPACE, 1, back._threads)
+        await late.follow(ring(*NAMES))
+        await late.begin("job", 0, 0, told)  # by when they count it again
+        assert late.former is others.former
+        assert late.former is not None
+        assert late.former.ids == ("a", "b", "c")
         anew = Holders(SPACE, 1, back._threads)
         await anew.follow(ring(*NAMES))
         await anew.begin("other", 5, 5, known)
         assert list(anew.at) == [5], "another job has decided nothing beyond what is there"
+
+    with_holders(test)
+
+
+def test_members_that_change_before_readers_are_back_where_they_were_leave_holders_decided() -> None:
+    async def test(others: Holders, back: Holders) -> None:
+        for epoch in (1, 2, 3):
+            await others.advance(epoch, reads_of)
+        known = others.known(3)
+        assert known is not None
+        await back.follow(ring(*NAMES))
+        await back.begin("job", 0, 3, known)  # its own reader has not said yet where it is
+        assert list(back.at) == [3, 4]
+        there = Holders(SPACE, 1, back._threads)
+        await there.follow(ring(*NAMES))
+        await there.begin("job", 3, 3, known)
+        for one, current in ((there, 3), (back, 0)):
+            await one.follow(ring("a", "b", "c"), current, 0.0)
+            await one.advance(3, reads_of)
+        for epoch in (3, 4):
+            assert (back.at[epoch] == there.at[epoch]).all()
 
     with_holders(test)
 

@@ -1,12 +1,13 @@
 """Who held what, on disk and on the wire."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from cachefs_daemon.cooperation.holders import Known
+from cachefs_daemon.cooperation.holders import Former, Known
 from cachefs_daemon.cooperation.known_holders import HolderFiles, decode, differ, digest_of, encode
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +35,19 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     assert list((tmp_path / "holders").iterdir()) == []
 
 
+def test_who_held_what_before_is_told_and_not_kept(tmp_path: Path) -> None:
+    held = KNOWN.holders[::-1].copy()
+    former = Former(("0" * 16,), held, 100.0, (KNOWN.holders, held))
+    told = decode(encode(dataclasses.replace(KNOWN, former=former), 130.0), 5, 1030.0).former
+    assert told is not None
+    assert (told.ids, told.until) == (former.ids, 1000.0)
+    assert (told.holders == held).all()
+    assert [one.tolist() for one in told.besides] == [KNOWN.holders.tolist(), held.tolist()]
+    files = HolderFiles(tmp_path)
+    files.save("a" * 32, dataclasses.replace(KNOWN, former=former))
+    assert same(files.load("a" * 32, 5), KNOWN)
+
+
 def test_nodes_that_count_others_do_not_differ_about_who_holds_what() -> None:
     mine = digest_of(KNOWN)
     assert not differ(mine, digest_of(LATER))
@@ -54,7 +68,7 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_what_no_node_says_is_refused() -> None:
-    form = msgspec.msgpack.decode(encode(LATER))
+    form = msgspec.msgpack.decode(encode(dataclasses.replace(LATER, former=Former(IDS, KNOWN.holders, 0.0))))
     for number, wrong in (
         (5, b"x"),
         (0, -1),
@@ -64,6 +78,11 @@ def test_what_no_node_says_is_refused() -> None:
         (3, ["0"]),
         (3, [IDS[1], IDS[0]]),
         (4, b"x"),
+        (6, [b"x"]),
+        (6, form[6] * 4),
+        (7, ["0"]),
+        (8, -1.0),
+        (8, math.inf),
     ):
         changed = list(form)
         changed[number] = wrong

@@ -1,6 +1,15 @@
 """Copies go where they are read next: whole epochs of a simulated cluster, on a clock of its own."""
 
-from tests.simulated_cluster import Setting, SimulatedCluster, simulated
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import numpy as np
+from cachefs_daemon.cooperation.groups import groups_of
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
+
+from tests.simulated_cluster import SNAPSHOT, Setting, SimulatedCluster, simulated
 
 
 def origin_reads(cluster: SimulatedCluster) -> float:
@@ -73,3 +82,66 @@ def test_with_second_copies_a_node_that_is_lost_costs_no_read_of_the_origin() ->
     cluster = simulated(Setting(capacity=3.0, loss=9.0, replicas=2))
     assert sum(epoch.again for epoch in cluster.figures) == 0
     assert origin_reads(cluster) == 1.0
+
+
+def test_what_is_kept_for_others_counts_while_ranks_change_their_sampler_one_after_the_other() -> None:
+    async def scene(cluster: SimulatedCluster) -> None:
+        node = cluster.nodes[0]
+        await cluster._settle()
+        [key] = node.shared.reader_keys
+        kept = node.plan.next_use_of(SNAPSHOT, np.flatnonzero(node.standing.mine[SNAPSHOT])).copy()
+        assert np.isfinite(kept).all()
+        facts = node.facts
+        for rank in range(4):
+            for orders in (False, True):
+                facts = {**facts, cluster.names[rank]: [explicit(cluster, rank, orders=orders)]}
+                node.shared.regroup(groups_of(facts))
+                node.shared.step()
+                await cluster._settle()
+                mine = np.flatnonzero(node.standing.mine[SNAPSHOT])
+                left = node.plan.next_use_of(SNAPSHOT, mine)
+                assert np.isfinite(left).mean() > 0.9, (rank, orders)
+        [last] = node.shared.reader_keys
+        assert last != key
+        assert set(node.plan.consumers()) == {node.key, last}
+
+    with_cluster(Setting(files=400), scene)
+
+
+def test_room_is_taken_for_one_job_after_the_other() -> None:
+    async def scene(cluster: SimulatedCluster) -> None:
+        node = cluster.nodes[0]
+        await cluster._settle()
+        room = cluster.rooms[node.name]
+        taken = room.taken
+        assert taken
+        for number in range(5):
+            facts = {name: [msgspec.structs.replace(one[0], job=f"job-{number}")] for name, one in node.facts.items()}
+            node.shared.regroup(groups_of(facts))
+            await cluster._settle()
+        assert room.taken <= 2 * taken
+        await node.shared.close()
+        assert room.taken == 0
+
+    with_cluster(Setting(files=400), scene)
+
+
+def explicit(cluster: SimulatedCluster, rank: int, *, orders: bool) -> ConsumerFacts:
+    """What a rank says whose sampler has turned out to be another one."""
+    ranks, samples = cluster.setting.nodes, cluster.setting.files // cluster.setting.nodes
+    published = [OrderRef(epoch, f"{rank:016x}{epoch:016x}", samples) for epoch in (0, 1)] if orders else []
+    return ConsumerFacts("job", str(rank), "ds", SNAPSHOT, rank, ranks, None, published)
+
+
+def with_cluster(setting: Setting, scene: Callable[[SimulatedCluster], Awaitable[None]]) -> None:
+    async def run() -> None:
+        threads = Threads()
+        try:
+            cluster = SimulatedCluster(setting, threads)
+            await scene(cluster)
+            for node in cluster.nodes:
+                await node.shared.close()
+        finally:
+            threads.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))

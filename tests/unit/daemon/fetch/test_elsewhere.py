@@ -629,6 +629,18 @@ def test_another_node_waits_for_a_look_at_who_may_have_it_but_for_nothing_else(s
     on_bench(store, scene)
 
 
+def test_what_another_node_asks_for_is_brought_by_no_third_one_where_nodes_do_not_agree(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = Route(may_have=(TWO,), brings=THREE)
+        theirs = bench.ask_for_peer(1)
+        (await bench.question()).give(Failed("our epoch is old", Why.EPOCH))
+        (await bench.question(2)).give(NOT_HERE)
+        assert not isinstance(await theirs, CachefsError | TakeIt)
+        assert (bench.peers.asked, bench.origin.requests) == ([("node-2", False)] * 2, 1)
+
+    on_bench(store, scene)
+
+
 def test_all_who_ask_the_home_get_one_read_of_the_origin(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.route = None

@@ -572,3 +572,38 @@ def test_an_indexer_ends_when_nobody_waits_for_it(tmp_path: Path, monkeypatch: p
         await until(ended.is_set)
 
     play(tmp_path, scene)
+
+
+def test_what_a_consumer_was_to_read_counts_until_it_is_known_what_its_new_sampler_reads(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        plan, room = jobs.store.plan, jobs.loader.room
+        jobs.say()
+        await planned(jobs)
+        [before] = plan.consumers()
+        jobs.say(spec=None)
+        assert plan.consumers() == [before], "else no block would be read again, and all of them could go"
+        jobs.say(spec=None, workers=1)
+        assert plan.consumers() == [before]
+        jobs.epoch(JobEpoch("j", "0", 1, np.arange(FILES, dtype="<u4").tobytes()))
+        await planned(jobs)
+        [key] = plan.consumers()
+        assert key != before
+        jobs.cancel("j")
+        assert plan.is_empty
+        assert room.taken == 0
+
+    play(tmp_path, scene)
+
+
+def test_what_a_consumer_was_to_read_gives_way_where_there_is_no_memory_for_both(tmp_path: Path) -> None:
+    async def scene(jobs: Jobs) -> None:
+        jobs.say()
+        await planned(jobs)
+        [before] = jobs.store.plan.consumers()
+        jobs.say(workers=1)
+        await until(lambda: bool(jobs.readers(0.0)))
+        assert before not in jobs.store.plan.consumers()
+        assert jobs.state()[1] == ""
+
+    # One plan, and not two.
+    play(tmp_path, scene, room=int(1.5 * FILES * (PER_BLOCK + PER_READ)))
