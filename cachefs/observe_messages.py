@@ -26,6 +26,8 @@ MOST_WAIT: Final = 60.0
 MOST_REPORT: Final = 8 << 20
 MOST_SNAPSHOTS: Final = 2048
 MOST_MEMBERS: Final = 16384
+# Names go into the log of whoever is asked.
+_ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 
 
 class Member(Message, frozen=True):
@@ -146,8 +148,8 @@ class Order(Message, frozen=True):
 
     kind: OrderKind
     # Of a warm-up: names it, so that an order that comes twice is carried out once, and that it can be stopped.
-    id: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    dataset: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    id: Annotated[str, msgspec.Meta(max_length=128, pattern=_ONE_LINE)] = ""
+    dataset: Annotated[str, msgspec.Meta(max_length=256, pattern=_ONE_LINE)] = ""
     # Of a warm-up: the shards to bring, a bit each, 32 bytes, lowest bit first; empty: all.
     shards: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
     # The warm-up goes in the order in which this job reads, where it has published here; else in the listing's.

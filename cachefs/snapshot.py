@@ -11,7 +11,7 @@ scans. There are four tables, which cachefs.snapshot_builder writes:
     meta     the facts about the whole
 
 The LMDB file is followed by a footer with its length and digest, since LMDB dies of SIGBUS on a truncated file. A file
-that is truncated while it is open is noticed by who asks `is_replaced` from time to time, and not sooner.
+that is truncated or written to while it is open is noticed by who asks `is_replaced` from time to time, and not sooner.
 
 Measured on 1,000,000 files in 1,000 directories, random order (170 MB): open 0.4 ms, file() 1.7 us, entry() 3.9 us,
 lookup() 6 us and 32 us for an absent name, children() and walk() 2.4 us per entry, verify() 17 ms when cached.
@@ -299,16 +299,18 @@ class Snapshot:
         return found
 
     def is_replaced(self) -> bool:
-        """Is the file at the path another one by now, or of another size?
+        """Is the file at the path another one by now, of another size, or has somebody written to it?
 
         Then this is not to be read any more: LMDB maps the file, and a process that reads a map beyond the end of its
-        file dies of SIGBUS. A file that is gone does no harm. It takes 2 us.
+        file dies of SIGBUS, as it may of pages with anything in them. A file that is gone does no harm. It takes 2 us.
         """
         try:
             found = os.stat(self._source)
         except OSError:
             return False
-        return not os.path.samestat(found, self._opened) or found.st_size != self._opened.st_size
+        known = self._opened
+        is_same = (found.st_size, found.st_mtime_ns) == (known.st_size, known.st_mtime_ns)
+        return not (is_same and os.path.samestat(found, known))
 
     def close(self) -> None:
         self._txn.abort()

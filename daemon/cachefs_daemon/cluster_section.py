@@ -225,6 +225,12 @@ def remarks(section: ClusterSection) -> Iterator[str]:
         if unused := sorted(section.model_fields_set - {"membership"}):
             yield f"cluster.{unused[0]}: has no effect, since cluster.membership is none"
         return
+    elsewhere = any(not is_loopback(urlsplit(url).hostname or "") for url in section.etcd)
+    if is_loopback(section.advertised) and (elsewhere or section.membership == "kubernetes"):
+        yield (
+            f"cluster.listen = {section.listen!r}: no other machine reaches this node there; set it to this machine's "
+            "address, with a port"
+        )
     if section.insecure_peers and not section.has_certificates:
         yield (
             "cluster.insecure_peers = true: whoever reaches this node over the network can read what it caches and "
@@ -297,6 +303,13 @@ def _list_problems(section: ClusterSection) -> Iterator[str]:
         for value, count in Counter(values).items():
             if count > 1:
                 yield f"cluster.nodes: {count} nodes have the {what} {value}; each needs its own"
+    taken = {(node.host, node.port): node.name for node in listed}
+    for node in listed:
+        if other := taken.get((node.host, node.port + 1)):
+            yield (
+                f"cluster.nodes: {other} has port {node.port + 1} of {node.host}, which {node.name} needs too: "
+                "each node takes its port and the next one"
+            )
     mine = [node for node in listed if node.name == own]
     if not mine:
         yield f"cluster.nodes: this node, {own}, is not in the list; add it, or set cluster.name to its name there"

@@ -249,6 +249,8 @@ def _explain(detail: Any) -> str:
         return f"{key}: unknown key; {_nearest(location)}"
     if detail["type"] == "model_type":
         return f"{key} = {_shown(detail['input'])}: expected a table, [{key}]"
+    if detail["type"] == "tuple_type":
+        return f'{key} = {_shown(detail["input"])}: expected a list, such as ["…"]'
     message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
     return f"{key} = {_shown(detail['input'])}: {message.replace('Input should be', 'expected')}"
 

@@ -130,7 +130,8 @@ class Config(Section):
 
     def summary(self) -> str:
         """One line for people."""
-        parts = [f"{len(self.cluster.nodes)} daemons to begin with", f"asked at {self.service.socket}"]
+        count = len(self.cluster.nodes)
+        parts = [f"{count} {'daemon' if count == 1 else 'daemons'} to begin with", f"asked at {self.service.socket}"]
         parts += [f"and {self.service.listen}"] if self.service.listen else []
         parts += ["Kubernetes"] if self.kube is not None else []
         return ", ".join(parts)

@@ -74,6 +74,7 @@ def test_pins_limits_and_evictions_are_carried_out(node: Observed) -> None:
         (SCHEDULER, Order(kind=OrderKind.LIMIT, dataset="set", share=7.0), 409, "at most 1"),
         (SCHEDULER, Order(kind=OrderKind.DRAIN), 409, "no other node"),
         (SCHEDULER, b"\xff\x00nonsense", 409, "no order"),
+        (SCHEDULER, Order(kind=OrderKind.WARM, dataset="set", id="x\n2026-01-01 a line of the log"), 409, "no order"),
     ],
 )
 def test_orders_that_make_no_sense_are_refused(

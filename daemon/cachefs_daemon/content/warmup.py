@@ -9,7 +9,7 @@ import logging
 import math
 from array import array
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -156,6 +156,8 @@ class Warmups:
             run.state, run.message = WarmupState.FAILED, f"internal error ({error!r}); see the daemon's log"
         finally:
             self._running.discard(run)
+            # One that was stopped is remembered by who began it, and its list of blocks may have 100 MB.
+            run.wanted = replace(run.wanted, refs=iter(()))
             log.info(
                 "warmup %d of %s %s: %d of %d blocks here, %d not admitted, %d failed",
                 run.id, run.wanted.dataset, run.state, run.blocks, run.wanted.blocks, run.skipped, run.failed,

@@ -200,6 +200,7 @@ class Cooperation:
             by_snapshot.setdefault(group.snapshot, []).append(group)
         for snapshot in [one for one in self._snapshots if one not in by_snapshot]:
             self._parts.shared.remove(HOLDERS, snapshot)
+            self._adopted.pop(snapshot, None)
             await self._snapshots.pop(snapshot).close()
         ring = ring_of(self._parts.shared.membership.view)
         for snapshot, groups in by_snapshot.items():

@@ -62,7 +62,8 @@ class Draining:
             raw = await self._shared.http.post(record, DRAIN, ASK_SECONDS, _MOST_ANSWER, _UNDO if undo else b"")
             return msgspec.msgpack.decode(raw, type=DrainStatus)
         except (PeerFailed, msgspec.MsgspecError) as error:
-            raise PeerFailed(f"node {record.name} at {record.address} cannot be told to drain: {error}") from None
+            what = "stay" if undo else "drain"
+            raise PeerFailed(f"node {record.name} at {record.address} cannot be told to {what}: {error}") from None
 
     async def stay_here(self) -> DrainStatus:
         """This node does not leave after all, and takes its part again. Raises ConfigError where it has left."""
@@ -115,6 +116,8 @@ class Draining:
         if not node and view.mine is not None:
             return view.mine
         found = [one for one in view.members if node in (one.id, one.name)]
+        if not found and self._has_left:
+            raise NotFound(f"this node has left the cluster and knows no node {node!r}; ask a node that is in it")
         if len(found) != 1:
             names = ", ".join(sorted(one.name for one in view.members)) or "none"
             which = "no node" if not found else f"{len(found)} nodes"

@@ -9,7 +9,6 @@ meanwhile: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
 """
 
 import asyncio
-import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -20,20 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.errors import CachefsError, StoreFull
-from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace, Ids
-from cachefs.planning.cluster.duties import Duty
 from cachefs.planning.cluster.homes import NOBODY
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.scale import Demand
 from cachefs.planning.cluster.standing import Mine, mine_now
-from cachefs.planning.sequences.epoch import Epoch
-from cachefs_daemon.cooperation.groups import Group, Key
+from cachefs_daemon.cooperation.group_samples import GroupSamples
+from cachefs_daemon.cooperation.groups import Group
 from cachefs_daemon.cooperation.holders import FORMER_SECONDS, Holders, Known, ReadsOf, Ring
-from cachefs_daemon.cooperation.leading import Extent, extent_of, leading
-from cachefs_daemon.cooperation.orders import Orders, is_last, is_shared_out, knows, published_in
+from cachefs_daemon.cooperation.leading import leading
+from cachefs_daemon.cooperation.orders import Orders, is_shared_out, knows, published_in
 from cachefs_daemon.cooperation.owed import Owed
 from cachefs_daemon.cooperation.peer_reads import PeerReads
+from cachefs_daemon.cooperation.reads_here import ReadsHere
 from cachefs_daemon.cooperation.surroundings import Place, Surroundings
 from cachefs_daemon.cooperation.timeliness import own_verdict, verdict_of
 from cachefs_daemon.jobs.plan_room import PER_READ, Part
@@ -42,8 +40,6 @@ log = logging.getLogger(__name__)
 
 # Bytes per block for homes, holders and reads of some epochs, and for the plan of what others read.
 PER_BLOCK: Final = 64
-# Bytes per sample of a sample map.
-PER_SAMPLE: Final = 12
 # Seconds until it is tried again after something failed.
 RETRY_SECONDS: Final = 2.0
 # Seconds within which those who read say how far they are, to a node that has just come.
@@ -72,16 +68,12 @@ class SharedSnapshot:
     def __init__(self, snapshot: str, ring: Ring, around: Surroundings) -> None:
         self.snapshot = snapshot
         self.problem = ""
-        self.space: BlockSpace | None = None  # None until somebody has found out what the samples are
         self.holders: Holders | None = None
         self._around = around
         self._ring = ring
         self._groups: list[Group] = []
-        self._samples: dict[str, Samples] = {}  # by digest of the map
-        self._extents: dict[tuple[str, ...], Extent] = {}  # which blocks these are; by the maps of a group
-        self._bytes: dict[tuple[str, ...], int] = {}  # of these blocks
-        self._readers: dict[Key, PeerReads] = {}  # by key of the group
-        self._serial = itertools.count()  # of readers: groups come and go, and change places
+        self._samples = GroupSamples(around)
+        self._readers = ReadsHere(snapshot, around, lambda group: self._slowest(group).epoch)
         self._room_key = ""  # under which there is room for it
         self._led: dict[str, tuple[int, int]] = {}  # by own consumer: epoch and read up to which it has its copies
         self._at: dict[object, Place] = {}  # by key of the group: its slowest consumer, as of the last step
@@ -100,10 +92,14 @@ class SharedSnapshot:
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        for reader in self._readers.values():
-            reader.close()
+        self._readers.close()
         self._around.standing.forget(self.snapshot)
         self._give_room_back()
+
+    @property
+    def space(self) -> BlockSpace | None:
+        """None until somebody has found out what the samples are."""
+        return self._samples.space
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -132,7 +128,7 @@ class SharedSnapshot:
         ids, number = space.ids(keys), holders.ring.ids.index(node)
         ids = np.unique(ids[ids >= 0])
         self._owed.given(ids, partial(self._keeps, number))
-        reader = self._readers.get(self._coordinated.key) if self._coordinated is not None else None
+        reader = self._readers.of(self._coordinated) if self._coordinated is not None else None
         if reader is not None:
             for epoch, blocks in reader.handed_over(ids, number):
                 self._let_go(epoch, blocks)
@@ -140,7 +136,7 @@ class SharedSnapshot:
     def step(self) -> None:
         """To be called some times a second: readers have read on."""
         for group in self._groups:
-            reader = self._readers.get(group.key)
+            reader = self._readers.of(group)
             slowest = self._at[group.key] = self._slowest(group)
             if reader is None:
                 continue
@@ -205,7 +201,7 @@ class SharedSnapshot:
     @property
     def reader_keys(self) -> list[str]:
         """Names in the plan of what other nodes read here."""
-        return [reader.key for reader in self._readers.values()]
+        return self._readers.names
 
     @property
     def leader(self) -> str:
@@ -247,7 +243,7 @@ class SharedSnapshot:
 
     def demand(self) -> Demand:
         """What is read of it, by all groups together."""
-        size = max((self._bytes.get(group.maps, 0) for group in self._groups), default=0)
+        size = max((self._samples.size(group) for group in self._groups), default=0)
         places = [(group, self._slowest(group)) for group in self._groups]
         left = [group.spec.epochs - at.epoch - at.done if group.spec else math.inf for group, at in places]
         rate = max((at.rate for _, at in places), default=0.0)
@@ -367,11 +363,12 @@ class SharedSnapshot:
     async def _bring_up_to_date(self) -> bool:
         """False where it is to be tried again. Raises CachefsError."""
         around, groups = self._around, list(self._groups)
-        if not await self._look_at(groups):
+        is_known, space = await self._samples.look(groups), self.space
+        if not is_known or space is None:
             return False
-        holders, space = self.holders, self.space
-        if holders is None or space is None:
-            return False
+        if self.holders is None:
+            self.holders = Holders(space, around.replicas, around.threads)
+        holders = self.holders
         self._take_room(space, groups)
         if around.plan.spaces.get(self.snapshot) is not space:
             around.plan.add_space(space)
@@ -392,41 +389,13 @@ class SharedSnapshot:
                 if (known := holders.known(epoch)) is not None:
                     around.remember(self.snapshot, known)
         if changed:
-            for reader in self._readers.values():
-                reader.outdate()
-        await self._plan_reads(holders, space, groups)
+            self._readers.outdate()
+        await self._readers.plan(groups, space, holders.ring.ids, self._kept_in)
         if changed or stands_anew or self.snapshot not in around.standing.mine:
             await self._stand_anew(holders)
         if holders.ring != self._ring or groups != self._groups:
             self._news.set()
         return not self._missed
-
-    async def _look_at(self, groups: Sequence[Group]) -> bool:
-        """Find out which blocks they may read. False where that is not known yet. Raises CachefsError."""
-        threads, used = self._around.threads, {maps for group in groups for maps in group.maps}
-        self._samples = {digest: samples for digest, samples in self._samples.items() if digest in used}
-        wanted = {group.maps for group in groups}
-        self._extents = {maps: extent for maps, extent in self._extents.items() if maps in wanted}
-        for group in groups:
-            for digest in group.maps:
-                if digest not in self._samples:
-                    samples = await self._around.samples(group, digest)
-                    if samples is None:
-                        return False
-                    self._begin(samples)
-                    self._samples[digest] = samples
-            if group.maps not in self._extents:
-                parts = [self._samples[digest] for digest in group.maps]
-                self._extents[group.maps] = extent = await threads.planning(extent_of, parts)
-                self._bytes[group.maps] = int(parts[0].space.sizes[extent].sum(dtype=np.int64))
-        self._bytes = {maps: size for maps, size in self._bytes.items() if maps in wanted}
-        return True
-
-    def _begin(self, samples: Samples) -> None:
-        """Groups with other maps share the space."""
-        if self.space is None:
-            self.space = samples.space
-            self.holders = Holders(samples.space, self._around.replicas, self._around.threads)
 
     def _give_room_back(self) -> None:
         if self._room_key:
@@ -439,10 +408,8 @@ class SharedSnapshot:
         if key != self._room_key:
             self._give_room_back()
             self._room_key = key
-        reads = sum(reader.longest for reader in self._readers.values())
-        maps = sum(PER_SAMPLE * len(samples) for samples in self._samples.values())
-        blocks = (PER_BLOCK + len(self._extents)) * space.count
-        self._around.room.take(key, Part.PLAN, blocks + PER_READ * reads + maps)
+        size = PER_BLOCK * space.count + self._samples.memory + PER_READ * self._readers.count
+        self._around.room.take(key, Part.PLAN, size)
 
     async def _coordinate(self, holders: Holders, space: BlockSpace, groups: list[Group]) -> bool:
         """Find out which group decides where copies go, if any. Returns whether anything has changed."""
@@ -451,7 +418,7 @@ class SharedSnapshot:
         # sequences have them; a node that comes back meanwhile joins in.
         elsewhere = {one.key for one in groups if self._around.coordinated(one)}
         last = before.key if before is not None else None
-        group = await self._around.threads.planning(leading, groups, self._extents, last, elsewhere)
+        group = await self._around.threads.planning(leading, groups, self._samples.extents, last, elsewhere)
         goes_on = group is not None and (group.key == last or group.key in elsewhere)
         is_apart = group is not None and group.key == self._apart
         if group is None or is_apart or not holders.ring.is_known or not (goes_on or self._is_steady(group)):
@@ -505,7 +472,7 @@ class SharedSnapshot:
         if group.spec is not None:
             return True
         said = {one.epoch for member in group.members for one in member.facts.orders}
-        samples = sum(len(self._samples[digest]) for digest in group.maps)
+        samples = self._samples.count(group)
         return any(knows(group, epoch) and 2 * published_in(group, epoch) >= samples for epoch in said)
 
     def _reads_of(self, group: Group) -> ReadsOf:
@@ -514,7 +481,7 @@ class SharedSnapshot:
             if orders is None:
                 return None
             shared_out = group.spec is not None or await self._around.threads.planning(is_shared_out, orders)
-            count = self._samples[group.maps[0]].space.count
+            count = self._samples.by_map[group.maps[0]].space.count
             return await self._around.threads.planning(_reads, count, orders if shared_out else [], ids)
 
         return reads_of
@@ -524,7 +491,7 @@ class SharedSnapshot:
         if not knows(group, epoch):
             return None
         try:
-            return await self._around.orders.of(group, self._samples, epoch)
+            return await self._around.orders.of(group, self._samples.by_map, epoch)
         except CachefsError as error:
             if group.spec is not None:
                 raise
@@ -532,52 +499,19 @@ class SharedSnapshot:
             self._note(f"what other nodes read of it in epoch {epoch} is not known yet: {error}")
             return None
 
-    async def _plan_reads(self, holders: Holders, space: BlockSpace, groups: list[Group]) -> None:
-        """Of each group the current epoch and the next, as far as others read here then."""
-        around, silent = self._around, self._silent(groups)
-        for group in groups:
-            reader = self._readers.get(group.key)
-            if reader is None:
-                name = f"{group.job}/peers#{self.snapshot}#{next(self._serial)}"
-                reader = self._readers[group.key] = PeerReads(around.plan, self.snapshot, name)
-            reader.of(group.members)
-            first = self._slowest(group).epoch
-            for epoch in (first, first + 1):
-                if reader.knows(epoch) or (reader.has(epoch) and group.loads in silent):
-                    continue
-                kept = await self._kept_in(holders, group, epoch)
-                orders = await self._orders(group, epoch) if kept is not None else None
-                if kept is None or orders is None:
-                    continue
-                duty, planned = await around.threads.planning(
-                    _duty, orders, kept, holders.ring.ids, around.me, space, is_last(group, epoch)
-                )
-                reader.set(epoch, duty, planned)
-        self._close_readers(groups)
-
-    def _close_readers(self, groups: Sequence[Group]) -> None:
-        """Of groups that are gone. Where another sampler has taken the place of one, that counts until it is known what
-        the new one reads here: what no plan has read again goes before all else, and nobody else may have it."""
-        readers, keys = self._readers, {group.key for group in groups}
-        silent = self._silent(groups)
-        silent |= {group.loads for group in groups if not readers[group.key].knows(self._slowest(group).epoch)}
-        for key in [key for key in readers if key not in keys and key[:3] not in silent]:
-            readers.pop(key).close()
-
-    def _silent(self, groups: Sequence[Group]) -> set[tuple[str, str, str]]:
-        """Of which it is not known yet what some of their members read: ranks with another sampler say so one after the
-        other, and publish a moment later. What is known of such a loader holds until then."""
-        return {group.loads for group in groups if not knows(group, self._slowest(group).epoch)}
-
-    async def _kept_in(self, holders: Holders, group: Group, epoch: int) -> Mine | None:
-        """Which blocks this node keeps in an epoch until they are read: shape (blocks,), bool. None: nobody has decided
-        yet."""
+    async def _kept_in(self, group: Group, epoch: int) -> tuple[Mine, Orders] | None:
+        """Which blocks this node keeps in an epoch until they are read: shape (blocks,), bool; and what all members
+        read. None where that is not known, or nobody has decided yet. Raises CachefsError."""
+        holders, decided = self.holders, epoch
+        assert holders is not None
         if self._coordinated is not None and holders.at:
             if group.key != self._coordinated.key:
-                epoch = min(holders.at)  # what other groups read has been where it is since then
-            if epoch not in holders.at:
+                decided = min(holders.at)  # what other groups read has been where it is since then
+            if decided not in holders.at:
                 return None
-        return await self._around.threads.planning(holders.kept, epoch, self._me)
+        kept = await self._around.threads.planning(holders.kept, decided, self._me)
+        orders = await self._orders(group, epoch)
+        return (kept, orders) if orders is not None else None
 
     async def _stand_anew(self, holders: Holders) -> None:
         """Say of all blocks whether they are this node's."""
@@ -617,12 +551,3 @@ def _passed(ids: Sequence[str], places: Sequence[Place], epoch: int) -> npt.NDAr
         at_epoch, done = by_node.get(node, (epoch, 0.0))
         passed[number] = done if at_epoch == epoch else 2.0 * (at_epoch > epoch)
     return passed
-
-
-def _duty(
-    orders: Orders, kept: Mine, ids: tuple[str, ...], me: str, space: BlockSpace, last: bool
-) -> tuple[Duty, Epoch]:
-    numbers = {node: number for number, node in enumerate(ids)}
-    by_number = [(numbers.get(node, NOBODY), order) for node, order in orders if node != me]
-    duty = Duty.of(by_number, kept, -1)
-    return duty, Epoch.of(duty.blocks, space, last)

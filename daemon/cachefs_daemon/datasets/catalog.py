@@ -319,13 +319,18 @@ class Catalog:
     async def check_files(self) -> list[str]:
         """Take up snapshot files that have changed since they were opened, and let go of those that are damaged.
 
-        To be called every few seconds: see `Snapshot.is_replaced`. Returns what is damaged.
+        To be called every few seconds: see `Snapshot.is_replaced`. Returns what is damaged. Where other nodes have the
+        snapshot, it then comes from one of them.
         """
         replaced = await self._threads.upkeep(self._held.replaced)
         if not replaced:
             return []
         problems = self._held.reopen(replaced)
+        held = [dataset for dataset in self if dataset.current is not None]
         self._show_held()
+        for dataset in held:
+            if dataset.current is None:
+                self.on_change(dataset.record.name)
         return problems
 
     def _show_held(self) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -136,19 +136,33 @@ class HeldSnapshots:
             )
         return snapshot
 
-    def replaced(self) -> list[str]:
-        """The snapshots whose files are not those any more that are held: truncated, or written anew. It may be called
-        in any thread, and is to be called every few seconds: see `Snapshot.is_replaced`."""
-        return [snapshot_id for snapshot_id, held in list(self._held.items()) if held.snapshot.is_replaced()]
+    def replaced(self) -> dict[str, str]:
+        """The snapshots whose files are not those any more that are held: truncated, or written to or anew; and why
+        such a file is of no use, empty where it is whole. It may be called in any thread, reads those files, and is to
+        be called every few seconds: see `Snapshot.is_replaced`."""
+        replaced = [one for one, held in list(self._held.items()) if held.snapshot.is_replaced()]
+        return {one: self._why_not(one) for one in replaced}
 
-    def reopen(self, snapshot_ids: Iterable[str]) -> list[str]:
-        """Take up the files that are there now. Returns why that failed: these snapshots are let go."""
+    def _why_not(self, snapshot_id: str) -> str:
+        try:
+            snapshots.verify(self.path(snapshot_id))
+        except CachefsError as error:
+            return str(error)
+        except OSError as error:
+            return f"{self.path(snapshot_id)} cannot be read: {error.strerror}"
+        return ""
+
+    def reopen(self, replaced: Mapping[str, str]) -> list[str]:
+        """Take up the files that are there now, as `replaced` has found them. Returns why that failed: these snapshots
+        are let go."""
         problems = []
-        for snapshot_id in snapshot_ids:
+        for snapshot_id, why_not in replaced.items():
             held = self._held.get(snapshot_id)
             if held is None:
                 continue
             try:
+                if why_not:
+                    raise SnapshotDamaged(why_not)
                 self._take_up(snapshot_id, held)
             except CachefsError as error:
                 problems.append(str(error))

@@ -123,6 +123,7 @@ class Elsewhere:
     def on_view(self, view: ClusterView) -> None:
         """The cluster is like that now."""
         self._lanes = {node: lane for node, lane in self._lanes.items() if view.get(node) is not None}
+        self._experience.keep(lambda node: view.get(node) is not None)
 
 
 class _Lane:

@@ -121,6 +121,12 @@ class Experience:
         # How long it takes to get a block: of peers that had it, and of those that were to bring it.
         self._times = {False: TimesBySize(), True: TimesBySize()}
 
+    def keep(self, is_known: Callable[[str], bool]) -> None:
+        """Forget nodes that have left the cluster: those of which *is_known* says no by their id."""
+        self.stuck.keep(is_known)
+        self._silent.keep(is_known)
+        self._disagreed = {node: since for node, since in self._disagreed.items() if is_known(node)}
+
     def may_agree(self, node_id: str, now: float) -> bool:
         """A node did not agree with this one. Will it in a moment?"""
         since = self._disagreed.get(node_id, -math.inf)

@@ -7,6 +7,7 @@ now and then. Meanwhile it is probed, and counts as dead where that comes to not
 it until then.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +36,10 @@ class SilentPeers:
 
     def __init__(self) -> None:
         self._silent: dict[tuple[str, bool], _Silence] = {}
+
+    def keep(self, is_known: Callable[[str], bool]) -> None:
+        """Forget those of which *is_known* says no by their id: they have left the cluster."""
+        self._silent = {key: one for key, one in self._silent.items() if is_known(key[0])}
 
     def noticed(self, node: str, asked: float, now: float, *, fetch: bool) -> None:
         """It has given no sign since it was asked then. Who does not even give what it has brings nothing either."""

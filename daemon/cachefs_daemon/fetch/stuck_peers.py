@@ -5,6 +5,7 @@ so it does not count as dead, and each reader would wait for it anew.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +30,10 @@ class StuckPeers:
 
     def __init__(self) -> None:
         self._late: dict[tuple[str, bool], _Lateness] = {}
+
+    def keep(self, is_known: Callable[[str], bool]) -> None:
+        """Forget those of which *is_known* says no by their id: they have left the cluster."""
+        self._late = {key: one for key, one in self._late.items() if is_known(key[0])}
 
     def may_ask(self, node: str, now: float, *, fetch: bool) -> bool:
         """Is it worth a try?"""

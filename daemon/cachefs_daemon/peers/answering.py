@@ -14,6 +14,7 @@ from cachefs.messages import BlockRef, Fetch, FetchedBlock
 from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain, judge
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.origin.http_head import END
+from cachefs_daemon.peers.crowd import Caller
 from cachefs_daemon.peers.daemon_fetches import Came, Coming, DaemonFetches
 from cachefs_daemon.peers.outlet import Outlet, is_quick
 from cachefs_daemon.peers.protocol import (
@@ -70,7 +71,7 @@ class Host(Protocol):
     cluster: str
     view: ClusterView
 
-    def recognise(self, address: str, node: str) -> str:
+    def recognise(self, caller: Caller, node: str) -> str:
         """It is that member. Why it may not stay; empty where it may."""
 
     def complain(self, address: str, kind: str, text: str) -> None:
@@ -95,12 +96,16 @@ class Answering:
 
     host: Host
     wire: Wire
-    address: str
+    caller: Caller
     # Ids of the members whom the certificate names; None where there are no certificates.
     proven: frozenset[str] | None
     # Who it is, once that is known.
     node: str = ""
     _kept: bytearray = field(default_factory=bytearray)  # what came behind the last question
+
+    @property
+    def address(self) -> str:
+        return self.caller.address
 
     def run(self) -> None:
         """Until it ends, in whatever way."""
@@ -161,7 +166,7 @@ class Answering:
             if self.node:
                 raise BadQuestion("a connection on which two nodes ask")
             self.node = greeting.sender
-            crowded = host.recognise(self.address, self.node)
+            crowded = host.recognise(self.caller, self.node)
             if crowded:
                 host.complain(self.address, "connections", f"{crowded}: no more are taken")
                 self._refuse(503, crowded)

@@ -79,12 +79,13 @@ class Cooling:
             if not liveness.cooling:
                 return
             try:
-                sender, _ = await self._reaching.probe(record)
+                sender, lives = await self._reaching.probe(record)
             except CannotConnect as error:
                 liveness.reason = str(error)
                 liveness.probed(alive=False, now=self._loop.time(), chance=random.random())
                 self._reaching.membership.lost(record.id)
             else:
+                peer.sign_given(self._loop.time(), fetch=lives)  # readers who found it silent ask it again
                 liveness.probed(alive=True, now=self._loop.time(), chance=random.random())
                 log.info("node %s answers again, and is asked for blocks", record.name)
                 self._reaching.membership.heard(sender.node, sender.incarnation)

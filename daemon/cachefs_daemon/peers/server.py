@@ -19,7 +19,7 @@ from cachefs.errors import ConfigError
 from cachefs.fetch_frames import BadFrame, Frames, decoder, frame
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.peers.answering import MOST_FETCHES, Answering, Given
-from cachefs_daemon.peers.crowd import Crowd
+from cachefs_daemon.peers.crowd import MOST, Caller, Crowd
 from cachefs_daemon.peers.daemon_fetches import DaemonFetches
 from cachefs_daemon.peers.outlet import Outlet
 from cachefs_daemon.peers.server_messages import (
@@ -106,8 +106,8 @@ class PeerServer:
 
     # --- what connections ask (see answering.Host) ----------------------------------------------------------------
 
-    def recognise(self, address: str, node: str) -> str:
-        return self._crowd.recognise(address, node)
+    def recognise(self, caller: Caller, node: str) -> str:
+        return self._crowd.recognise(caller, node)
 
     def complain(self, address: str, kind: str, text: str) -> None:
         # Each kind is a subject of its own, as the log has one line a minute of a subject.
@@ -154,23 +154,28 @@ class PeerServer:
             time.sleep(_PAUSE)
             return
         address = str(peer[0])
-        crowded = self._crowd.enter(address)
-        if crowded:
+        caller = Caller(address, connection)
+        leaves = self._crowd.enter(caller)
+        if leaves is caller:
             connection.close()
-            self.complain(address, "connections", f"{crowded}: no more are taken")
+            self.complain(address, "connections", f"there are {MOST} connections already: no more are taken")
             return
+        if leaves is not None:
+            leaves.dismiss()
+            text = "too many connections have not said who they are, most of them from there: the oldest one goes"
+            self.complain(leaves.address, "connections", text)
         try:
-            threading.Thread(target=self._serve, args=(connection, address), daemon=True).start()
+            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
         except RuntimeError as error:
             connection.close()
-            self._crowd.leave(address, "")
+            self._crowd.leave(caller, "")
             self.complain("any address", "connections", f"no connection can be taken: {error}")
 
-    def _serve(self, connection: socket.socket, address: str) -> None:
-        node = ""
+    def _serve(self, caller: Caller) -> None:
+        node, address = "", caller.address
         try:
-            wire, proven = self._open(connection, address)
-            answering = Answering(self, wire, address, proven)
+            wire, proven = self._open(caller)
+            answering = Answering(self, wire, caller, proven)
             try:
                 answering.run()
             finally:
@@ -183,17 +188,22 @@ class PeerServer:
         except Exception as error:
             self.complain(address, "bug", f"internal error of the peer server ({error!r})")
         finally:
-            connection.close()
-            self._crowd.leave(address, node)
+            caller.connection.close()
+            self._crowd.leave(caller, node)
 
-    def _open(self, connection: socket.socket, address: str) -> tuple[Wire, frozenset[str] | None]:
+    def _open(self, caller: Caller) -> tuple[Wire, frozenset[str] | None]:
         """Raises Gone with the reason where it is nobody that may ask; OSError."""
+        connection = caller.connection
         prepare(connection)
         if self._certificates is None:
             return PlainWire(connection), None
         connection.settimeout(HANDSHAKE_SECONDS)
         try:
-            tls = self._certificates.server.wrap_socket(connection, server_side=True, suppress_ragged_eofs=True)
+            tls = self._certificates.server.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
+            )
+            caller.connection = tls
+            tls.do_handshake()
         except ssl.SSLError as error:
             raise Gone("refused, as TLS has failed", _reason(error)) from None
         except TimeoutError:

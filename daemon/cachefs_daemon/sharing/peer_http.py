@@ -36,11 +36,18 @@ class _Answer(aiohttp.ClientResponse):
     """An answer that remembers who has given it: a short one has let go of its connection when it is looked at."""
 
     ssl_object: Any = None
+    _transport: asyncio.Transport | None = None
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        if connection.transport is not None:
-            self.ssl_object = connection.transport.get_extra_info("ssl_object")
+        self._transport = connection.transport
+        if self._transport is not None:
+            self.ssl_object = self._transport.get_extra_info("ssl_object")
         return await super().start(connection)
+
+    def hang_up(self) -> None:
+        """Its connection is not used again."""
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class PeerHttp:
@@ -132,12 +139,13 @@ class PeerHttp:
     async def _check(self, node: NodeRecord, answer: aiohttp.ClientResponse) -> None:
         """Raises PeerFailed where it is no answer of *node*, or says no."""
         assert isinstance(answer, _Answer)
-        refusal = self._security.refusal(answer.ssl_object, node)
-        if refusal:
-            raise PeerFailed(refusal)
         answered_by = answer.headers.get(ANSWERED_BY, "")
-        if answered_by != node.id:
-            raise PeerFailed(f"node {answered_by[:32]!r} answers at its address, not {node.id}")
+        somebody_else = self._security.refusal(answer.ssl_object, node)
+        if not somebody_else and answered_by != node.id:
+            somebody_else = f"node {answered_by[:32]!r} answers at its address, not {node.id}"
+        if somebody_else:
+            answer.hang_up()  # else it is asked there again, and has that certificate, for as long as it is asked
+            raise PeerFailed(somebody_else)
         if answer.status in (200, 206):
             return
         said = f"it says {answer.status}: {_shown((await answer.content.read(4 * _SHOWN)).decode(errors='replace'))}"

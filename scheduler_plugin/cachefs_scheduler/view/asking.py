@@ -98,8 +98,15 @@ class Asking:
             raise NodeFailed(f"no answer within {seconds:.3g} s") from None
         except msgspec.MsgspecError as error:
             raise NodeFailed(f"its answer cannot be understood: {_shown(str(error))}") from None
+        except aiohttp.ServerDisconnectedError:  # who is refused by TLS learns no more
+            raise NodeFailed(f"it has closed the connection; {self._why_closed()}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise NodeFailed(_shown(str(error)) or type(error).__name__) from None
+
+    def _why_closed(self) -> str:
+        if self._context is None:
+            return "does it have certificates? Then give cluster.tls_ca, tls_cert and tls_key"
+        return "its log may say why: perhaps it does not believe the certificate cluster.tls_cert"
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:

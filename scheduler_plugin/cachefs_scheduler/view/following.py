@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cachefs.observe_messages import Member
+from cachefs.observe_messages import Member, Members
 from cachefs_scheduler.view.asking import Asking, NodeFailed
 from cachefs_scheduler.view.cluster_view import ClusterView
 from cachefs_scheduler.view.node_state import NodeState
@@ -50,7 +50,7 @@ class Following:
         """Ask who is a member. A daemon that is silent holds up nobody: nodes are met as others tell of them."""
         heard = [node for node in self._view if not node.problem and node.report is not None]
         asked = [*self._seeds, *((node.host, node.control_port) for node in random.sample(heard, min(3, len(heard))))]
-        tasks = [asyncio.create_task(self._asking.members(*where)) for where in dict.fromkeys(asked)]
+        tasks = [asyncio.create_task(self._members(*where)) for where in dict.fromkeys(asked)]
         members: dict[str, Member] = {}
         clusters: list[set[str]] = []
         problems = []
@@ -74,6 +74,12 @@ class Following:
         if members:
             self._view.meet(members, complete=True)
         self._follow_all()
+
+    async def _members(self, host: str, port: int) -> Members:
+        try:
+            return await self._asking.members(host, port)
+        except NodeFailed as error:
+            raise NodeFailed(f"{host}:{port - 1}: {error}") from None  # as it stands in cluster.nodes
 
     def _say(self, members: Mapping[str, Member], clusters: Sequence[set[str]], problems: Sequence[str]) -> None:
         """In the log, what is hardly meant; once."""

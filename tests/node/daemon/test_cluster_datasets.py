@@ -123,6 +123,28 @@ def test_what_is_removed_and_added_again_while_a_node_is_away_is_there_when_it_i
     assert datasets(first)["data"].snapshot == datasets(second)["data"].snapshot == added.snapshot
 
 
+def test_a_snapshot_file_that_is_damaged_while_it_is_used_comes_again_from_another_node(
+    pair: tuple[Daemon, Daemon], files: Path
+) -> None:
+    for daemon, other in (pair, pair[::-1]):
+        name = f"data-of-{daemon.home.name}"
+        view = daemon.add_dataset(name, files.as_uri())
+        until(lambda name=name, other=other: name in datasets(other))
+        path = Path(view.path)
+        whole = path.read_bytes()
+
+        def is_whole(daemon: Daemon = daemon, name: str = name, path: Path = path, whole: bytes = whole) -> bool:
+            return bool(datasets(daemon)[name].snapshot) and path.read_bytes() == whole
+
+        with path.open("r+b") as file:
+            file.seek(len(whole) // 2)
+            file.write(b"\xff" * 4096)
+        until(is_whole, "what was written to does not come again")
+        os.truncate(path, len(whole) // 2)
+        until(is_whole, "what was cut short does not come again")
+        assert daemon.read(datasets(daemon)[name], "07") == (files / "07").read_bytes()
+
+
 def test_a_dataset_that_is_mounted_anywhere_is_not_removed(pair: tuple[Daemon, Daemon], files: Path) -> None:
     first, second = pair
     first.add_dataset("data", files.as_uri())

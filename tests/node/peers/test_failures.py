@@ -342,9 +342,11 @@ def test_a_node_of_which_no_sign_comes_counts_as_dead_without_any_question(root:
             try:
                 one.client.doubt(node.record.id)
                 await until(lambda: not one.client.usable(node.record.id), "the probe comes to nothing")
+                dead = asyncio.get_running_loop().time()
             finally:
                 os.kill(pid, signal.SIGCONT)
             await until(lambda: one.client.usable(node.record.id), "a probe gets through")
+            assert one.client.last_sign(node.record.id, fetch=True) > dead, "or readers pass it over for a minute"
             assert isinstance(await one.ask(node.record, wanted(2)), PeerBlock)
 
     asyncio.run(run())

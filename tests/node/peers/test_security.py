@@ -194,10 +194,12 @@ def test_flood_and_slow_requests_cost_only_who_sends_them(root: Path) -> None:
                 link = socket.create_connection(("127.0.0.1", node.servers.port), DEADLINE)
                 link.sendall(b"POST /blocks HTTP/1.1\r\nX-Slow: ")
                 links.append(link)
-            await until(lambda: "no more are taken" in node.complaints(), "a line")
-            # Who is a member already goes on.
+            await until(lambda: "the oldest one goes" in node.complaints(), "a line")
+            # Who is a member already goes on, and another connection of one comes in.
             for number in range(8):
                 assert isinstance(await one.ask(node.record, wanted(number)), PeerBlock)
+            async with asker(node.record) as another:
+                assert isinstance(await another.ask(node.record, wanted(0)), PeerBlock)
             for link in links:
                 link.settimeout(DEADLINE)
                 received = await asyncio.to_thread(_receive, link)

@@ -95,6 +95,7 @@ def test_what_is_no_node(text: str) -> None:
         ({"weight": -1}, "greater than or equal to 0"),
         ({"grace": 0}, "greater than 0"),
         ({"cluster": ""}, "at least 1 character"),
+        ({"etcd": "http://127.0.0.1:2379"}, "cluster.etcd = 'http://127.0.0.1:2379': expected a list"),
         ({"node": []}, "did you mean `nodes`?"),
     ],
 )
@@ -110,6 +111,7 @@ def test_problems(change: dict[str, Any], problem: str) -> None:
         ({"listen": "127.0.0.1:7000"}, "others look for this node (a) at port 7380"),
         ({"nodes": [*STATIC["nodes"], "b=127.0.0.1:7580"]}, "2 nodes have the name b"),
         ({"nodes": [*STATIC["nodes"], "c=127.0.0.1:7480"]}, "2 nodes have the address 127.0.0.1:7480"),
+        ({"nodes": [*STATIC["nodes"], "c=127.0.0.1:7381"]}, "c has port 7381 of 127.0.0.1, which a needs too"),
         (
             {"nodes": [*STATIC["nodes"], "c=10.0.0.1:7380"]},
             "c at 10.0.0.1 is another machine, which needs certificates",
@@ -119,6 +121,20 @@ def test_problems(change: dict[str, Any], problem: str) -> None:
 def test_problems_of_lists(change: dict[str, Any], problem: str) -> None:
     (found,) = problems({**STATIC, **change})
     assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("change", "remarked"),
+    [
+        ({}, False),
+        ({"etcd": ["http://10.0.0.2:2379"]}, True),
+        ({"etcd": ["http://10.0.0.2:2379"], "listen": "10.0.0.5:7380", "insecure_peers": True}, False),
+        ({"membership": "kubernetes", "etcd": []}, True),
+    ],
+)
+def test_a_node_that_listens_where_the_others_are_not_is_remarked_on(change: dict[str, Any], remarked: bool) -> None:
+    found = [line for line in parse({**ETCD, **change}).remarks() if "no other machine reaches this node" in line]
+    assert len(found) == remarked
 
 
 def test_certificates_or_trust_open_a_node_to_others(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from cachefs_tools.bench import main
 from cachefs_tools.bench.scheduling.caches import Caches
+from cachefs_tools.bench.scheduling.placing import ByHints, World
+from cachefs_tools.bench.scheduling.reading import Reading
 from cachefs_tools.bench.scheduling.sharing import ALIKE, fair_rates
 from cachefs_tools.bench.scheduling.simulation import POLICIES, simulate
-from cachefs_tools.bench.scheduling.workload import GB, Shape, workload
+from cachefs_tools.bench.scheduling.workload import GB, TRACES, Shape, workload
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +77,44 @@ def test_caches_keep_what_is_read_and_nothing_beyond_their_room():
     caches.readers[0] = 1
     keeper, kept = caches.keep(0, 2, 0.5)
     assert (keeper, kept) == (1, 0.5)
+
+
+def test_jobs_as_in_traces_have_a_long_tail_and_the_load_that_was_asked_for():
+    load = workload(replace(TRACES, jobs=20_000), 1)
+    busy = np.array([int(load.sizes[job.dataset]) * job.epochs / job.rate for job in load.jobs])
+    ranks = np.array([job.ranks for job in load.jobs])
+    assert np.median(busy / ranks) < 0.5 * (busy / ranks).mean()
+    span = load.jobs[-1].arrival
+    assert busy.sum() / (span * TRACES.nodes * TRACES.slots) == pytest.approx(TRACES.load, rel=0.05)
+
+
+def test_what_is_given_counts_before_the_workload():
+    options = ["--workload", "traces", "--nodes", "4", "--jobs", "3", "--network", "2e9", "--policy", "random"]
+    answer = CliRunner().invoke(
+        main, ["scheduling", *options, "--first-seed", "7", "--seeds", "2", "--processes", "1"], catch_exceptions=False
+    )
+    document = json.loads(answer.stdout)
+    assert document["seeds"] == [7, 8]
+    shape = document["shape"]
+    assert (shape["nodes"], shape["peer_rate"], shape["origin"]) == (4, 2e9, TRACES.origin)
+    assert (shape["capacity"], shape["median"]) == (TRACES.capacity, TRACES.median)
+
+
+def test_a_node_with_news_is_seen_and_others_are_not_asked_again():
+    """What hints see is what the caches hold, also where only some nodes have changed since the last look."""
+    zones = np.zeros(SMALL.nodes, np.int64)
+    caches = Caches(SMALL, np.array([60, 60, 60]) * GB, zones)
+    world = World(SMALL, caches, Reading(SMALL, caches, zones, zones), zones, zones)
+    hints = ByHints(world, 1)
+    hints.look(0.0)
+    caches.keep(2, 1, 0.5)
+    hints.look(1.0)
+    assert {name: copy.ssd for name, copy in hints.cluster.holders("1").items()} == {"2": 30 * GB}
+    caches.held[2, 1] = 0.0
+    hints.look(2.0)
+    assert not hints.cluster.holders("1")
+    hints.look(500.0)
+    assert all(facts.age == 0 for facts in (hints.cluster.facts(name) for name in hints.cluster) if facts)
 
 
 def test_the_command_prints_figures_and_draws(tmp_path):

@@ -26,7 +26,8 @@ with quiet_loading():
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(cachefs.__version__, prog_name="cachectl")
-def main() -> None:
+@click.option("--socket", metavar="PATH", help="Socket of the daemon; may stand behind COMMAND too.")
+def main(socket: str | None) -> None:
     """Show and steer the cache daemon of this node.
 
     The exit status is 0: done; 1: failed; 2: wrong usage; 3: no daemon answers; 4: done, but not completely (blocks

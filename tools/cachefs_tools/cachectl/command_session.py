@@ -139,7 +139,8 @@ def with_session(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
     @functools.wraps(function)
     def run(*, socket: str | None, as_json: bool, **arguments: Any) -> None:
-        session = CommandSession(socket_path(socket), as_json)
+        whole = click.get_current_context().find_root().params.get("socket")  # as in `cachectl --socket PATH status`
+        session = CommandSession(socket_path(socket or whole), as_json)
         if sys.stdout is None:  # closed by who called: nobody wants the answer
             sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper):

@@ -222,6 +222,8 @@ def scale(session: CommandSession, client: SchedulerClient, **given: Any) -> Non
     and where no job reads. `cachectl scale-hint` says how many nodes are needed.
     """
     nodes = [one.strip() for one in given["nodes"].split(",") if one.strip()]
+    if given["dataset"] and given["copies"] is None:
+        raise ConfigError("how many copies of it? Say --copies N with --dataset")
     ask = ScaleAsk(
         job=given["job"], nodes=nodes, dataset=given["dataset"], copies=given["copies"] or 0, drain=given["drain"]
     )

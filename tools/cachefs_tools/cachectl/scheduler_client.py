@@ -26,9 +26,11 @@ class SchedulerClient:
     """Blocking. A connection for each call."""
 
     def __init__(self, address: str = "", certificates: tuple[str, str, str] | None = None) -> None:
-        """address: path of the socket, or http(s)://HOST:PORT; empty: that of the environment, or the usual one.
-        certificates: files of the authority, of the certificate and of its key. Raises ConfigError."""
+        """address: path of the socket, also as unix:PATH, or http(s)://HOST:PORT; empty: that of the environment, or
+        the usual one. certificates: files of the authority, of the certificate and of its key. Raises ConfigError."""
         self.address = address or os.environ.get(VARIABLE, "") or str(DEFAULT_SOCKET)
+        # As cachefs-slurm-hint has it in its file.
+        self.address = self.address.removeprefix("unix:")
         self._url = urlsplit(self.address) if "://" in self.address else None
         if self._url is not None and (self._url.scheme not in ("http", "https") or not self._url.hostname):
             raise ConfigError(f"scheduler {self.address!r}: expected the path of a socket, or https://HOST:PORT")

@@ -14,12 +14,13 @@ import pytest
 from aiohttp import web
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.node_sharing import security_of
+from cachefs_daemon.peers import tls
 from cachefs_daemon.peers.tls import Certificates
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing import follower, visitors
 from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
-from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, SENDER, Part, StateAnswer
+from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, NODE, SENDER, Part, StateAnswer
 
 from tests.certificates import Authority
 from tests.sharing import SharingNode, introduce, node_record, sharing_nodes, until
@@ -346,3 +347,30 @@ def test_with_certificates_only_members_are_answered(tmp_path: Path, caplog: pyt
     refusals = [record.message for record in caplog.records if "is refused" in record.message]
     for why in ("no member of the cluster", "certificate is that of node-2", "no TLS with it"):
         assert any(why in line for line in refusals), (why, refusals)
+
+
+def test_a_node_that_got_its_right_certificate_is_believed_without_a_restart(tmp_path: Path) -> None:
+    """Connections on which the wrong one was seen are not used again."""
+    authority, threads = Authority(tmp_path / "ca"), Threads()
+    wrong, right = authority.issue("node-9"), authority.issue("node-1")
+
+    async def scenario() -> None:
+        one = SharingNode(node_record(1), threads, security_of(Certificates(wrong)))
+        two = SharingNode(node_record(2), threads, security_of(Certificates(authority.issue("node-2"))))
+        try:
+            for each in (one, two):
+                await each.start()
+            one.meet(two)
+            for _ in range(2):
+                with pytest.raises(PeerFailed, match="certificate is that of"):
+                    await two.shared.http.get(one.record, NODE, 20, 1 << 20)
+            wrong.key.write_bytes(right.key.read_bytes())
+            wrong.cert.write_bytes(right.cert.read_bytes())
+            assert await two.shared.http.get(one.record, NODE, 20, 1 << 20)
+        finally:
+            for each in (one, two):
+                await each.shared.stop()
+            threads.close()
+
+    with patch.object(tls, "LOOK_SECONDS", 0.0):
+        asyncio.run(scenario())

@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from cachefs_tools.bench.scheduling.figures import measure
 from cachefs_tools.bench.scheduling.simulation import POLICIES
-from cachefs_tools.bench.scheduling.workload import Shape
+from cachefs_tools.bench.scheduling.workload import SHAPES, Shape
 
 DEFAULT: Final = Shape()
 _RATE = click.FloatRange(1e6, 1e15)
 
 
 @click.command("scheduling")
+@click.option(
+    "--workload", default="narrow", show_default=True, type=click.Choice(list(SHAPES)),
+    help="Jobs: \"narrow\", a slow origin and fast readers, which was searched for with seed 1; or as published traces "
+    "have them. Options below that are given count before it.",
+)  # fmt: skip
 @click.option("--nodes", default=DEFAULT.nodes, show_default=True, type=click.IntRange(2, 1000), help="Nodes.")
 @click.option("--jobs", default=DEFAULT.jobs, show_default=True, type=click.IntRange(1, 100_000), help="Jobs.")
 @click.option(
@@ -24,6 +30,10 @@ _RATE = click.FloatRange(1e6, 1e15)
     help="Datasets, from 50 GB to 1 TB; jobs choose them by Zipf's law.",
 )  # fmt: skip
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(1, 100), help="How often, with other jobs.")
+@click.option(
+    "--first-seed", default=1, show_default=True, type=click.IntRange(0, 10**9),
+    help="The first of them: 1 and 2 are those that scores were tuned with.",
+)  # fmt: skip
 @click.option(
     "--load", default=DEFAULT.load, show_default=True, type=click.FloatRange(0.01, 2),
     help="The part of all accelerators that would be busy if no job ever waited for data.",
@@ -53,16 +63,22 @@ _RATE = click.FloatRange(1e6, 1e15)
     "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Also draw a picture into this file."
 )
 def scheduling_command(  # noqa: PLR0913
-    seeds: int, capacity: int, network: float, cold: bool, policies: tuple[Any, ...], jobs_per_copy: int,
-    processes: int, plot: Path | None, **shape: Any,
+    workload: str, seeds: int, first_seed: int, capacity: int, network: float, cold: bool, policies: tuple[Any, ...],
+    jobs_per_copy: int, processes: int, plot: Path | None, **shape: Any,
 ) -> None:  # fmt: skip
     """Simulate jobs on a cluster whose scheduler has no hints, labels of nodes, or our scores.
 
     The same jobs come at the same times to the same caches. The scores are those that cachefs-scheduler gives, made by
     the same code. It measures no time of this machine, so that every machine gets the same figures.
     """
-    chosen = replace(DEFAULT, capacity=capacity * 10**9, peer_rate=network, warm=not cold, **shape)
-    result = measure(chosen, tuple(range(1, seeds + 1)), jobs_per_copy, processes, policies or POLICIES)
+    source = click.get_current_context().get_parameter_source
+    given = {"capacity": capacity * 10**9, "peer_rate": network, **shape}
+    options = {"capacity": "capacity", "peer_rate": "network"}
+    own = {name: value for name, value in given.items() if source(options.get(name, name)) != ParameterSource.DEFAULT}
+    chosen = replace(SHAPES[workload], warm=not cold, **own)
+    result = measure(
+        chosen, tuple(range(first_seed, first_seed + seeds)), jobs_per_copy, processes, policies or POLICIES
+    )
     if plot:
         from cachefs_tools.bench.scheduling.picture import draw
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from cachefs_tools.bench.scheduling.caches import Caches
 from cachefs_tools.bench.scheduling.reading import IN, ORIGIN, OUT, SSD, Reading
 from cachefs_tools.bench.scheduling.workload import Job, Shape
 
+# Seconds.
+_SILENT: Final = 20.0
 # Of each node, how many ranks it can take: shape (nodes,), int64.
 Slots = npt.NDArray[np.int64]
 
@@ -98,6 +100,10 @@ class ByHints:
         self._world = world
         shape = world.shape
         self.cluster = Cluster(Links(shape.origin, shape.zone_link, shape.region_link))
+        # What each node has reported, when, and its copies.
+        self._seen = np.full((shape.nodes, 2 * shape.datasets + 4), -1, np.int64)
+        self._heard = np.full(shape.nodes, -np.inf)
+        self._copies: list[dict[str, Copy]] = [{} for _ in range(shape.nodes)]
         for dataset, size in enumerate(world.caches.sizes.tolist()):
             self.cluster.put_snapshot(SnapshotFacts(str(dataset), size, max(1, size >> 22)))
 
@@ -109,15 +115,25 @@ class ByHints:
 
     def look(self, now: float) -> None:
         """Take in how nodes are now, as they would report it."""
-        for node in range(self._world.shape.nodes):
-            self.cluster.put(self._facts(node), now)
+        self.cluster.look(now)
+        caches, taken = self._world.caches, self._world.reading.taken
+        kept = np.where(caches.held > 1e-6, caches.held * caches.sizes, 0.0).astype(np.int64)
+        seen = np.concatenate([kept, caches.readers, taken.T.astype(np.int64)], axis=1)
+        # Who has nothing new reports nothing, but for once a minute, before its word would count less.
+        news = (seen != self._seen).any(axis=1) | (now - self._heard > _SILENT)
+        self._seen = seen
+        self._heard[news] = now
+        for node in np.flatnonzero(news).tolist():
+            self.cluster.put(self._facts(node, kept[node]), now)
 
-    def _facts(self, node: int) -> NodeFacts:
+    def _facts(self, node: int, kept: npt.NDArray[np.int64]) -> NodeFacts:
         world, shape = self._world, self._world.shape
         caches, taken = world.caches, world.reading.taken[:, node]
-        copies = {
-            str(dataset): Copy(0, int(caches.held[node, dataset] * caches.sizes[dataset]))
-            for dataset in np.flatnonzero(caches.held[node] > 1e-6).tolist()
+        before = self._copies[node]
+        # The cluster takes a copy that is the same object for one that has not changed.
+        copies = self._copies[node] = {
+            name: copy if (copy := before.get(name)) is not None and copy.ssd == size else Copy(0, size)
+            for name, size in ((str(dataset), int(kept[dataset])) for dataset in np.flatnonzero(kept).tolist())
         }
         jobs = {str(dataset): int(caches.readers[node, dataset]) for dataset in np.flatnonzero(caches.readers[node])}
         return NodeFacts(

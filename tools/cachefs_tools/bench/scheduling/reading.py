@@ -55,8 +55,9 @@ class Reading:
         """zones, regions: of each node: shape (nodes,)."""
         self._shape, self._caches, self._zones, self._regions = shape, caches, zones, regions
         self.runs: list[Run] = []
-        # What is taken of each node now, in bytes/s: shape (4, nodes), by SSD, IN, OUT and ORIGIN.
-        self.taken = np.zeros((4, shape.nodes))
+        self._taken = np.zeros((4, shape.nodes))
+        # Has something begun or ended since rates were given?
+        self._changed = False
         self.origin_bytes = 0.0
         nodes = np.ones(shape.nodes)
         self._capacities = np.concatenate(
@@ -78,8 +79,16 @@ class Reading:
             [same_zone & ~np.eye(shape.nodes, dtype=np.bool_), same_region & ~same_zone, ~same_region]
         )
 
+    @property
+    def taken(self) -> _Matrix:
+        """What is taken of each node now, in bytes/s: shape (4, nodes), by SSD, IN, OUT and ORIGIN."""
+        if self._changed:
+            self.share()
+        return self._taken
+
     def start(self, run: Run) -> None:
         """The run begins."""
+        self._changed = True
         run.came = np.zeros(self._shape.nodes)
         run.came_zone, run.came_region = np.zeros(self._shape.zones), np.zeros(self._shape.regions)
         self.runs.append(run)
@@ -88,20 +97,22 @@ class Reading:
 
     def end(self, run: Run) -> None:
         """The run is over."""
+        self._changed = True
         self.runs.remove(run)
         for node in set(run.nodes):
             self._caches.readers[node, run.job.dataset] -= 1
 
     def share(self) -> None:
         """Give each run its rate."""
+        self._changed = False
         if not self.runs:
-            self.taken = np.zeros((4, self._shape.nodes))
+            self._taken = np.zeros((4, self._shape.nodes))
             return
         usage = self._usage()
         rates = fair_rates(usage, self._capacities, np.array([run.job.rate for run in self.runs]))
         for run, rate in zip(self.runs, rates.tolist(), strict=True):
             run.rate = rate
-        self.taken = (rates @ usage)[: 4 * self._shape.nodes].reshape(4, self._shape.nodes)
+        self._taken = (rates[:, None] * usage[:, : 4 * self._shape.nodes]).sum(axis=0).reshape(4, self._shape.nodes)
 
     def step(self) -> float:
         """Seconds for which the rates of now may be kept: until a run ends, or one that lacks something begins another

@@ -24,16 +24,19 @@ def fair_rates(usage: npt.NDArray[np.float64], capacities: Numbers, most: Number
     reader wants, at most.
     """
     rates = np.zeros(len(most))
-    going_on = (most > 0).astype(np.float64)
-    left = capacities.astype(np.float64)
-    uses = (usage > 0).astype(np.float64)
-    while going_on.any():
-        per_unit = going_on @ usage
-        room = np.where(per_unit > 0, left / np.maximum(per_unit, 1e-30), np.inf)
-        wanted = np.where(going_on > 0, most - rates, np.inf)
-        step = min(float(room.min()), float(wanted.min()))
-        rates += step * going_on
+    going_on = np.flatnonzero(most > 0)
+    # No matrix products: a BLAS would share out each of these small ones among threads, which costs more than it saves.
+    used = np.flatnonzero(usage.any(axis=0))
+    usage, capacities = usage[:, used], capacities[used].astype(np.float64)
+    left = capacities.copy()
+    while len(going_on):
+        of_these = usage[going_on]
+        per_unit = of_these.sum(axis=0)
+        room = left / np.maximum(per_unit, 1e-30)
+        step = min(float(room[per_unit > 0].min(initial=np.inf)), float((most - rates)[going_on].min()))
+        rates[going_on] += step
         left = np.maximum(left - step * per_unit, 0.0)
         full = (left <= ALIKE * capacities) & (per_unit > 0)
-        going_on[(rates >= (1 - ALIKE) * most) | (uses @ full > 0)] = 0.0
+        done = (rates >= (1 - ALIKE) * most)[going_on] | (of_these[:, full] > 0).any(axis=1)
+        going_on = going_on[~done]
     return rates

@@ -109,15 +109,15 @@ class _Simulation:
 
     def _start_jobs(self) -> None:
         """Start all that fit, in the order in which they came; a large one that does not fit keeps nobody back."""
-        self._reading.share()
+        started = set()
         for job in self._may_go():
             if job.ranks <= int(self._free.sum()):
                 nodes = self._policy.place(job, self._free, self._now)
                 self._queue.remove(job)
                 np.subtract.at(self._free, list(nodes), 1)
                 self._reading.start(Run(job, nodes, self._now))
-                self._reading.share()
-                self._count(job.dataset)
+                started.add(job.dataset)
+        self._count(started)
 
     def _may_go(self) -> list[Job]:
         if not self._limit:
@@ -162,14 +162,16 @@ class _Simulation:
         ideal = float(self._caches.sizes[job.dataset]) * job.epochs / (job.ranks * job.rate)
         self._history.outcomes.append(Outcome(job, run.started - job.arrival, when - job.arrival, ideal))
 
-    def _count(self, dataset: int) -> None:
-        """Note how many jobs read each copy of a dataset."""
-        self._observer.look(self._now)
-        readers = nodes_of_readers(self._reading.runs, dataset)
-        copies = cached_copies(str(dataset), self._observer.cluster, readers)
-        making = sum(run.copying and run.job.dataset == dataset for run in self._reading.runs)
-        most = -(-len(readers) // max(1, len(copies) + making))
-        self._history.most_per_copy[dataset] = max(self._history.most_per_copy[dataset], most)
+    def _count(self, datasets: set[int]) -> None:
+        """Note how many jobs read each copy of these datasets."""
+        if datasets:
+            self._observer.look(self._now)
+        for dataset in sorted(datasets):
+            readers = nodes_of_readers(self._reading.runs, dataset)
+            copies = cached_copies(str(dataset), self._observer.cluster, readers)
+            making = sum(run.copying and run.job.dataset == dataset for run in self._reading.runs)
+            most = -(-len(readers) // max(1, len(copies) + making))
+            self._history.most_per_copy[dataset] = max(self._history.most_per_copy[dataset], most)
 
 
 def _policy(name: Name, world: World, seed: int) -> Policy:

@@ -1,0 +1,72 @@
+"""Which blocks the groups that read one snapshot may read: those of their sample maps."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import BlockSpace
+from cachefs_daemon.cooperation.groups import Group
+from cachefs_daemon.cooperation.leading import Extent, extent_of
+from cachefs_daemon.cooperation.surroundings import Surroundings
+
+# Bytes per sample of a sample map.
+PER_SAMPLE: Final = 12
+
+
+class GroupSamples:
+    """Used on the event loop; computes in threads."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self.space: BlockSpace | None = None  # None until somebody has found out what the samples are
+        self._around = around
+        self._samples: dict[str, Samples] = {}  # by digest of the map
+        self._extents: dict[tuple[str, ...], Extent] = {}  # which blocks these are; by the maps of a group
+        self._bytes: dict[tuple[str, ...], int] = {}  # of these blocks
+
+    async def look(self, groups: Sequence[Group]) -> bool:
+        """Find out what they may read, and forget what others did. False where that is not known yet. Raises
+        CachefsError."""
+        threads, used = self._around.threads, {maps for group in groups for maps in group.maps}
+        self._samples = {digest: samples for digest, samples in self._samples.items() if digest in used}
+        wanted = {group.maps for group in groups}
+        self._extents = {maps: extent for maps, extent in self._extents.items() if maps in wanted}
+        for group in groups:
+            for digest in group.maps:
+                if digest not in self._samples:
+                    samples = await self._around.samples(group, digest)
+                    if samples is None:
+                        return False
+                    self.space = self.space or samples.space  # groups with other maps share it
+                    self._samples[digest] = samples
+            if group.maps not in self._extents:
+                parts = [self._samples[digest] for digest in group.maps]
+                self._extents[group.maps] = extent = await threads.planning(extent_of, parts)
+                self._bytes[group.maps] = int(parts[0].space.sizes[extent].sum(dtype=np.int64))
+        self._bytes = {maps: size for maps, size in self._bytes.items() if maps in wanted}
+        return True
+
+    @property
+    def by_map(self) -> Mapping[str, Samples]:
+        """By digest of the sample map."""
+        return self._samples
+
+    @property
+    def extents(self) -> Mapping[tuple[str, ...], Extent]:
+        """By `Group.maps`, which blocks these are."""
+        return self._extents
+
+    def count(self, group: Group) -> int:
+        """Samples of the group."""
+        return sum(len(self._samples[digest]) for digest in group.maps)
+
+    def size(self, group: Group) -> int:
+        """Bytes of the blocks that the group may read; 0 while nobody knows."""
+        return self._bytes.get(group.maps, 0)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that all this takes."""
+        maps = sum(PER_SAMPLE * len(samples) for samples in self._samples.values())
+        return maps + len(self._extents) * (self.space.count if self.space is not None else 0)

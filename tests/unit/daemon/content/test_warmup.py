@@ -1,0 +1,45 @@
+"""Warm-ups that end hold nothing of what they were to bring."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import cast
+
+import numpy as np
+from cachefs_daemon.content.warmup import Bringing, Warmups, WarmupState
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.runtime.threads import Threads
+
+from cachefs.messages import BlockRef
+
+
+class _NeverAnswers:
+    async def ahead(self, refs: list[BlockRef]) -> list[object]:
+        await asyncio.Event().wait()
+        return []
+
+
+def test_one_that_was_stopped_lets_go_of_its_list_of_blocks() -> None:
+    numbers = np.arange(1000)
+
+    def blocks(numbers: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Iterator[tuple[BlockRef, int]]:
+        for number in numbers.tolist():
+            yield BlockRef(snapshot="s", entry=number, number=0), 1
+
+    async def scenario() -> None:
+        nonlocal numbers
+        warmups = Warmups(cast(Fetcher, _NeverAnswers()), cast(Threads, None))
+        run = warmups.begin(Bringing("set", blocks(numbers), 1000, 1000))
+        listed = weakref.ref(numbers)
+        del numbers
+        await asyncio.sleep(0)
+        run.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await run.task
+        gc.collect()
+        assert (run.state, len(warmups), run.wanted.blocks) == (WarmupState.CANCELLED, 0, 1000)
+        assert listed() is None
+
+    asyncio.run(scenario())
