@@ -41,8 +41,8 @@ class Eviction:
 def expired(nodes: Sequence[NodeFacts], rules: Mapping[str, CleaningRule]) -> tuple[Eviction, ...]:
     """What nobody has read for longer than its rule allows. rules: by snapshot; "keep" where there is none.
 
-    A node that has not been heard for longer than the TTL is left alone: somebody may have read there meanwhile. But one
-    that is well says nothing for half a minute where nothing happens, so a shorter TTL is no reason.
+    A node that has not been heard for longer than the TTL is left alone: somebody may have read there meanwhile. But
+    one that is well says nothing for half a minute where nothing happens, so a shorter TTL is no reason.
     """
     return tuple(
         Eviction(node.name, snapshot, copy.bytes, f"nobody has read it there for {copy.idle + node.age:,.0f} s")
