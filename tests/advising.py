@@ -25,6 +25,8 @@ class FakeAdvice:
         # Raised by every call.
         self.broken: Exception | None = None
         self.asked: list[Ask] = []
+        # Jobs that are known from before.
+        self.remembered: list[str] = []
         self.assigned: list[dict[int, str]] = []
         # What it was told: ("placed", job, nodes), ("resized", job, nodes), ("ended", job), ("admit", job).
         self.told: list[tuple[object, ...]] = []
@@ -86,6 +88,9 @@ class FakeAdvice:
 
     def ended(self, job: str) -> None:
         self.told.append(("ended", job))
+
+    def known(self, prefix: str) -> list[str]:
+        return [job for job in self.remembered if job.startswith(prefix)]
 
     def explain(self, job: str) -> Explanation:
         raise NotFound(job)

@@ -52,6 +52,9 @@ class Advice(Protocol):
     def ended(self, job: str) -> None:
         """The job is no more, whether it ran or not."""
 
+    def known(self, prefix: str) -> list[str]:
+        """Names of the jobs that are known and not said to have ended, and begin with *prefix*."""
+
     def explain(self, job: str) -> Explanation:
         """Raises NotFound for a job that was never asked for, or long ago."""
 

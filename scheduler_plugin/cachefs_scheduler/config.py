@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from cachefs.errors import ConfigError
+from cachefs.planning.scheduling.copies import ENOUGH
 from cachefs.sizes import parse_size
 from cachefs.socket_path import MAX_SOCKET_PATH
 from cachefs_scheduler.kube_section import KubeSection
@@ -107,7 +108,7 @@ class QueueSection(Section):
 
     forgotten: Seconds = 900.0
     most_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    copy_from: Annotated[float, Field(gt=0, le=1)] = 0.5
+    copy_from: Annotated[float, Field(gt=0, le=1)] = ENOUGH
 
 
 class Config(Section):

@@ -48,7 +48,7 @@ class Service:
         self.warmings = Warmings(self.view, self._asking, allowed=config.cluster.orders)
         book = Book(config.queue.most_jobs, config.queue.forgotten)
         self.advisor = Advisor(self.view, book, self.policies, self.warmings, config.queue.copy_from)
-        self._cleaning = Cleaning(self.view, book, self.policies, self.warmings)
+        self._cleaning = Cleaning(self.view, book, self.policies, self.warmings, self.advisor.reads)
         answers = Answers(self.view, self.advisor, self.warmings)
         self._server = Server(config.service, self.advisor, answers, self._metrics)
         self._parts: list[Part] = []
@@ -113,6 +113,7 @@ class Service:
             await asyncio.sleep(CLEAN_SECONDS)
             self.advisor.forget_lapsed()
             self._cleaning.step()
+            self.view.forget_unknown({one.snapshot for one in self.advisor.book})
             self._news.set()
 
     async def _save(self) -> None:
@@ -130,7 +131,7 @@ class Service:
             written=time.time(),
             jobs=state_file.saved_jobs(self.advisor.book, now),
             policies=self.policies.said,
-            reads=[state_file.SavedRead(*key, now - when) for key, when in self._cleaning.last_read.items()],
+            reads=[state_file.SavedRead(node, one, now - when) for node, one, when in self.advisor.reads.all()],
         )
         try:
             await asyncio.to_thread(state_file.write, self._config.service.state_dir, saved)
@@ -144,6 +145,7 @@ class Service:
         for job in saved.jobs:
             self.advisor.book.put(state_file.restored_job(job, elapsed, now))
         self.policies.restore(saved.policies)
-        self._cleaning.last_read = {(one.node, one.snapshot): now - one.seconds - elapsed for one in saved.reads}
+        for one in saved.reads:
+            self.advisor.reads.note(one.node, one.snapshot, now - one.seconds - elapsed)
         if saved.jobs:
             log.info("%d jobs are known from before", len(saved.jobs))

@@ -227,3 +227,12 @@ def test_cachectl_says_in_a_line_that_no_service_answers(tmp_path: Path) -> None
     assert failed.returncode == 3
     assert "no cachefs-scheduler answers at" in failed.stderr
     assert len(failed.stderr.splitlines()) == 1
+
+
+def test_a_second_service_on_the_same_socket_says_so_and_leaves_the_first_alone(place: Place) -> None:
+    command = [str(CACHECTL.with_name("cachefs-scheduler")), "--config", str(place.scheduler.config)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "another cachefs-scheduler answers at" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert place.scheduler.status() is not None

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cachefs.planning.scheduling.cluster import GRACE
 from cachefs.planning.scheduling.facts import NodeFacts
 
 
@@ -40,7 +41,8 @@ class Eviction:
 def expired(nodes: Sequence[NodeFacts], rules: Mapping[str, CleaningRule]) -> tuple[Eviction, ...]:
     """What nobody has read for longer than its rule allows. rules: by snapshot; "keep" where there is none.
 
-    A node that has not been heard for longer than the TTL is left alone: somebody may have read there meanwhile.
+    A node that has not been heard for longer than the TTL is left alone: somebody may have read there meanwhile. But
+    one that is well says nothing for half a minute where nothing happens, so a shorter TTL is no reason.
     """
     return tuple(
         Eviction(node.name, snapshot, copy.bytes, f"nobody has read it there for {copy.idle + node.age:,.0f} s")
@@ -49,7 +51,7 @@ def expired(nodes: Sequence[NodeFacts], rules: Mapping[str, CleaningRule]) -> tu
         if (rule := rules.get(snapshot)) is not None
         and rule.kind == "ttl"
         and copy.idle > rule.seconds
-        and node.age <= rule.seconds
+        and node.age <= max(rule.seconds, GRACE)
         and _free_to_go(node, snapshot)
     )
 

@@ -25,7 +25,7 @@ State = Literal["up", "draining", "away"]
 
 # Most of what one answer may be made of. What is larger is refused, so that no request costs others their patience.
 MOST_NODES: Final = 20_000
-MOST_SNAPSHOTS: Final = 2_000
+MOST_SNAPSHOTS: Final = 2_048
 MOST_RANKS: Final = 16_384
 _MOST_TEXT: Final = 512
 

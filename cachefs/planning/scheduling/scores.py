@@ -24,8 +24,12 @@ _NOTHING: Final = 0.1
 def scores(ask: JobAsk, candidates: Sequence[str], cluster: Cluster) -> Numbers:
     """Of each candidate: 0 (do not) to 1 (best), shape (candidates,), float64. 1 to 3 ms for 5,000. What drains or does
     not answer has 0, as has a node that nobody has told of."""
-    rows = cluster.rows(candidates)
-    return scores_of(estimates(ask, candidates, cluster), ask.epochs) * cluster.up(rows)
+    up = cluster.up(cluster.rows(candidates))
+    seconds = cost(estimates(ask, candidates, cluster), ask.epochs) + _NOTHING
+    # What may not be taken is not what others are measured by: beside a node that drains and has everything, all would
+    # have no points.
+    found: Numbers = np.where(up, seconds.min(initial=np.inf, where=up) / seconds, 0.0)
+    return found
 
 
 def scores_of(found: Estimates, epochs: int = 0) -> Numbers:

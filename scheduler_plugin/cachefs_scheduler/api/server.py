@@ -63,6 +63,7 @@ class Server:
         self._answers = answers
         self._metrics = metrics
         self._polls = 0
+        self._listens = False  # on the socket, which another service may have
         self._news = asyncio.Event()
         advisor.subscribe(self._wake)
         self._app = web.Application(middlewares=[_guard], client_max_size=MOST_BODY)
@@ -76,6 +77,7 @@ class Server:
         await self._runner.setup()
         section = self._section
         listening = _unix_socket(section.socket, section.socket_group)
+        self._listens = True
         await web.SockSite(self._runner, listening).start()
         if section.listen is not None:
             host, port = split_address(section.listen)
@@ -88,7 +90,8 @@ class Server:
     async def stop(self) -> None:
         self._wake()
         await self._runner.cleanup()
-        self._section.socket.unlink(missing_ok=True)
+        if self._listens:
+            self._section.socket.unlink(missing_ok=True)
 
     def _wake(self) -> None:
         self._news.set()

@@ -29,6 +29,7 @@ from cachefs_scheduler.duties.book import Book, JobState, KnownJob
 from cachefs_scheduler.duties.moves import Moves
 from cachefs_scheduler.duties.placement import Placement, Wanted
 from cachefs_scheduler.duties.policies import Policies
+from cachefs_scheduler.duties.reads import Reads
 from cachefs_scheduler.duties.turns_of_jobs import Turns
 from cachefs_scheduler.duties.warming import Warmings
 from cachefs_scheduler.view.cluster_view import ClusterView
@@ -38,6 +39,15 @@ log = logging.getLogger(__name__)
 
 # Nodes in a table that explains.
 _SHOWN: Final = 10
+# Seconds within which a job starts that may: after that, its slot is another one's too. Else a job that no node is
+# large enough for would keep all others waiting.
+START_WITHIN: Final = 1800.0
+# Seconds after which a node is silent, and after which it does not count that jobs may run there still.
+_SILENT: Final = 60.0
+_LOST: Final = 86400.0
+# Where jobs that wait are looked at, that may take this part of the time; and seconds of which nobody takes notice.
+_SHARE: Final = 0.2
+_SHORT: Final = 0.01
 
 
 class Advisor:
@@ -50,11 +60,13 @@ class Advisor:
         self.version = 1  # of the admissions
         self._view = view
         self._warmings = warmings
-        self.placement = Placement(view, warmings, policies)
+        self.reads = Reads(book)
+        self.placement = Placement(view, warmings, policies, self.reads)
         self.moves = Moves(view, book, self.placement, policies)
         self.turns = Turns(view, book, self._limit, self._making, enough)
         self._listeners: list[Callable[[], None]] = []
         self._unsaved = False
+        self._next_look = 0.0
 
     # --- which nodes ------------------------------------------------------------------------------------------------
 
@@ -106,7 +118,12 @@ class Advisor:
 
     def _refused(self, ask: Ask, job: JobAsk, names: Sequence[str]) -> dict[str, str]:
         holders = self._view.cluster.holders(job.snapshot)
-        having = {name for name in names if name in holders and holders[name].bytes}
+        rows = self._view.cluster.rows(names)
+        # What a node that is silent for long, or drains, is said to have keeps nobody away from others.
+        usable = (self._view.cluster.up(rows) & (self._view.cluster.trust(rows) > 0)).tolist()
+        having = {
+            name for name, can in zip(names, usable, strict=True) if can and name in holders and holders[name].bytes
+        }
         if not having:
             return {}
         why = f"it holds nothing of {ask.dataset}, and {len(having)} other nodes do (policy require)"
@@ -139,13 +156,20 @@ class Advisor:
             return Admission(job=ask.job, go=True, why=why, targets=list(known.targets))
         if ask.policy == Policy.SUSPEND:
             if known.state == JobState.ASKED:
-                known.state = JobState.WAITING
-                self._changed()
-            self.settle()
+                # The others are told as usual; the next look is this one where there is time for it now.
+                known.state, known.why = JobState.WAITING, "it is looked at in a moment"
+                self._unsaved = True
+                self.version += 1
+                if self._may_look():
+                    self.settle()
         else:
             if ask.policy == Policy.CLONE:
                 known.targets = self._clone(known) or known.targets
-            known.state, known.why = JobState.ADMITTED, f"policy {ask.policy} lets it start at once"
+            known.state, known.admitted, known.why = (
+                JobState.ADMITTED,
+                now,
+                f"policy {ask.policy} lets it start at once",
+            )
             self._changed()
         return _admission(known)
 
@@ -155,11 +179,18 @@ class Advisor:
 
     def settle(self) -> None:
         """Let jobs start for which there is a slot by now."""
+        begun = time.thread_time()
         started = self.turns.give_out(self._view.now())
+        took = time.thread_time() - begun
+        self._next_look = time.monotonic() + (took / _SHARE if took > _SHORT else 0.0)
         for one in started:
             log.info("job %s may start: %s", one.ask.job, one.why)
         if started:
             self._changed()
+
+    def _may_look(self) -> bool:
+        """Not where a thousand jobs come at once: all of them together are looked at soon (see service)."""
+        return time.monotonic() >= self._next_look
 
     def _remember(self, ask: Ask, now: float) -> KnownJob | None:
         snapshot = self._view.datasets.snapshot(ask.dataset) or ""
@@ -208,6 +239,7 @@ class Advisor:
     def placed(self, job: str, nodes: Sequence[str], ask: Ask | None = None) -> None:
         now = self._view.now()
         known = self.book.get(job)
+        is_late = known is None
         if known is None and ask is not None:
             known = self._remember(ask, now)
         if known is None:
@@ -220,7 +252,9 @@ class Advisor:
             return
         known.state, known.nodes, known.place = JobState.PLACED, chosen, 0
         known.placement = int(time.time())
-        if known.snapshot and self.policies.of(dataset_of(known.ask.dataset)).preload:
+        # A service that was started again, or has begun to lead, hears of jobs that run already.
+        runs = is_late and any(node in self._view.cluster.jobs_on(known.snapshot) for node in chosen)
+        if known.snapshot and not runs and self.policies.of(dataset_of(known.ask.dataset)).preload:
             self.placement.bring(Wanted(known.ask.dataset, known.snapshot, chosen, "preload", job, known.placement))
         self._changed()
 
@@ -250,8 +284,19 @@ class Advisor:
         self._changed()
         self.settle()
 
+    def known(self, prefix: str) -> list[str]:
+        return [one.ask.job for one in self.book if one.ask.job.startswith(prefix)]
+
     def forget_lapsed(self) -> None:
-        """Forget jobs of which nothing was heard for too long. To be called from time to time."""
+        """Forget jobs of which nothing was heard for too long, and take slots back that are not used. To be called from
+        time to time."""
+        now = self._view.now()
+        for one in self.book:
+            if one.state == JobState.ADMITTED and not one.late and now - (one.admitted or now) > START_WITHIN:
+                one.late = True
+                log.info(
+                    "job %s has not started for %.0f s: its slot is free for the next one", one.ask.job, START_WITHIN
+                )
         for job in self.book.lapsed(self._view.now()):
             known = self.book.get(job)
             if known is not None and known.state == JobState.PLACED and self._is_seen(known):
@@ -260,9 +305,10 @@ class Advisor:
             self.ended(job)
 
     def _is_seen(self, known: KnownJob) -> bool:
-        """Does a daemon say that it runs, or is there none to ask?"""
+        """Does a daemon say that it runs, or is one silent that may know? Not for ever: nodes that do not come back, or
+        are members no more, would keep slots that nobody can have."""
         facts = [self._view.cluster.facts(node) for node in known.nodes]
-        return any(one is None or one.age > 60 or one.jobs.get(known.snapshot) for one in facts)
+        return any(one.jobs.get(known.snapshot) or _SILENT < one.age < _LOST for one in facts if one is not None)
 
     # --- why --------------------------------------------------------------------------------------------------------
 

@@ -39,11 +39,14 @@ class KnownJob:
     targets: tuple[str, ...] = ()
     # Another number each time that it is placed on other nodes.
     placement: int = field(default=0)
+    # When it was told that it may start; 0: it was not. Has it taken so long that its slot is another one's too?
+    admitted: float = 0.0
+    late: bool = False
 
     @property
     def has_slot(self) -> bool:
         """Does it count among those that read its dataset?"""
-        return self.state in (JobState.ADMITTED, JobState.PLACED)
+        return self.state == JobState.PLACED or (self.state == JobState.ADMITTED and not self.late)
 
 
 class Book:

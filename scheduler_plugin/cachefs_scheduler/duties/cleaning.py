@@ -1,20 +1,23 @@
 """What is evicted, or pinned, on nodes as datasets' policies say, when no job reads it."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from cachefs.observe_messages import Order, OrderKind
-from cachefs.planning.scheduling.cleaning import expired
+from cachefs.planning.scheduling.cleaning import CleaningRule, expired
+from cachefs.planning.scheduling.facts import NodeFacts
 from cachefs_scheduler.duties.book import Book
 from cachefs_scheduler.duties.policies import Policies
+from cachefs_scheduler.duties.reads import Reads
 from cachefs_scheduler.duties.warming import Warmings
 from cachefs_scheduler.view.cluster_view import ClusterView
 
 log = logging.getLogger(__name__)
 
-# Pairs of a node and a snapshot whose last reads are remembered.
-MOST_READS: Final = 200_000
+# Copies that are looked at in one step: 10 ms. With 5,000 nodes and 200 datasets, all are seen within ten minutes.
+MOST_COPIES: Final = 4096
 # Seconds before the same is ordered of a node once more.
 AGAIN: Final = 60.0
 
@@ -22,60 +25,63 @@ AGAIN: Final = 60.0
 class Cleaning:
     """Used on the event loop."""
 
-    def __init__(self, view: ClusterView, book: Book, policies: Policies, warmings: Warmings) -> None:
+    def __init__(self, view: ClusterView, book: Book, policies: Policies, warmings: Warmings, reads: Reads) -> None:
         self._view = view
         self._book = book
         self._policies = policies
         self._warmings = warmings
-        # By node and snapshot: monotonic seconds when a job was seen to read it there last, or it was first seen.
-        self.last_read: dict[tuple[str, str], float] = {}
+        self._reads = reads
+        self._left: list[str] = []  # nodes that the next steps look at
         self._ordered: dict[tuple[str, str, str], float] = {}
 
     def step(self) -> None:
-        """To be called every few seconds."""
+        """To be called every few seconds. Each looks at some nodes, and the next one at those behind them."""
         now = self._view.now()
         self._ordered = {key: when for key, when in self._ordered.items() if now - when < AGAIN}
-        self._note_reads(now)
         current = self._view.datasets.current()
-        rules = {snapshot: self._policies.rule(name) for name, snapshot in current.items()}
-        names = {snapshot: name for name, snapshot in current.items()}
-        wanted = {snapshot: rule for snapshot, rule in rules.items() if rule.kind in ("ttl", "pin")}
-        if not wanted:
+        rules = {one: rule for one, rule in self._policies.rules(current).items() if rule.kind != "keep"}
+        if not rules:
             return
-        nodes = []
-        for name in self._view.cluster:
+        names = {snapshot: name for name, snapshot in current.items()}
+        placed = {(node, one.snapshot) for one in self._book for node in one.nodes}
+        if not self._left:
+            self._reads.keep_only(set(self._view.nodes))
+            self._left = sorted(self._view.nodes)
+        looked = 0
+        while self._left and looked < MOST_COPIES:
+            name = self._left.pop()
             facts = self._view.cluster.facts(name)
-            if facts is None or not wanted.keys() & facts.copies.keys():
+            if facts is None:
                 continue
+            looked += 1 + len(facts.copies)
+            self._reads.keep(name, facts.copies.keys() & rules.keys())
             copies = {
-                snapshot: replace(copy, idle=now - self.last_read.get((name, snapshot), now))
-                for snapshot, copy in facts.copies.items()
+                one: replace(copy, idle=now - self._noted(name, one, facts.jobs, placed, now))
+                for one, copy in facts.copies.items()
+                if one in rules
             }
-            nodes.append(replace(facts, copies=copies))
-            for snapshot, rule in wanted.items():
-                if rule.kind == "pin" and snapshot in copies and not copies[snapshot].pinned:
-                    self._order(name, OrderKind.PIN, names[snapshot], now)
-        for eviction in expired(nodes, wanted):
+            self._clean(replace(facts, copies=copies), rules, names, now)
+
+    def _noted(
+        self, node: str, snapshot: str, jobs: Mapping[str, int], placed: set[tuple[str, str]], now: float
+    ) -> float:
+        """When it was read there last, which is noted."""
+        reads = bool(jobs.get(snapshot)) or (node, snapshot) in placed
+        when = now if reads else self._reads.last(node, snapshot, now)
+        self._reads.note(node, snapshot, when)
+        return when
+
+    def _clean(self, node: NodeFacts, rules: Mapping[str, CleaningRule], names: Mapping[str, str], now: float) -> None:
+        for snapshot, copy in node.copies.items():
+            if rules[snapshot].kind == "pin" and not copy.pinned:
+                self._order(node.name, OrderKind.PIN, names[snapshot], now)
+        for eviction in expired([node], rules):
             if self._order(eviction.node, OrderKind.EVICT, names[eviction.snapshot], now):
                 log.info("%s lets go %s: %s", eviction.node, names[eviction.snapshot], eviction.why)
 
     def _order(self, node: str, kind: OrderKind, dataset: str, now: float) -> bool:
         key = node, kind.value, dataset
-        if key in self._ordered:
+        if key in self._ordered or not self._warmings.tell(node, Order(kind=kind, dataset=dataset)):
             return False
         self._ordered[key] = now
-        self._warmings.tell(node, Order(kind=kind, dataset=dataset))
         return True
-
-    def _note_reads(self, now: float) -> None:
-        placed = {(node, one.snapshot) for one in self._book for node in one.nodes}
-        seen: dict[tuple[str, str], float] = {}
-        for state in self._view:
-            running = {job.snapshot for job in state.report.jobs} if state.report is not None else set()
-            for snapshot, report in state.snapshots.items():
-                key = state.name, snapshot
-                if not (report.memory or report.ssd) or len(seen) >= MOST_READS:
-                    continue
-                reads = snapshot in running or key in placed
-                seen[key] = now if reads else self.last_read.get(key, now)
-        self.last_read = seen

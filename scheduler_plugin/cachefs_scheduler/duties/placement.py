@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from cachefs.observe_messages import Order, OrderKind
 from cachefs.planning.blocks.shard_bytes import SHARDS, WHOLE
-from cachefs.planning.scheduling.cleaning import CleaningRule, making_room
+from cachefs.planning.scheduling.cleaning import making_room
 from cachefs_scheduler.duties.policies import Policies
+from cachefs_scheduler.duties.reads import Reads
 from cachefs_scheduler.duties.warming import Warming, Warmings, divided, warming_id
 from cachefs_scheduler.view.cluster_view import ClusterView
 from cachefs_scheduler.view.dataset_names import dataset_of
@@ -41,10 +42,11 @@ class Wanted:
 class Placement:
     """Used on the event loop."""
 
-    def __init__(self, view: ClusterView, warmings: Warmings, policies: Policies) -> None:
+    def __init__(self, view: ClusterView, warmings: Warmings, policies: Policies, reads: Reads) -> None:
         self._view = view
         self._warmings = warmings
         self._policies = policies
+        self._reads = reads
 
     def bring(self, wanted: Wanted) -> list[str]:
         """Have nodes hold a snapshot together. Returns those on which something is brought."""
@@ -92,8 +94,11 @@ class Placement:
         copy = facts.copies.get(snapshot) if facts is not None else None
         if facts is None or copy is None or copy.pinned or facts.jobs.get(snapshot):
             return False
+        if self._reads.is_placed(node, snapshot):  # and has not begun to read
+            return False
+        if not self._warmings.tell(node, Order(kind=OrderKind.EVICT, dataset=dataset_of(spec))):
+            return False
         log.info("%s lets go its copy of %s (%d bytes)", node, spec, copy.bytes)
-        self._warmings.tell(node, Order(kind=OrderKind.EVICT, dataset=dataset_of(spec)))
         return True
 
     def _fitting(self, node: str, snapshot: str, mask: Mask, shard: float) -> Mask:
@@ -103,7 +108,17 @@ class Placement:
             return np.zeros(SHARDS, np.bool_)
         wanted = int(mask.sum() * shard)
         current = {found: name for name, found in self._view.datasets.current().items()}
-        rules = {one: self._rule(current[one]) for one in facts.copies if one in current}
+        now = self._view.now()
+        rules = {
+            one: rule
+            for one, rule in self._policies.rules(self._view.datasets.current()).items()
+            if one in facts.copies and not self._reads.is_placed(node, one)
+        }
+        copies = {
+            one: replace(copy, idle=max(0.0, now - self._reads.last(node, one, now)))
+            for one, copy in facts.copies.items()
+        }
+        facts = replace(facts, copies=copies)
         for eviction in making_room(facts, wanted, rules, keep=snapshot):
             log.info("%s lets go %s: %s", node, current[eviction.snapshot], eviction.why)
             self._warmings.tell(node, Order(kind=OrderKind.EVICT, dataset=current[eviction.snapshot]))
@@ -112,6 +127,3 @@ class Placement:
         fitting = np.zeros(SHARDS, np.bool_)
         fitting[np.flatnonzero(mask)[:most]] = True
         return fitting
-
-    def _rule(self, dataset: str) -> CleaningRule:
-        return self._policies.rule(dataset)

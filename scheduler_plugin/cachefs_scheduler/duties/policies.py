@@ -1,6 +1,7 @@
 """What holds for each dataset: the configuration, and what administrators have said since."""
 
-from typing import get_args
+from collections.abc import Mapping
+from typing import Final, get_args
 
 import msgspec
 
@@ -11,6 +12,8 @@ from cachefs_scheduler.config import Cleanup, Config, DatasetSection
 
 # Datasets for which administrators have said something.
 MOST: int = 10_000
+# Kinds of rules, the one that keeps most first.
+_CARE: Final = ("pin", "keep", "lru", "ttl")
 
 
 class Policies:
@@ -59,6 +62,16 @@ class Policies:
         section = self.of(dataset)
         kind = "keep" if section.cleanup == "none" else section.cleanup
         return CleaningRule(kind, section.ttl if kind == "ttl" else 0.0)
+
+    def rules(self, current: Mapping[str, str]) -> dict[str, CleaningRule]:
+        """The same by snapshot. current: by dataset, its snapshot. Where several datasets have the same one, the rule
+        holds that keeps it best."""
+        found: dict[str, CleaningRule] = {}
+        for dataset, snapshot in current.items():
+            rule, known = self.rule(dataset), found.get(snapshot)
+            if known is None or _CARE.index(rule.kind) < _CARE.index(known.kind):
+                found[snapshot] = rule
+        return found
 
     @property
     def said(self) -> list[DatasetPolicy]:

@@ -62,7 +62,7 @@ def restored_job(saved: SavedJob, elapsed: float, now: float) -> KnownJob:
     """As it is now. A scheduler has the whole time again to speak of it. elapsed: seconds since it was written."""
     return KnownJob(
         saved.ask, saved.snapshot, now - saved.since - elapsed, now, saved.state, tuple(saved.nodes),
-        placement=saved.placement,
+        placement=saved.placement, admitted=now if saved.state == JobState.ADMITTED else 0.0,
     )  # fmt: skip
 
 

@@ -48,7 +48,8 @@ class Turns:
         )
         found: list[KnownJob] = []
         places: Counter[str] = Counter()
-        known: dict[str, tuple[tuple[CachedCopy, ...], int]] = {}
+        known: dict[str, tuple[tuple[CachedCopy, ...], int, int]] = {}
+        found_slots: dict[tuple[str, int], Slots] = {}
         for turn in order:
             job = self._book.get(turn.job)
             if job is None:
@@ -56,12 +57,17 @@ class Turns:
             if job.snapshot not in known:
                 readers = self._readers(job.snapshot)
                 copies = cached_copies(job.snapshot, self._view.cluster, readers, self._enough)
-                known[job.snapshot] = copies, len(readers)
-            copies, readers_now = known[job.snapshot]
-            free = slots(copies, self._limit(job), readers_now, self._making(job.snapshot))
+                known[job.snapshot] = copies, len(readers), self._making(job.snapshot)
+            copies, readers_now, making = known[job.snapshot]
+            # Of a thousand jobs that wait for one copy, each has the same answer.
+            key = job.snapshot, self._limit(job)
+            if key not in found_slots:
+                found_slots[key] = slots(copies, key[1], readers_now, making)
+            free = found_slots[key]
             if free.free:
-                known[job.snapshot] = copies, readers_now + 1
-                job.state, job.place, job.targets = JobState.ADMITTED, 0, free.nodes[:16]
+                known[job.snapshot] = copies, readers_now + 1, making
+                found_slots = {one: kept for one, kept in found_slots.items() if one[0] != job.snapshot}
+                job.state, job.place, job.targets, job.admitted = JobState.ADMITTED, 0, free.nodes[:16], now
                 job.why = "a copy of its dataset has a slot for it"
                 found.append(job)
                 continue

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 # That are under way at once, and that are remembered when they have ended.
 MOST_RUNNING: Final = 1024
 MOST_KNOWN: Final = 2048
+# Other orders that are being given at once.
+MOST_TOLD: Final = 64
 # A node that cannot be told is tried again so often, with pauses that double from this one on (seconds).
 TRIES: Final = 5
 FIRST_PAUSE: Final = 0.5
@@ -59,6 +61,7 @@ class Warmings:
         self._allowed = allowed
         self._known: dict[str, Warming] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._telling = 0
         # Is called whenever one has ended.
         self.ended: Callable[[Warming], None] = lambda one: None
         view.listeners.append(self._follow)
@@ -88,24 +91,32 @@ class Warmings:
     def stop(self, job: str) -> None:
         """Those that are under way for a job alone are of no use any more."""
         for one in self:
-            if one.job == job and one.purpose == "preload" and not one.is_over:
+            if one.job == job and one.purpose in ("preload", "move") and not one.is_over:
                 one.state = "stopped"
                 self._start(self._tell(one.node, Order(kind=OrderKind.STOP, id=one.id)))
 
-    def tell(self, node: str, order: Order) -> None:
-        """Have a node do something else; what becomes of it is logged."""
-        if self._allowed:
-            self._start(self._tell(node, order))
+    def tell(self, node: str, order: Order) -> bool:
+        """Have a node do something else; what becomes of it is logged. False: not now, as too many are being told, or
+        not at all."""
+        if not self._allowed or self._telling >= MOST_TOLD:
+            return False
+        self._telling += 1
+        self._start(self._tell(node, order)).add_done_callback(self._told)
+        return True
+
+    def _told(self, _task: asyncio.Task[None]) -> None:
+        self._telling -= 1
 
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _order(self, wanted: Warming) -> None:
         bits = b"" if wanted.shards is None else np.packbits(wanted.shards, bitorder="little").tobytes()
@@ -116,6 +127,8 @@ class Warmings:
             self.ended(wanted)
             return
         wanted.total = done.blocks
+        if wanted.is_over:  # it was stopped while the node was told, which may have heard of that first
+            await self._tell(wanted.node, Order(kind=OrderKind.STOP, id=wanted.id))
         if wanted.state == "ordered":
             wanted.state = "running"
             log.info(
@@ -136,7 +149,7 @@ class Warmings:
                 return await self._asking.order(state.host, state.control_port, order)
             except NodeFailed as error:
                 why = str(error)
-                if "409" in why or "403" in why:  # it will say the same again
+                if error.status in (403, 409):  # it will say the same again
                     break
             await asyncio.sleep(pause)
             pause *= 2

@@ -10,6 +10,7 @@ import base64
 import heapq
 import logging
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -37,8 +38,10 @@ Patch = list[dict[str, Any]]
 class Admission:
     """Used on the event loop."""
 
-    def __init__(self, advice: Advice) -> None:
+    def __init__(self, advice: Advice, opens: Callable[[], bool] = lambda: True) -> None:
+        """opens: does a service follow pods now that would open their gates?"""
         self._advice = advice
+        self._opens = opens
 
     def answer(self, review: AdmissionReview, *, affinity: bool) -> dict[str, Any]:
         """The AdmissionReview to be sent back. affinity: write node affinity too."""
@@ -62,8 +65,14 @@ class Admission:
         job, warnings = job_of(pod)
         patch: Patch = []
         if job is not None:
-            if job.ask.policy == Policy.SUSPEND:
+            if job.ask.policy == Policy.SUSPEND and self._opens():
                 patch += _gate(pod)
+            elif job.ask.policy == Policy.SUSPEND:
+                # A gate that nobody opens would keep the pod for ever.
+                warnings = (
+                    *warnings,
+                    "the pod does not wait: cachefs-scheduler does not follow pods now (see kube.api)",
+                )
             if affinity:
                 patch += self._affinity(pod, job)
         return patch, list(warnings)

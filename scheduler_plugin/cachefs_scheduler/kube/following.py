@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 # a thousand pods is told of a few times and not a thousand times.
 LOOK_SECONDS: Final = 5.0
 BREATH_SECONDS: Final = 0.05
+# Seconds without an API server, or without a replica that leads, after which no pod gets a gate any more.
+GIVEN_UP: Final = 60.0
 # Calls to the API server at the same time.
 _AT_ONCE: Final = 8
 
@@ -44,6 +46,7 @@ class Following:
         self.leader = Leader(api, lease, self._identity, self._leader_changed)
         self._tasks: list[asyncio.Task[None]] = []
         self._limit = asyncio.Semaphore(_AT_ONCE)
+        self._well = time.monotonic()  # when all was well last
         self.opened = 0
         self.noted = 0
 
@@ -59,6 +62,11 @@ class Following:
     def problem(self) -> str:
         """Why pods are not followed now; empty where they are."""
         return self.watch.problem
+
+    @property
+    def opens(self) -> bool:
+        """Is a gate that a pod gets now opened in time, by this replica or another one?"""
+        return not self.is_broken and time.monotonic() - self._well < GIVEN_UP
 
     @property
     def is_broken(self) -> bool:
@@ -111,6 +119,8 @@ class Following:
             await asyncio.sleep(BREATH_SECONDS)
             self._wake.clear()
             now = time.monotonic()
+            if not self.problem and self.leader.is_held:
+                self._well = now
             if not self.leader.leads:
                 self._jobs.drop_ended(now)
                 continue

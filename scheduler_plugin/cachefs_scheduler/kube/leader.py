@@ -43,12 +43,18 @@ class Leader:
         self._renewed = -ACT_SECONDS  # by our clock, when the Lease was ours last
         self._seen: tuple[str | None, str | None] = (None, None)  # holder and renewTime, and since when
         self._since = 0.0
+        self._other = -LEASE_SECONDS  # when another replica was seen to hold it
         self._led = False
         self._problem = ""
 
     @property
     def leads(self) -> bool:
         return time.monotonic() - self._renewed < ACT_SECONDS
+
+    @property
+    def is_held(self) -> bool:
+        """Does any replica lead, as far as is known here?"""
+        return self.leads or time.monotonic() - self._other < LEASE_SECONDS
 
     async def run(self) -> None:
         """Until it is cancelled; then the Lease is given up."""
@@ -75,6 +81,7 @@ class Leader:
         holder = lease.spec.holder or ""
         if holder not in ("", self._identity) and not self._is_given_up(lease):
             self._renewed = -ACT_SECONDS
+            self._other = time.monotonic()
             return
         await self._write(lease)
 

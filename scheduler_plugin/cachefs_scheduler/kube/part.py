@@ -34,7 +34,7 @@ class KubePart:
         if section.tls_cert is not None and section.tls_key is not None:
             context = ServerCertificates(ServerFiles(section.tls_cert, section.tls_key, section.client_ca)).context
         self._address = Address(host, port, context, section.most_body)
-        self.server = KubeServer(self._extender, Admission(advice), Shown(self._metrics, self._is_well))
+        self.server = KubeServer(self._extender, Admission(advice, self._opens), Shown(self._metrics, self._is_well))
         self._following: Following | None = None
 
     async def start(self) -> None:
@@ -57,6 +57,9 @@ class KubePart:
         await self.server.stop()
         if self._following is not None:
             await self._following.stop()
+
+    def _opens(self) -> bool:
+        return self._following is not None and self._following.opens
 
     def _is_well(self) -> bool:
         return self._following is None or not self._following.is_broken

@@ -4,6 +4,7 @@ Decides and does no I/O. Only the replica that leads asks for `due`; the others 
 on. Everything is derived from the pods as they are, so a new leader, or one that was started again, says all again.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,8 +15,10 @@ from cachefs.scheduling_messages import Ask, Policy
 from cachefs_scheduler.advice import Advice
 from cachefs_scheduler.kube.gangs import Gangs
 from cachefs_scheduler.kube.notes import Note
-from cachefs_scheduler.kube.pod_job import GATE, PodJob, is_gated, job_name, job_of
+from cachefs_scheduler.kube.pod_job import GATE, KUBE, PodJob, is_gated, job_name, job_of
 from cachefs_scheduler.kube.wire import Metadata, Pod
+
+log = logging.getLogger(__name__)
 
 # Seconds after which a job whose pods are all gone has ended; a pod that fails is replaced before.
 ENDED_AFTER: Final = 30.0
@@ -154,6 +157,9 @@ class Jobs:
     def begin(self, now: float) -> None:
         """This replica leads from now on: nobody knows what the one before has told its own Advice."""
         self._began = now
+        # What Advice knows from before, and has no pods any more, has ended unless some come soon.
+        for name in self._advice.known(KUBE):
+            self._jobs.setdefault(name, _Job(empty=now))
         for job in self._jobs.values():
             job.nodes, job.told, job.admitted = [], None, False
             job.opened.clear()
@@ -167,14 +173,22 @@ class Jobs:
         self._look(now)
         dirty, self._dirty = [name for name in self._dirty if name in self._jobs], set()
         for name in sorted(dirty, key=lambda name: _turn(self._jobs[name])):
-            self._settle(name, self._jobs[name], found, now)
+            try:
+                self._settle(name, self._jobs[name], found, now)
+            except Exception as error:
+                # Whatever is wrong, it keeps no other job waiting, nor this one.
+                log.error("job %s: internal error, its gates are opened", name, exc_info=error)
+                if name in self._jobs:
+                    self._open(self._jobs[name], found, now)
+                    self._later.add(name)
         return found
 
     def drop_ended(self, now: float) -> None:
-        """As `due` does, where another replica tells Advice."""
+        """As `due` does, where another replica leads: what Advice was told here before must not keep slots."""
         for name, job in list(self._jobs.items()):
             if job.empty is not None and now - job.empty >= ENDED_AFTER:
                 del self._jobs[name]
+                self._advice.ended(name)
 
     def _look(self, now: float) -> None:
         """Which jobs are due though nothing has changed."""

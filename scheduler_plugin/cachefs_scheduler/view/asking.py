@@ -34,6 +34,11 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 class NodeFailed(CachefsError):
     """A daemon did not answer as it should."""
 
+    def __init__(self, text: str, status: int = 0) -> None:
+        """status: of HTTP; 0: there was none."""
+        super().__init__(text)
+        self.status = status
+
 
 class Asking:
     """Used on the event loop."""
@@ -86,7 +91,8 @@ class Asking:
             ):
                 body = await _read(answer)
                 if answer.status != 200:
-                    raise NodeFailed(f"it says {answer.status}: {_shown(body.decode(errors='replace'))}")
+                    said = _shown(body.decode(errors="replace"))
+                    raise NodeFailed(f"it says {answer.status}: {said}", answer.status)
                 return msgspec.msgpack.decode(body, type=kind)
         except TimeoutError:
             raise NodeFailed(f"no answer within {seconds:.3g} s") from None

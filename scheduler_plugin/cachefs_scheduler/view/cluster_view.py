@@ -3,7 +3,7 @@ what they said counts less as it gets older."""
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from cachefs.observe_messages import Member, NodeReport
@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 # Seconds for which a node is remembered that nobody counts as a member any more.
 MISSING: Final = 600.0
 MOST_NODES: Final = 16384
+# Snapshots that may have come until a look at which are gone.
+_MORE: Final = 64
 
 
 class ClusterView:
@@ -34,6 +36,8 @@ class ClusterView:
         self.listeners: list[Callable[[str], None]] = []
         self._peaks: dict[str, tuple[float, float]] = {}  # by zone: the most that came to one of its nodes in a second
         self._full = False
+        self._learnt: set[str] = set()  # ids of snapshots that the cluster knows
+        self._look_from = 0  # so many of them: time to look which are gone
 
     def __iter__(self) -> Iterator[NodeState]:
         return iter(list(self.nodes.values()))
@@ -104,6 +108,18 @@ class ClusterView:
         """A node that has nothing of a snapshot has not counted its blocks."""
         if counted or self.cluster.snapshot(snapshot) is None:
             self.cluster.put_snapshot(SnapshotFacts(snapshot, total, blocks))
+            self._learnt.add(snapshot)
+
+    def forget_unknown(self, wanted: Collection[str]) -> None:
+        """Forget snapshots that no node has any more, as with each refresh of a dataset; but for those *wanted*. To be
+        called from time to time: what costs is done once in a while, where some have come."""
+        if len(self._learnt) < self._look_from:
+            return
+        there = {one for node in self.nodes.values() for one in node.snapshots}
+        for snapshot in self._learnt - there - set(wanted):
+            self.cluster.forget_snapshot(snapshot)
+            self._learnt.discard(snapshot)
+        self._look_from = len(self._learnt) + _MORE
 
     def _peak(self, zone: str, report: NodeReport) -> tuple[float, float]:
         """What links of nodes in this zone are known to carry. One node that was never busy says nothing of its link,

@@ -20,6 +20,8 @@ def test_what_nobody_has_read_for_long_goes():
 
 def test_a_node_that_is_silent_is_left_alone():
     assert expired([facts(old=1e6, age=200)], {"old": TTL}) == ()
+    # But one that is well says nothing for half a minute.
+    assert expired([facts(old=1e6, age=25)], {"old": CleaningRule("ttl", 1.0)}) != ()
 
 
 def test_room_is_made_of_what_was_read_longest_ago_and_no_more():

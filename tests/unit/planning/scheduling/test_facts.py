@@ -38,7 +38,7 @@ def test_a_snapshot_of_one_block_is_there_or_not():
         lambda: NodeFacts("n", capacity=-1),
         lambda: NodeFacts("n", peer_rate=float("nan")),
         lambda: NodeFacts("n", demand=float("inf")),
-        lambda: NodeFacts("n", copies={str(i): Copy(0, 0) for i in range(2001)}),
+        lambda: NodeFacts("n", copies={str(i): Copy(0, 0) for i in range(2049)}),
         lambda: Copy(-1, 0),
         lambda: Copy(0, 0, np.zeros(10, np.uint8)),
         lambda: Copy(0, 0, np.zeros(SHARDS, np.int64)),

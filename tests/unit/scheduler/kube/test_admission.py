@@ -135,3 +135,11 @@ def test_a_pod_whose_name_is_to_be_made_is_ranked_as_any_other() -> None:
     made = pod("", dataset="imagenet")
     made["metadata"] = {"generateName": "train-", "annotations": made["metadata"]["annotations"]}
     assert "affinity" in changed(made, affinity=True)["spec"]
+
+
+def test_no_pod_gets_a_gate_that_nobody_opens() -> None:
+    made = pod("train", dataset="imagenet", policy="suspend")
+    response = Admission(FakeAdvice(HELD), lambda: False).answer(review(made), affinity=False)["response"]
+    assert response["allowed"] is True
+    assert "patch" not in response
+    assert "does not wait" in response["warnings"][0]

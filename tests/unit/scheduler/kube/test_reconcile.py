@@ -137,5 +137,30 @@ def test_the_same_name_in_two_namespaces_is_two_jobs(jobs: Jobs, advice: FakeAdv
     assert {told[1] for told in advice.told} == {"kube:team/pod/a", "kube:other/pod/a"}
     jobs.listed([other], 2)
     assert len(jobs) == 1
-    jobs.drop_ended(2 + ENDED_AFTER)  # as a replica does that does not lead
-    assert advice.told[-1][0] == "placed"
+    jobs.drop_ended(2 + ENDED_AFTER)  # as a replica does that does not lead: its own queue must not keep the job
+    assert advice.told[-1] == ("ended", "kube:team/pod/a")
+
+
+def test_an_error_about_one_job_keeps_no_job_waiting(jobs: Jobs, advice: FakeAdvice) -> None:
+    jobs.listed([pod("a"), pod("b")], 0)
+    advice.broken = RuntimeError("wrong")
+    assert sorted(opened(jobs, 1)) == ["a", "b"]
+
+
+def test_what_was_known_before_and_has_no_pods_any_more_ends(jobs: Jobs, advice: FakeAdvice) -> None:
+    advice.remembered = ["kube:team/pod/dead", "slurm:1"]
+    jobs.listed([], 0)
+    jobs.begin(0)
+    jobs.due(1)
+    assert advice.told == []
+    jobs.due(1 + ENDED_AFTER)
+    assert advice.told == [("ended", "kube:team/pod/dead")]
+
+
+def test_a_replica_that_leads_no_more_forgets_what_has_ended(jobs: Jobs, advice: FakeAdvice) -> None:
+    jobs.listed([pod("a", "n1")], 0)
+    jobs.begin(0)
+    jobs.due(1)
+    jobs.listed([], 2)  # another one leads
+    jobs.drop_ended(3 + ENDED_AFTER)
+    assert ("ended", "kube:team/pod/a") in advice.told

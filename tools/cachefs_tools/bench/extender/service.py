@@ -58,7 +58,7 @@ async def _serve(nodes: int, section: KubeSection) -> None:
     view = ClusterView(config)
     _fill(view, nodes)
     warmings = Warmings(view, Asking(config.cluster), allowed=False)
-    advisor = Advisor(view, Book(10_000, 900.0), Policies(config), warmings, 0.5)
+    advisor = Advisor(view, Book(10_000, 900.0), Policies(config), warmings, config.queue.copy_from)
     part = open_part(section, advisor)
     await part.start()
     print(part.server.port, flush=True)

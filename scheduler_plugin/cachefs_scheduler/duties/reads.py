@@ -1,0 +1,51 @@
+"""When copies were read last, and who is about to read them: what least recently used means."""
+
+from cachefs_scheduler.duties.book import Book
+
+# Pairs of a node and a snapshot whose last reads are remembered.
+MOST: int = 200_000
+
+
+class Reads:
+    """Used on the event loop. Times are monotonic seconds."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        # By node and snapshot: when a job was seen to read it there last, or it was first seen.
+        self._last: dict[str, dict[str, float]] = {}
+        self._count = 0
+
+    def note(self, node: str, snapshot: str, when: float) -> None:
+        """It was read there."""
+        of_node = self._last.setdefault(node, {})
+        if snapshot not in of_node:
+            if self._count >= MOST:
+                return
+            self._count += 1
+        of_node[snapshot] = when
+
+    def last(self, node: str, snapshot: str, now: float) -> float:
+        """When it was read there last; *now* where nobody knows."""
+        return self._last.get(node, {}).get(snapshot, now)
+
+    def keep(self, node: str, snapshots: set[str]) -> None:
+        """The node has these, and no others."""
+        gone = [one for one in self._last.get(node, {}) if one not in snapshots]
+        for one in gone:
+            del self._last[node][one]
+        self._count -= len(gone)
+        if not self._last.get(node, True):
+            del self._last[node]
+
+    def keep_only(self, nodes: set[str]) -> None:
+        """There are these nodes, and no others."""
+        for node in self._last.keys() - nodes:
+            self._count -= len(self._last.pop(node))
+
+    def is_placed(self, node: str, snapshot: str) -> bool:
+        """Was a job placed there that reads it? It may not have begun."""
+        return any(node in one.nodes for one in self._book.of(snapshot))
+
+    def all(self) -> list[tuple[str, str, float]]:
+        """Node, snapshot and time of each."""
+        return [(node, *one) for node, of_node in self._last.items() for one in of_node.items()]

@@ -1,0 +1,73 @@
+"""A view of nodes that say what tests want, and the service's duties with orders that go nowhere."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cachefs_scheduler.config import ClusterSection, Config, DatasetSection
+from cachefs_scheduler.duties.advisor import Advisor
+from cachefs_scheduler.duties.book import Book
+from cachefs_scheduler.duties.cleaning import Cleaning
+from cachefs_scheduler.duties.policies import Policies
+from cachefs_scheduler.duties.warming import Warmings
+from cachefs_scheduler.view.asking import Asking
+from cachefs_scheduler.view.cluster_view import ClusterView
+
+from cachefs.observe_messages import Member, NodeReport, Order, OrderDone, OrderKind, RunningJob, SnapshotReport
+
+SIZE = 1 << 30
+
+
+@dataclass
+class Daemons(Asking):
+    """They do what they are told."""
+
+    orders: list[tuple[str, Order]] = field(default_factory=list)
+    # Orders of this kind are carried out when it is set.
+    slow: OrderKind | None = None
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def order(self, host: str, port: int, order: Order) -> OrderDone:
+        if order.kind == self.slow:
+            await self.go.wait()
+        self.orders.append((host, order))
+        return OrderDone()
+
+    def of(self, kind: OrderKind) -> list[tuple[str, str]]:
+        """Nodes and datasets of orders of a kind."""
+        return [(host, order.dataset) for host, order in self.orders if order.kind == kind]
+
+
+class Duties:
+    """All of them, on one view."""
+
+    def __init__(self, **datasets: DatasetSection) -> None:
+        config = Config(cluster=ClusterSection(nodes=("127.0.0.1:7380",)), datasets=datasets)
+        self.daemons = Daemons()
+        self.view = ClusterView(config)
+        self.book = Book(10_000, 900.0)
+        self.policies = Policies(config)
+        self.warmings = Warmings(self.view, self.daemons, allowed=True)
+        self.advisor = Advisor(self.view, self.book, self.policies, self.warmings, 0.9)
+        self.cleaning = Cleaning(self.view, self.book, self.policies, self.warmings, self.advisor.reads)
+
+    def say(
+        self, node: str, held: Mapping[str, float], *, state: str = "active", jobs: tuple[str, ...] = (), room: int = 8
+    ) -> None:
+        """A node has these parts of datasets, whose snapshots are called as they are; and room for so many."""
+        members = {name: Member(id=name, name=name, host=name, control_port=1) for name in (*self.view.nodes, node)}
+        self.view.meet(members)
+        snapshots = [
+            SnapshotReport(
+                id=f"s-{name}", total=SIZE, blocks=256, datasets=[name], ssd=int(SIZE * part),
+                shards=bytes([255] * round(256 * part) + [0] * (256 - round(256 * part))) if part else b"",
+            )
+            for name, part in held.items()
+        ]  # fmt: skip
+        self.view.take(
+            self.view.nodes[node],
+            NodeReport(
+                node, node, "1", 1, full=True, state=state, capacity=room * SIZE, snapshots=snapshots,
+                used=sum(one.ssd for one in snapshots), jobs=[RunningJob(one, f"s-{one}", 1, 0.0) for one in jobs],
+            ),
+        )  # fmt: skip
