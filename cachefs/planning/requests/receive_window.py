@@ -36,7 +36,7 @@ MOST: Final = 64 << 20
 # How many times the window is that which just keeps the link busy: what takes a moment longer then leaves no gap.
 _GAIN: Final = 1.5
 # How many times the window a single peer may have on the way; halved where something is sent twice. On two busy
-# processors 3 MB brought 1.3 times the bytes of 1 MB, and 8 MB no more.
+# processors 3 MB brought 1.15 times the bytes of 1 MB, and 8 MB no more.
 _ALONE: Final = 4.0
 # What is assumed before anything was measured: bytes a second of a link of 1 Gbit/s, and seconds.
 _FIRST_RATE: Final = 1.25e8
