@@ -18,6 +18,7 @@ from cachefs.extras import needs_extra
 from cachefs.fetch_frames import fetch_socket
 
 with needs_extra("daemon", "cachefsd"):
+    from cachefs.systemd import feed_watchdog, notify
     from cachefs_daemon import config as configuration
     from cachefs_daemon.api.fetch_channel import FetchChannel
     from cachefs_daemon.api.identity import Admission
@@ -27,7 +28,6 @@ with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon.node import Node, store_config
     from cachefs_daemon.peers.own_certificate import certificate_remark
     from cachefs_daemon.runtime import collector, descriptors
-    from cachefs_daemon.runtime.systemd import feed_watchdog, notify
     from cachefs_daemon.runtime.threads import Threads
     from cachefs_daemon.store import config_check, group_access
     from cachefs_daemon.store.storage import Foresight, Storage

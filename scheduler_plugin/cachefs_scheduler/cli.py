@@ -16,9 +16,9 @@ from cachefs.errors import CachefsError
 from cachefs.extras import needs_extra
 
 with needs_extra("scheduler", "cachefs-scheduler"):
+    from cachefs.systemd import feed_watchdog, notify
     from cachefs_scheduler import config as configuration
     from cachefs_scheduler.config import Config, InvalidConfig
-    from cachefs_scheduler.notifying import feed_watchdog, notify
     from cachefs_scheduler.service import Service
 
 log = logging.getLogger("cachefs_scheduler")

@@ -6,7 +6,6 @@ and both ask for a certificate that the authority has signed; so a certificate m
 """
 
 import logging
-import os
 import ssl
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachefs.errors import ConfigError
+from cachefs.pem_files import files_state, why_unusable
 from cachefs_daemon.cluster.view import NodeRecord
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Certificates:
         """Raises ConfigError."""
         self._files = files
         self._lock = threading.Lock()
-        self._state = _state(files)
+        self._state = files_state((files.ca, files.cert, files.key))
         self._looked = time.monotonic()
         self._server, self._client = _contexts(files)
         # What servers keep. Each handshake takes the newest one: Python calls it for every ClientHello.
@@ -70,7 +70,7 @@ class Certificates:
             if now - self._looked < LOOK_SECONDS:
                 return
             self._looked = now
-            state = _state(self._files)
+            state = files_state((self._files.ca, self._files.cert, self._files.key))
             if state == self._state:
                 return
             try:
@@ -141,30 +141,12 @@ def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cafile=files.ca)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cluster.tls_ca = {str(files.ca)!r}: {_why(error)}") from None
+        raise ConfigError(f"cluster.tls_ca = {str(files.ca)!r}: {why_unusable(error)}") from None
     try:
         # A key with a password would ask for it on the terminal.
         context.load_cert_chain(files.cert, files.key, password=lambda: "")
     except (OSError, ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"cluster.tls_cert = {str(files.cert)!r}, cluster.tls_key = {str(files.key)!r}: {_why(error)}"
+            f"cluster.tls_cert = {str(files.cert)!r}, cluster.tls_key = {str(files.key)!r}: {why_unusable(error)}"
         ) from None
     return context
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"not what PEM files of TLS have in them, or they do not belong together ({error.reason or error})"
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
-
-
-def _state(files: TlsFiles) -> tuple[tuple[int, int, int] | None, ...]:
-    """What changes when one of the files does."""
-    found: list[tuple[int, int, int] | None] = []
-    for path in (files.ca, files.cert, files.key):
-        try:
-            seen = os.stat(path)
-            found.append((seen.st_mtime_ns, seen.st_ino, seen.st_size))
-        except OSError:
-            found.append(None)
-    return tuple(found)

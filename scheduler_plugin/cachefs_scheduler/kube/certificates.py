@@ -1,7 +1,6 @@
 """The server's side of TLS: a context that follows its files."""
 
 import logging
-import os
 import ssl
 import threading
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import ConfigError
+from cachefs.pem_files import files_state, why_unusable
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ServerCertificates:
         """Raises ConfigError."""
         self._files = files
         self._lock = threading.Lock()
-        self._state = _state(files)
+        self._state = files_state((files.cert, files.key, files.client_ca))
         self._looked = time.monotonic()
         self._newest = _context(files)
         # What the server keeps. Python calls back for every ClientHello, so each handshake takes the newest one.
@@ -52,7 +52,7 @@ class ServerCertificates:
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        state = _state(self._files)
+        state = files_state((self._files.cert, self._files.key, self._files.client_ca))
         if state == self._state:
             return
         self._state = state
@@ -76,30 +76,12 @@ def _context(files: ServerFiles) -> ssl.SSLContext:
         context.load_cert_chain(files.cert, files.key, password=lambda: "")
     except (OSError, ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"kube.tls_cert = {str(files.cert)!r}, kube.tls_key = {str(files.key)!r}: {_why(error)}"
+            f"kube.tls_cert = {str(files.cert)!r}, kube.tls_key = {str(files.key)!r}: {why_unusable(error)}"
         ) from None
     if files.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(cafile=files.client_ca)
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"kube.client_ca = {str(files.client_ca)!r}: {_why(error)}") from None
+            raise ConfigError(f"kube.client_ca = {str(files.client_ca)!r}: {why_unusable(error)}") from None
     return context
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"not what PEM files of TLS have in them, or they do not belong together ({error.reason or error})"
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
-
-
-def _state(files: ServerFiles) -> tuple[tuple[int, int, int] | None, ...]:
-    """What changes when one of the files does."""
-    found: list[tuple[int, int, int] | None] = []
-    for path in (files.cert, files.key, files.client_ca):
-        try:
-            seen = os.stat(path) if path is not None else None
-        except OSError:
-            seen = None
-        found.append((seen.st_mtime_ns, seen.st_ino, seen.st_size) if seen is not None else None)
-    return tuple(found)

@@ -1,4 +1,4 @@
-"""What the daemon tells systemd (sd_notify(3)): datagrams to $NOTIFY_SOCKET, where there is one."""
+"""What a daemon or service tells systemd (sd_notify(3)): datagrams to $NOTIFY_SOCKET, where there is one."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ def watchdog_interval() -> float | None:
 
 
 async def feed_watchdog() -> None:
-    """Runs as long as the daemon, on its event loop: so systemd restarts a daemon whose loop is stuck."""
+    """Runs as long as the process, on its event loop: so systemd restarts one whose loop is stuck."""
     interval = watchdog_interval()
     while interval:
         notify("WATCHDOG=1")
