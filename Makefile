@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
 BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_isatty.c daemon/cachefs_daemon/store/_batch_io.c
 
-.PHONY: demo demo-cluster test cluster soak lint clean
+.PHONY: demo demo-cluster test cluster soak programs lint clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
@@ -33,6 +33,15 @@ soak: $(VENV)/.ready-test
 cluster: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -m cluster --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)
 
+# The programs' libraries are in an environment of their own: 5 GB.
+programs: $(VENV)/.ready-test $(VENV)-programs/.ready
+	$(IN_SHORT_DIRECTORY) PROGRAMS_PYTHON=$(CURDIR)/$(VENV)-programs/bin/python $(PYTEST) -m programs \
+		--timeout=900 --basetemp=$$directory/t $(PYTEST_OPTIONS)
+
+$(VENV)-programs/.ready: tests/programs/requirements.txt tests/programs/install
+	tests/programs/install $(VENV)-programs
+	touch $@
+
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -40,7 +49,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/lint-imports --no-logo
 
 clean:
-	rm -rf $(VENV) build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/*.so cachefs/planning/sequences/*.so cachefs/mount/*.so daemon/cachefs_daemon/store/*.so
+	rm -rf $(VENV) $(VENV)-programs build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/*.so cachefs/planning/sequences/*.so cachefs/mount/*.so daemon/cachefs_daemon/store/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-%: $(BUILD_INPUTS)

@@ -4,12 +4,13 @@ from typing import Final
 
 import msgspec
 
-from cachefs.messages import Message
+from cachefs.messages import GuessCounts, Message
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 
 # Characters that names may have.
 MAX_JOB_NAME: Final = 128
 MAX_CONSUMER_NAME: Final = 256
+MAX_NOTE: Final = 1000
 
 
 class SampleMap(Message, frozen=True):
@@ -49,6 +50,9 @@ class JobPublish(Message, frozen=True):
     pid_namespace: int = 0
     lease: float = 60.0  # seconds without any sign of life after which it ends
     source: str = ""  # who publishes it
+    # It says by itself that it is there, more often than its lease. Reads that it may have done are no sign of life
+    # then: another one may be reading the same files.
+    heartbeats: bool = False
 
 
 class JobEpoch(Message, frozen=True):
@@ -68,6 +72,7 @@ class JobProgress(Message, frozen=True):
     epoch: int
     position: int  # samples of the epoch that are delivered
     ended: bool = False  # the consumer is through
+    note: str = ""  # what is not understood of it, and what would help; empty where all is
 
 
 class JobProgressReply(Message, frozen=True):
@@ -94,6 +99,7 @@ class ConsumerView(Message, frozen=True):
     problem: str = ""
     ahead_bytes: int = 0  # bytes on the node that it will read
     pushed_bytes: int = 0  # bytes that it will read and that are in the page cache of some mount
+    note: str = ""  # what its publisher does not understand of it, and what would help
 
 
 class JobView(Message, frozen=True):
@@ -114,8 +120,20 @@ class JobView(Message, frozen=True):
     reason: str = ""  # why it ended; empty where it said so itself or was cancelled, and while it runs
 
 
+class GuessView(Message, frozen=True):
+    """What was guessed of a dataset by one rule, for readers who have published nothing."""
+
+    # Name of the dataset; empty where it is not there any more.
+    dataset: str
+    snapshot: str
+    # One of cachefs.planning.prefetch.guess_counts.Rule.
+    rule: str
+    counts: GuessCounts
+
+
 class JobList(Message, frozen=True):
     jobs: list[JobView]
+    guessed: list[GuessView] = msgspec.field(default_factory=list)
 
 
 class StallRow(Message, frozen=True):

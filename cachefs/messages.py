@@ -92,6 +92,8 @@ class NodeView(Message, frozen=True):
     used: int
     # Seconds that a read may wait in all.
     read_deadline: float
+    # Ids of users who ask which process reads which file (cachefs.read_messages).
+    asking: list[int] = []
 
 
 class BlockRef(Message, frozen=True, array_like=True):
@@ -230,11 +232,14 @@ class FetchProcessStatus(Message, frozen=True):
 class GuessCounts(Message, frozen=True):
     """What was fetched since readers seemed to come to it, although nobody had published that."""
 
-    # Blocks since the daemon started: all of them, those that were read since, those that were not, and bytes of all.
+    # Blocks since the daemon started: all of them, those that were read since, those that were not.
     blocks: int = 0
     right: int = 0
     wrong: int = 0
+    # Bytes of each of these.
     bytes: int = 0
+    right_bytes: int = 0
+    wrong_bytes: int = 0
 
 
 class ClusterBrief(Message, frozen=True):

@@ -26,6 +26,11 @@ MOST_WAIT: Final = 60.0
 MOST_REPORT: Final = 8 << 20
 MOST_SNAPSHOTS: Final = 2048
 MOST_MEMBERS: Final = 16384
+# Bytes in a second that are believed.
+MOST_RATE: Final = 1e15
+# What is none of these is not said by a daemon that is well, and would be in every sum from then on.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+Rate = Annotated[float, msgspec.Meta(ge=0.0, le=MOST_RATE)]
 # Names go into the log of whoever is asked.
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 
@@ -56,13 +61,13 @@ class SnapshotReport(Message, frozen=True):
 
     id: str
     # Bytes and blocks of all of it, here or not.
-    total: int
-    blocks: int
+    total: Count
+    blocks: Count
     # Of which it is the current one.
     datasets: list[str] = msgspec.field(default_factory=list)
     # Bytes of it in each tier.
-    memory: int = 0
-    ssd: int = 0
+    memory: Count = 0
+    ssd: Count = 0
     # Of each of 256 shards, the part that is here: 0 to 255 each. Empty: nothing is, or it is not followed.
     shards: Annotated[bytes, msgspec.Meta(max_length=256)] = b""
     # Is all of it pinned?
@@ -75,8 +80,8 @@ class RunningJob(Message, frozen=True, array_like=True):
     name: str
     snapshot: str
     # Its consumers here, and bytes in a second that they read together.
-    ranks: int
-    rate: float
+    ranks: Count
+    rate: Rate
 
 
 class OrderedWarmup(Message, frozen=True, array_like=True):
@@ -85,12 +90,12 @@ class OrderedWarmup(Message, frozen=True, array_like=True):
     # As in the order.
     id: str
     state: str
-    blocks: int
-    total: int
-    bytes: int
+    blocks: Count
+    total: Count
+    bytes: Count
     # Blocks that no tier takes, and that could not be fetched.
-    skipped: int = 0
-    failed: int = 0
+    skipped: Count = 0
+    failed: Count = 0
     message: str = ""
 
 
@@ -98,13 +103,13 @@ class Load(Message, frozen=True):
     """Bytes in a second: what of late was the most that came in a second, and what comes and goes now."""
 
     # The most that origins gave, that other nodes gave; 0: nothing came yet.
-    origin_rate: float = 0.0
-    peer_rate: float = 0.0
+    origin_rate: Rate = 0.0
+    peer_rate: Rate = 0.0
     # Now: from origins; from other nodes; to other nodes; what jobs here read.
-    fetched: float = 0.0
-    received: float = 0.0
-    given: float = 0.0
-    demand: float = 0.0
+    fetched: Rate = 0.0
+    received: Rate = 0.0
+    given: Rate = 0.0
+    demand: Rate = 0.0
 
 
 class NodeReport(Message, frozen=True):
@@ -121,8 +126,8 @@ class NodeReport(Message, frozen=True):
     zone: str = ""
     state: str = ""
     # Bytes that all tiers may take, and that they take.
-    capacity: int = 0
-    used: int = 0
+    capacity: Count = 0
+    used: Count = 0
     snapshots: Annotated[list[SnapshotReport], msgspec.Meta(max_length=MOST_SNAPSHOTS)] = msgspec.field(
         default_factory=list
     )

@@ -51,6 +51,7 @@ from cachefs.messages import (
     WarmupProgress,
 )  # fmt: skip
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
+from cachefs.read_messages import MountReads, ReadsAsked, ReadsTold
 from cachefs.socket_path import MAX_SOCKET_PATH
 
 # This variable must be set before gRPC is loaded. No process of ours uses gRPC on both sides of a fork, and gRPC's fork
@@ -140,6 +141,8 @@ JOB_SHOW: Final = Method(JobName, JobView, Right.JOB)
 JOB_CANCEL: Final = Method(JobName, Empty, Right.JOB)
 PUSH: Final = Method(PushSubscribe, PushOrder, Right.MOUNT, streams=True)
 PUSH_REPORT: Final = Method(PushDone, PushReply, Right.MOUNT)
+TELL_READS: Final = Method(MountReads, Empty, Right.MOUNT)
+ASK_READS: Final = Method(ReadsAsked, ReadsTold, Right.JOB)
 STALL_LIST: Final = Method(JobName, StallRows, Right.JOB)  # an empty name: of all jobs
 
 
@@ -168,6 +171,14 @@ def encode(message: Message) -> bytes:
         raise errors.ConfigError(f"{shown!r} is not UTF-8; only paths in a dataset may be anything else") from None
     except OverflowError:
         raise errors.ConfigError(f"a number of more than 64 bits in {type(message).__name__}") from None
+
+
+def refusal(socket: Path) -> str:
+    """Why nobody can be called at *socket*: there is none, or this user may not connect to it. Empty where it is there;
+    that somebody answers is not said."""
+    if _is_forbidden(socket):
+        return f"you may not use the socket {socket} of the daemon"
+    return "" if socket.exists() else f"there is no socket {socket} here"
 
 
 def _is_forbidden(socket: Path) -> bool:

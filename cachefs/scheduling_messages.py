@@ -21,6 +21,7 @@ ADMISSIONS: Final = "/v1/admissions"
 PLACED: Final = "/v1/placed"
 RESIZED: Final = "/v1/resized"
 ENDED: Final = "/v1/ended"
+KNOWN: Final = "/v1/known"
 POLICY: Final = "/v1/policy"
 EXPLAIN: Final = "/v1/explain"
 SCALE: Final = "/v1/scale"
@@ -132,6 +133,12 @@ class Ended(Message, frozen=True):
     """A job is no more, whether it ran or not."""
 
     job: JobName
+
+
+class KnownJobs(Message, frozen=True):
+    """Names of jobs that are known and not said to have ended. A scheduler ends those that it has no longer."""
+
+    jobs: list[str] = msgspec.field(default_factory=list)
 
 
 class NodeEstimate(Message, frozen=True):

@@ -24,8 +24,8 @@ class Recording:
     """Passes calls on to the daemon of a client, and keeps the requests."""
 
     def __init__(self, client: DaemonClient, notes: Path) -> None:
-        """*notes* is a file for processes that wait for a request: a line per request, which names its kind, job,
-        consumer and epoch (0 where it is about none).
+        """*notes* is a file for processes that wait for a request: a line per request, which names its kind (`Ended`
+        for the progress that says so), job, consumer and epoch (0 where it is about none).
         """
         self.notes = notes
         self.requests: list[Message] = []  # those that the daemon answered without an error, in that order
@@ -54,7 +54,8 @@ class Recording:
                 self.requests.append(request)
                 if isinstance(request, (JobPublish, JobEpoch, JobProgress)):
                     with self.notes.open("a") as notes:
-                        words = (type(request).__name__, request.job, request.consumer, getattr(request, "epoch", 0))
+                        kind = "Ended" if getattr(request, "ended", False) else type(request).__name__
+                        words = (kind, request.job, request.consumer, getattr(request, "epoch", 0))
                         notes.write(" ".join(map(str, words)) + "\n")
             return reply
 

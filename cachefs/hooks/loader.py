@@ -16,19 +16,36 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-from cachefs.hooks import held, opened, order, watch
+from cachefs.hooks import (
+    attributes,
+    batches,
+    guesses,
+    held,
+    library_iterators,
+    opened,
+    order,
+    rest,
+    sequences,
+    watch,
+    webdataset,
+)
+from cachefs.hooks.attributes import fields
 from cachefs.hooks.order import SamplerOrder
 from cachefs.hooks.watch import Stream, Watch, size_of
-from cachefs.publishing import channel, places, publication, pure, sample_files
+from cachefs.publishing import channel, columns, in_memory, notes, places, publication, pure, sample_files
 from cachefs.publishing.channel import warn
 from cachefs.publishing.places import Places
 from cachefs.publishing.sample_files import listed_files
 from cachefs.publishing.sampler import PublishedSampler
 
+SOURCE: Final = "cachefs run"
 # Files of a dataset's list that are looked at to see whether the list is of files under a mount.
 PROBES: Final = 16
 # Modules whose functions run while a job goes through a loader.
-_OURS: Final = (held, opened, order, pure, watch, channel, places, publication, sample_files)
+_OURS: Final = (
+    attributes, batches, guesses, held, library_iterators, opened, order, pure, rest, sequences, watch, webdataset,
+    channel, columns, in_memory, notes, places, publication, sample_files,
+)  # fmt: skip
 
 
 def install(dataloader: Any) -> None:
@@ -39,6 +56,7 @@ def install(dataloader: Any) -> None:
         return  # by another installation of cachefs, or since the module was loaded before
     fetch = dataloader._utils.fetch
     opened.install(fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
+    batches.install(fetch._MapDatasetFetcher)
     keep_untraced()
     iterable = dataloader._DatasetKind.Iterable
     iterator._cachefs = None
@@ -122,7 +140,7 @@ class Progress:
                 self._yielded = self._delivered = 0
                 self._lengths.clear()
                 self._is_drawing = False
-                self.watch.begin()
+                self.watch.begin(iterator._sampler_iter)
             else:
                 while self._yielded < iterator._num_yielded and self._lengths:
                     self._yielded += 1
@@ -176,9 +194,8 @@ def _begin(iterator: Any, loader: Any, iterable: Any) -> None:
     watched = known[1]
     if watched is not None:
         iterator._cachefs = Progress(watched, iterator)
-        if watched.is_learning:
-            is_spawned = bool(loader.num_workers) and _start_method(loader.multiprocessing_context) != "fork"
-            opened.load_for(watched.number, is_spawned=is_spawned)
+        is_spawned = bool(loader.num_workers) and _start_method(loader.multiprocessing_context) != "fork"
+        opened.load_for(watched.number, is_spawned=is_spawned)
 
 
 def _forget(number: int) -> None:
@@ -193,16 +210,18 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
         return None
     if loader._dataset_kind == iterable:
         opened.watch()
-        return Stream(type(loader.dataset).__name__)
+        return Stream(loader, {"source": SOURCE, "dataset": _name_of(loader.dataset)})
     files = listed_files(loader.dataset)
-    if files is None:
-        opened.watch()
-    elif not any(map(points.mount_of, files[:: max(1, len(files) // PROBES)])):
+    if files is not None and not any(map(points.mount_of, files[:: max(1, len(files) // PROBES)])):
         return None
+    opened.watch()
     sampler = SamplerOrder(loader)
     opening = {
-        "source": "cachefs run",
+        "source": SOURCE,
+        "dataset": _name_of(loader.dataset),
+        "sampler": _name_of(_own_sampler(loader)),
         "length": len(files or ()),
+        "compare": True,
         "workers": loader.num_workers,
         "batch_size": sampler.batch_size,
         "prefetch": loader.prefetch_factor or 0,
@@ -211,8 +230,18 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
     return Watch(loader, sampler, opening, files)
 
 
+def _name_of(thing: Any) -> str:
+    return type(thing).__name__
+
+
+def _own_sampler(loader: Any) -> Any:
+    """What says the order of the loader: torch's BatchSampler only groups what the sampler says."""
+    batches = loader.batch_sampler
+    return loader.sampler if batches is None or _name_of(batches) == "BatchSampler" else batches
+
+
 def _publishes_itself(loader: Any) -> bool:
-    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    samplers = (loader.sampler, loader.batch_sampler, fields(loader.batch_sampler).get("sampler"))
     return any(isinstance(sampler, PublishedSampler) for sampler in samplers)
 
 

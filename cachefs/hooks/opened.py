@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.publishing.channel import PAGE_NAME, Line, Op, Page, Unheard
+from cachefs.publishing.channel import PAGE_NAME, Line, Need, Op, Page, Unheard
 from cachefs.publishing.places import Places
 
 # Tells a worker that is spawned for which loader it works: the loader's number, and its process.
@@ -27,6 +27,8 @@ LOADER_VARIABLE: Final = "CACHEFS_LOADER"
 MAX_SAMPLES: Final = 1 << 24
 # Characters of paths that one packet has, at most. JSON may make six characters of one.
 MAX_CHARACTERS: Final = 9_000
+# What was published is compared with what is opened for every so manieth sample that a process loads.
+COMPARED: Final = 8
 # Samples that wait, at most, until the helper is there.
 MAX_WAITING: Final = 4096
 # Seconds between two looks whether it is.
@@ -75,17 +77,25 @@ def was_opened(number: int, mark: str) -> bool:
     return False
 
 
+def what_was_opened(number: int, mark: str) -> str:
+    """A file under a mount that was opened for this loader; empty where none was, or its name is too long."""
+    with contextlib.suppress(OSError):
+        _opened_here.setdefault(number, os.readlink(mark))
+        os.unlink(mark)
+    return _opened_here.get(number, "")
+
+
 def forget(number: int, mark: str, owner: int) -> None:
     """This loader of the process *owner* has ended."""
     if os.getpid() == owner:
-        _opened_here.discard(number)
+        _opened_here.pop(number, None)
         _readers.pop((number, owner), None)
         with contextlib.suppress(OSError):
             os.unlink(mark)
 
 
 def mark_of(number: int, owner: int) -> str:
-    """The file whose existence says that a file was opened for a sample of a loader of the process *owner*."""
+    """The link to a file that was opened for a sample of a loader of the process *owner*."""
     return f"{_directory()}/opened-{owner}-{number}"
 
 
@@ -103,7 +113,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_opened_here: set[int] = set()  # numbers of loaders of this process
+_opened_here: dict[int, str] = {}  # by number of a loader of this process: a file that was opened for it
 _fetching: dict[CodeType, CodeType] = {}  # code of the fetcher, and of its comprehension -> of the fetcher
 _streaming: set[CodeType] = set()  # code of the fetcher that has no samples to name
 _audits = False
@@ -133,15 +143,15 @@ def _on_open(path: str) -> None:
     if _fetching[frame.f_code] is not frame.f_code:
         inner, frame = frame, frame.f_back
     assert frame is not None
-    reader = _reader_of(frame.f_back)
+    reader = reader_of(frame.f_back)
     if reader is not None and frame.f_code in _streaming:
-        reader.tell_owner()
+        reader.tell_owner(path)
         reader.is_needed = False
     elif reader is not None:
         reader.note(frame.f_locals, inner.f_locals if inner is not None else {}, path)
 
 
-def _reader_of(caller: FrameType | None) -> "Reader | None":
+def reader_of(caller: FrameType | None) -> "Reader | None":
     """The loader that has called the fetcher: of this process, or the one that this process works for."""
     iterator = caller.f_locals.get("self") if caller is not None else None
     watched = getattr(iterator, "_cachefs", None)
@@ -163,24 +173,28 @@ def _named() -> tuple[int, int] | None:
 
 
 class Reader:
-    """A process that loads samples for a loader: tells the helper, once for each sample, which files under a mount were
-    opened for it."""
+    """A process that loads samples for a loader: tells the helper which files under a mount were opened for them: once
+    for each sample while that has to be found out, later for a part of them."""
 
     def __init__(self, number: int, owner: int) -> None:
         """number: of the loader in its process, which is *owner*."""
         self.is_needed = True
-        self._number = number
-        self._owner = owner
-        self._helper: _Helper | None = None
+        self.number = number
+        self.owner = owner
+        self.batches: Any = None  # what tells the helper which batches are loaded (cachefs.hooks.batches)
+        self._helper: Helper | None = None
         self._looked = 0.0  # for the helper, at this time (monotonic seconds)
         self._seen = bytearray()  # by sample
-        self._pairs: list[tuple[int, list[str]]] = []  # samples with their paths, not sent yet
+        # Samples with what was opened for them, not sent yet.
+        self._observed: list[tuple[list[int], list[str]]] = []
+        self._need = Need.UNKNOWN
+        self._passed = COMPARED  # samples since the last one that was compared
         # What is being loaded: an object that stands for it, its samples, and what was opened for them.
         self._loading: object = None
         self._samples: list[int] = []
         self._paths: list[str] = []
         if owner != os.getpid():
-            _at_exit(self.finish)
+            at_exit(self.finish)
 
     def note(self, fetching: Any, each: Any, path: str) -> None:
         """*path* was opened. fetching, each: variables of torch's fetcher, and of its comprehension."""
@@ -196,33 +210,46 @@ class Reader:
             self._samples = _samples(batch if one is self else one)
         self._paths.append(path)
 
-    def tell_owner(self) -> None:
-        """Tell the process that has the loader that a file was opened."""
-        if self._owner == os.getpid():
-            _opened_here.add(self._number)
+    def tell_owner(self, path: str) -> None:
+        """Tell the process that has the loader that this file was opened."""
+        if self.owner == os.getpid():
+            _opened_here[self.number] = path
         else:
-            _make_mark(self._number, self._owner)
+            _make_mark(self.number, self.owner, path)
 
     def finish(self) -> None:
         """What was being loaded is loaded."""
         samples, paths = self._samples, self._paths
         self._loading, self._samples, self._paths = None, [], []
-        # Which files belong to which sample of a batch is known where all have equally many.
-        each, rest = divmod(len(paths), len(samples)) if samples else (0, 0)
-        if each and not rest:
-            for number, sample in enumerate(samples):
-                self._add(sample, list(dict.fromkeys(paths[number * each : (number + 1) * each])))
-        if self._pairs:
+        if self._need is Need.NONE or not samples or not paths:
+            return
+        if self._need is Need.SOME:
+            self._passed += len(samples)
+            if self._passed < COMPARED:
+                return
+            self._passed = 0
+        self._add(samples, list(dict.fromkeys(paths)) if len(samples) == 1 else paths)
+        if self._observed:
             self._send()
 
-    def _add(self, sample: int, paths: list[str]) -> None:
-        if not 0 <= sample < MAX_SAMPLES or sum(map(len, paths)) > MAX_CHARACTERS or len(self._pairs) >= MAX_WAITING:
+    def _add(self, samples: list[int], paths: list[str]) -> None:
+        if not 0 <= min(samples) <= max(samples) < MAX_SAMPLES or len(self._observed) >= MAX_WAITING:
             return
-        if sample >= len(self._seen):
-            self._seen.extend(bytes(sample + 1 - len(self._seen)))
-        if not self._seen[sample]:
-            self._seen[sample] = 1
-            self._pairs.append((sample, paths))
+        if sum(map(len, paths)) > MAX_CHARACTERS:
+            each, rest = divmod(len(paths), len(samples))
+            if each and not rest and len(samples) > 1:
+                for number, sample in enumerate(samples):
+                    self._add([sample], paths[number * each : (number + 1) * each])
+            return
+        if max(samples) >= len(self._seen):
+            self._seen.extend(bytes(max(samples) + 1 - len(self._seen)))
+        if self._need is Need.SOME or not all(self._seen[sample] for sample in samples):
+            self._mark(samples, 1)
+            self._observed.append((samples, paths))
+
+    def _mark(self, samples: list[int], seen: int) -> None:
+        for sample in samples:
+            self._seen[sample] = seen
 
     def _send(self) -> None:
         now = time.monotonic()
@@ -230,23 +257,26 @@ class Reader:
             if now < self._looked + LOOK_SECONDS:
                 return
             self._looked = now
-            self._helper = _helper_of(self._number, self._owner)
+            self._helper = helper_of(self.number, self.owner)
         if self._helper is None:
-            self.tell_owner()
+            self.tell_owner(self._observed[0][1][0])
             return
-        while self._pairs:
-            count = _fitting(self._pairs)
-            pairs, self._pairs = self._pairs[:count], self._pairs[count:]
+        while self._observed:
+            count = _fitting(self._observed)
+            observed, self._observed = self._observed[:count], self._observed[count:]
             try:
-                self._helper.tell(pairs)
+                self._helper.tell({"op": Op.OPENED, "observed": observed})
             except (OSError, Unheard):
                 # The helper is behind, or gone. The samples are noted again in the next epoch.
-                for sample, _ in pairs:
-                    self._seen[sample] = 0
-        self.is_needed = self._helper.is_learning
+                for samples, _ in observed:
+                    self._mark(samples, 0)
+        before, self._need = self._need, self._helper.need
+        if before is Need.SOME and self._need is Need.UNKNOWN:
+            self._seen = bytearray()  # what was known is wrong, and has to be heard again
+        self.is_needed = self._need is not Need.NONE
 
 
-class _Helper:
+class Helper:
     """The helper of the process that has the loader."""
 
     def __init__(self, directory: Path, slot: int, length: int) -> None:
@@ -255,18 +285,17 @@ class _Helper:
         self._length = length
 
     @property
-    def is_learning(self) -> bool:
-        """Are there samples whose files it does not know? The page is not kept: it has a descriptor too."""
-        with contextlib.suppress(OSError):
-            return not Page(self._directory / PAGE_NAME).learned(self._slot)
-        return False
+    def need(self) -> Need:
+        """What it wants to hear. The page is not kept: it has a descriptor too."""
+        with contextlib.suppress(OSError, ValueError):
+            return Page(self._directory / PAGE_NAME).need(self._slot)
+        return Need.NONE
 
-    def tell(self, pairs: list[tuple[int, list[str]]]) -> None:
+    def tell(self, message: dict[str, Any]) -> None:
         """Raises OSError, Unheard. No connection is kept: it would be one more descriptor in the job."""
         line = Line(self._directory)
         try:
-            message = {"op": Op.OPENED, "slot": self._slot, "length": self._length, "pairs": pairs}
-            line.send(message, wait=False)
+            line.send({"slot": self._slot, "length": self._length, **message}, wait=False)
         finally:
             line.close()
 
@@ -282,14 +311,14 @@ def _samples(batch: Any) -> list[int]:
     return [int(one) for one in batch] if plain else []
 
 
-def _fitting(pairs: list[tuple[int, list[str]]]) -> int:
-    """How many of the pairs one packet takes."""
+def _fitting(observed: list[tuple[list[int], list[str]]]) -> int:
+    """How many of them one packet takes."""
     characters = 0
-    for count, (_, paths) in enumerate(pairs):
-        characters += sum(map(len, paths)) + 16
+    for count, (samples, paths) in enumerate(observed):
+        characters += sum(map(len, paths)) + 16 * len(samples)
         if count and characters > MAX_CHARACTERS:
             return count
-    return len(pairs)
+    return len(observed)
 
 
 def _directory() -> Path:
@@ -308,7 +337,7 @@ def _directory() -> Path:
     return place
 
 
-def _make_mark(number: int, owner: int) -> None:
+def _make_mark(number: int, owner: int, path: str) -> None:
     with contextlib.suppress(OSError):
         directory = _directory()
         with contextlib.suppress(FileExistsError):
@@ -318,19 +347,19 @@ def _make_mark(number: int, owner: int) -> None:
         for old in directory.glob("opened-*"):
             if not os.path.exists(f"/proc/{old.name.split('-')[1]}"):
                 old.unlink()  # of a job that has ended before it has seen it
-        os.close(os.open(mark_of(number, owner), os.O_CREAT | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.symlink(path, mark_of(number, owner))
 
 
-def _helper_of(number: int, owner: int) -> _Helper | None:
+def helper_of(number: int, owner: int) -> Helper | None:
     """The helper of the process *owner*, once it knows this loader."""
     for directory in _directory().glob(f"*/{owner}-*"):
         with contextlib.suppress(OSError, ValueError):
             slot, _, length = os.readlink(directory / f"loader-{number}").partition(":")
-            return _Helper(directory, int(slot), int(length))
+            return Helper(directory, int(slot), int(length))
     return None
 
 
-def _at_exit(finish: Any) -> None:
+def at_exit(finish: Any) -> None:
     """Call it when this process, a worker of multiprocessing, ends."""
     from multiprocessing import util
 

@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.publishing.pure import is_pure, is_seedable
+from cachefs.hooks.attributes import fields
+from cachefs.publishing.pure import is_pure, is_seedable, is_stateful
 
 AnyOrder = NDArray[numpy.int64]
 
@@ -43,19 +44,27 @@ class SamplerOrder:
         self._loader_generator = loader.generator
         # _BaseDataLoaderIter.__init__ draws a seed for workers, but only once where workers are persistent.
         self._draws_worker_seeds = not (loader.persistent_workers and loader.num_workers)
-        batches = iterates_as(self._indices, data.BatchSampler)
+        batches = iterates_as(self._indices, data.BatchSampler) or is_stateful(self._indices, "BatchSampler")
         self._sampler = self._indices.sampler if batches else self._indices
         # Samples of a batch, where a last one that is smaller is dropped, else 1.
         self.whole_batches = self._indices.batch_size if batches and self._indices.drop_last else 1
-        self._is_distributed = iterates_as(self._sampler, data.distributed.DistributedSampler)
-        self.batch_size = max(1, loader.batch_size or getattr(self._indices, "batch_size", None) or 1)
+        self._distributed = data.distributed.DistributedSampler
+        self._is_distributed = iterates_as(self._sampler, self._distributed) or is_stateful(
+            self._sampler, "StatefulDistributedSampler"
+        )
+        self.batch_size = max(1, loader.batch_size or _size(fields(self._indices).get("batch_size")))
         # Does its next order follow from what can be read?
         self.is_known = self._is_distributed or self._can_be_foreseen()
 
     @property
+    def samplers(self) -> tuple[Any, ...]:
+        """What the loader draws from, and that from which this draws."""
+        return (self._indices, self._sampler)
+
+    @property
     def has_own_generator(self) -> bool:
         """Does nobody but the sampler draw from what it draws from?"""
-        return self._is_distributed or getattr(self._sampler, "generator", None) is not None or is_pure(self._sampler)
+        return self._is_distributed or fields(self._sampler).get("generator") is not None or is_pure(self._sampler)
 
     @property
     def epoch(self) -> int:
@@ -97,7 +106,7 @@ class SamplerOrder:
             return None  # what torch computes now is not computed as usual
         with self._torch._C.DisableTorchFunction():
             if self._is_distributed:
-                order = self._whole(numpy.fromiter(self._sampler, dtype=numpy.int64))
+                order = self._whole(numpy.fromiter(self._distributed.__iter__(self._sampler), dtype=numpy.int64))
                 return [order] * (1 + self._ahead(len(order)))
             if is_pure(self._sampler):
                 return [self._whole(self._first_samples())]
@@ -120,7 +129,7 @@ class SamplerOrder:
         data = torch.utils.data
         if is_pure(sampler):
             return True
-        generators = (torch.default_generator, self._loader_generator, getattr(sampler, "generator", None))
+        generators = (torch.default_generator, self._loader_generator, fields(sampler).get("generator"))
         if not all(one is None or _is_plain(torch, one) for one in generators):
             return False
         if is_seedable(sampler) or iterates_as(sampler, data.RandomSampler):
@@ -224,16 +233,13 @@ class _Copies:
 
 def numbers_in(index: Any) -> list[int] | None:
     """The sample numbers in what a sampler gives: a number, or a batch of them. None where it is anything else."""
-    torch = sys.modules.get("torch")
     if type(index) is int:
         return [index]
-    if isinstance(index, numpy.ndarray) or (torch is not None and type(index) is torch.Tensor):
-        is_here = not hasattr(index, "is_cpu") or index.is_cpu  # a tensor on a GPU would be waited for
-        index = index.reshape(-1).tolist() if is_here else None
-    elif isinstance(index, numpy.integer):
+    if isinstance(index, numpy.integer):
         return [int(index)]
     if type(index) not in (list, tuple):
-        return None
+        array = array_in(index)
+        return None if array is None else [int(one) for one in array.reshape(-1).tolist()]
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if all(kind is int or issubclass(kind, numpy.integer) for kind in set(map(type, index))):
             return [int(one) for one in index]
@@ -243,9 +249,24 @@ def numbers_in(index: Any) -> list[int] | None:
     return None
 
 
+def array_in(value: Any) -> NDArray[Any] | None:
+    """The integers of an array of numpy, or of a tensor on the CPU, that is of no class of the job's own."""
+    torch = sys.modules.get("torch")
+    if torch is not None and type(value) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
+        with torch._C.DisableTorchFunction():
+            # A tensor on a GPU would be waited for.
+            is_here = value.device.type == "cpu" and value.layout == torch.strided and not value.is_floating_point()
+            value = value.numpy() if is_here and not value.is_complex() else None
+    return value if type(value) is numpy.ndarray and value.dtype.kind in "iu" else None
+
+
 def iterates_as(sampler: Any, kind: Any) -> bool:
     """Is it of this kind, or of a derived class that does not change how it is iterated?"""
     return isinstance(sampler, kind) and type(sampler).__iter__ is kind.__iter__
+
+
+def _size(given: Any) -> int:
+    return given if type(given) is int else 1
 
 
 def _is_plain(torch: Any, generator: Any) -> bool:

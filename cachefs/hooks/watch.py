@@ -7,6 +7,7 @@ daemon every part is an epoch of its own.
 
 import itertools
 import os
+import sys
 import time
 import weakref
 from collections import deque
@@ -17,15 +18,28 @@ from typing import Any, Final
 import numpy
 
 from cachefs.hooks import opened
+from cachefs.hooks.guesses import Guesses
 from cachefs.hooks.held import still_held
-from cachefs.hooks.order import AnyOrder, SamplerOrder, numbers_in
-from cachefs.publishing.channel import channel, warn
+from cachefs.hooks.library_iterators import skipped
+from cachefs.hooks.order import AnyOrder, SamplerOrder, array_in, numbers_in
+from cachefs.hooks.webdataset import shards_of
+from cachefs.publishing.channel import channel, say_once
+from cachefs.publishing.columns import joined, listing
+from cachefs.publishing.notes import THE_JOB_GOES_ON, Unknown, words
+from cachefs.publishing.places import Places
 from cachefs.publishing.publication import Publication
 
 # A script may make a loader anew for each epoch; so a consumer ends only so many seconds after its loader.
 CLOSE_SECONDS: Final = 10.0
 # Epochs that are published where they follow from a spec: a job does not say how many it will run.
 EPOCHS_AHEAD: Final = 1000
+# Arguments of the program that are looked at, and characters of a column's name that are told.
+MOST_ARGUMENTS: Final = 64
+MOST_NAME: Final = 100
+# Batches of an epoch after which an order counts as not known: it is looked for in the first sixteen.
+MANY_BATCHES: Final = 32
+# Shards that are looked at to see whether they are below a mount.
+PROBES: Final = 16
 # Seconds between two parts of an epoch, at least: each costs the daemon about 1 ms.
 PART_SECONDS: Final = 0.05
 
@@ -41,13 +55,16 @@ class _Part:
     # Its samples among those of the epoch: the first, and the one after the last.
     start: int
     end: float
+    # Its samples, where they are a guess.
+    guessed: AnyOrder | None = None
 
 
 class Watch:
     """One loader, from its first epoch to its end.
 
     A loader of which nobody knows whether it reads from a mount costs nothing, and publishes nothing, until a file
-    under a mount was opened for one of its samples. It has more attributes than most classes: they are what is known of
+    under a mount was opened for one of its samples; its dataset, or an argument of the program, may name a directory of
+    a mount before. It has more attributes than most classes: they are what is known of
     one loader, and of the epoch that it is in.
     """
 
@@ -62,7 +79,6 @@ class Watch:
         self._publication: Publication | None = None
         self._ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))  # batches, drawn before they are read
         self._dataset = weakref.ref(loader.dataset) if files is None else None
-        self.is_learning = files is None
         # What is known of the epoch:
         self._number = -1  # of its latest part
         self._spec: dict[str, Any] | None = None  # as last published
@@ -73,20 +89,52 @@ class Watch:
         # Are guesses published? They are where the last one was right, or nobody else draws from the generator.
         self._trusts = sampler.has_own_generator
         self._begun = 0  # epochs
+        self._skipped = 0  # samples of the epoch that came before it was resumed here
         self._drawn = 0  # samples
         self._fresh: list[int] | None = []  # samples drawn and not published; None where they are no numbers
+        self._seeming = Guesses(sampler.samplers)
+        # Of the first epoch, while nobody knows whether it is read from a mount: what the sampler will give, and the
+        # samples that it has given first.
+        self._foreseen: list[AnyOrder] | None = None
+        self._first: list[int] | None = None
+        self._blind = 0  # batches of the epoch that came without anybody knowing what follows
+        self._unknown = ""  # what was told of it that is not understood
         self._cut_at = 0.0  # when the latest part was published (monotonic seconds)
         weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
+        self._length = len(files or ())
         if files is not None:
-            self._publish_as(Publication(files, opening, rank=sampler.rank()[0]))
+            publication = Publication(files, opening, rank=sampler.rank()[0])
+            self._publish_as(publication, len(files))
+        elif names_a_mount(loader.dataset):
+            self._learn(loader.dataset)
 
-    def begin(self) -> None:
-        """The sampler is about to be asked for the first time in this epoch."""
+    def begin(self, iterator: Any) -> None:
+        """The sampler's *iterator* is about to be asked for the first time in this epoch."""
         self._begun += 1
-        self._drawn, self._fresh, self._expected = 0, [], None
+        self._skipped = skipped(iterator)
+        self._drawn, self._fresh, self._expected = self._skipped, [], None
         self._parts.clear()
+        self._seeming.begin()
+        self._blind = 0
         if self._publication is None:
+            self._foreseen = self._foresee(iterator) if self._begun == 1 else None
+            self._first = None
             return
+        found = None if self._announce_spec() else self._foresee(iterator)
+        if found is not None:
+            self._expect(found[0], found[1:])
+
+    def _foresee(self, iterator: Any) -> list[AnyOrder] | None:
+        """What is left of the epoch that begins, and the orders of those after it, as far as that is known by now."""
+        if self._sampler.is_known and not self._skipped:
+            return self._sampler.foresee()
+        held = still_held(iterator)
+        return [held] if held is not None and len(held) else None
+
+    def _announce_spec(self) -> bool:
+        """Publish the epoch that begins as one of a spec, where it is one."""
+        if self._publication is None:
+            return False
         spec = self._sampler.spec() if self._follows_spec else None
         if spec is not None and self._sampler.epoch != self._number:
             number = self._sampler.epoch
@@ -95,12 +143,10 @@ class Watch:
             self._spec, self._number = spec, number
             self._parts.append(_Part(number, 0, float("inf")))
             self.move(0)
-            return
+            return True
         # A DistributedSampler comes here where the script does not set its epoch, so that it repeats itself.
         self._spec, self._follows_spec = None, False
-        found = self._sampler.foresee() if self._sampler.is_known else None
-        if found is not None:
-            self._expect(found[0], found[1:])
+        return False
 
     def drew(self, index: Any, iterator: Any, delivered: int) -> None:
         """*index* was drawn, a sample number or a batch of them, out of *iterator*; *delivered* samples of the epoch
@@ -108,25 +154,41 @@ class Watch:
         begun = self._drawn
         self._drawn += size_of(index)
         if self._publication is None:
+            self._first = self._first or numbers_in(index)
             self._wake(iterator)
             return
         if self._expected is not None:
             self._compare(self._expected, index)
-        known = int(min(self._parts[-1].end, self._drawn)) if self._parts else 0
-        if self._drawn > known and self._fresh is not None:
-            numbers = numbers_in(index)
-            if numbers is None or len(numbers) != self._drawn - begun:
-                self._fresh = None
-                return
-            self._fresh += numbers[max(0, known - begun) :]
+        if self._fresh is None or (self._drawn <= self._known and not self._seeming.is_guessing):
+            return
+        numbers = numbers_in(index)
+        if numbers is None or len(numbers) != self._drawn - begun:
+            self._fresh = None
+            self._note(Unknown.NUMBERS)
+            return
+        if not self._seeming.saw(numbers):
+            self._retract(begun, numbers)
+        self._fresh += numbers[max(0, int(min(self._known, self._drawn)) - begun) :]
+        if self._fresh:
             self._publish_drawn(self._fresh, iterator, delivered)
+        more = self._seeming.more()
+        if more is not None:
+            self._cut(more, guessed=True)
+
+    @property
+    def _known(self) -> float:
+        """Samples of the epoch that are published, or came before it was resumed."""
+        return self._parts[-1].end if self._parts else self._skipped
 
     def move(self, delivered: int, *, at_end: bool = False) -> None:
         """*delivered* samples of the epoch have been delivered. at_end: the sampler has no more."""
         if self._publication is None:
             return
+        delivered += self._skipped
         while len(self._parts) > 1 and delivered >= self._parts[0].end:
             self._parts.popleft()
+        if at_end and self._blind == 0 and self._fresh is not None:
+            self._note("")
         if self._parts:
             part = self._parts[0]
             self._publication.progress(part.number, int(min(max(0, delivered - part.start), part.end - part.start)))
@@ -143,7 +205,7 @@ class Watch:
         if guesses:
             self._trusts = was_right
         self._number += 1
-        self._parts.append(_Part(self._number, 0, len(current)))
+        self._parts.append(_Part(self._number, self._skipped, self._skipped + len(current)))
         self._expected = current
         orders = [current, *following]
         # Where the last guesses were wrong, no new ones are published, but in place of those.
@@ -161,33 +223,53 @@ class Watch:
             self._parts.clear()
 
     def _publish_drawn(self, fresh: list[int], iterator: Any, delivered: int) -> None:
-        held = still_held(iterator, self._sampler.whole_batches)
+        held = still_held(iterator)
+        guessed = self._seeming.guess(iterator, self._length) if held is None else None
+        self._blind = self._blind + 1 if held is None and not self._seeming.is_guessing else 0
+        if self._blind >= MANY_BATCHES:
+            self._note(Unknown.ORDER)
         if held is not None and len(held):
-            self._cut(numpy.concatenate([numpy.array(fresh, dtype=numpy.int64), held]))
-        elif self._is_worth_a_part(len(fresh), delivered):
+            self._cut(_joined(fresh, held))
+        elif guessed is not None:
+            self._cut(_joined(fresh, guessed), guessed=True)
+        elif self._is_worth_a_part(len(fresh), delivered + self._skipped):
             self._cut(fresh)
         self.move(delivered)
 
     def _is_worth_a_part(self, fresh: int, delivered: int) -> bool:
         """The daemon has the part that is read and the next one in its plan: so nothing is published while another part
         waits to be begun."""
-        if self.is_learning and self._begun == 1:
-            return False  # which files these samples are is learned only now
         if self._parts and self._parts[-1].start > delivered:
             return False
         if fresh < self._ahead * self._sampler.batch_size // 2:
             return False
         return len(self._parts) == 1 or time.monotonic() >= self._cut_at + PART_SECONDS
 
-    def _cut(self, samples: Any) -> None:
+    def _retract(self, begun: int, numbers: list[int]) -> None:
+        """What was guessed to come from *begun* on does not come, but these samples."""
+        while self._parts and self._parts[-1].guessed is not None and self._parts[-1].end > begun:
+            part = self._parts.pop()
+            if part.start <= begun:
+                samples = _joined(part.guessed[: begun - part.start], numbers)  # type: ignore[index]
+                self._parts.append(_Part(part.number, part.start, self._drawn))
+                self._number = part.number
+                self._order(part.number, samples)
+
+    def _cut(self, samples: Any, *, guessed: bool = False) -> None:
         """Publish *samples*, which begin with those that are fresh, as a part."""
-        start = self._drawn - len(self._fresh or ())
+        start = int(max(self._known, self._drawn - len(self._fresh or ())))
         self._number += 1
         self._guesses = []
-        self._parts.append(_Part(self._number, start, start + len(samples)))
+        self._parts.append(_Part(self._number, start, start + len(samples), samples if guessed else None))
         self._order(self._number, samples)
         self._fresh = []
         self._cut_at = time.monotonic()
+
+    def _note(self, unknown: str) -> None:
+        """Tell what is not understood of this loader; nothing where it is understood now."""
+        if self._publication is not None and unknown != self._unknown:
+            self._unknown = unknown
+            self._publication.note(unknown)
 
     def _order(self, number: int, samples: Any) -> None:
         if self._publication is not None:
@@ -201,49 +283,132 @@ class Watch:
         dataset = self._dataset() if self._dataset is not None else None
         if dataset is None or not opened.was_opened(self.number, self._mark):
             return
-        length = len(dataset)
-        if length > opened.MAX_SAMPLES:
-            self._dataset = None
+        self._learn(dataset)
+        if self._publication is None:
             return
-        opening = {**self._opening, "length": length, "learn": True}
-        publication = Publication((), opening, rank=self._sampler.rank()[0])
-        self._publish_as(publication)
-        opened.found(self.number, publication.slot, length, channel().directory)
+        if self._begun == 1 and self._announce_spec():
+            return
         self._number = self._begun - 1  # of this epoch, and of the part before the next one
-        held = still_held(iterator, self._sampler.whole_batches)
+        first, foreseen = self._first, self._foreseen
+        self._first = self._foreseen = None
+        if foreseen and first and numpy.array_equal(foreseen[0][: len(first)], first):
+            self._number -= 1
+            self._expect(foreseen[0], foreseen[1:])
+            self._expected = None
+            return
+        held = still_held(iterator)
         if held is not None and len(held):
             self._number -= 1
             self._cut(held)
+
+    def _learn(self, dataset: Any) -> None:
+        """Have the helper find out which files the samples are."""
+        self._dataset = None
+        length = len(dataset)
+        if length > opened.MAX_SAMPLES:
+            return
+        opening = {**self._opening, "length": length, "learn": True}
+        publication = Publication((), opening, rank=self._sampler.rank()[0])
+        self._length = length
+        _tell_columns(publication, dataset, length)
+        self._publish_as(publication, length)
+
+    def _publish_as(self, publication: Publication, length: int) -> None:
+        self._publication = publication
+        weakref.finalize(self, _close, publication, os.getpid()).atexit = False
+        if publication.slot >= 0:
+            opened.found(self.number, publication.slot, length, channel().directory)
+
+
+def names_a_mount(dataset: Any) -> bool:
+    """Does an attribute of the dataset, or an argument of the program, name something below a mount?"""
+    points = Places()
+    found = listing(dataset)
+    firsts = [source.first for source in found.sources if isinstance(source.first, str)]
+    arguments = [argument.rpartition("=")[2] for argument in sys.argv[1 : 1 + MOST_ARGUMENTS]]
+    texts = [text for text in (*found.roots, *firsts, *arguments) if text and "\0" not in text and len(text) < 4096]
+    return any(points.mount_of(os.path.abspath(text) + "/") is not None for text in texts)
+
+
+def lists_shards(dataset: Any) -> bool:
+    """Does an attribute of the dataset list files below a mount?"""
+    points = Places()
+    firsts = [source.first for source in listing(dataset).sources if isinstance(source.first, str)]
+    return any(points.mount_of(os.path.abspath(text)) is not None for text in firsts if text and "\0" not in text)
+
+
+def _tell_columns(publication: Publication, dataset: Any, length: int) -> None:
+    """Send what the dataset lists."""
+    described, parts = [], []
+    for name, values in listing(dataset).columns(length).items():
+        part = values.astype("<i8").tobytes() if isinstance(values, numpy.ndarray) else joined(values)
+        if part is not None:
+            described.append((name[:MOST_NAME], isinstance(values, numpy.ndarray), len(part)))
+            parts.append(part)
+    publication.columns(length, described, b"".join(parts))
+
+
+class Stream:
+    """A loader of an IterableDataset. Where its shards and their order are known, these are what is published: a shard
+    is a sample. Otherwise it alone knows what it reads: that is said, once it reads from a mount."""
+
+    def __init__(self, loader: Any, opening: dict[str, Any]) -> None:
+        """opening: of the publication, where there has to be one."""
+        self.number = next(_numbers)
+        self._opening = opening
+        self._dataset = weakref.ref(loader.dataset)
+        self._workers = loader.num_workers
+        self._keeps_workers = bool(loader.persistent_workers)
+        self._mark = opened.mark_of(self.number, os.getpid())
+        self._begun = 0  # epochs
+        self._publication: Publication | None = None
+        self._orders: dict[int, list[int]] = {}  # as published, by epoch
+        weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
+        shards = shards_of(loader.dataset)
+        # Shards whose order is not known are brought one after the other, as who reads one shows.
+        self._is_told = shards is not None or lists_shards(loader.dataset)
+        if shards is not None and any(map(Places().mount_of, shards.files[:: max(1, len(shards.files) // PROBES)])):
+            self._publish_as(Publication(shards.files, {**opening, "workers": self._workers, "prefetch": 1}))
+
+    def begin(self, iterator: Any) -> None:
+        """An epoch begins."""
+        number = self._begun
+        self._begun += 1
+        dataset = self._dataset()
+        shards = shards_of(dataset) if dataset is not None and self._publication is not None else None
+        if shards is None or self._publication is None:
+            return
+        # Workers that begin anew with each epoch have the pipeline as it is here; others have gone on with theirs.
+        gone = number if self._keeps_workers else 0
+        follows = self._keeps_workers or not self._workers
+        orders = {number: shards.order(self._workers, gone), number + 1: shards.order(self._workers, gone + follows)}
+        for epoch, order in orders.items():
+            if self._orders.get(epoch) != order:
+                self._publication.order(epoch, order)
+        self._orders = orders
+        self._publication.progress(number, 0)
 
     def _publish_as(self, publication: Publication) -> None:
         self._publication = publication
         weakref.finalize(self, _close, publication, os.getpid()).atexit = False
 
-
-class Stream:
-    """A loader of an IterableDataset, which alone knows what it reads: that is said, once it reads from a mount."""
-
-    is_learning = True
-
-    def __init__(self, name: str) -> None:
-        """name: of the dataset's class."""
-        self.number = next(_numbers)
-        self._name = name
-        self._mark = opened.mark_of(self.number, os.getpid())
-        weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
-
-    def begin(self) -> None:
-        """An epoch begins."""
-
     def drew(self, index: Any, iterator: Any, delivered: int) -> None:
         """A batch was asked for."""
-        if self._name and opened.was_opened(self.number, self._mark):
-            what = f"{self._name} is an IterableDataset, which alone knows what it reads"
-            warn(f"{what}; publish its shards with cachefs.publish")
-            self._name = ""
+        path = "" if self._is_told else opened.what_was_opened(self.number, self._mark)
+        if path:
+            self._is_told = True
+            self._publish_as(Publication((), self._opening))
+            assert self._publication is not None
+            self._publication.note(Unknown.STREAM, path)
+            # Here, since a stream tells the helper nothing after this, and so would not hear it.
+            say_once(f"{words(Unknown.STREAM, self._opening['dataset'], '')}; {THE_JOB_GOES_ON}")
 
     def move(self, delivered: int, *, at_end: bool = False) -> None:
         """So many samples are delivered."""
+
+
+def _joined(samples: Any, others: Any) -> AnyOrder:
+    return numpy.concatenate([numpy.asarray(one, dtype=numpy.int64) for one in (samples, others)])
 
 
 def _close(publication: Publication, process: int) -> None:
@@ -254,7 +419,8 @@ def _close(publication: Publication, process: int) -> None:
 def size_of(index: Any) -> int:
     """How many samples the loader's sampler has given at once: one, a batch, or a batch of batches."""
     if not isinstance(index, (list, tuple)):
-        return 1
+        array = array_in(index)
+        return 1 if array is None else array.size
     if index and isinstance(index[0], (list, tuple)):
         return sum(map(size_of, index))
     return len(index)

@@ -4,7 +4,7 @@
  * Zero-open: a mount that answers the first OPEN (OPENDIR) with ENOSYS is never sent OPEN, FLUSH or RELEASE again, and
  * every read then arrives with fi->fh == 0. pyfuse3 hands its handlers fi->fh and not the inode; here the inode of a
  * READ or READDIRPLUS is put into fi->fh first. Also what the kernel says of itself when it greets the mount, how many
- * requests it may have under way, and a note of each request that is taken, for the supervisor (cachefs.mount.blame).
+ * requests it may have under way, which thread reads, and a note of each request that is taken, for the supervisor (cachefs.mount.blame).
  *
  * This object is loaded with RTLD_GLOBAL before pyfuse3, so that pyfuse3's calls of libfuse land here; fuse_session_new
  * passes libfuse a copy of pyfuse3's operations, some of which are replaced.
@@ -36,8 +36,15 @@ static void init_and_ask(void *userdata, struct fuse_conn_info *conn) {
 
 unsigned cachefs_kernel_can(void) { return kernel_can; }
 
+static const struct fuse_ctx *(*context_of)(fuse_req_t);
+
+/* The thread that has sent the read which is being handed to pyfuse3, by its number in the mount's pid namespace; 0 where
+ * it has none there. pyfuse3 begins its handler before it takes another request. */
+int cachefs_reading_thread;
+
 static void read_by_inode(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi) {
     fi->fh = ino;
+    if (context_of) cachefs_reading_thread = context_of(req)->pid;
     theirs.read(req, ino, size, off, fi);
 }
 
@@ -79,6 +86,7 @@ static const struct fuse_lowlevel_ops *interpose(const struct fuse_lowlevel_ops 
     if (ours.read) ours.read = read_by_inode;
     if (ours.readdirplus) ours.readdirplus = readdirplus_by_inode;
     reply_error = real("fuse_reply_err");
+    context_of = real("fuse_req_ctx");
     if (reply_error && !ours.ioctl) ours.ioctl = count_ioctl;
     if (reply_error && ours.getxattr) ours.getxattr = getxattr_of_ours;
     return &ours;

@@ -3,7 +3,8 @@
 It is a FIFO, since the kernel lets nobody write to a regular file of a read-only mount. The kernel moves the bytes. We
 only see that a name is looked up; then a process of the mount opens the FIFO as any program would, and reads it until
 all writers have closed it (cachefs.mount.control_process). It is not kept open, since that would keep the mount busy,
-so that nobody could unmount it.
+so that nobody could unmount it. Answers go through further FIFOs, of which each caller names one
+(cachefs.control_calls): nothing is kept for them, as the name says the inode number.
 
 This is what the workers have to do with it: any of them may be asked for the name.
 """
@@ -12,14 +13,28 @@ import os
 from pathlib import Path
 from typing import Final
 
+from cachefs.control_calls import TOKEN_BITS, token_in
 from cachefs.inodes import ROOT
 from cachefs.mount.namespace import Namespace
 
 # Inode numbers, which are smaller than those of any snapshot.
 DIRECTORY: Final = 2
 PUBLISH: Final = 3
+# The FIFO with token t for answers has the inode number _ANSWERS + t.
+_ANSWERS: Final = 4
+_BEYOND: Final = _ANSWERS + (1 << TOKEN_BITS)
 DIRECTORY_NAME: Final = b".cachefs"
 PUBLISH_NAME: Final = b"publish"
+
+
+def is_control(inode: int) -> bool:
+    """Is it the control directory, or a FIFO in it?"""
+    return DIRECTORY <= inode < _BEYOND
+
+
+def is_answers(inode: int) -> bool:
+    """Is it a FIFO for answers?"""
+    return _ANSWERS <= inode < _BEYOND
 
 
 def fifo_path(mountpoint: Path) -> Path:
@@ -43,6 +58,8 @@ class Control:
                 if not _is_ours(thread):
                     os.eventfd_write(self._wanted, 1)
                 return PUBLISH
+            if (token := token_in(name)) is not None:
+                return _ANSWERS + token
             return {b".": DIRECTORY, b"..": ROOT}.get(name, 0)
         if parent != ROOT or name != DIRECTORY_NAME:
             return 0

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from cachefs.control_calls import METHODS, Call, Part
 from cachefs.errors import CachefsError, ConfigError, NotFound
 from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, JobEpoch, JobProgress, JobPublish, SampleMap
 from cachefs.messages import Message
@@ -65,7 +66,8 @@ class Progress(msgspec.Struct, tag_field="op", tag="progress", forbid_unknown_fi
     consumer: _ConsumerName = "0"
 
 
-_decode: Final = msgspec.json.Decoder(Publish | Epoch | Progress).decode
+Line = Publish | Epoch | Progress | Part | Call
+_decode: Final = msgspec.json.Decoder(Line).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,22 @@ class Said:
     consumer: str
     method: Method[Any, Any]
     request: Message
+    # The call that waits for an answer; None where nobody does.
+    call: Call | None = None
 
 
-def understand(line: bytes, datasets: Mapping[str, str]) -> Said:
+def read(line: bytes) -> Line:
+    """Raises ConfigError with what is wrong with the line."""
+    try:
+        said: Line = _decode(line)
+    except _NO_SENSE as error:
+        raise ConfigError(str(error)) from None
+    return said
+
+
+def understand(said: Publish | Epoch | Progress, datasets: Mapping[str, str]) -> Said:
     """datasets: name -> id of the snapshot shown. Raises CachefsError with what is wrong with the line."""
     try:
-        said = _decode(line)
         method, request = _call(said, datasets)
         encode(request)
     except CachefsError:
@@ -89,6 +101,26 @@ def understand(line: bytes, datasets: Mapping[str, str]) -> Said:
     except _NO_SENSE as error:
         raise ConfigError(str(error)) from None
     return Said(said.job, said.consumer, method, request)
+
+
+def understand_call(call: Call, encoded: bytes, datasets: Mapping[str, str]) -> Said:
+    """encoded: the request. Raises CachefsError with what is wrong with it; the daemon looks at the rest."""
+    method = METHODS.get(call.method)
+    if method is None:
+        raise ConfigError(f"no call {call.method!r:.80} goes through the control file")
+    try:
+        request = msgspec.msgpack.decode(encoded, type=method.request)
+    except _NO_SENSE as error:
+        raise ConfigError(str(error)) from None
+    consumer = getattr(request, "consumer", "")
+    if len(request.job) > MAX_JOB_NAME or len(consumer) > MAX_CONSUMER_NAME:
+        raise ConfigError(f"names have at most {MAX_JOB_NAME} and {MAX_CONSUMER_NAME} characters")
+    if isinstance(request, JobPublish):
+        if datasets.get(request.dataset) != request.snapshot:
+            raise NotFound(f"this mount does not show dataset {request.dataset!r:.80} at {request.snapshot!r:.80}")
+        request = msgspec.structs.replace(request, source=f"{SOURCE}: {request.source}"[:MAX_CONSUMER_NAME])
+    encode(request)
+    return Said(request.job, consumer, method, request, call)
 
 
 def _call(said: Publish | Epoch | Progress, datasets: Mapping[str, str]) -> tuple[Method[Any, Any], Message]:

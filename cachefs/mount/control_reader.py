@@ -18,11 +18,14 @@ from typing import Final
 
 import trio
 
+from cachefs.control_calls import Call, Part
 from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
-from cachefs.identity import OWNER_MARK
+from cachefs.identity import OWNER_MARK, UNKNOWN_OWNER
 from cachefs.job_messages import JobProgress
-from cachefs.messages import Empty
-from cachefs.mount.control_lines import SOURCE, Said, understand
+from cachefs.messages import Empty, Message
+from cachefs.mount.control_answers import Answers, failed, replied
+from cachefs.mount.control_lines import Said, read, understand, understand_call
+from cachefs.mount.control_requests import Requests
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.rpc import JOB_LIST, JOB_PUBLISH
 
@@ -60,12 +63,13 @@ class _Waiting:
 class Outbox:
     """The lines that wait for the daemon."""
 
-    def __init__(self, link: DaemonLink, nursery: trio.Nursery) -> None:
+    def __init__(self, link: DaemonLink, nursery: trio.Nursery, answers: Answers) -> None:
         """nursery: in which jobs are sent."""
         self.empty = trio.Event()  # replaced where it is not
         self.empty.set()
         self._link = link
         self._nursery = nursery
+        self._answers = answers
         # Name of a job -> its lines, oldest first. A job is here as long as its lines are being sent.
         self._jobs: dict[str, OrderedDict[object, _Waiting]] = {}
         self._lines = 0
@@ -92,6 +96,9 @@ class Outbox:
         if self.empty.is_set():
             self.empty = trio.Event()
 
+    def refuse(self, call: Call, error: CachefsError) -> None:
+        self._nursery.start_soon(self._answers.give, call.answers, failed(call.id, error))
+
     def _count(self, waiting: _Waiting, sign: int) -> None:
         self._lines += sign
         self._bytes += sign * waiting.size
@@ -100,28 +107,36 @@ class Outbox:
         """Send the lines of one job until there are none."""
         while job:
             _, waiting = job.popitem(last=False)
+            call = waiting.said.call
             try:
-                await self._tell(waiting.said, waiting.read + CALL_SECONDS - trio.current_time())
+                reply = await self._tell(waiting.said, waiting.read + CALL_SECONDS - trio.current_time())
+                if call is not None:
+                    await self._answers.give(call.answers, replied(call.id, reply))
             except CachefsError as error:
-                log.warning("a line of job %r has failed: %s", name, _short(error))
+                if call is None:
+                    log.warning("a line of job %r has failed: %s", name, _short(error))
+                else:
+                    await self._answers.give(call.answers, failed(call.id, error))
             finally:
                 self._count(waiting, -1)
         del self._jobs[name]
         if not self._jobs:
             self.empty.set()
 
-    async def _tell(self, said: Said, seconds: float) -> None:
+    async def _tell(self, said: Said, seconds: float) -> Message:
         if seconds <= 0:
             raise DaemonUnavailable(f"the daemon has not answered for {CALL_SECONDS:.0f} s; the line is dropped")
         if said.method is JOB_PUBLISH:
             await self._admit(said, seconds)
-        await self._link.call(said.method, said.request, seconds)
+        reply: Message = await self._link.call(said.method, said.request, seconds)
+        return reply
 
     async def _admit(self, said: Said, seconds: float) -> None:
         """Raises AccessDenied where too many jobs or consumers were published so."""
         if trio.current_time() - self._counted > _COUNT_SECONDS:
             jobs = (await self._link.call(JOB_LIST, Empty(), seconds)).jobs
-            running = [job for job in jobs if job.source == SOURCE and job.state not in ("ended", "cancelled")]
+            ours = (job for job in jobs if job.job.endswith(OWNER_MARK + UNKNOWN_OWNER))
+            running = [job for job in ours if job.state not in ("ended", "cancelled")]
             names = {job.job: job.job.partition(OWNER_MARK)[0] for job in running}
             self._published = {(names[job.job], consumer.consumer) for job in running for consumer in job.consumers}
             self._counted = trio.current_time()
@@ -143,11 +158,12 @@ class ControlReader:
         self._path = path
         self._wanted = wanted
         self._datasets = datasets
+        self._requests = Requests()  # that come in parts
 
     async def run(self, link: DaemonLink) -> None:
         """Read until nobody wants to write any more, and the daemon has got what was written."""
         async with trio.open_nursery() as nursery:
-            outbox = Outbox(link, nursery)
+            outbox = Outbox(link, nursery, Answers(self._path.parent))
             while True:
                 try:
                     await self._read_writers(outbox)
@@ -223,10 +239,21 @@ class ControlReader:
         """What makes no sense is logged."""
         if not line.strip():
             return
+        call: Call | None = None
         try:
-            outbox.put(understand(line, self._datasets()), len(line))
+            said = read(line)
+            if isinstance(said, Part):
+                self._requests.add(said, trio.current_time())
+            elif isinstance(said, Call):
+                call = said
+                request = self._requests.complete(call, trio.current_time())
+                outbox.put(understand_call(call, request, self._datasets()), len(request))
+            else:
+                outbox.put(understand(said, self._datasets()), len(line))
         except CachefsError as error:
             log.warning("%s: %s; it said %r", self._path, _short(error), line[:_MOST_TEXT])
+            if call is not None:
+                outbox.refuse(call, error)
 
 
 def _short(error: CachefsError) -> str:

@@ -154,6 +154,13 @@ class Namespace:
             snapshot = self._resolve(inode >> ENTRY_BITS)
         return snapshot, inode & ENTRY_MASK
 
+    def path(self, inode: int) -> bytes:
+        """Where an inode is, relative to the root of the mount; in a dataset that was refreshed, where it was before.
+        Raises as `resolve` does."""
+        snapshot, number = self.resolve(inode)
+        name = b"" if self.single else self._known[inode >> ENTRY_BITS].name.encode() + b"/"
+        return name + snapshot.path(number)
+
     def sibling(self, inode: int, number: int) -> int:
         """The inode of entry *number* of the snapshot that *inode* belongs to."""
         slot = self._root_slot if inode == ROOT else inode >> ENTRY_BITS

@@ -24,6 +24,7 @@ from cachefs.mount.control import Control
 from cachefs.mount.counters import Counters
 from cachefs.mount.namespace import SNAPSHOT, Namespace
 from cachefs.mount.options import MountOptions
+from cachefs.mount.reading_processes import ReadingProcesses
 from cachefs.mount.zero_open import NOTHING, KernelOpens
 from cachefs.snapshot import Entry, Snapshot
 
@@ -90,6 +91,7 @@ class Operations(pyfuse3.Operations):
         self.when_initialised: Callable[[], None] = lambda: None
         # How many ioctls, and questions for attributes that are not ours, never came here (cachefs.mount.zero_open).
         self.answered_in_c: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.reading = ReadingProcesses()
         self._file_mode = stat.S_IFREG | (0o444 & ~options.umask)
         self._dir_mode = stat.S_IFDIR | (0o555 & ~options.umask)
 
@@ -134,7 +136,7 @@ class Operations(pyfuse3.Operations):
     async def getattr(self, inode: int, ctx: object) -> pyfuse3.EntryAttributes:
         if inode == ROOT and not self.namespace.single:
             return self._root_attributes()
-        if inode in (control.DIRECTORY, control.PUBLISH):
+        if control.is_control(inode):
             return self._control_attributes(inode)
         return self._attributes(inode, self._entry(inode))
 
@@ -150,6 +152,8 @@ class Operations(pyfuse3.Operations):
         counters.requests += 1
         counters.read += 1
         try:
+            if self.reading.users:
+                self.reading.note(fh, self.namespace.path)
             snapshot, number = self.namespace.resolve(fh)
             return await self.reader.read(snapshot, number, off, size)
         except CachefsError as error:
@@ -177,6 +181,8 @@ class Operations(pyfuse3.Operations):
     async def access(self, inode: int, mode: int, ctx: object) -> bool:
         """Asked for access(2) and chdir(2) where the kernel does not check modes itself. Only writing, and executing a
         file, are denied then."""
+        if control.is_answers(inode):
+            return not mode & os.X_OK
         if inode == control.PUBLISH:
             return mode == os.W_OK or mode == os.F_OK
         lists = inode == control.DIRECTORY or (inode == ROOT and not self.namespace.single)
@@ -292,7 +298,8 @@ class Operations(pyfuse3.Operations):
     def _control_attributes(self, inode: int) -> pyfuse3.EntryAttributes:
         """Everybody may write to the FIFO, unless the umask forbids it. Its entry timeout of 0 has the kernel ask for
         its name at each open (see Control)."""
-        mode = self._dir_mode if inode == control.DIRECTORY else stat.S_IFIFO | (0o222 & ~self.options.umask)
+        fifo = stat.S_IFIFO | ((0o666 if control.is_answers(inode) else 0o222) & ~self.options.umask)
+        mode = self._dir_mode if inode == control.DIRECTORY else fifo
         attributes = self._new_attributes(inode, mode, 0, self.namespace.root_changed_ns)
         attributes.entry_timeout = FOR_EVER if inode == control.DIRECTORY else 0
         return attributes

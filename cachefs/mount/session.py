@@ -16,6 +16,7 @@ from cachefs.mount import kernel, zero_open
 from cachefs.mount.device import Connection, clone, descriptors
 from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
+from cachefs.mount.reading_processes import ReadingProcesses
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import source_of
 
@@ -81,6 +82,7 @@ def open_session(spec: MountSpec, directory: Path, options: MountOptions, interp
         session.connection.allow_requests(MOST_UNDER_WAY)
     else:
         operations.answered_in_c = functools.partial(zero_open.answered, interposer)
+        operations.reading = ReadingProcesses(zero_open.reading_thread(interposer))
     return session
 
 

@@ -32,7 +32,8 @@ from cachefs.mount.read_marks import ReadMarks
 from cachefs.mount.view_log import Heard, ViewLog
 from cachefs.mount.worker_messages import WorkerMessage, pack
 from cachefs.mount_spec import MountSpec
-from cachefs.rpc import REPORT, DaemonClient
+from cachefs.read_messages import MountReads
+from cachefs.rpc import REPORT, TELL_READS, DaemonClient
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class Worker:
                 nursery.start_soon(self._end_on_signal)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._keep_reporting, link)
+                nursery.start_soon(self._keep_telling_reads, link)
                 nursery.start_soon(channel.run)
                 nursery.start_soon(self._announce)
                 await pyfuse3.main(max_tasks=MOST_REQUESTS)
@@ -182,6 +184,16 @@ class Worker:
             reported, reported_at = now, trio.current_time()
             self._follow(view)
 
+    async def _keep_telling_reads(self, link: DaemonLink) -> None:
+        """Tell which process reads which file, while somebody asks. What cannot be told is dropped."""
+        while True:
+            await trio.sleep(REPORT_SECONDS)
+            if reads := self._operations.reading.take():
+                try:
+                    await link.call(TELL_READS, MountReads(reads=reads), REPORT_TIMEOUT)
+                except CachefsError as error:
+                    log.debug("reads are not told: %s", error)
+
     def _follow(self, view: NodeView) -> None:
         """Act on what the daemon says of its node, and tell the other workers."""
         if view.instance != self._heard.view.instance:
@@ -212,6 +224,7 @@ class Worker:
     def _take_up(self, news: Sequence[Heard]) -> None:
         for heard in news:
             self._heard = heard
+            self._operations.reading.users = heard.view.asking
             if heard.slots is None:
                 self._namespace.update(heard.view.datasets)
             else:

@@ -1,7 +1,9 @@
 """Loading the piece of C that makes zero-open possible (see _zero_open.c), before pyfuse3 is imported."""
 
 import ctypes
+import functools
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -52,6 +54,11 @@ def kernel_opens(library: ctypes.CDLL) -> KernelOpens:
     """What the kernel has said that it can do, when it greeted the mount."""
     can: int = library.cachefs_kernel_can()
     return KernelOpens(bool(can & _FILES), bool(can & _DIRECTORIES))
+
+
+def reading_thread(library: ctypes.CDLL) -> Callable[[], int]:
+    """What says which thread has sent the read that is being taken (cachefs.mount.reading_processes)."""
+    return functools.partial(getattr, ctypes.c_int.in_dll(library, "cachefs_reading_thread"), "value")
 
 
 def answered(library: ctypes.CDLL) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from cachefs.publishing.page import PAGE_NAME as PAGE_NAME
 from cachefs.publishing.page import SLOTS
+from cachefs.publishing.page import Need as Need
 from cachefs.publishing.page import Page as Page
 from cachefs.socket_path import SOCKET_VARIABLE, absolute
 
@@ -42,6 +43,10 @@ MAX_BULK: Final = 2 << 30
 SEND_SECONDS: Final = 2.0
 # A Python that needs longer to start counts as one that does not start. It usually takes 20 ms.
 START_SECONDS: Final = 10.0
+# The inode number of the pid namespace in which a machine starts (PROC_PID_INIT_INO of Linux).
+_FIRST_NAMESPACE: Final = 0xEFFFFFFC
+# Different lines that a process says of its loaders.
+MOST_LINES: Final = 32
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
 
 
@@ -54,8 +59,14 @@ class Op(StrEnum):
     ORDER = "order"
     # The spec from which all epochs follow.
     SPEC = "spec"
+    # What a dataset lists.
+    COLUMNS = "columns"
     # The paths that were opened for some samples.
     OPENED = "opened"
+    # Batches that a process has begun to load.
+    BATCHES = "batches"
+    # What is not understood of a consumer (cachefs.publishing.notes).
+    NOTE = "note"
     # The files of some samples, as another helper has learned them.
     LEARNED = "learned"
     # A consumer ends.
@@ -200,11 +211,21 @@ def job_name(command: Sequence[str] | None = None) -> str:
         if not named and os.environ.get(variable):
             named = f"{variable.partition('_')[0].lower()}-{os.environ[variable]}"
     scripts = [Path(word).stem for word in command if word.endswith(".py")]
-    name = named or f"{next(iter(scripts), None) or Path(next(iter(command), 'python')).stem}-{os.getpid()}"
-    return re.sub(r"[^A-Za-z0-9._:@+-]", "_", name).lstrip(".:@+-")[:128] or f"job-{os.getpid()}"
+    name = named or f"{next(iter(scripts), None) or Path(next(iter(command), 'python')).stem}-{process_name()}"
+    return re.sub(r"[^A-Za-z0-9._:@+-]", "_", name).lstrip(".:@+-")[:128] or f"job-{process_name()}"
+
+
+def process_name() -> str:
+    """A name of this process that no other one of the node has: its number, and in a container also the inode number of
+    the pid namespace, as the first process of each container has number 1."""
+    namespace = _FIRST_NAMESPACE
+    with contextlib.suppress(OSError):
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    return str(os.getpid()) if namespace == _FIRST_NAMESPACE else f"{os.getpid()}@{namespace}"
 
 
 _warned = False
+_said: set[str] = set()
 
 
 def warn(problem: str) -> None:
@@ -214,6 +235,13 @@ def warn(problem: str) -> None:
     if not _warned:
         _warned = True
         _print(f"{problem}; the job goes on without publishing that")
+
+
+def say_once(line: str) -> None:
+    """Print this line, unless this process has printed it already. There are MOST_LINES at most."""
+    if line not in _said and len(_said) < MOST_LINES:
+        _said.add(line)
+        _print(line)
 
 
 def _print(line: str) -> None:
@@ -254,10 +282,11 @@ def _anonymous_file(bulk: Any) -> int:
 
 
 def _helper_directory(job: str) -> Path:
-    """A new directory for the helper, beside those of the job's other processes on this node. It is private to the
-    user. Raises OSError.
+    """A new directory for the helper, beside those of the job's other processes on this node that use the same daemon.
+    It is private to the user. Raises OSError.
     """
-    of_job = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
+    daemon = os.environ.get(SOCKET_VARIABLE) or ""
+    of_job = hashlib.blake2b(f"{job}\0{daemon and absolute(daemon)}".encode(), digest_size=8).hexdigest()
     try:
         return _new_directory(Path("/dev/shm", f"cachefs-{os.geteuid()}", of_job))
     except OSError:  # there is none, or it is full

@@ -28,11 +28,15 @@ import numpy
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount_table import MountPoint
 from cachefs.publishing.channel import MAX_BULK, MAX_PACKET, SOCKET_NAME, Line, Op, remove
+from cachefs.publishing.cold_reads import ColdReads
+from cachefs.publishing.inference import Observed
 from cachefs.publishing.learned import MOST_SAMPLES
 from cachefs.publishing.page import SLOTS, Page
 from cachefs.publishing.places import Places
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer, order_of, spec_of
-from cachefs.publishing.reporter import Reporter
+from cachefs.publishing.reporter import Reporter, pid_namespace
+from cachefs.publishing.route import Route
+from cachefs.publishing.rule import Column, Texts
 from cachefs.publishing.siblings import Siblings
 from cachefs.rpc import DaemonClient
 from cachefs.socket_path import socket_path
@@ -57,8 +61,9 @@ def main(directory: str, owner: int, alive: int, listener: int, page: int, job: 
     try:
         _sweep(home.parent.parent)
         threading.Thread(target=_end_soon_after, args=(alive, home), daemon=True).start()
-        reporter = Reporter(DaemonClient(socket_path()), job, owner, shared.say)
-        Helper(socket.socket(fileno=listener), alive, home, shared, reporter).run()
+        client = DaemonClient(socket_path())
+        reporter, cold = Reporter(Route(client), job, owner, shared.say), ColdReads(client, pid_namespace())
+        Helper(socket.socket(fileno=listener), alive, home, shared, reporter, cold).run()
     except CachefsError as error:
         shared.say(f"{error}; the job goes on without publishing")
     finally:
@@ -68,10 +73,19 @@ def main(directory: str, owner: int, alive: int, listener: int, page: int, job: 
 class Helper:
     """The helper of one training process."""
 
-    def __init__(self, listener: socket.socket, alive: int, directory: Path, page: Page, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        alive: int,
+        directory: Path,
+        page: Page,
+        reporter: Reporter,
+        cold: ColdReads,
+    ) -> None:
         """alive: descriptor that can be read when the training process has ended."""
         self.consumers: dict[int, PublishedConsumer] = {}  # by slot
         self.reporter = reporter
+        self._cold = cold
         self._listener = listener
         self._alive = alive
         self._page = page
@@ -131,7 +145,9 @@ class Helper:
         if not goes_on:
             self._selector.unregister(connection)
             connection.close()
-        return goes_on and message.get("op") in (Op.ORDER, Op.SPEC)
+        if not goes_on:
+            return False
+        return message.get("op") in (Op.ORDER, Op.SPEC) or (message.get("op") == Op.OPENED and self._changes(message))
 
     def _handle(self, message: dict[str, Any], fds: Iterable[int]) -> bool:
         """False for a message that shows that the other side has to begin anew. What is wrong with it is said."""
@@ -160,8 +176,15 @@ class Helper:
         elif message["op"] == Op.SPEC:
             consumer.set_spec(spec_of(message["spec"]), message["epoch"])
             consumer.published = False
-        elif message["op"] == Op.OPENED and message["length"] == consumer.opening.length and consumer.opening.learn:
-            consumer.learn(message["pairs"], self._places)
+        elif message["op"] == Op.COLUMNS and message["length"] == consumer.opening.length:
+            consumer.set_columns(columns_of(message["columns"], bulk))
+        elif message["op"] == Op.OPENED and message["length"] == consumer.opening.length:
+            for samples, paths in message["observed"]:
+                consumer.observe(Observed(tuple(samples), tuple(paths)), self._places)
+        elif message["op"] == Op.BATCHES and message["length"] == consumer.opening.length:
+            self._cold.begin(message["slot"], message)
+        elif message["op"] == Op.NOTE:
+            consumer.set_unknown(message["unknown"], message.get("opened", ""))
         elif message["op"] == Op.CLOSE:
             consumer.closing = time.monotonic() + message.get("after", REOPEN_SECONDS)
         return True
@@ -177,15 +200,17 @@ class Helper:
         if not 0 <= opening.slot < SLOTS:
             raise ConfigError(f"consumer {opening.name} has no slot {opening.slot}")
         old = self.consumers.get(opening.slot)
-        if old is not None and old.opening == opening and opening.learn:
+        # Where the list was wrong, that of the next loader is, too.
+        if old is not None and old.opening == opening and old.is_learning:
             old.reopen()
             return
         consumer = self.consumers[opening.slot] = PublishedConsumer(opening)
-        self._page.set_learned(opening.slot, consumer.learned.is_full)
+        self._page.set_need(opening.slot, consumer.need)
+        if opening.learn or opening.compare:
+            self._places = Places()
         if opening.tree:
             consumer.set_files(files_below(os.path.join(opening.cwd, opening.tree)))
         elif opening.learn:
-            self._places = Places()
             if opening.length > MOST_SAMPLES:
                 raise ConfigError(
                     f"a dataset of {opening.length} samples that lists no files is too large to be learned"
@@ -195,17 +220,42 @@ class Helper:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        try:
+            for slot, observed in self._cold.observed():
+                if slot in self.consumers:
+                    self.consumers[slot].observe(observed, self._places)
+        except Exception as error:  # others are told of all the same
+            self.reporter.say(f"files that are opened in C are not found out ({error!r:.300})")
         for slot, consumer in list(self.consumers.items()):
             position = self._page.position(slot)
             moved = position is not None and consumer.move(*position)
-            if consumer.opening.learn:
-                self._page.set_learned(slot, consumer.learned.is_full)
-                consumer.resolve_learned()
+            self._resolve(consumer)
             self.reporter.report(consumer, moved)
             if consumer.closing is not None and now >= consumer.closing:
                 self.reporter.end(consumer)
                 del self.consumers[slot]
         self._siblings.tell(self.consumers.values(), now)
+
+    def _resolve(self, consumer: PublishedConsumer) -> None:
+        """Find out which files the samples are, as far as that is possible by now."""
+        if consumer.failed:
+            return
+        try:
+            consumer.infer(self._places)
+        except Exception as error:  # one consumer is given up, and the others go on
+            self.reporter.say(f"the files of consumer {consumer.opening.name} are not found out ({error!r:.300})")
+            consumer.failed = True
+        if consumer.is_wrong:
+            self.reporter.end(consumer)
+            consumer.forget()
+        self._page.set_need(consumer.opening.slot, consumer.need)
+        consumer.resolve_learned()
+        consumer.show()
+
+    def _changes(self, message: dict[str, Any]) -> bool:
+        """Does what was opened say something new of which files the samples are?"""
+        consumer = self.consumers.get(message.get("slot", -1))
+        return consumer is not None and consumer.is_to_be_resolved
 
     def _farewell(self) -> None:
         self._siblings.tell(self.consumers.values(), float("inf"))
@@ -219,6 +269,17 @@ def files_below(directory: str) -> list[str]:
     for parent, _, names in os.walk(os.fsencode(directory), onerror=_raise):
         found += [os.path.join(parent, name) for name in names]
     return [os.fsdecode(path) for path in sorted(found)]
+
+
+def columns_of(described: list[list[Any]], bulk: bytes) -> list[Column]:
+    """The columns in a message. described: name, whether it is of numbers, and bytes of each. Raises anything for what
+    makes no sense."""
+    columns, begin = [], 0
+    for name, is_of_numbers, size in described:
+        part = bulk[begin : begin + size]
+        begin += size
+        columns.append(Column(str(name), numpy.frombuffer(part, "<i8") if is_of_numbers else Texts(part)))
+    return columns
 
 
 def _end_soon_after(alive: int, directory: Path) -> None:

@@ -63,7 +63,7 @@ class LearnedFiles:
         """*paths*, which are absolute, were opened for the sample. Those that are no files of a mount are left out."""
         if not self._wants(sample):
             return
-        found = [file for path in paths if (file := _file(path, places)) is not None]
+        found = [file for path in paths if (file := file_at(path, places)) is not None]
         for mount, inode in found:
             self._own.samples.append(sample)
             self._own.inodes.append(inode)
@@ -115,7 +115,7 @@ class LearnedFiles:
         self.count += 1
 
 
-def _file(path: str, places: Places) -> tuple[MountPoint, int] | None:
+def file_at(path: str, places: Places) -> tuple[MountPoint, int] | None:
     """The mount that the file *path* lies below, and its inode number; None where it lies below none."""
     try:
         status = os.lstat(path)

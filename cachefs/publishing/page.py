@@ -7,6 +7,7 @@ made, so that no access to them can ever end in SIGBUS.
 import fcntl
 import mmap
 import os
+from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +22,21 @@ _FIRST_SLOT: Final = 1  # word
 _TEXT: Final = 8 * (_FIRST_SLOT + 2 * SLOTS)  # byte
 
 
+class Need(IntEnum):
+    """Of which samples of a consumer the helper wants to hear which files were opened."""
+
+    # Of those whose files it has not heard of.
+    UNKNOWN = 0
+    NONE = 1
+    # Of a part of all samples, to compare what it has published.
+    SOME = 2
+
+
 class Page:
     """What changes with every batch, in one slot per consumer, and what the helper has to say.
 
     A slot is two 64-bit words, each of which is written in one store. The first word is the epoch and the position in
-    it. The second word says whether the files of all the consumer's samples are known. What the helper says is text
+    it. The second word is a Need. What the helper says is text
     that grows at the end of the page; the page's first word is its length in bytes.
     """
 
@@ -71,11 +82,11 @@ class Page:
         word = self._words[_FIRST_SLOT + 2 * slot]
         return ((word >> 32) - 1, word & MOST) if word else None
 
-    def set_learned(self, slot: int, learned: bool) -> None:
-        self._words[_FIRST_SLOT + 2 * slot + 1] = learned
+    def set_need(self, slot: int, need: Need) -> None:
+        self._words[_FIRST_SLOT + 2 * slot + 1] = need
 
-    def learned(self, slot: int) -> bool:
-        return bool(self._words[_FIRST_SLOT + 2 * slot + 1])
+    def need(self, slot: int) -> Need:
+        return Need(self._words[_FIRST_SLOT + 2 * slot + 1])
 
     def say(self, line: str) -> None:
         """Add a line to what the helper says. Where the page is full, it is left out."""

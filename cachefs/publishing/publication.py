@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.publishing.channel import Channel, Op, channel, warn
+from cachefs.publishing.channel import Channel, Op, channel, process_name, warn
 from cachefs.publishing.page import MOST
 
 # Environment variables in which launchers of distributed jobs name a process's (rank, world size).
@@ -101,6 +101,16 @@ class Publication:
             return
         self._send({"op": Op.SPEC, "spec": fields, "epoch": number})
 
+    def columns(self, length: int, described: Sequence[tuple[str, bool, int]], bulk: bytes) -> None:
+        """What the dataset of so many samples lists. described: name, whether it is of numbers, and bytes in *bulk* of
+        each column."""
+        self._send({"op": Op.COLUMNS, "length": length, "columns": described}, bulk)
+
+    def note(self, unknown: str, opened: str = "") -> None:
+        """What is not understood of the consumer (cachefs.publishing.notes.Unknown); empty where all is. opened: a file
+        that it reads."""
+        self._send({"op": Op.NOTE, "unknown": unknown, "opened": opened})
+
     def progress(self, epoch: int, position: int) -> None:
         """*position* samples of *epoch* have been read. Costs less than a microsecond: call it for every batch."""
         channel = self._channel
@@ -148,7 +158,7 @@ class Publication:
         if name is None:
             # Processes of one job that have no rank differ in their process numbers. So do those of one rank where one
             # of them has started the other.
-            own = f"pid-{os.getpid()}"
+            own = f"pid-{process_name()}"
             name = own if rank is None else f"{rank}.{own}" if descends else str(rank)
             name += f".{self._slot}" if self._slot else ""
         return {**opening, "slot": self._slot, "name": str(name), "rank": rank or 0, "world_size": world_size}

@@ -10,13 +10,22 @@ import msgspec
 import numpy
 
 from cachefs.errors import ConfigError
+from cachefs.mount_table import MountPoint
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
-from cachefs.publishing.learned import LearnedFiles
+from cachefs.publishing.compared import Compared
+from cachefs.publishing.inference import PART_WRONG, Inference, Observed
+from cachefs.publishing.learned import LearnedFiles, file_at
+from cachefs.publishing.notes import Unexplained, Unknown, words
+from cachefs.publishing.page import Need
 from cachefs.publishing.places import Places
-from cachefs.publishing.shares import Order, Share, shares
+from cachefs.publishing.rule import Column, Rule
+from cachefs.publishing.shares import Order, Share, no_files, shares
 
 # Bytes that the orders of one consumer may have that are still to be read: of ten epochs of ten million samples.
 MOST_ORDER_BYTES: Final = 400 << 20
+# Times that files of a list, or learned ones, are wrong, until nothing is said of them any more: a dataset may have
+# others in each epoch.
+MOST_MISTAKES: Final = 2
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -36,12 +45,19 @@ class Opening(msgspec.Struct, frozen=True):
     prefetch: int = 2
     # Which file each sample is has still to be learned from what is opened.
     learn: bool = False
+    # Somebody says what is opened, so that the given files can be compared with it.
+    compare: bool = False
     # The samples are all files below this directory, in order of their path bytes.
     tree: str = ""
     # The samples are the records of the files (JobPublish.map.indexer).
     indexer: str = ""
     # The directory that relative paths start from.
     cwd: str = "/"
+    # Names of the classes of the loader's dataset and sampler, to tell the user which loader it is.
+    dataset: str = ""
+    sampler: str = ""
+    # A file that was opened for it, where nothing else is known of what it reads.
+    opened: str = ""
 
 
 @dataclass(slots=True)
@@ -73,8 +89,27 @@ class PublishedConsumer:
     closing: float | None = None
     # When the daemon was last told its position (monotonic seconds).
     reported_at: float = 0.0
+    # The note that it was last told.
+    noted: str = ""
+    # Has the training process itself said what is not understood of it?
+    has_said: bool = False
     # The samples' files, where they have to be learned.
     learned: LearnedFiles = field(init=False)
+    # Does nothing but what is opened say which files the samples are?
+    is_learning: bool = field(init=False)
+    # What is known of a rule that says the files of all samples.
+    inference: Inference | None = None
+    # Has the daemon to forget the files, which were wrong?
+    is_wrong: bool = False
+    _rule: Rule | None = None  # that `shares` was made of
+    _compared: Compared = field(default_factory=Compared)
+    # How often the files of a list, or learned ones, were wrong.
+    _mistakes: int = 0
+    # What the training process says is not known of it.
+    _unknown: Unknown | None = None
+    _unexplained: Unexplained = field(default_factory=Unexplained)
+    # A file that was opened for it: a mount, and the inode number.
+    _opened: tuple[MountPoint, int] | None = None
     # How many samples were learned when `shares` was made of them.
     _resolved: int = 0
     _first_epoch: int | None = None
@@ -85,12 +120,91 @@ class PublishedConsumer:
         self._take(shares(absolute, Places(), max(self.opening.length, len(files))))
 
     def __post_init__(self) -> None:
+        self.is_learning = self.opening.learn
         self.learned = LearnedFiles(self.opening.length if self.opening.learn else 0)
 
-    def learn(self, pairs: list[tuple[int, list[str]]], places: Places) -> None:
-        """pairs: samples, each with the absolute paths that were opened for it."""
-        for sample, paths in pairs:
-            self.learned.learn(sample, paths, places)
+    @property
+    def need(self) -> Need:
+        """Of which samples it has to be heard what was opened."""
+        if self._is_asking:
+            return Need.UNKNOWN
+        return Need.SOME if self.opening.compare and not self._is_given_up else Need.NONE
+
+    @property
+    def _is_asking(self) -> bool:
+        """Are there samples of which nothing says the files?"""
+        return self.is_learning and self._rule is None and not self.learned.is_full
+
+    @property
+    def _is_given_up(self) -> bool:
+        return self._mistakes >= MOST_MISTAKES
+
+    def set_columns(self, columns: Sequence[Column]) -> None:
+        """What the dataset lists, whose files have to be found out."""
+        if self.is_learning and self._rule is None:
+            self.inference = Inference(columns, self.opening.length)
+
+    def observe(self, observed: Observed, places: Places) -> None:
+        """What was opened for some samples."""
+        if not self.is_learning or self._rule is None:
+            self._compare(observed, places)
+        if not self.is_learning:
+            return
+        if self.inference is not None:
+            self.inference.observe(observed)
+        self._unexplained.observe(len(observed.samples), observed.paths)
+        if self._opened is None and observed.paths:
+            self._opened = file_at(observed.paths[0], places)
+        each, rest = divmod(len(observed.paths), max(1, len(observed.samples)))
+        if observed.in_order and each and not rest:
+            # Which files belong to which sample of a batch is known where all have equally many.
+            for number, sample in enumerate(observed.samples):
+                paths = dict.fromkeys(observed.paths[number * each : (number + 1) * each])
+                self.learned.learn(sample, list(paths), places)
+
+    def _compare(self, observed: Observed, places: Places) -> None:
+        if not self.opening.compare or not self.shares or self.is_wrong:
+            return
+        files = [file for path in observed.paths if (file := file_at(path, places)) is not None]
+        self._compared.observe(observed, [inode for _, inode in files], self.shares)
+        if self._compared.is_wrong:
+            self.is_wrong = True
+            self.is_learning = True
+            self._mistakes += 1
+            self._compared = Compared()
+            self.learned = LearnedFiles(0 if self._is_given_up else self.opening.length)
+
+    def infer(self, places: Places) -> None:
+        """Make shares of the rule that was found, or have them forgotten where it was retracted."""
+        if self.inference is None:
+            return
+        while (rule := self.inference.rule) is not self._rule:
+            self._rule = rule
+            if rule is None:
+                self.is_wrong = bool(self.shares)
+                break
+            files = rule.files(self.inference.columns, self.opening.length)
+            try:
+                found = shares(files, places, self.opening.length)
+            except OSError:
+                found = []  # a directory that the user may not read
+            # A rule that names files which are not there is none.
+            if sum(len(share.entries) for share in found) < (1 - PART_WRONG) * sum(map(len, files)):
+                self.inference.reject()
+            else:
+                self._take(found)
+        if self.inference.is_wrong:
+            self.inference = None
+
+    @property
+    def is_to_be_resolved(self) -> bool:
+        """Has a rule been found, or retracted?"""
+        return self.is_wrong or (self.inference is not None and self.inference.rule is not self._rule)
+
+    def forget(self) -> None:
+        """The daemon has forgotten the files."""
+        self.shares, self.published, self.is_wrong, self._resolved = [], False, False, 0
+        self.reported.clear()
 
     def reopen(self) -> None:
         """A new loader of the same samples goes on with what the last one has learned."""
@@ -99,11 +213,18 @@ class PublishedConsumer:
         self.reported.clear()
         self._first_epoch = self.epoch = -1
 
+    @property
+    def has_begun(self) -> bool:
+        """Is it in an epoch? A loader that was made anew is in none until it says in which."""
+        return self.epoch >= 0
+
     def resolve_learned(self) -> bool:
         """Make shares of what was learned, where that is worth it: all files are known, or an epoch has gone by.
 
         True where the daemon should be told.
         """
+        if not self.is_learning or self._rule is not None:
+            return False
         known = self.learned.count
         epoch_gone_by = self._first_epoch is not None and self.epoch > self._first_epoch
         worth_it = self.learned.is_full or (epoch_gone_by and known > 1.05 * self._resolved)
@@ -112,6 +233,34 @@ class PublishedConsumer:
         self._take(self.learned.shares())
         self._resolved = known
         return True
+
+    # --- what is not understood -----------------------------------------------------------------------------------
+
+    def set_unknown(self, unknown: str, opened: str = "") -> None:
+        """What the training process does not understand of it; empty where it does. opened: a file that it reads, where
+        the training process itself tells the user. Raises ValueError."""
+        self.has_said = bool(opened)
+        self._unknown = Unknown(unknown) if unknown else None
+        if opened and self._opened is None:
+            self._opened = file_at(opened, Places())
+
+    @property
+    def note(self) -> str:
+        """What is not understood of it, for its user; empty where all is, or it is not known to read from a mount."""
+        unknown = Unknown.FILES if self._lacks_files and self._unexplained.are_many else self._unknown
+        if unknown is None or (self._lacks_files and self._opened is None):
+            return ""
+        return words(unknown, self.opening.dataset, self.opening.sampler)
+
+    @property
+    def _lacks_files(self) -> bool:
+        return not any(len(share.entries) for share in self.shares)
+
+    def show(self) -> None:
+        """Let the daemon know of it, where there is something to say, though nobody knows what it reads."""
+        if not self.shares and self._opened is not None and self.note:
+            mount, inode = self._opened
+            self.shares = [no_files(mount, inode)]
 
     @property
     def has_order(self) -> bool:
@@ -165,7 +314,7 @@ class PublishedConsumer:
 
     def unreported(self, number: int) -> list[int]:
         """Epochs whose order of share *number* the daemon needs now, and does not know."""
-        if self.spec_for(self.shares[number]) is not None:
+        if self.spec_for(self.shares[number]) is not None or self._lacks_files:
             return []
         known = {self.epoch, self.epoch + 1} if self.spec is not None else set(self.orders)
         return sorted(epoch for epoch in known if epoch >= self.epoch and (number, epoch) not in self.reported)

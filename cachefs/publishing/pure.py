@@ -15,7 +15,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 @dataclass(frozen=True, slots=True)
-class _Versions:
+class Versions:
     """Versions of a package, the first one and the one after the last."""
 
     package: str
@@ -23,10 +23,10 @@ class _Versions:
     end: tuple[int, int]
 
 
-_TIMM: Final = _Versions("timm", (0, 4), (1, 1))
-_TORCHVISION: Final = _Versions("torchvision", (0, 8), (1, 0))
-_LIGHTNING: Final = _Versions("lightning", (2, 0), (3, 0))
-_PYTORCH_LIGHTNING: Final = _Versions("pytorch_lightning", (1, 6), (3, 0))
+_TIMM: Final = Versions("timm", (0, 4), (1, 1))
+_TORCHVISION: Final = Versions("torchvision", (0, 8), (1, 0))
+_LIGHTNING: Final = Versions("lightning", (2, 0), (3, 0))
+_PYTORCH_LIGHTNING: Final = Versions("pytorch_lightning", (1, 6), (3, 0))
 # Each of these computes its order in `__iter__`, from its attributes and a generator that it makes there.
 _KNOWN: Final = {
     "timm.data.distributed_sampler.OrderedDistributedSampler": _TIMM,
@@ -36,8 +36,10 @@ _KNOWN: Final = {
     "lightning.pytorch.overrides.distributed.UnrepeatedDistributedSampler": _LIGHTNING,
     "pytorch_lightning.overrides.distributed.UnrepeatedDistributedSampler": _PYTORCH_LIGHTNING,
 }
-_ACCELERATE: Final = _Versions("accelerate", (0, 24), (2, 0))
+_ACCELERATE: Final = Versions("accelerate", (0, 24), (2, 0))
 _SEEDABLE: Final = "accelerate.data_loader.SeedableRandomSampler"
+TORCHDATA: Final = Versions("torchdata", (0, 8), (0, 13))
+_STATEFUL: Final = "torchdata.stateful_dataloader.sampler."
 
 
 def pure_sampler(kind: _Class) -> _Class:
@@ -59,20 +61,25 @@ def is_pure(sampler: Any) -> bool:
             return True
         if "__iter__" in kind.__dict__:
             known = _KNOWN.get(qualified_name(kind))
-            return known is not None and _is_installed(known)
+            return known is not None and is_installed(known)
     return False
 
 
 def is_seedable(sampler: Any) -> bool:
     """Is it Accelerate's sampler, which seeds its generator anew for each epoch?"""
-    return qualified_name(type(sampler)) == _SEEDABLE and _is_installed(_ACCELERATE)
+    return qualified_name(type(sampler)) == _SEEDABLE and is_installed(_ACCELERATE)
+
+
+def is_stateful(sampler: Any, name: str) -> bool:
+    """Is it torchdata's class of this name, which iterates as torch's does, but knows how far it is?"""
+    return qualified_name(type(sampler)) == _STATEFUL + name and is_installed(TORCHDATA)
 
 
 def qualified_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _is_installed(known: _Versions) -> bool:
+def is_installed(known: Versions) -> bool:
     """Is the package that is loaded of one of these versions?"""
     version = str(getattr(sys.modules.get(known.package), "__version__", ""))
     numbers = version.split(".")[:2]

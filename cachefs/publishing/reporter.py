@@ -8,17 +8,15 @@ from typing import Final
 import numpy
 
 from cachefs.errors import Busy, CachefsError, DaemonUnavailable, NotFound, StoreFull
-from cachefs.inodes import slot_of
 from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, SampleMap
-from cachefs.messages import Empty
-from cachefs.mount_spec import MountSpec
+from cachefs.publishing.notes import THE_JOB_GOES_ON
 from cachefs.publishing.published_consumer import PublishedConsumer
+from cachefs.publishing.route import Route
 from cachefs.publishing.shares import Share
-from cachefs.rpc import DATASET_LIST, JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, DaemonClient
+from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW
 
-# A job that says nothing for so many seconds has ended, where the daemon does not see its process.
-LEASE: Final = 60.0
-RENEW_SECONDS: Final = LEASE / 4
+# The daemon is told so many times in a lease that the job is there.
+RENEWALS: Final = 4
 PUBLISH_TIMEOUT: Final = 30.0
 TIMEOUT: Final = 5.0
 MOST_PROBLEMS: Final = 32
@@ -27,15 +25,16 @@ RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0)
 AWAY_SECONDS: Final = 30.0
 # Seconds until a consumer is published again for which the daemon had no room.
 FULL_SECONDS: Final = 30.0
+_THROUGH: Final = "all else is published through the mount"
 _TRIED_AGAIN: Final = "it is tried again, and the job goes on meanwhile"
 
 
 class Reporter:
     """Tells the daemon what it does not know yet of the consumers of one training process."""
 
-    def __init__(self, client: DaemonClient, job: str, pid: int, say: Callable[[str], None]) -> None:
+    def __init__(self, route: Route, job: str, pid: int, say: Callable[[str], None]) -> None:
         """job: its name; pid: of the training process; say: shows a line to its user."""
-        self._client = client
+        self._route = route
         self._job = job
         self._pid = pid
         self._say = say
@@ -60,17 +59,24 @@ class Reporter:
     def report(self, consumer: PublishedConsumer, moved: bool) -> None:
         """Tell the daemon what it does not know yet. moved: is the consumer at another place than at the last call?"""
         now = time.monotonic()
+        if consumer.opening.learn and (refusal := self._route.refusal):
+            self.say(f"{refusal}, so files that are opened in C are not seen", _THROUGH, _THROUGH)
+        if consumer.note and not consumer.has_said:
+            self.say(consumer.note, THE_JOB_GOES_ON)
         if consumer.failed or not consumer.shares or now < max(self._quiet_until, consumer.quiet_until):
             return
+        if not consumer.has_begun:
+            return  # a loader that was made anew
         try:
             if not consumer.published:
-                if not consumer.has_order:
+                if not (consumer.has_order or consumer.note):
                     return  # without an order the files are of no use to the daemon
                 self._publish(consumer)
             self._report_orders(consumer)
-            if moved or now - consumer.reported_at >= RENEW_SECONDS:
+            is_due = now - consumer.reported_at >= self._route.lease / RENEWALS
+            if moved or consumer.note != consumer.noted or is_due:
                 self._report_progress(consumer)
-                consumer.reported_at = now
+                consumer.reported_at, consumer.noted = now, consumer.note
             self._failures, self._has_answered, self._away_since = 0, True, None
         except DaemonUnavailable as error:
             self._on_absence(error, now)
@@ -106,14 +112,14 @@ class Reporter:
             return
         try:
             for number in range(len(consumer.shares)):
-                self._client.call(JOB_PROGRESS, self._progress(consumer, number, ended=True), TIMEOUT)
+                self._route.call(JOB_PROGRESS, self._progress(consumer, number, ended=True), TIMEOUT)
         except Exception:
             return  # the consumer ends with its process or its lease
 
     def _publish(self, consumer: PublishedConsumer) -> None:
         opening = consumer.opening
         for number, share in enumerate(consumer.shares):
-            dataset, snapshot = self._dataset(share)
+            dataset, snapshot = self._route.dataset_at(share.mount, share.slot, TIMEOUT)
             request = JobPublish(
                 job=self._job,
                 dataset=dataset,
@@ -127,11 +133,12 @@ class Reporter:
                 batch_size=opening.batch_size,
                 prefetch=opening.prefetch,
                 pid=self._pid,
-                pid_namespace=_pid_namespace(),
-                lease=LEASE,
+                pid_namespace=pid_namespace(),
+                lease=self._route.lease,
+                heartbeats=True,
                 source=opening.source,
             )
-            self._full_name = self._client.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT).job
+            self._full_name = self._route.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT).job
         consumer.published = True
         consumer.reported.clear()
         self._too_far.clear()
@@ -159,24 +166,30 @@ class Reporter:
                 order = consumer.shares[number].order(samples)
                 raw = numpy.ascontiguousarray(order, dtype="<u4").tobytes()
                 request = JobEpoch(job=self._job, consumer=_name(consumer, number), epoch=epoch, order=raw)
-                self._client.call(JOB_EPOCH, request, PUBLISH_TIMEOUT)
+                self._route.call(JOB_EPOCH, request, PUBLISH_TIMEOUT)
                 consumer.reported.add((number, epoch))
 
     def _report_progress(self, consumer: PublishedConsumer) -> None:
         for number in range(len(consumer.shares)):
-            reply = self._client.call(JOB_PROGRESS, self._progress(consumer, number), TIMEOUT)
+            reply = self._route.call(JOB_PROGRESS, self._progress(consumer, number), TIMEOUT)
             consumer.reported.difference_update((number, epoch) for epoch in reply.wanted)
 
     def _progress(self, consumer: PublishedConsumer, number: int, *, ended: bool = False) -> JobProgress:
-        position = consumer.position_in(consumer.shares[number])
-        name = _name(consumer, number)
-        return JobProgress(job=self._job, consumer=name, epoch=consumer.epoch, position=position, ended=ended)
+        begun = consumer.has_begun
+        return JobProgress(
+            job=self._job,
+            consumer=_name(consumer, number),
+            epoch=consumer.epoch if begun else 0,
+            position=consumer.position_in(consumer.shares[number]) if begun else 0,
+            ended=ended,
+            note=consumer.note,
+        )
 
     def _lost(self, consumer: PublishedConsumer, error: NotFound) -> None:
         """The daemon does not know the consumer. Publish it again where the daemon has forgotten it; give it up where
         somebody has cancelled the job, or the daemon has never known it."""
         try:
-            view = self._client.call(JOB_SHOW, JobName(job=self._full_name), TIMEOUT)
+            view = self._route.call(JOB_SHOW, JobName(job=self._full_name), TIMEOUT)
             # Where we have none of that name any more, it may be another user's.
             state = view.state if view.job == self._full_name else "unknown"
         except NotFound:
@@ -188,21 +201,8 @@ class Reporter:
             consumer.failed = True
         consumer.published = False
 
-    def _dataset(self, share: Share) -> tuple[str, str]:
-        """Name and snapshot of the dataset whose files *share* has. Raises NotFound."""
-        views = self._client.call(DATASET_LIST, Empty(), TIMEOUT).datasets
-        spec = MountSpec.parse(share.mount.spec)
-        views = [view for view in views if spec.shows(view.name)]
-        # The current one of any before the others of any; it is empty where a dataset's snapshot is lost.
-        snapshots = [(view.name, view.snapshot) for view in views if view.snapshot]
-        snapshots += [(view.name, snapshot) for view in views for snapshot in view.others]
-        for name, snapshot in snapshots:
-            if slot_of(snapshot) == share.slot:
-                return name, snapshot
-        raise NotFound(f"the daemon at {self._client.socket} does not know the snapshot at {share.mount.path}")
 
-
-def _pid_namespace() -> int:
+def pid_namespace() -> int:
     """That in which the training process has its number, as the helper is its child; 0 where nobody can tell."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino

@@ -4,10 +4,12 @@ import inspect
 import os
 import sys
 from importlib import import_module
-from pathlib import PurePath
 from typing import Any, Final
 
 import numpy
+
+from cachefs.publishing.columns import Listing, Source, listing, text_of
+from cachefs.publishing.in_memory import is_in_memory
 
 # Attributes that have it in torchvision's datasets and in many others: a path per sample, or a tuple that begins with
 # the path.
@@ -15,6 +17,8 @@ LIST_NAMES: Final = (
     "samples", "imgs", "image_paths", "img_paths", "file_paths", "paths", "files", "file_list", "filenames",
     "image_files", "img_files", "images", "_image_files", "_images",
 )  # fmt: skip
+# Paths that are looked for, where nothing but their being there says that they are paths.
+PROBES: Final = 16
 
 
 def listed_files(dataset: Any, length: int | None = None) -> list[str] | None:
@@ -27,14 +31,17 @@ def listed_files(dataset: Any, length: int | None = None) -> list[str] | None:
     its `__len__`, and that only where *length*, its number of samples, is not given.
     """
     torch_datasets = sys.modules.get("torch.utils.data.dataset")
-    if torch_datasets is not None and isinstance(dataset, torch_datasets.Subset):
-        whole = listed_files(dataset.dataset)
-        return None if whole is None else [whole[index] for index in dataset.indices]
-    if torch_datasets is not None and isinstance(dataset, torch_datasets.ConcatDataset):
-        parts = [listed_files(part) for part in dataset.datasets]
+    kind = type(dataset)  # isinstance may ask a dataset for its __class__
+    if torch_datasets is not None and issubclass(kind, torch_datasets.Subset):
+        whole, chosen = inspect.getattr_static(dataset, "dataset", None), _indices(dataset)
+        paths = listed_files(whole) if chosen is not None else None
+        return None if paths is None or chosen is None else [paths[index] for index in chosen]
+    if torch_datasets is not None and issubclass(kind, torch_datasets.ConcatDataset):
+        listed = inspect.getattr_static(dataset, "datasets", None)
+        parts = [listed_files(part) for part in listed] if type(listed) is list else [None]
         return None if None in parts else [path for part in parts if part is not None for path in part]
     hugging_face = sys.modules.get("datasets.arrow_dataset")
-    if hugging_face is not None and isinstance(dataset, hugging_face.Dataset):
+    if hugging_face is not None and issubclass(kind, hugging_face.Dataset):
         return _of_hugging_face(dataset)
     for name in LIST_NAMES:
         entries = inspect.getattr_static(dataset, name, None)
@@ -42,9 +49,57 @@ def listed_files(dataset: Any, length: int | None = None) -> list[str] | None:
             continue
         if length is None:
             length = len(dataset)
-        if len(entries) == length and (found := _paths(entries)) is not None:
+        if len(entries) == length and (found := _paths(entries)) is not None and _are_from_here(found):
             return found
-    return None
+    return _further(dataset, listing(dataset), length)
+
+
+def _indices(subset: Any) -> list[int] | None:
+    """Which samples a subset has; None where only code of the job's could say."""
+    indices = inspect.getattr_static(subset, "indices", None)
+    is_array = type(indices) is numpy.ndarray and is_in_memory(indices)
+    if is_array or (type(indices) is sys.modules["torch"].Tensor and indices.device.type == "cpu"):
+        indices = indices.tolist()
+    if type(indices) not in (list, tuple, range):
+        return None
+    plain = all(kind is int or kind.__module__ == "numpy" for kind in set(map(type, indices)))
+    return list(indices) if plain else None
+
+
+def _further(dataset: Any, found: Listing, length: int | None) -> list[str] | None:
+    """The paths of the only column that has one per sample, in whatever attribute it lies. Where they are relative,
+    they are so to a directory that the dataset names: files are there under these names."""
+    candidates = [source for source in found.sources if isinstance(source.first, str)]
+    if not candidates:
+        return None
+    length = len(dataset) if length is None else length
+    candidates = [source for source in candidates if source.rows == length]
+    absolute = [source for source in candidates if str(source.first).startswith(os.sep)]
+    roots = ["", *(() if absolute else found.roots)]
+    fitting = [(root, source) for source in absolute or candidates for root in roots if _is_file(root, source)]
+    if len({id(source) for _, source in fitting}) != 1:
+        return None  # none, or an image and a mask, of which nobody knows yet whether both are read
+    root, source = fitting[0]
+    values = source.take()
+    if values is None:
+        return None
+    paths = [os.path.join(root, str(value)) for value in values]
+    return paths if _are_there(paths) else None
+
+
+def _are_from_here(paths: list[str]) -> bool:
+    """Do the paths begin in the root, or in the working directory? Others begin in a directory that the dataset joins
+    them with."""
+    return os.path.isabs(paths[0]) or _are_there(paths)
+
+
+def _are_there(paths: list[str]) -> bool:
+    return all(os.path.lexists(path) for path in paths[:: max(1, len(paths) // PROBES)])
+
+
+def _is_file(root: str, source: Source) -> bool:
+    path = os.path.join(root, str(source.first))
+    return "\0" not in path and os.path.isfile(path)
 
 
 def _begins_with_a_path(entries: Any) -> bool:
@@ -62,7 +117,8 @@ def _begins_with_a_path(entries: Any) -> bool:
 
 def _is_path(value: Any) -> bool:
     """Is it a path with a directory? A bare name could be anything."""
-    return isinstance(value, (str, PurePath)) and os.sep in str(value)
+    text = text_of(value)
+    return text is not None and type(value) is not bytes and os.sep in text
 
 
 def _paths(entries: Any) -> list[str] | None:
@@ -77,12 +133,10 @@ def _paths(entries: Any) -> list[str] | None:
             path = entry[0]
         else:
             path = entry
-        if isinstance(path, str):
-            found.append(path)
-        elif isinstance(path, PurePath):
-            found.append(str(path))
-        else:
+        text = text_of(path)
+        if text is None:
             return None
+        found.append(text)
     return found
 
 

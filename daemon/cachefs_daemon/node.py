@@ -41,6 +41,7 @@ from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.persistence import JobPersistence
 from cachefs_daemon.jobs.plan_room import PlanRoom
 from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.told_reads import ToldReads
 from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
@@ -128,6 +129,7 @@ class Node:
             self.catalog.prepare,
         )
         self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
+        self.told_reads = ToldReads()
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._endless: list[Endless] = [self._job_persistence.run, self._mount_persistence.run]

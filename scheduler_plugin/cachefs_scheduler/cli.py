@@ -12,6 +12,7 @@ from typing import Final
 import click
 
 from cachefs import __version__
+from cachefs.durations import parse_duration
 from cachefs.errors import CachefsError
 from cachefs.extras import needs_extra
 
@@ -26,7 +27,7 @@ log = logging.getLogger("cachefs_scheduler")
 USAGE: Final = 2
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config", "path", type=click.Path(path_type=Path), help=f"Configuration file [{configuration.DEFAULT_PATH}]."
 )
@@ -35,11 +36,15 @@ USAGE: Final = 2
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Overrides service.log_level."
 )
 @click.version_option(__version__, prog_name="cachefs-scheduler")
-def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
+@click.pass_context
+def main(context: click.Context, path: Path | None, check_config: bool, log_level: str | None) -> None:
     """The service that tells schedulers which nodes hold what a job reads.
 
     Exit status: 0 stopped in order, 1 failure, 2 wrong usage or configuration.
     """
+    if context.invoked_subcommand is not None:
+        _set_up_logging(log_level or "info")
+        return
     try:
         config = configuration.load(path)
     except InvalidConfig as error:
@@ -59,11 +64,61 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
     log.info("stopped")
 
 
+def _duration(context: click.Context, parameter: click.Parameter, text: str | None) -> float:
+    """0: it was not given."""
+    try:
+        return parse_duration(text) if text is not None else 0.0
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@main.command("open-gates")
+@click.option(
+    "--if-silent", metavar="TIME", callback=_duration,
+    help="Watch the service's Lease for so long (5m, 1h) first, and open none where a replica renews it.",
+)  # fmt: skip
+@click.option("--api", default="pod", show_default=True, help="API server: that of this pod, or of a kubeconfig FILE.")
+@click.option("--namespace", default="", help="Namespace of the Lease.  [default: the pod's, or the file's]")
+@click.option("--lease", default="cachefs-scheduler", show_default=True, help="Name of the Lease.")
+def open_gates_command(if_silent: float, api: str, namespace: str, lease: str) -> None:
+    """Let all pods of Kubernetes go that wait for a copy, as where the service is dead.
+
+    Exit status: 0 no gate is closed, or a replica lives; 1 some are still closed; 2 wrong usage.
+    """
+    try:
+        done = asyncio.run(_open_gates(if_silent, api, namespace, lease))
+    except CachefsError as error:
+        log.critical("%s", error)
+        sys.exit(1)
+    click.echo(done)
+
+
+async def _open_gates(if_silent: float, place: str, namespace: str, lease: str) -> str:
+    from cachefs_scheduler.kube.api import connect
+    from cachefs_scheduler.kube.open_gates import Silence, open_gates
+
+    api = await connect(place, namespace)
+    try:
+        silence = Silence(api, lease) if if_silent else None
+        if silence is not None and not await silence.lasts(if_silent):
+            return "a replica of the service renews its Lease: it opens gates itself"
+        opened = await open_gates(api, silence)
+    finally:
+        await api.close()
+    rest = "; a replica of the service is back, which opens the others" if opened.is_alive else ""
+    return f"{opened.gates} {'gate was' if opened.gates == 1 else 'gates were'} opened{rest}"
+
+
 async def _serve(config: Config) -> None:
     log.info("cachefs-scheduler %s (pid %d): %s", __version__, os.getpid(), config.summary())
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    if config.is_open_here:
+        log.warning(
+            "service.listen = %r: without certificates, every user of this machine may drain nodes, let copies go and "
+            "change the queue; set service.tls_ca, tls_cert and tls_key, or ask the socket", config.service.listen,
+        )  # fmt: skip
     service = Service(config)
     watchdog = asyncio.create_task(feed_watchdog())
     try:

@@ -3,26 +3,24 @@
 Every problem is found at once and told in one line that names the key, its value and what was expected.
 """
 
-import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from cachefs.errors import ConfigError
 from cachefs.planning.scheduling.copies import ENOUGH
 from cachefs.sizes import parse_size
 from cachefs.socket_path import MAX_SOCKET_PATH
 from cachefs_scheduler.kube_section import KubeSection
-from cachefs_scheduler.section import AbsolutePath, OptionalPath, Seconds, Section
+from cachefs_scheduler.section import AbsolutePath, OptionalPath, Seconds, Section, problems
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefs-scheduler.toml")
 # Of a daemon's data plane; its control endpoint, which is asked, has the next one.
 DAEMON_PORT: Final = 7380
-MOST_SHOWN: Final = 100
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
@@ -128,6 +126,13 @@ class Config(Section):
         """What holds for a dataset."""
         return self.datasets.get(name, self.defaults)
 
+    @property
+    def is_open_here(self) -> bool:
+        """May every user of this machine do all of the API, as it is on loopback without certificates?"""
+        service = self.service
+        is_plain = service.listen is not None and service.tls_ca is None
+        return is_plain and split_address(service.listen or "")[0] in ("127.0.0.1", "::1", "localhost")
+
     def summary(self) -> str:
         """One line for people."""
         count = len(self.cluster.nodes)
@@ -151,7 +156,7 @@ def load(path: Path | None) -> Config:
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
-        raise InvalidConfig([f"{path}: {_words(one)}" for one in error.errors()]) from None
+        raise InvalidConfig([f"{path}: {one}" for one in problems(Config, error)]) from None
     if found := list(_problems(config)):
         raise InvalidConfig([f"{path}: {problem}" for problem in found])
     return config
@@ -172,13 +177,11 @@ def _problems(config: Config) -> Iterator[str]:
             if file is not None and not file.is_file():
                 yield f"{prefix}.{key} = {str(file)!r}: there is no such file"
     service = config.service
-    if service.listen and service.tls_ca is None and not service.insecure:
-        host, _ = split_address(service.listen)
-        if host not in ("127.0.0.1", "::1", "localhost"):
-            yield (
-                f"service.listen = {service.listen!r}: without certificates only loopback is safe; set service.tls_ca, "
-                "tls_cert and tls_key, or insecure = true where you trust everybody on that network"
-            )
+    if service.listen and service.tls_ca is None and not service.insecure and not config.is_open_here:
+        yield (
+            f"service.listen = {service.listen!r}: without certificates only loopback is safe; set service.tls_ca, "
+            "tls_cert and tls_key, or insecure = true where you trust everybody on that network"
+        )
     if len(bytes(service.socket)) > MAX_SOCKET_PATH:
         yield f"service.socket = {str(service.socket)!r}: paths of sockets have at most {MAX_SOCKET_PATH} bytes"
     for name, count in _doubled(config.names.values()):
@@ -190,24 +193,3 @@ def _doubled(names: Any) -> Iterator[tuple[str, int]]:
     for name in names:
         seen[name] = seen.get(name, 0) + 1
     return ((name, count) for name, count in sorted(seen.items()) if count > 1)
-
-
-def _words(error: Mapping[str, Any]) -> str:
-    """A line about one error."""
-    place = [str(part) for part in error["loc"]]
-    key = ".".join(place)
-    if error["type"] == "extra_forbidden":
-        known = _keys_at(place[:-1])
-        close = difflib.get_close_matches(place[-1], known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-        return f"{key}: is unknown; {hint}"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{key} = {str(error['input'])[:MOST_SHOWN]!r}: {message[0].lower()}{message[1:]}"
-
-
-def _keys_at(place: list[str]) -> list[str]:
-    sections: dict[str, type[BaseModel]] = {"service": ServiceSection, "cluster": ClusterSection}
-    sections |= {"links": LinksSection, "queue": QueueSection, "kube": KubeSection}
-    sections |= {"defaults": DatasetSection, "datasets": DatasetSection}
-    section = sections.get(place[0], Config) if place else Config
-    return sorted(section.model_fields)

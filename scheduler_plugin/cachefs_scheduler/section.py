@@ -1,10 +1,15 @@
-"""A table of the configuration file, and the kinds of values that are in several of them."""
+"""A table of a configuration file, kinds of values that are in several of them, and what is wrong with a file."""
 
+import difflib
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+# Characters of a value in a message.
+MOST_SHOWN: Final = 100
 
 
 class Section(BaseModel):
@@ -23,3 +28,39 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 # An empty text is none.
 OptionalPath = Annotated[AbsolutePath | None, BeforeValidator(lambda value: None if value == "" else value)]
 Seconds = Annotated[float, Field(gt=0, le=400 * 86400, allow_inf_nan=False)]
+
+
+def problems(model: type[BaseModel], error: ValidationError) -> list[str]:
+    """All that is wrong with a file, each as a line that names the key, its value and what was expected."""
+    return [_words(model, one) for one in error.errors()]
+
+
+def _words(model: type[BaseModel], error: Mapping[str, Any]) -> str:
+    place = [str(part) for part in error["loc"]]
+    key = ".".join(place)
+    if error["type"] == "extra_forbidden":
+        known = _keys_at(model, place[:-1])
+        close = difflib.get_close_matches(place[-1], known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+        return f"{key}: is unknown; {hint}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    message = f"{message[0].lower()}{message[1:]}"
+    # Of what is wrong between the keys of a table, the whole table is the input.
+    if isinstance(error["input"], Mapping):
+        return f"{key}: {message}" if key else message
+    return f"{key} = {str(error['input'])[:MOST_SHOWN]!r}: {message}"
+
+
+def _keys_at(model: type[BaseModel], place: Sequence[str]) -> list[str]:
+    """Of the table there. In one of tables with names of their own, such as [datasets.NAME], names are passed over."""
+    for part in place:
+        field = model.model_fields.get(part)
+        model = next(_tables(field.annotation), model) if field is not None else model
+    return sorted(model.model_fields)
+
+
+def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _tables(part)

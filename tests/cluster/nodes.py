@@ -104,7 +104,7 @@ def shaped_cluster(work: Path, server: S3Server, bucket: str, shape: Shape) -> I
     server.create_bucket(bucket)
     server.put(bucket, files)
     settings = ClusterSettings(
-        NodeSettings(shape.memory, shape.ssd, _BLOCK, read_deadline=20), shape.source, shape.keys
+        NodeSettings(shape.memory, shape.ssd, _BLOCK, read_deadline=20, guess=False), shape.source, shape.keys
     )
     with ExitStack() as stack:
         throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log"))

@@ -169,7 +169,7 @@ def read_at_home(small: SmallCluster, nodes: Sequence[Node]) -> None:
     """Each block is on one node, and nowhere else."""
     wait(lambda: all(len(placed(node)) == len(nodes) for node in nodes), "all nodes count for placement")
     homes = list(homes_by_path(nodes[0], DATASET).items())
-    random.Random(1).shuffle(homes)  # so nothing is guessed
+    random.Random(1).shuffle(homes)
     for node in nodes:
         assert small.wrong(node, [os.fsdecode(path) for path, home in homes if home == node.name]) == []
     assert sum(map(blocks, nodes)) == len(small.files)

@@ -1,5 +1,6 @@
 """What a daemon tells observers, and what schedulers may order, over its control endpoint."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -74,6 +75,13 @@ def test_pins_limits_and_evictions_are_carried_out(node: Observed) -> None:
         (SCHEDULER, Order(kind=OrderKind.LIMIT, dataset="set", share=7.0), 409, "at most 1"),
         (SCHEDULER, Order(kind=OrderKind.DRAIN), 409, "no other node"),
         (SCHEDULER, b"\xff\x00nonsense", 409, "no order"),
+        (SCHEDULER, b"\x81\xa1y" + b"\x91" * 10_000 + b"\x00", 409, "no order"),
+        (SCHEDULER, b"\x81\xa4kind\xa1\xff", 409, "no order"),
+        (SCHEDULER, Order(kind=OrderKind.LIMIT, dataset="set", share=math.nan), 409, "share"),
+        (SCHEDULER, Order(kind=OrderKind.LIMIT, dataset="set", ttl=math.nan), 409, "ttl"),
+        (SCHEDULER, Order(kind=OrderKind.LIMIT, dataset="set", ttl=math.inf), 409, "ttl"),
+        (SCHEDULER, Order(kind=OrderKind.EVICT, dataset="../../etc"), 409, "../../etc"),
+        (SCHEDULER, Order(kind=OrderKind.PIN, dataset=""), 409, "dataset"),
         (SCHEDULER, Order(kind=OrderKind.WARM, dataset="set", id="x\n2026-01-01 a line of the log"), 409, "no order"),
     ],
 )

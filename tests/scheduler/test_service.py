@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -135,7 +136,8 @@ def test_jobs_wait_for_a_slot_and_get_it_in_turn_also_over_a_restart(place: Plac
     assert (first.go, first.targets) == (True, ["n0"])
     assert [place.admit(f"slurm:{job}", user="a").go for job in (11, 12)] == [False, False]
     assert place.admit("slurm:13", user="b", priority=5).place == 1
-    place.scheduler.until(lambda: "slurm:13" in (place.scheduler.config.parent / "state/state.json").read_text())
+    state = place.scheduler.config.parent / "state/state.json"
+    place.scheduler.until(lambda: state.exists() and "slurm:13" in state.read_text())
     place.scheduler.kill()
     place.scheduler.start()
     place.scheduler.until(lambda: place.scheduler.held("n0") == 1.0)
@@ -229,10 +231,83 @@ def test_cachectl_says_in_a_line_that_no_service_answers(tmp_path: Path) -> None
     assert len(failed.stderr.splitlines()) == 1
 
 
-def test_a_second_service_on_the_same_socket_says_so_and_leaves_the_first_alone(place: Place) -> None:
-    command = [str(CACHECTL.with_name("cachefs-scheduler")), "--config", str(place.scheduler.config)]
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ("socket", "another cachefs-scheduler keeps its queue there"),
+        ("state_dir", "another cachefs-scheduler answers at"),
+    ],
+)
+def test_a_second_service_says_so_and_leaves_the_first_alone(
+    place: Place, tmp_path: Path, other: str, why: str
+) -> None:
+    lines = place.scheduler.config.read_text().splitlines()
+    config = tmp_path / "c"
+    config.write_text(
+        "\n".join(f'{other} = "{tmp_path}/o"' if line.startswith(f'"{other}"') else line for line in lines)
+    )
+    command = [str(CACHECTL.with_name("cachefs-scheduler")), "--config", str(config)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert "another cachefs-scheduler answers at" in ended.stderr
+    assert why in ended.stderr
     assert "Traceback" not in ended.stderr
     assert place.scheduler.status() is not None
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff", b'{"job":"\xff","dataset":"set"}', b'{"more":' + b"[" * 100_000, b"[]", b"null", b"{"]
+)
+def test_what_is_no_message_is_refused_in_a_line(place: Place, body: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(60)
+        client.connect(str(place.scheduler.socket))
+        head = f"POST {ADMIT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'{"error":' in answer
+
+
+def test_a_node_is_not_said_to_drain_where_orders_are_switched_off(place: Place, tmp_path: Path) -> None:
+    with scheduler(tmp_path, [node.address for node in place.nodes], {"cluster": {"orders": False}}) as running:
+        running.until(lambda: (status := running.status()) is not None and status.fresh == 3)
+        with pytest.raises(ConfigError, match="this service gives no orders"):
+            running.client.post(SCALE, ScaleAsk(drain="n0"), ScaleDone)
+
+
+def test_a_pinned_copy_stays_until_its_policy_is_another_one(place: Place) -> None:
+    client, node = place.scheduler.client, place.nodes[0]
+    place.warm(0)
+    place.warm(1)
+    client.post(POLICY, DatasetPolicy(dataset="set", cleanup="pin"), PolicyStatus)
+    try:
+        for each in place.nodes[:2]:
+            each.until(lambda report: any(one.pinned for one in report.snapshots))
+        done = client.post(SCALE, ScaleAsk(dataset="set", copies=1), ScaleDone)
+        assert any("stays: jobs read it, or it is pinned" in line for line in done.text)
+        assert place.scheduler.held("n0") == place.scheduler.held("n1") == 1.0
+    finally:
+        client.post(POLICY, DatasetPolicy(dataset="set", cleanup="none"), PolicyStatus)
+    node.until(lambda report: report.snapshots and not any(one.pinned for one in report.snapshots))
+
+
+def test_a_preload_makes_room_of_what_was_read_least_recently(tmp_path: Path) -> None:
+    """The node's tiers have room for one of the two datasets."""
+    size = 64 * 10**6
+    for name in ("old", "new"):
+        made_files(tmp_path / name, 64, size // 64)
+    tiers = {"memory": {"budget": "48MiB"}, "ssd": {"budget": "48MiB"}}
+    with observed(tmp_path / "n", "n0", tiers) as node:
+        for name in ("old", "new"):
+            node.daemon.add_dataset(name, f"file://{tmp_path}/{name}")
+        sections = {"defaults": {"preload": True, "cleanup": "lru"}}
+        with scheduler(tmp_path / "sched", [node.address], sections) as running:
+            running.until(lambda: (status := running.status()) is not None and status.datasets == 2)
+            client = running.client
+            client.post(PLACED, Placed(job="slurm:1", nodes=["n0"], ask=Ask(job="slurm:1", dataset="old")), Nothing)
+            running.until(lambda: running.held("n0", "old") > 0.9)
+            client.post(ENDED, Ended(job="slurm:1"), Nothing)
+            client.post(PLACED, Placed(job="slurm:2", nodes=["n0"], ask=Ask(job="slurm:2", dataset="new")), Nothing)
+            running.until(lambda: running.held("n0", "new") > 0.9)
+            running.until(lambda: running.held("n0", "old") == 0.0)
+            assert "n0 lets go old: read least recently" in running.log.read_text()

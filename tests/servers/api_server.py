@@ -82,6 +82,8 @@ class ApiServer:
         self.broken = 0  # answer so many requests with 500
         # Called with an AdmissionReview for each pod that is made; gives the answer, or raises.
         self.webhook: Callable[[Object], Object] | None = None
+        # The only namespace whose objects clients may use; None: all.
+        self.namespace: str | None = None
         # What clients may do, as rules of a Role; None: everything.
         self.rules: list[Object] | None = None
         self.warnings: list[str] = []  # what the webhook wanted its user to read
@@ -127,6 +129,16 @@ class ApiServer:
 
     def lease(self, name: str, namespace: str = "cachefs") -> Object:
         return copy.deepcopy(self._objects["leases", namespace, name])
+
+    def leases(self, namespace: str = "cachefs") -> dict[str, Object]:
+        """All of a namespace, by name."""
+        known = list(self._objects.items())
+        return {key[2]: copy.deepcopy(found) for key, found in known if key[:2] == ("leases", namespace)}
+
+    def put_lease(self, lease: Object, namespace: str = "cachefs") -> None:
+        """As another client makes it. What the server itself sets is left out."""
+        metadata = {name: value for name, value in lease["metadata"].items() if name not in ("uid", "resourceVersion")}
+        self._do(self._create("leases", namespace, lease | {"metadata": metadata}))
 
     def compact(self) -> None:
         """End all watches, and forget what has changed until now."""
@@ -253,10 +265,16 @@ class ApiServer:
         group = "coordination.k8s.io" if request.path.startswith("/apis/coordination.k8s.io/") else ""
         has_name = "name" in request.match_info
         resource = request.path.split("/")[-2 if has_name else -1]
-        verbs = {"POST": "create", "PUT": "update", "PATCH": "patch", "GET": "get" if has_name else "list"}
+        verbs = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+        verbs["GET"] = "get" if has_name else "list"
         verb = "watch" if request.query.get("watch") else verbs[request.method]
+        if self.namespace is not None and request.match_info.get("namespace") != self.namespace:
+            raise Refused(403, f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}" there')
         for rule in self.rules or ():
-            if group in rule["apiGroups"] and resource in rule["resources"] and verb in rule["verbs"]:
+            if group not in rule["apiGroups"] or resource not in rule["resources"] or verb not in rule["verbs"]:
+                continue
+            # What is listed or created has no name yet.
+            if "resourceNames" not in rule or request.match_info.get("name") in rule["resourceNames"]:
                 return
         if self.rules is not None:
             raise Refused(403, f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}"')
@@ -267,8 +285,11 @@ class ApiServer:
         if query.get("watch") in ("true", "1", "True"):
             return await self._watch(request, resource)
         start, limit = int(query.get("continue", "0")), int(query.get("limit", "100000"))
+        namespace = request.match_info.get("namespace")
         chosen = [
-            found for key, found in sorted(self._objects.items()) if key[0] == resource and _matches(found, request)
+            found
+            for key, found in sorted(self._objects.items())
+            if key[0] == resource and namespace in (None, key[1]) and _matches(found, request)
         ]
         metadata: Object = {"resourceVersion": str(self._version)}
         if start + limit < len(chosen):
@@ -295,7 +316,9 @@ class ApiServer:
                     continue
             version = fresh[-1][0]
             for _, key, before, after in fresh:
-                if key[0] == resource and (kind := _seen_as(before, after, request)):
+                if key[0] != resource or request.match_info.get("namespace", key[1]) != key[1]:
+                    continue
+                if kind := _seen_as(before, after, request):
                     await _line(answer, kind, after)
             if request.query.get("allowWatchBookmarks"):
                 api_version, kind = _KINDS[resource]
@@ -321,6 +344,7 @@ class ApiServer:
             raise Refused(409, "the object has been modified; please apply your changes to the latest version")
         if found["metadata"].get("uid", old["metadata"]["uid"]) != old["metadata"]["uid"]:
             raise Refused(409, "the UID in the precondition is another one")
+        found["metadata"] |= {"uid": old["metadata"]["uid"]}
         return web.json_response(await self._store(key, found))
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
@@ -331,6 +355,15 @@ class ApiServer:
         if key[0] == "pods":
             _check_pod(old, found)
         return web.json_response(await self._store(key, found))
+
+    async def _remove(self, request: web.Request) -> web.StreamResponse:
+        key, old = self._found(request)
+        options = await request.json() if request.can_read_body else {}
+        for name, wanted in (options.get("preconditions") or {}).items():
+            if old["metadata"][name] != wanted:
+                raise Refused(409, f"the {name} in the precondition is another one")
+        await self._delete(key)
+        return web.json_response({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
 
     def _found(self, request: web.Request) -> tuple[Key, Object]:
         *_, namespace, resource, name = request.path.split("/")
@@ -349,6 +382,7 @@ class ApiServer:
             app.router.add_get(f"{place}/{{name}}", self._get)
             app.router.add_put(f"{place}/{{name}}", self._put)
             app.router.add_patch(f"{place}/{{name}}", self._patch)
+            app.router.add_delete(f"{place}/{{name}}", self._remove)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)

@@ -134,9 +134,12 @@ def tier_directory(total: int, work: Path) -> Iterator[Path]:
 
 
 def node_settings(total: int) -> NodeSettings:
-    """Settings for *total* bytes of files. Each tier has room for some blocks more, since the daemon asks for it."""
+    """Settings for *total* bytes of files. Each tier has room for some blocks more, since the daemon asks for it.
+
+    Nothing is guessed: after some files, the rest of a set would come by itself, and no cold epoch could be shown.
+    """
     memory, ssd = TierSettings(int(MEMORY_SHARE * total) + (16 << 20)), TierSettings(total + (64 << 20))
-    return NodeSettings(memory, ssd, BLOCK_SIZE)
+    return NodeSettings(memory, ssd, BLOCK_SIZE, guess=False)
 
 
 def add_dataset(socket: Path, endpoint: str) -> None:

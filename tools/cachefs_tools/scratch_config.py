@@ -23,6 +23,7 @@ class NodeSettings:
     block_size: int = 0  # bytes; 0: the daemon's default
     policy: str = ""  # eviction policy; empty: the daemon's default
     read_deadline: float = 0  # seconds; 0: the daemon's default
+    guess: bool = True  # whether it fetches ahead of programs that have published nothing
     # Key -> value of [cluster]; empty: the node is in no cluster.
     cluster: Mapping[str, object] = field(default_factory=dict)
 
@@ -38,6 +39,8 @@ def configuration(work: Path, memory: Path, settings: NodeSettings) -> str:
         "memory": {"dir": str(memory), **_tier(settings.memory)},
         "ssd": {"dir": str(work / "ssd"), "min_free": 0, **_tier(settings.ssd)},
     }  # fmt: skip
+    if not settings.guess:
+        sections["prefetch"] = {"guess": False}
     if settings.cluster:
         sections["cluster"] = dict(settings.cluster)
     return "\n".join(_section(name, values) for name, values in sections.items())
@@ -49,5 +52,5 @@ def _tier(settings: TierSettings) -> dict[str, int]:
 
 def _section(name: str, values: Mapping[str, object]) -> str:
     """One table of the file. Settings that are left to the daemon do not appear in it."""
-    given = {key: value for key, value in values.items() if value or key in ("budget", "min_free")}
+    given = {key: value for key, value in values.items() if value or key in ("budget", "min_free", "guess")}
     return f"[{name}]\n" + "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given.items())

@@ -14,16 +14,16 @@ MOST: Final = 64 << 20
 class Credit:
     """Of one snapshot. A guess takes its bytes, and gives them back twice where it was right.
 
-    So the bytes that were guessed and not read are never more than FIRST, plus SHARE of what readers have waited for,
+    So the bytes that were guessed and not read are never more than *first*, plus SHARE of what readers have waited for,
     plus those that were right, plus one block.
     """
 
     __slots__ = ("files", "left", "misses")
 
-    def __init__(self, files: int = 0) -> None:
-        """files: in the snapshot."""
+    def __init__(self, files: int = 0, first: int = FIRST) -> None:
+        """files: in the snapshot; first: bytes that may be guessed before any guess was right."""
         self.files = files
-        self.left: float = FIRST  # bytes that may be guessed now, where it is more than 0
+        self.left: float = first  # bytes that may be guessed now, where it is more than 0
         self.misses = 0  # reads that nobody had guessed
 
     def demanded(self, size: int) -> None:

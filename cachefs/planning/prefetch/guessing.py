@@ -16,6 +16,7 @@ from typing import Final
 
 from cachefs.planning.prefetch.credit import Credit
 from cachefs.planning.prefetch.earlier_pass import EarlierPass
+from cachefs.planning.prefetch.guess_counts import GuessBook, Guesses
 from cachefs.planning.prefetch.streams import MOST_BYTES_AHEAD, Guess, Name, Stream, Way
 
 # Reads in order that make a stream; of blocks of one file in steps of one, and in other steps.
@@ -97,23 +98,12 @@ class Found:
     ended: bool
 
 
-@dataclass(slots=True)
-class Guesses:
-    """What was guessed since the start."""
-
-    # Blocks that were fetched on a guess; those that were read since; those that were not.
-    blocks: int = 0
-    right: int = 0
-    wrong: int = 0
-    # Bytes of the first.
-    bytes: int = 0
-
-
 class Guessing:
     """Decides what is guessed. Times are monotonic seconds."""
 
-    def __init__(self) -> None:
-        self.counts = Guesses()
+    def __init__(self, book: GuessBook | None = None) -> None:
+        """book: what is counted, in place of one of its own."""
+        self._book = book or GuessBook()
         self.bytes_ahead = 0  # of all guesses that were not read yet
         self._by_key: dict[bytes, Guess] = {}  # those guesses
         self._by_name: dict[Name, Guess] = {}  # the same
@@ -121,6 +111,11 @@ class Guessing:
         self._places: OrderedDict[_Place, _Run | Stream] = OrderedDict()  # of readers, least recent first
         self._credits: OrderedDict[str, Credit] = OrderedDict()  # by snapshot, least recent first
         self._passes: OrderedDict[str, EarlierPass] = OrderedDict()  # by snapshot, least recent first
+
+    @property
+    def counts(self) -> Guesses:
+        """What was guessed since the start."""
+        return self._book.total
 
     @property
     def streams(self) -> int:
@@ -174,8 +169,9 @@ class Guessing:
         if isinstance(head, Stream):
             self._places[place] = head
             if number > head.at and (number - head.at) % head.step == 0:
+                is_near = number - head.at <= _GAP * head.step
                 self._caught_up(head, number, now)
-                return True
+                return is_near  # else it is no evidence of an order: somebody may read here and there
             return False
         if head is None or number <= head.number:
             if number > 0:  # most files have one block
@@ -334,8 +330,7 @@ class Guessing:
         stream.bytes_ahead += one.size
         self.bytes_ahead += one.size
         self._credit(stream.snapshot).guessed(one.size)
-        self.counts.blocks += 1
-        self.counts.bytes += one.size
+        self._book.guessed(stream.snapshot, stream.rule, one.size)
         return guess
 
     def landed(self, guess: Guess) -> Sequence[str]:
@@ -351,15 +346,14 @@ class Guessing:
         """It could not be fetched, or no tier took it."""
         if self._by_key.get(guess.key) is guess:
             self._out(guess)
-            self.counts.blocks -= 1
-            self.counts.bytes -= guess.size
+            self._book.undone(guess.stream.snapshot, guess.stream.rule, guess.size)
             self._credit(guess.stream.snapshot).undone(guess.size)
             guess.stream.blocked = True
 
     def _lost(self, guess: Guess) -> None:
         """It was evicted before it was read: too much was fetched ahead."""
         self._out(guess)
-        self.counts.wrong += 1
+        self._book.wrong(guess.stream.snapshot, guess.stream.rule, guess.size)
         guess.stream.lost(guess.index)
 
     def _read(self, guess: Guess, now: float) -> None:
@@ -382,13 +376,13 @@ class Guessing:
 
     def _count_right(self, guess: Guess) -> None:
         self._out(guess)
-        self.counts.right += 1
+        self._book.right(guess.stream.snapshot, guess.stream.rule, guess.size)
         self._credit(guess.stream.snapshot).right(guess.size)
         guess.stream.grow()
 
     def _count_wrong(self, guess: Guess) -> None:
         self._out(guess)
-        self.counts.wrong += 1
+        self._book.wrong(guess.stream.snapshot, guess.stream.rule, guess.size)
         guess.stream.shrink()
 
     def _out(self, guess: Guess) -> None:

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Final
 
 from cachefs.planning.prefetch.credit import Credit
+from cachefs.planning.prefetch.guess_counts import Rule
 
 # Blocks that a stream has ahead of its reader at first, and at most; and bytes.
 FEWEST_AHEAD: Final = 4
@@ -79,6 +80,11 @@ class Stream:
     trust: int = 0
     # Ids of the mounts through which it reads, of those that pages can be pushed to.
     mounts: list[str] = field(default_factory=list)
+
+    @property
+    def rule(self) -> Rule:
+        """For the counts of what was guessed."""
+        return Rule(self.way.value)
 
     @property
     def wants(self) -> int:

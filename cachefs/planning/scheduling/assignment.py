@@ -13,7 +13,8 @@ approximations for maximizing submodular set functions", Mathematical Programmin
 while that helps, which brings it within a tenth of the best choice in all small cases that tests try.
 """
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,21 +101,43 @@ class Choices:
 
     def _one_by_one(self, ranks: int) -> list[int]:
         chosen: list[int] = []
+        seated: set[int] = set()
         left, together = self.limits.copy(), self.begun
+        # What a node saves gets less as others are chosen. So only those are looked at again whose last figure is the
+        # best one, and not all of them for each of 16,384 ranks (34 s with 5,000 nodes).
+        gains = self._gains(together, chosen)
+        heap = [(-float(gains[node]), node) for node in np.flatnonzero(left > 0).tolist()]
+        heapq.heapify(heap)
         for _ in range(min(ranks, int(left.sum()))):
-            gains = self._gains(together, chosen)
-            gains[left == 0] = -np.inf
-            node = int(gains.argmax())
-            if gains[node] - self.own[node] <= _NOTHING * self.worth:
+            gain, node = self._next(heap, together, seated)
+            if gain - self.own[node] <= _NOTHING * self.worth:
                 # Together they have all there is: what is left is the best of each alone.
                 order = np.argsort(-self.own, kind="stable")
                 rest: list[int] = np.repeat(order, left[order])[: ranks - len(chosen)].tolist()
                 return chosen + rest
-            if node not in chosen:
+            if node not in seated:
                 together = together + self.held[node]
+                seated.add(node)
             chosen.append(node)
             left[node] -= 1
+            if not left[node]:
+                heapq.heappop(heap)
         return chosen
+
+    def _next(
+        self, heap: list[tuple[float, int]], together: npt.NDArray[np.float32], seated: Collection[int]
+    ) -> tuple[float, int]:
+        """What the best node saves now, and which it is: the first one in *heap* from now on."""
+        before = float(np.minimum(together, 1) @ self.weights)
+        while True:
+            _, node = heap[0]
+            more = 0.0
+            if node not in seated:
+                more = self.worth * (float(np.minimum(together + self.held[node], 1) @ self.weights) - before)
+            gain = float(self.own[node]) + more
+            heapq.heapreplace(heap, (-gain, node))
+            if heap[0][1] == node:
+                return gain, node
 
     def _exchanged(self, chosen: list[int]) -> list[int]:
         """*chosen*, with nodes put in the place of others as long as that saves more."""
@@ -149,8 +172,8 @@ def choices(
 ) -> Choices:
     """What there is to choose from: those of *names* that save most alone, with *limits* as many ranks on each, for a
     job that runs on the nodes *begun* already."""
-    found = estimates(ask, names, cluster)
-    rows, spread = cluster.rows(names), cluster.spread(ask.snapshot)
+    found = estimates(ask, names, cluster, soon=True)
+    rows, spread = cluster.rows(names), cluster.expected(ask.snapshot)
     each = max(1.0, spread.size / ask.ranks)
     inside = float(np.median(each / cluster.rate("peer_rate", rows)))
     outside = max(float(np.median(found.remote)), inside) + _OWN * inside
@@ -183,7 +206,7 @@ def _matched(ask: JobAsk, ranks: Sequence[int], nodes: Sequence[str], cluster: C
     ranks = ranks[: len(nodes)]
     places = np.arange(len(ranks))
     if ask.order is not None and len(ranks) <= _MATCHED:
-        held = cluster.spread(ask.snapshot).matrix_of(cluster.rows(nodes))
+        held = cluster.expected(ask.snapshot).matrix_of(cluster.rows(nodes))
         # Of each rank and each place, the part of the rank's reads that would be local.
         local = ask.order[list(ranks)] @ held.T
         for rank in range(len(ranks)):

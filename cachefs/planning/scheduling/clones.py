@@ -1,15 +1,14 @@
-"""Another copy of a snapshot whose copies are all busy: where to, how long it takes, and whether waiting is cheaper."""
+"""Another copy of a snapshot whose copies are all busy: where to, and how long it takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from cachefs.planning.scheduling.cluster import Cluster
-from cachefs.planning.scheduling.estimates import Estimates, estimates
+from cachefs.planning.scheduling.estimates import estimates
 from cachefs.planning.scheduling.facts import JobAsk
-from cachefs.planning.scheduling.scores import completion
 from cachefs.planning.scheduling.spread import Numbers
 
 # Nodes that one copy is spread over at most. A snapshot that so many have no room for is not cloned.
@@ -74,49 +73,3 @@ def _over(names: Sequence[str], group: list[int], room: Numbers, held: Numbers, 
         round(float(lacking.sum())),
         float(each.max()),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a job that has no slot should do."""
-
-    what: Literal["wait", "clone", "start"]
-    # Seconds until it has ended, as far as it can be known, for each of the three; inf for what is not possible.
-    wait: float
-    clone: float
-    start: float
-
-
-def verdict(
-    ask: JobAsk, waits: float, elsewhere: Sequence[str], cluster: Cluster, *, price: float = 1.0, behind: int = 0
-) -> Verdict:
-    """Wait for a slot, let a copy be made first, or start where the data are not?
-
-    waits: seconds until a slot is free, as far as is known; elsewhere: nodes without slots that could take the job;
-    price: seconds of running that a second of waiting is worth; behind: jobs that wait behind it for the same snapshot,
-    and would have the new copy too, each of which is worth half of what it is to the first.
-    """
-    epochs = ask.epochs
-    best = _fastest(ask, cluster)
-    wait = price * waits + best
-    target = clone_target(ask, elsewhere, cluster)
-    clone = price * target.seconds + best if target else np.inf
-    found = estimates(ask, elsewhere, cluster) if elsewhere else None
-    start = _least(found, epochs) if found else np.inf
-    saved = (wait - clone) * 0.5 * behind if target else 0.0
-    ways: dict[Literal["wait", "clone", "start"], float] = {
-        "wait": wait,
-        "clone": clone - max(saved, 0.0),
-        "start": start,
-    }
-    return Verdict(min(ways, key=lambda way: ways[way]), wait, clone, start)
-
-
-def _fastest(ask: JobAsk, cluster: Cluster) -> float:
-    """Seconds of the job on the best of the nodes that have something of its data."""
-    holders = list(cluster.holders(ask.snapshot))
-    return _least(estimates(ask, holders, cluster), ask.epochs) if holders else 0.0
-
-
-def _least(found: Estimates, epochs: int) -> float:
-    return float(completion(found, epochs).min(initial=np.inf))

@@ -20,6 +20,8 @@ from cachefs.planning.scheduling.spread import Rows
 
 # Of a snapshot: a job that finds so much does not notice what is lacking.
 ENOUGH: Final = 0.9
+# Parts of nodes and of their shards are rounded differently.
+_CLOSE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +75,23 @@ def cached_copies(
     groups = [[place] for place in np.flatnonzero(alone).tolist()]
     rest = np.flatnonzero(~alone & (held > 0))
     zones = cluster.zone(rows)
+    together: dict[int, float] = {}  # of groups of several nodes, by the first of them
     for zone in dict.fromkeys(zones[rest].tolist()):
         of_zone = rest[zones[rest] == zone]
-        if _together(snapshot, rows[of_zone], cluster) >= enough:
+        # Shards are looked at only where the parts come to enough: with 5,000 nodes they take 100 ms.
+        if held[of_zone].sum() >= enough - _CLOSE and (part := _together(snapshot, rows[of_zone], cluster)) >= enough:
             groups.append(of_zone.tolist())
+            together[int(of_zone[0])] = part
             rest = rest[zones[rest] != zone]
-    if len(rest) and _together(snapshot, rows[rest], cluster) >= enough:
+    if held[rest].sum() >= enough - _CLOSE and (part := _together(snapshot, rows[rest], cluster)) >= enough:
         groups.append(rest.tolist())
+        together[int(rest[0])] = part
     jobs = _readers([{names[place] for place in group} for group in groups], running)
     return tuple(
         CachedCopy(
             tuple(names[place] for place in group),
             _zone_of(names[group[0]], cluster) if len(set(zones[group].tolist())) == 1 else "",
-            min(1.0, _together(snapshot, rows[group], cluster)),
+            min(1.0, together.get(group[0], float(held[group[0]]))),
             reading,
         )
         for group, reading in zip(groups, jobs, strict=True)
@@ -127,5 +133,5 @@ def _readers(groups: Sequence[set[str]], running: Iterable[Collection[str]]) -> 
 
 
 def _zone_of(name: str, cluster: Cluster) -> str:
-    facts = cluster.facts(name)
+    facts = cluster.said(name)
     return facts.zone if facts else ""

@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from cachefs.planning.cluster.scale import local_share
 from cachefs.planning.scheduling.cluster import Cluster
+from cachefs.planning.scheduling.expected import Expected
 from cachefs.planning.scheduling.facts import Estimate, JobAsk
-from cachefs.planning.scheduling.spread import Numbers, Rows
+from cachefs.planning.scheduling.spread import Numbers, Rows, Spread
 
 # Bytes by where they come from; see Estimate. Each of shape (candidates,).
 Sources = tuple[Numbers, Numbers, Numbers, Numbers, Numbers]
@@ -59,13 +60,17 @@ def estimate(ask: JobAsk, rank: int, node: str, cluster: Cluster) -> Estimate:
     return estimates(ask, [node], cluster, rank).one(0)
 
 
-def estimates(ask: JobAsk, candidates: Sequence[str], cluster: Cluster, rank: int = 0) -> Estimates:
+def estimates(
+    ask: JobAsk, candidates: Sequence[str], cluster: Cluster, rank: int = 0, *, soon: bool = False
+) -> Estimates:
     """What one rank of the job would meet on each of the candidates: 1 ms for 5,000.
+
+    soon: what running jobs are still fetching counts as if it were there already.
 
     A snapshot that nobody has told of is as one of no bytes: nothing to wait for, and all nodes are alike.
     """
-    view = _View.of(ask, cluster.rows(candidates), cluster)
-    spread = cluster.spread(ask.snapshot)
+    spread = cluster.expected(ask.snapshot) if soon else cluster.spread(ask.snapshot)
+    view = _View.of(ask, cluster.rows(candidates), cluster, spread)
     now = _first_epoch(view, None if ask.order is None else ask.order[rank % ask.ranks])
     network = np.maximum(_network(view, now), _from_holders(view, now))
     first = np.maximum(network, _from_ssd(view, now[0] * spread.on_ssd(view.rows)))
@@ -98,6 +103,8 @@ class _View:
     ask: JobAsk
     rows: Rows
     cluster: Cluster
+    # Where the snapshot is, or will soon be.
+    spread: Spread | Expected
     # Bytes of the snapshot; what a rank reads of it in an epoch; the seconds of that without waiting.
     size: int
     bytes: float
@@ -107,13 +114,21 @@ class _View:
     regions: Rows
 
     @classmethod
-    def of(cls, ask: JobAsk, rows: Rows, cluster: Cluster) -> "_View":
+    def of(cls, ask: JobAsk, rows: Rows, cluster: Cluster, spread: Spread | Expected) -> "_View":
         snapshot = cluster.snapshot(ask.snapshot)
         size = snapshot.bytes if snapshot else 0
         zones = cluster.zone(rows)
         each = size / ask.ranks
         return cls(
-            ask, rows, cluster, size, each, each / ask.rate if ask.rate else 0.0, zones, cluster.region_of[zones]
+            ask,
+            rows,
+            cluster,
+            spread,
+            size,
+            each,
+            each / ask.rate if ask.rate else 0.0,
+            zones,
+            cluster.region_of[zones],
         )
 
     def left(self, rate: str, taken: str) -> Numbers:
@@ -136,7 +151,7 @@ def _left(cluster: Cluster, rows: Rows, rate: str, taken: str) -> Numbers:
 
 def _first_epoch(view: _View, weights: npt.NDArray[np.float32] | None) -> Sources:
     """Bytes by where they are now."""
-    spread, cluster = view.cluster.spread(view.ask.snapshot), view.cluster
+    spread, cluster = view.spread, view.cluster
     local = spread.held(view.rows, weights) * cluster.trust(view.rows)
     regions: dict[int, list[int]] = {}
     for zone in spread.zones():
@@ -221,8 +236,8 @@ def _network(view: _View, sources: Sources) -> Numbers:
 def _from_holders(view: _View, sources: Sources) -> Numbers:
     """Seconds that the nodes which have the snapshot take to give the job what it wants of them in its first epoch:
     those of each candidate's zone, and all. The slowest counts, since a shuffled order needs all of them alike."""
-    cluster, spread = view.cluster, view.cluster.spread(view.ask.snapshot)
-    rows = np.fromiter(spread.copies, np.int64, len(spread.copies))
+    cluster, spread = view.cluster, view.spread
+    rows = spread.rows()
     held = spread.held(rows) * cluster.trust(rows)
     rows, held = rows[held > 0], held[held > 0]
     if not len(rows):

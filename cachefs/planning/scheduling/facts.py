@@ -2,7 +2,7 @@
 here: a record that exists makes sense."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -87,6 +87,8 @@ class NodeFacts:
     copies: Mapping[str, Copy] = field(default_factory=dict)
     # By snapshot id, how many jobs read it on this node now.
     jobs: Mapping[str, int] = field(default_factory=dict)
+    # By snapshot id, the names of these jobs, which are the same on all nodes of a job.
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > _MOST_TEXT:

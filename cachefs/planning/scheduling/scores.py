@@ -25,7 +25,7 @@ def scores(ask: JobAsk, candidates: Sequence[str], cluster: Cluster) -> Numbers:
     """Of each candidate: 0 (do not) to 1 (best), shape (candidates,), float64. 1 to 3 ms for 5,000. What drains or does
     not answer has 0, as has a node that nobody has told of."""
     up = cluster.up(cluster.rows(candidates))
-    seconds = cost(estimates(ask, candidates, cluster), ask.epochs) + _NOTHING
+    seconds = cost(estimates(ask, candidates, cluster, soon=True), ask.epochs) + _NOTHING
     # What may not be taken is not what others are measured by: beside a node that drains and has everything, all would
     # have no points.
     found: Numbers = np.where(up, seconds.min(initial=np.inf, where=up) / seconds, 0.0)

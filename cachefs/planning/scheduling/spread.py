@@ -86,11 +86,25 @@ class Spread:
 
     def matrix_of(self, rows: Rows) -> npt.NDArray[np.float32]:
         """Which part of each shard each of these nodes has, as it said: 0 to 1, shape (rows, SHARDS)."""
-        found = np.zeros((len(rows), SHARDS), np.float32)
+        evenly, exact, parts = np.zeros(len(rows), np.float32), [], []
         for place, row in enumerate(rows.tolist()):
-            if row in self.copies:
-                found[place] = self._parts(self.copies[row]) / _UNIT
+            copy = self.copies.get(row)
+            if copy is None:
+                continue
+            share = self._share(copy)
+            if copy.shards is None or share < _SMALL:
+                evenly[place] = round(share * _UNIT) / _UNIT
+            else:
+                exact.append(place)
+                parts.append(copy.shards)
+        found = np.repeat(evenly[:, None], SHARDS, axis=1)
+        if parts:
+            found[exact] = np.concatenate(parts).reshape(-1, SHARDS).astype(np.float32) / np.float32(WHOLE)
         return found
+
+    def rows(self) -> Rows:
+        """The nodes that have something of it."""
+        return np.fromiter(self.copies, np.int64, len(self.copies))
 
     def zones(self) -> Iterable[int]:
         """The zones that have something of it."""

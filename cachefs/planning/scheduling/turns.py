@@ -1,8 +1,9 @@
 """Whose turn it is among jobs that wait for a slot.
 
-Higher priorities go first; among equals the user who has fewest jobs running; then who has waited longest. Who has
-waited longer than *patience* goes before all of these, the oldest first. So nobody waits for ever: from then on only
-those are before it who were there earlier.
+Higher priorities go first; among equals the user who has fewest jobs running; then the user who has waited longest, for
+his first slot or since his last one. What has waited longer than *patience* goes before all of these, by that last rule
+alone. So no job waits for ever: others have one turn each before the next one of its user. And who asks for thousands
+of slots at once delays nobody else by more than one.
 """
 
 import heapq
@@ -30,20 +31,25 @@ class Waiting:
 
 
 def turns(
-    waiting: Iterable[Waiting], running: Mapping[str, int], now: float, patience: float = PATIENCE
+    waiting: Iterable[Waiting],
+    running: Mapping[str, int],
+    now: float,
+    patience: float = PATIENCE,
+    served: Mapping[str, float] | None = None,
 ) -> list[Waiting]:
-    """Jobs that wait, in the order in which they get slots. running: by user, how many jobs have one.
+    """Jobs that wait, in the order in which they get slots. running: by user, how many jobs have one; served: by user,
+    when he got one last, as far as is known.
 
     100 ms for 10,000 jobs.
     """
     jobs = sorted(waiting, key=lambda one: (one.since, one.job))
-    overdue = [one for one in jobs if now - one.since > patience]
+    last = dict(served or {})
+    found = list(_by_users((one for one in jobs if now - one.since > patience), None, last, now))
     counts = Counter(running)
-    counts.update(one.user for one in overdue)
+    counts.update(one.user for one in found)
     others = sorted((one for one in jobs if now - one.since <= patience), key=lambda one: -one.priority)
-    found = overdue
     for _, group in groupby(others, key=lambda one: one.priority):
-        found.extend(_by_users(group, counts))
+        found.extend(_by_users(group, counts, last, now))
     return found
 
 
@@ -53,28 +59,41 @@ def next_to_go(
     running: Mapping[str, int],
     now: float,
     patience: float = PATIENCE,
+    served: Mapping[str, float] | None = None,
 ) -> list[Waiting]:
     """Those that may start now, in order. free: by snapshot, how many slots there are: none where it is not named. A
     job that waits for one snapshot does not keep those back that wait for others."""
     left = dict(free)
     found = []
-    for one in turns([one for one in waiting if left.get(one.snapshot, 0) > 0], running, now, patience):
+    for one in turns([one for one in waiting if left.get(one.snapshot, 0) > 0], running, now, patience, served):
         if left[one.snapshot] > 0:
             left[one.snapshot] -= 1
             found.append(one)
     return found
 
 
-def _by_users(jobs: Iterable[Waiting], counts: Counter[str]) -> Iterator[Waiting]:
-    """Jobs of one priority, given in order of `since`, so that each next one is of the user who has fewest."""
+def _by_users(
+    jobs: Iterable[Waiting], counts: Counter[str] | None, last: dict[str, float], now: float
+) -> Iterator[Waiting]:
+    """Jobs, given in order of `since`, so that each next one is of the user who has fewest, where those count; else of
+    the one who has waited longest. Changes both as if each got its slot."""
     of_user: dict[str, deque[Waiting]] = {}
     for one in jobs:
         of_user.setdefault(one.user, deque()).append(one)
-    heap = [(counts[user], queue[0].since, user) for user, queue in of_user.items()]
+
+    def turn(user: str) -> tuple[int, float, str]:
+        since = of_user[user][0].since
+        return counts[user] if counts is not None else 0, max(since, last.get(user, since)), user
+
+    heap = [turn(user) for user in of_user]
     heapq.heapify(heap)
+    latest = max(now, *last.values()) if last else now
     while heap:
         _, _, user = heapq.heappop(heap)
         yield of_user[user].popleft()
-        counts[user] += 1
+        latest += 1
+        last[user] = latest
+        if counts is not None:
+            counts[user] += 1
         if of_user[user]:
-            heapq.heappush(heap, (counts[user], of_user[user][0].since, user))
+            heapq.heappush(heap, turn(user))

@@ -51,15 +51,15 @@ def explain(
         return Explanation((f"{nothing} The scheduler decides as it would without hints.",), ())
     given, found = scores(ask, names, cluster), estimates(ask, names, cluster)
     order = np.argsort(-given, kind="stable").tolist()
-    shown = order[: min(most, MOST_ROWS)]
-    shown += [place for place in order[len(shown) :] if names[place] in set(placed)][:MOST_ROWS]
+    shown, is_placed = order[: min(most, MOST_ROWS)], set(placed)
+    shown += [place for place in order[len(shown) :] if names[place] in is_placed][:MOST_ROWS]
     rows = []
     for place in shown:
         facts = cluster.facts(names[place])
         state, age = (facts.state, facts.age) if facts else ("unknown", np.inf)
         rows.append(NodeRow(names[place], float(given[place]), found.one(place), state, age))
     text = [_where(ask, snapshot.bytes, cluster), _best(rows[0], found.epoch, given, len(names))]
-    text += [_place(row, rows[0]) for row in rows if row.node in set(placed)]
+    text += [_place(row, rows[0]) for row in rows if row.node in is_placed]
     text += [_silent(row) for row in rows if row.estimate.trust < 1]
     return Explanation(tuple(text), tuple(rows))
 

@@ -10,7 +10,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
-from dataclasses import asdict
 from typing import TypeVar
 
 import msgspec
@@ -40,7 +39,6 @@ from cachefs.messages import (
     DirectoryEntries,
     Empty,
     Freed,
-    GuessCounts,
     ListingProgress,
     MountReport,
     NodeView,
@@ -54,11 +52,13 @@ from cachefs.messages import (
     WarmupProgress,
 )
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
+from cachefs.read_messages import MountReads, ReadsAsked, ReadsTold
 from cachefs_daemon.caller import Caller
 from cachefs_daemon.cluster.shown import cluster_brief, cluster_status
 from cachefs_daemon.content import inventory, verify
 from cachefs_daemon.cooperation.scaling import planned_demands, scale_status, scaled_nodes
 from cachefs_daemon.datasets import browsing, selection
+from cachefs_daemon.fetch.guess_views import guess_counts, guess_views
 from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
 from cachefs_daemon.node import Node
 from cachefs_daemon.runtime.unbroken import unbroken
@@ -94,6 +94,7 @@ class Service:
             capacity=sum(tier.limit for tier in usage),
             used=sum(tier.used for tier in usage),
             read_deadline=self._node.config.daemon.read_deadline,
+            asking=self._node.told_reads.users(time.monotonic()),
         )
 
     async def push(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
@@ -104,6 +105,10 @@ class Service:
     async def push_report(self, report: PushDone) -> PushReply:
         self._node.pushers.report(report)
         return PushReply()
+
+    async def tell_reads(self, told: MountReads) -> Empty:
+        self._node.told_reads.add(told.reads)
+        return Empty()
 
     # --- jobs ---------------------------------------------------------------------------------------------------
 
@@ -117,8 +122,14 @@ class Service:
     async def job_progress(self, request: JobProgress, caller: Caller) -> JobProgressReply:
         return self._node.exchange.on_job_progress(_owned(request, caller))
 
+    async def ask_reads(self, request: ReadsAsked, caller: Caller) -> ReadsTold:
+        return self._node.told_reads.ask(caller, request, time.monotonic())
+
     async def job_list(self, _: Empty) -> JobList:
-        return JobList(jobs=[self._node.jobs.view(job, self._node.pushers.ahead) for job in self._node.jobs])
+        return JobList(
+            jobs=[self._node.jobs.view(job, self._node.pushers.ahead) for job in self._node.jobs],
+            guessed=guess_views(self._node.guesser.book, self._node.catalog),
+        )
 
     async def job_show(self, request: JobName, caller: Caller) -> JobView:
         job = self._node.jobs.get(self._meant(request, caller))
@@ -171,7 +182,7 @@ class Service:
             endpoints=self._node.catalog.endpoints(),
             fetch_processes=self._node.carrying.status(),
             peers=self._node.peer_counts(),
-            guessed=GuessCounts(**asdict(self._node.guesser.counts)),
+            guessed=guess_counts(self._node.guesser.counts),
             cluster=cluster_brief(self._node.membership.view, self._node.config.cluster),
         )
 

@@ -61,8 +61,8 @@ class Fetcher:
         self._errors = errors
         self.bringing = Bringing(store, threads, slots, errors, read_deadline)
         self._asking: set[asyncio.Task[None]] = set()  # in which `ask` goes on
-        # Is told of a block that a reader waits for, and of its bytes; 0 where it is on the node by now.
-        self.on_ask: Callable[[BlockRef, int], None] = _ignore
+        # Is told of a block that a reader waits for, of its bytes, and of its key; 0 and none where it is on the node.
+        self.on_ask: Callable[[BlockRef, int, bytes], None] = _ignore
         self.awaited: AwaitedSnapshots | None = None  # None: there are no other nodes
 
     @property
@@ -95,6 +95,16 @@ class Fetcher:
         """Slots that reads ahead may take."""
         return self._slots.ahead_slots
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Does a reader wait for an origin?"""
+        return self._slots.is_waited_for
+
+    @property
+    def has_queue(self) -> bool:
+        """Do blocks that nobody waits for yet wait for a slot?"""
+        return self._ahead_queued > 0
+
     def ask(self, refs: Sequence[BlockRef], patience: float, answer: Tell, *, early: bool = False) -> None:
         """As `demand`, and *answer* is called with the outcomes: at once where they are known. early: with the bytes of
         a small block as soon as these have come, where all of them are wanted.
@@ -109,9 +119,9 @@ class Fetcher:
             early = early and takes_all and found.length <= MOST_EARLY
             Waiting(self.bringing.join(found, ahead=False), until, pass_on, early=early)
             # To guess takes 20 to 45 us: after the answer, and after the task that sends the request.
-            asyncio.get_running_loop().call_soon(self.on_ask, refs[0], found.length)
+            asyncio.get_running_loop().call_soon(self.on_ask, refs[0], found.length, found.key)
         elif found is not None and not isinstance(found, CachefsError):
-            self.on_ask(refs[0], 0)
+            self.on_ask(refs[0], 0, b"")
 
     def ask_for_peer(self, fetch: Fetch, patience: float, answer: Callable[[Sequence[Answer | TakeIt]], None]) -> None:
         """Another node asks for blocks. They come from the origin, and not from any third node; or the other node is to
@@ -282,5 +292,5 @@ def _gone_again() -> CachefsError:
     return OriginUnavailable("the block came and went; read again")
 
 
-def _ignore(_: BlockRef, __: int) -> None:
+def _ignore(_: BlockRef, __: int, ___: bytes) -> None:
     pass

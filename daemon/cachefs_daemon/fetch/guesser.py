@@ -18,12 +18,14 @@ from cachefs.block import KEY_SIZE, Location, block_count, block_key, block_leng
 from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
 from cachefs.planning.pagecache.orders import FileBlocks
-from cachefs.planning.prefetch.guessing import LOOKED_AT, Found, Guesses, Guessing, Missing, Search
+from cachefs.planning.prefetch.guess_counts import GuessBook, Guesses
+from cachefs.planning.prefetch.guessing import LOOKED_AT, Found, Guessing, Missing, Search
 from cachefs.planning.prefetch.streams import Guess, Way
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.flights import Flight, Outcome
 from cachefs_daemon.fetch.readers import PageCaches
+from cachefs_daemon.fetch.sweeper import Sweeper
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
 
@@ -67,9 +69,12 @@ class Guesser:
         self._threads = threads
         self._held = held
         self._pages = pages
-        self._guessing = Guessing()
+        self.book = GuessBook()
+        self._guessing = Guessing(self.book)
+        self._sweeper = Sweeper(fetcher, storage.blocks, threads, held, self.book)
         self._in_flight = 0
         self._news = asyncio.Event()
+        self._sweeper.wake_by(self._news.set)
         self._landed: dict[tuple[str, str], list[Guess]] = {}  # by mount and snapshot: what is to be pushed there
         # When something was pushed last, and when idle streams were looked for, in monotonic seconds.
         self._pushed = self._forgot = -math.inf
@@ -78,12 +83,13 @@ class Guesser:
     def counts(self) -> Guesses:
         return self._guessing.counts
 
-    def asked(self, ref: BlockRef, size: int) -> None:
-        """A reader waits for a block of *size* bytes; 0 where it is on the node by now."""
+    def asked(self, ref: BlockRef, size: int, key: bytes) -> None:
+        """A reader waits for a block of *size* bytes with this *key*; 0 and none where it is on the node by now."""
         try:
             snapshot = self._held(ref.snapshot)
             files = snapshot.files if snapshot is not None else 0
-            if self._guessing.missed((ref.snapshot, ref.entry, ref.number), size, files, time.monotonic()):
+            name, now = (ref.snapshot, ref.entry, ref.number), time.monotonic()
+            if self._guessing.missed(name, size, files, now) or (size and self._sweeper.missed(name, size, key, now)):
                 self._news.set()
         except Exception:
             self._begin_anew()
@@ -91,7 +97,9 @@ class Guesser:
     def on_reads(self, mount: str, accessed: Sequence[bytes]) -> None:
         """Blocks with these keys were read through *mount*."""
         try:
-            if self._guessing.seen(accessed, mount if self._pages.takes(mount) else "", time.monotonic()):
+            now = time.monotonic()
+            of_streams = self._guessing.seen(accessed, mount if self._pages.takes(mount) else "", now)
+            if self._sweeper.seen(accessed, now) or of_streams:
                 self._news.set()
         except Exception:
             self._begin_anew()
@@ -99,9 +107,8 @@ class Guesser:
     def _begin_anew(self) -> None:
         """After a bug, which must not cost anybody a read."""
         log.exception("guessing begins anew")
-        counts = self._guessing.counts
-        self._guessing = Guessing()
-        self._guessing.counts = counts
+        self._guessing = Guessing(self.book)
+        self._sweeper.begin_anew()
 
     async def run(self) -> None:
         """Runs as long as the daemon."""
@@ -124,20 +131,29 @@ class Guesser:
         if now - self._forgot > _FORGET_SECONDS:
             self._forgot = now
             self._guessing.forget_idle(now)
+            self._sweeper.look_back(now)
 
     @property
     def _patience(self) -> float | None:
         """Seconds until something is to be done without news."""
         if self._landed:
             return _PUSH_SECONDS
-        return _FORGET_SECONDS if self._guessing.streams else None
+        return _FORGET_SECONDS if self._guessing.streams or not self._sweeper.is_idle else None
 
     async def _step(self) -> None:
+        room, transient = await self._room()
+        await self._follow_streams(room, transient=transient)
+        # What is transient makes way for others before it is read in some other order.
+        await self._sweeper.step(0 if transient else room, asyncio.get_running_loop().time(), time.monotonic())
+
+    async def _follow_streams(self, room: int, *, transient: bool) -> None:
+        """room: see `_room`."""
+        if not transient:
+            room //= _PART_OF_ROOM
         slots = self._fetcher.ahead_slots
         most = (_QUEUED * slots if self._plan.is_empty else max(1, slots // _PART_OF_SLOTS)) - self._in_flight
         if most <= 0:
             return
-        room, transient = await self._room()
         looked = asyncio.get_running_loop().time()
         searches = self._guessing.search(room, most, time.monotonic())
         if not searches:
@@ -146,14 +162,14 @@ class Guesser:
             await self._fetch(self._guessing.choose(search, found), looked, transient=transient)
 
     async def _room(self) -> tuple[int, bool]:
-        """Bytes that guesses may take, and whether as transient blocks."""
+        """Bytes that are free, or taken by what may be evicted; or bytes for transient blocks, and True."""
         tiering = self._tiering.unlocked
         room = sum(tiering.free_by_tier)
         if room < _LEAST_ROOM:
             room = max(room, await self._threads.background(self._room_to_be_made))
         if room < _LEAST_ROOM and (transient := tiering.transient_ahead) > room:
             return transient, True
-        return room // _PART_OF_ROOM, False
+        return room, False
 
     def _room_to_be_made(self) -> int:
         """In a thread, as the lock may be held by one that writes."""

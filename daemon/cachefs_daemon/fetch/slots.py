@@ -146,6 +146,11 @@ class FetchSlots:
         """Reads at once."""
         return self._slots
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Does somebody wait for a read that has a slot, or waits for one?"""
+        return self._demand_queued > 0 or self.in_use > self._ahead_in_use
+
     def waiting(self, server: Server) -> tuple[int, int]:
         """Reads of the *server* that wait for a slot, and those that have one."""
         lane = self._lanes.get(server)

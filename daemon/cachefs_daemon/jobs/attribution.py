@@ -76,7 +76,8 @@ class Attribution:
                 if consumer.position is None:
                     continue
                 if follower.evidence.matched > matched:
-                    consumer.liveness.renew(now)
+                    if not consumer.request.heartbeats:
+                        consumer.liveness.renew(now)
                     own_reads[consumer.key] = follower.evidence.matched - matched
                 follower.rate.measure(now, waited.get(consumer.key, 0.0), consumer.request.workers)
                 consumer.moved()

@@ -81,6 +81,7 @@ class Consumer:
         self.key = f"{request.job}/{request.consumer}#{next(_serial)}"  # its name in the plan
         self.snapshot = snapshot
         self.sample_map = sample_map
+        self.note = ""  # what its publisher says of it
         self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace, user_of(request.job))
         self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
         self._plan = plan
@@ -420,6 +421,7 @@ class Consumer:
             state=state,
             problem=problem,
             ahead_bytes=ahead_bytes,
+            note=self.note,
         )
 
     def _state(self, now: float) -> tuple[ConsumerState, str]:

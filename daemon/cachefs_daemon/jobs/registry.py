@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
-from cachefs.job_messages import ConsumerView, JobEpoch, JobProgress, JobPublish, JobView, SampleMap
+from cachefs.job_messages import MAX_NOTE, ConsumerView, JobEpoch, JobProgress, JobPublish, JobView, SampleMap
 from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.lookahead import Reader
@@ -237,7 +237,12 @@ class JobRegistry:
         if not 0 <= request.epoch < MAX_EPOCHS or request.position < 0:
             name = given_name(request.job)
             raise ConfigError(f"job {name}: epochs count from 0 to {MAX_EPOCHS - 1:,}, and positions from 0")
+        if len(request.note) > MAX_NOTE or not request.note.isprintable():
+            raise ConfigError(
+                f"job {given_name(request.job)}: expected a printable note of {MAX_NOTE} characters at most"
+            )
         consumer = self._consumer(request.job, request.consumer)
+        consumer.note = request.note
         consumer.on_heartbeat(request.epoch, request.position, time.monotonic())
         if request.ended:
             self._end_consumer(self.get(request.job), consumer)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachefs.errors import ConfigError
-from cachefs.pem_files import files_state, why_unusable
+from cachefs.pem_files import PemFiles, files_state
 from cachefs_daemon.cluster.view import NodeRecord
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 1.0
 # A handshake of TLS 1.3 is over when each side has had its turn so often.
 _MESSAGES: Final = 3
+_SETTINGS: Final = ("cluster.tls_cert", "cluster.tls_key", "cluster.tls_ca")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +139,4 @@ def _prepared(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        context.load_verify_locations(cafile=files.ca)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cluster.tls_ca = {str(files.ca)!r}: {why_unusable(error)}") from None
-    try:
-        # A key with a password would ask for it on the terminal.
-        context.load_cert_chain(files.cert, files.key, password=lambda: "")
-    except (OSError, ssl.SSLError, ValueError) as error:
-        raise ConfigError(
-            f"cluster.tls_cert = {str(files.cert)!r}, cluster.tls_key = {str(files.key)!r}: {why_unusable(error)}"
-        ) from None
-    return context
+    return PemFiles(files.cert, files.key, files.ca, _SETTINGS).load(context)

@@ -5,8 +5,10 @@ from typing import Final
 
 from cachefs.observe_messages import Load
 
-# Seconds after which half of a peak is forgotten: a link that got slower shows within a quarter of an hour.
+# Seconds after which half of a peak is forgotten: a link that got slower shows within a quarter of an hour. Seconds in
+# which less than this part of the peak came do not count: a link on which nothing is asked for is as fast as it was.
 HALF_LIFE: Final = 600.0
+_IN_USE: Final = 0.01
 # Seconds over which what comes now is averaged, about.
 _AVERAGED: Final = 5.0
 
@@ -25,7 +27,8 @@ class Meter:
         if self._seen is not None and now > self._seen:
             seconds = now - self._seen
             rate = max(0, total - self._total) / seconds
-            self.peak = max(rate, self.peak * math.exp2(-seconds / HALF_LIFE))
+            if rate >= _IN_USE * self.peak:
+                self.peak = max(rate, self.peak * math.exp2(-seconds / HALF_LIFE))
             self.rate += (1 - math.exp(-seconds / _AVERAGED)) * (rate - self.rate)
         self._total, self._seen = total, now
 

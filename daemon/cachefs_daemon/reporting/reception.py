@@ -79,7 +79,7 @@ class Reception:
             raise AccessDenied(f"{who} may look and not order; add it to cluster.schedulers of this node")
         try:
             order = msgspec.msgpack.decode(await request.read(), type=Order)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"no order: {error}") from None
         return _packed(await self._orders.carry_out(order, who))
 

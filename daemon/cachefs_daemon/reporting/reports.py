@@ -12,6 +12,7 @@ import msgspec
 from cachefs.errors import CachefsError
 from cachefs.observe_messages import (
     LEAST_PAUSE,
+    MOST_RATE,
     MOST_SNAPSHOTS,
     Load,
     NodeReport,
@@ -41,6 +42,8 @@ _SAME_USED: Final = 0.002
 # Seconds after which small changes are told too.
 _SMALL_NEWS: Final = 15.0
 _MOST_JOBS: Final = 1024
+# Consumers whose rates may be in one sum.
+_MOST_READERS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,8 @@ class Reports:
         window = plan.window(consumer, 0, 1) if plan.knows(consumer) else None
         if window is None or space is None or not space.count or not window.period > 0:
             return 0.0
-        return space.bytes / space.count / window.period
+        # A job says its own pace, which may be nonsense.
+        return min(space.bytes / space.count / window.period, MOST_RATE / _MOST_READERS)
 
     def _rest_of(self, usage: list[TierUsage], jobs: list[RunningJob], load: Load) -> NodeReport:
         mine = self._sources.membership.view.mine

@@ -3,14 +3,15 @@
 import time
 from typing import Final
 
+import msgspec
+
 from cachefs import __version__
-from cachefs.errors import ConfigError, NotFound
+from cachefs.errors import Busy, ConfigError, NotFound
 from cachefs.observe_messages import Order, OrderKind
 from cachefs.scheduling_messages import (
     CopyStatus,
     DatasetPolicy,
     HeldPart,
-    NodesStatus,
     NodeStatus,
     PolicyList,
     PolicyStatus,
@@ -26,6 +27,7 @@ from cachefs_scheduler.duties.book import JobState, KnownJob
 from cachefs_scheduler.duties.capacity import capacity
 from cachefs_scheduler.duties.placement import Wanted
 from cachefs_scheduler.duties.warming import Warmings
+from cachefs_scheduler.pauses import Pauses
 from cachefs_scheduler.view.cluster_view import ClusterView
 from cachefs_scheduler.view.node_state import NodeState
 
@@ -96,15 +98,25 @@ class Answers:
             ]
         )
 
-    def nodes(self, dataset: str) -> NodesStatus:
-        """dataset: only this one; empty: all. Raises NotFound."""
+    async def nodes(self, dataset: str) -> bytes:
+        """NodesStatus as JSON. dataset: only this one; empty: all. Raises NotFound.
+
+        5,000 nodes with 200 datasets are 37 MB, and take 1.4 s of processor time.
+        """
         current = {snapshot: name for name, snapshot in self._view.datasets.current().items()}
         if dataset:
             snapshot = self._view.datasets.snapshot(dataset)
             if snapshot is None:
                 raise NotFound(f"no node knows a dataset {dataset!r}; known: {self._known()}")
             current = {snapshot: dataset.partition("@")[0]}
-        return NodesStatus(nodes=[self._node(self._view.nodes[name], current) for name in sorted(self._view.nodes)])
+        found: list[bytes] = []
+        pauses = Pauses()
+        for name in sorted(self._view.nodes):
+            if (node := self._view.nodes.get(name)) is not None:
+                found.append(msgspec.json.encode(self._node(node, current)))
+                await pauses.take()
+        # As NodesStatus is encoded, all at once.
+        return b'{"nodes":[' + b",".join(found) + b"]}"
 
     def _known(self) -> str:
         names = self._view.datasets.names()
@@ -129,12 +141,20 @@ class Answers:
             problem=node.problem,
         )
 
-    def policies(self, dataset: str) -> PolicyList:
-        """dataset: only this one; empty: all. Raises NotFound."""
+    async def policies(self, dataset: str) -> PolicyList:
+        """dataset: only this one; empty: all. Raises NotFound.
+
+        With 5,000 nodes, of which half hold a part of each, a dataset takes 30 ms of processor time.
+        """
         names = self._view.datasets.names()
         if dataset and dataset not in names:
             raise NotFound(f"no node knows a dataset {dataset!r}; known: {self._known()}")
-        return PolicyList(datasets=[self._policy(name) for name in ([dataset] if dataset else names)[:MOST_SHOWN]])
+        found: list[PolicyStatus] = []
+        pauses = Pauses()
+        for name in ([dataset] if dataset else names)[:MOST_SHOWN]:
+            found.append(self._policy(name))
+            await pauses.take()
+        return PolicyList(datasets=found)
 
     def _policy(self, name: str) -> PolicyStatus:
         snapshot = self._view.datasets.snapshot(name) or ""
@@ -164,7 +184,7 @@ class Answers:
         self._advisor.settle()
         return self._policy(request.dataset)
 
-    def scale(self, request: ScaleAsk) -> ScaleDone:
+    async def scale(self, request: ScaleAsk) -> ScaleDone:
         """Raises NotFound, ConfigError."""
         wanted = [bool(request.job), bool(request.dataset), bool(request.drain)]
         if sum(wanted) != 1:
@@ -181,16 +201,21 @@ class Answers:
                 raise NotFound(f"no node is called {unknown[0]!r}; `cachectl sched status` lists those that are known")
             self._advisor.resized(request.job, request.nodes)
             return ScaleDone(text=[f"the data of {request.job} follow it to {', '.join(request.nodes)}"])
-        return self._copies(request.dataset, request.copies)
+        return await self._copies(request.dataset, request.copies)
 
     def _drain(self, node: str) -> ScaleDone:
         if node not in self._view.nodes:
             raise NotFound(f"no node is called {node!r}; `cachectl sched status` lists those that are known")
-        self._warmings.tell(node, Order(kind=OrderKind.DRAIN))
+        if not self._warmings.allowed:
+            raise ConfigError(
+                "cluster.orders is false, so this service gives no orders; run `cachectl drain` on the node"
+            )
+        if not self._warmings.tell(node, Order(kind=OrderKind.DRAIN)):
+            raise Busy(f"{node} is not told to drain: too many orders are being given; try again later")
         return ScaleDone(text=[f"{node} is told to drain; `cachectl drain {node}` says how far it is"])
 
-    def _copies(self, dataset: str, copies: int) -> ScaleDone:
-        """Have so many copies of a dataset."""
+    async def _copies(self, dataset: str, copies: int) -> ScaleDone:
+        """Have so many copies of a dataset. On 5,000 nodes each takes 9 ms of processor time: 9 s for a thousand."""
         snapshot = self._view.datasets.snapshot(dataset)
         if snapshot is None:
             raise NotFound(f"no node knows a dataset {dataset!r}; known: {self._known()}")
@@ -199,6 +224,7 @@ class Answers:
         there = self._advisor.turns.copies(snapshot)
         said = [f"{dataset} has {len(there)} {'copy' if len(there) == 1 else 'copies'} now"]
         taken = {node for copy in there for node in copy.nodes}
+        pauses = Pauses()
         for number in range(len(there), copies):
             nodes = self._advisor.another_copy(dataset, snapshot, taken)
             if not nodes:
@@ -208,7 +234,11 @@ class Answers:
                 Wanted(dataset, snapshot, nodes, "clone", f"scale:{dataset}:{number + 1}", int(time.time()))
             )
             taken |= set(nodes)
-            said.append(f"another one is made on {', '.join(begun or nodes)}")
+            if not begun:
+                said.append(f"nothing is brought to {', '.join(nodes)}; the log of cachefs-scheduler may say why")
+                break
+            said.append(f"another one is made on {', '.join(begun)}")
+            await pauses.take()
         for copy in sorted(there, key=lambda one: one.jobs)[: max(0, len(there) - copies)]:
             gone = [node for node in copy.nodes if self._advisor.placement.release(dataset, snapshot, node)]
             what = "goes" if gone else "stays: jobs read it, or it is pinned"

@@ -15,12 +15,14 @@ import msgspec
 from aiohttp import web
 
 from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, StoreFull
+from cachefs.pem_files import PemFiles
 from cachefs.scheduling_messages import (
     ADMISSIONS,
     ADMIT,
     ASSIGN,
     ENDED,
     EXPLAIN,
+    KNOWN,
     METRICS,
     NODES,
     PLACED,
@@ -33,11 +35,13 @@ from cachefs.scheduling_messages import (
     Ask,
     DatasetPolicy,
     Ended,
+    KnownJobs,
     Placed,
     RankAsk,
     ScaleAsk,
 )
 from cachefs_scheduler.api.answers import Answers
+from cachefs_scheduler.certificates import ServerCertificates
 from cachefs_scheduler.config import ServiceSection, split_address
 from cachefs_scheduler.duties.advisor import Advisor
 
@@ -45,12 +49,15 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Body = TypeVar("Body", bound=msgspec.Struct)
+# A message, the JSON of one, or nothing.
+Said = msgspec.Struct | bytes | None
 
 # Bytes of a request: 16,384 names of nodes.
 MOST_BODY: Final = 8 << 20
 # Seconds that a poll waits at most, and polls that wait at once.
 POLL_SECONDS: Final = 25.0
 MOST_POLLS: Final = 64
+_SETTINGS: Final = ("service.tls_cert", "service.tls_key", "service.tls_ca")
 _STATUS: Final = {NotFound: 404, ConfigError: 400, Busy: 503, StoreFull: 507}
 
 
@@ -63,7 +70,7 @@ class Server:
         self._answers = answers
         self._metrics = metrics
         self._polls = 0
-        self._listens = False  # on the socket, which another service may have
+        self._bound: tuple[int, int] | None = None  # the socket's file, as another service may have one there by now
         self._news = asyncio.Event()
         advisor.subscribe(self._wake)
         self._app = web.Application(middlewares=[_guard], client_max_size=MOST_BODY)
@@ -77,7 +84,7 @@ class Server:
         await self._runner.setup()
         section = self._section
         listening = _unix_socket(section.socket, section.socket_group)
-        self._listens = True
+        self._bound = _file(section.socket)
         await web.SockSite(self._runner, listening).start()
         if section.listen is not None:
             host, port = split_address(section.listen)
@@ -90,7 +97,7 @@ class Server:
     async def stop(self) -> None:
         self._wake()
         await self._runner.cleanup()
-        if self._listens:
+        if self._bound is not None and self._bound == _file(self._section.socket):
             self._section.socket.unlink(missing_ok=True)
 
     def _wake(self) -> None:
@@ -106,6 +113,7 @@ class Server:
         get(NODES, self._get(lambda request: self._answers.nodes(request.query.get("dataset", ""))))
         get(POLICY, self._get(lambda request: self._answers.policies(request.query.get("dataset", ""))))
         get(EXPLAIN, self._get(lambda request: self._advisor.explain(request.query.get("job", ""))))
+        get(KNOWN, self._get(lambda request: KnownJobs(self._advisor.known(request.query.get("prefix", "")))))
         get(ADMISSIONS, self._admissions)
         get(METRICS, self._metrics_text)
         post(RANK, self._post(RankAsk, lambda body: self._advisor.rank(body.ask, body.candidates)))
@@ -117,19 +125,19 @@ class Server:
         post(POLICY, self._post(DatasetPolicy, self._answers.change_policy))
         post(SCALE, self._post(ScaleAsk, self._answers.scale))
 
-    def _get(self, answer: Callable[[web.Request], msgspec.Struct]) -> Handler:
+    def _get(self, answer: Callable[[web.Request], Said | Awaitable[Said]]) -> Handler:
         async def handler(request: web.Request) -> web.Response:
-            return _json(answer(request))
+            return await _answered(answer(request))
 
         return handler
 
-    def _post(self, kind: type[Body], answer: Callable[[Body], msgspec.Struct | None]) -> Handler:
+    def _post(self, kind: type[Body], answer: Callable[[Body], Said | Awaitable[Said]]) -> Handler:
         async def handler(request: web.Request) -> web.Response:
             try:
                 body = msgspec.json.decode(await request.read(), type=kind)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise ConfigError(f"{request.path}: {error}") from None
-            return _json(answer(body))
+            return await _answered(answer(body))
 
         return handler
 
@@ -177,8 +185,12 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _error(500, "internal error; see the log of cachefs-scheduler")
 
 
-def _json(message: msgspec.Struct | None) -> web.Response:
-    body = msgspec.json.encode(message) if message is not None else b"{}"
+async def _answered(said: Said | Awaitable[Said]) -> web.Response:
+    return _json(await said if isinstance(said, Awaitable) else said)
+
+
+def _json(message: Said) -> web.Response:
+    body = message if isinstance(message, bytes) else msgspec.json.encode(message) if message is not None else b"{}"
     return web.Response(body=body, content_type="application/json")
 
 
@@ -209,6 +221,14 @@ def _unix_socket(path: Path, group: str) -> socket.socket:
     return listening
 
 
+def _file(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _clear(path: Path) -> None:
     """Remove a socket that a service before has left. Raises AlreadyExists where one answers there."""
     if not path.is_socket():
@@ -217,22 +237,17 @@ def _clear(path: Path) -> None:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return
+        except OSError:
+            pass  # one that has no time now, with as many connections as may wait
     raise AlreadyExists(f"another cachefs-scheduler answers at {path}; stop it, or set another service.socket")
 
 
 def _context(section: ServiceSection) -> ssl.SSLContext | None:
     """Both sides show certificates. None: there are none. Raises ConfigError."""
-    if section.tls_ca is None or section.tls_cert is None or section.tls_key is None:
+    if section.tls_ca is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        context.load_verify_locations(cafile=section.tls_ca)
-        context.load_cert_chain(section.tls_cert, section.tls_key, password=lambda: "")
-    except (OSError, ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"service.tls_ca, tls_cert, tls_key: they cannot be used: {error}") from None
-    return context
+    files = PemFiles(section.tls_cert, section.tls_key, section.tls_ca, _SETTINGS)
+    return ServerCertificates(files).context

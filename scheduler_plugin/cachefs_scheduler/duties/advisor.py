@@ -32,7 +32,7 @@ from cachefs_scheduler.duties.policies import Policies
 from cachefs_scheduler.duties.reads import Reads
 from cachefs_scheduler.duties.turns_of_jobs import Turns
 from cachefs_scheduler.duties.warming import Warmings
-from cachefs_scheduler.view.cluster_view import ClusterView
+from cachefs_scheduler.view.cluster_view import LEAST_RATE, ClusterView
 from cachefs_scheduler.view.dataset_names import dataset_of
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Advisor:
         snapshot = self._view.datasets.snapshot(ask.dataset)
         if snapshot is None:
             return None
-        rate = ask.rate or self._view.rate(snapshot)
+        rate = ask.rate if ask.rate >= LEAST_RATE else self._view.rate(snapshot)
         return JobAsk(ask.job, snapshot, min(ask.ranks, MOST_RANKS), rate, ask.epochs)
 
     def _unknown(self, ask: Ask) -> str:
@@ -253,7 +253,7 @@ class Advisor:
         known.state, known.nodes, known.place = JobState.PLACED, chosen, 0
         known.placement = int(time.time())
         # A service that was started again, or has begun to lead, hears of jobs that run already.
-        runs = is_late and any(node in self._view.cluster.jobs_on(known.snapshot) for node in chosen)
+        runs = is_late and not self._view.cluster.jobs_on(known.snapshot).keys().isdisjoint(chosen)
         if known.snapshot and not runs and self.policies.of(dataset_of(known.ask.dataset)).preload:
             self.placement.bring(Wanted(known.ask.dataset, known.snapshot, chosen, "preload", job, known.placement))
         self._changed()
@@ -276,13 +276,18 @@ class Advisor:
         self._changed()
 
     def ended(self, job: str) -> None:
-        known = self.book.remove(job)
-        if known is None:
-            return
+        if self._remove(job):
+            self._changed()
+            # Where a thousand end at once, those that wait are looked at soon (see service).
+            if self._may_look():
+                self.settle()
+
+    def _remove(self, job: str) -> bool:
+        if self.book.remove(job) is None:
+            return False
         self._warmings.stop(job)
         self.moves.forget(job)
-        self._changed()
-        self.settle()
+        return True
 
     def known(self, prefix: str) -> list[str]:
         return [one.ask.job for one in self.book if one.ask.job.startswith(prefix)]
@@ -297,12 +302,16 @@ class Advisor:
                 log.info(
                     "job %s has not started for %.0f s: its slot is free for the next one", one.ask.job, START_WITHIN
                 )
-        for job in self.book.lapsed(self._view.now()):
-            known = self.book.get(job)
-            if known is not None and known.state == JobState.PLACED and self._is_seen(known):
-                continue
-            log.warning("job %s is forgotten: no scheduler has spoken of it for too long", job)
-            self.ended(job)
+        forgotten = [one for one in self.book.lapsed(now) if one.state != JobState.PLACED or not self._is_seen(one)]
+        for one in forgotten:
+            self._remove(one.ask.job)
+        if forgotten:
+            names = ", ".join(one.ask.job for one in forgotten[:_SHOWN]) + (", ..." if len(forgotten) > _SHOWN else "")
+            log.warning(
+                "forgotten, as no scheduler has spoken of them for too long: %d jobs: %s", len(forgotten), names
+            )
+            self._changed()
+            self.settle()
 
     def _is_seen(self, known: KnownJob) -> bool:
         """Does a daemon say that it runs, or is one silent that may know? Not for ever: nodes that do not come back, or

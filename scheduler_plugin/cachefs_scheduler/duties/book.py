@@ -85,11 +85,11 @@ class Book:
         """Jobs that read it."""
         return [one for one in self._jobs.values() if one.snapshot == snapshot]
 
-    def lapsed(self, now: float) -> list[str]:
+    def lapsed(self, now: float) -> list[KnownJob]:
         """Those of which nothing was heard for too long: ten times as long where they run."""
         return [
-            job
-            for job, one in self._jobs.items()
+            one
+            for one in self._jobs.values()
             if now - one.touched > self._forgotten * (10 if one.state == JobState.PLACED else 1)
         ]
 

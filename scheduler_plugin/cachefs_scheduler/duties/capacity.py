@@ -22,7 +22,7 @@ class Capacity:
 
 def capacity(view: ClusterView, book: Book) -> Capacity:
     """As it is now."""
-    up = [facts for name in view.cluster if (facts := view.cluster.facts(name)) is not None and facts.state == "up"]
+    up = [facts for name in view.cluster if (facts := view.cluster.said(name)) is not None and facts.state == "up"]
     read = {one.snapshot for one in book if one.snapshot} | {snapshot for facts in up for snapshot in facts.jobs}
     sizes = [size.bytes for snapshot in read if (size := view.cluster.snapshot(snapshot)) is not None]
     total, needed = sum(facts.capacity for facts in up), sum(sizes)

@@ -55,14 +55,14 @@ class Moves:
             if job is None:
                 del self._moves[name]
                 continue
+            # Where another job reads, it is its copy now.
+            move.left -= {node for one in self._book.of(move.snapshot) for node in one.nodes}
+            lacking = self._placement.lacking(move.snapshot, job.nodes) if move.left else None
             for node in sorted(move.left):
-                if self._is_used(node, move.snapshot):
-                    move.left.discard(node)  # another job reads there: it is its copy now
-                elif self._placement.holds_together(move.snapshot, job.nodes, node):
+                if not self._placement.may_order:
+                    return  # later
+                if lacking is not None and self._placement.is_elsewhere(move.snapshot, lacking, node):
                     self._placement.release(move.dataset, move.snapshot, node)
                     move.left.discard(node)
             if not move.left:
                 del self._moves[name]
-
-    def _is_used(self, node: str, snapshot: str) -> bool:
-        return any(node in one.nodes for one in self._book.of(snapshot))

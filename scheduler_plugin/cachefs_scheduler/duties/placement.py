@@ -1,7 +1,7 @@
 """What is brought to the nodes of a job, and what is let go on nodes that it has left."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cachefs.observe_messages import Order, OrderKind
 from cachefs.planning.blocks.shard_bytes import SHARDS, WHOLE
-from cachefs.planning.scheduling.cleaning import making_room
+from cachefs.planning.scheduling.cleaning import CleaningRule, making_room
 from cachefs_scheduler.duties.policies import Policies
 from cachefs_scheduler.duties.reads import Reads
 from cachefs_scheduler.duties.warming import Warming, Warmings, divided, warming_id
@@ -39,6 +39,14 @@ class Wanted:
     number: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Evictable:
+    """By snapshot id: the rules of those that no job is about to read on a node, and names of datasets."""
+
+    rules: Mapping[str, CleaningRule]
+    names: Mapping[str, str]
+
+
 class Placement:
     """Used on the event loop."""
 
@@ -56,9 +64,15 @@ class Placement:
         if not known or size is None:
             return []
         lacking = self.lacking(snapshot, known)
+        current = self._view.datasets.current()
+        rules, placed = self._policies.rules(current), self._reads.placed(known)
+        names = {found: name for name, found in current.items()}
         begun = []
         for node, mask in zip(known, divided(lacking, len(known)), strict=True):
-            mask = self._fitting(node, snapshot, mask, size.bytes / SHARDS)
+            if not mask.any():  # of 5,000 nodes, all but as many as there are shards
+                continue
+            here = {one: rule for one, rule in rules.items() if one not in placed[node]}
+            mask = self._fitting(node, snapshot, mask, size.bytes / SHARDS, _Evictable(here, names))
             if not mask.any():
                 continue
             name = warming_id(wanted.purpose, wanted.job, node, snapshot, wanted.number)
@@ -72,21 +86,26 @@ class Placement:
         """Shards that none of these nodes has: shape (SHARDS,)."""
         there = np.zeros(SHARDS, np.int64)
         for node in nodes:
-            facts = self._view.cluster.facts(node)
+            facts = self._view.cluster.said(node)
             copy = facts.copies.get(snapshot) if facts is not None else None
             if copy is not None and copy.shards is not None:
                 there = np.maximum(there, copy.shards)
         found: Mask = there < _NEARLY
         return found
 
-    def holds_together(self, snapshot: str, nodes: Sequence[str], of: str) -> bool:
-        """Do *nodes* have all that node *of* has?"""
+    @property
+    def may_order(self) -> bool:
+        """Can a node be told something now?"""
+        return self._warmings.may_tell
+
+    def is_elsewhere(self, snapshot: str, lacking: Mask, of: str) -> bool:
+        """Do others have all that node *of* has? lacking: what those have not."""
         facts = self._view.cluster.facts(of)
         copy = facts.copies.get(snapshot) if facts is not None else None
         if copy is None:
             return True
         mine = copy.shards if copy.shards is not None else np.full(SHARDS, WHOLE, np.uint8)
-        return not bool((self.lacking(snapshot, nodes) & (mine > WHOLE - _NEARLY)).any())
+        return not bool((lacking & (mine > WHOLE - _NEARLY)).any())
 
     def release(self, spec: str, snapshot: str, node: str) -> bool:
         """Let go what a node holds, where nobody reads it there. Returns whether that was ordered."""
@@ -101,27 +120,23 @@ class Placement:
         log.info("%s lets go its copy of %s (%d bytes)", node, spec, copy.bytes)
         return True
 
-    def _fitting(self, node: str, snapshot: str, mask: Mask, shard: float) -> Mask:
+    def _fitting(self, node: str, snapshot: str, mask: Mask, shard: float, evictable: "_Evictable") -> Mask:
         """As many of the shards as the node has room for, after it has let go what its datasets' rules let it."""
         facts = self._view.cluster.facts(node)
         if facts is None:
             return np.zeros(SHARDS, np.bool_)
         wanted = int(mask.sum() * shard)
-        current = {found: name for name, found in self._view.datasets.current().items()}
         now = self._view.now()
-        rules = {
-            one: rule
-            for one, rule in self._policies.rules(self._view.datasets.current()).items()
-            if one in facts.copies and not self._reads.is_placed(node, one)
-        }
+        rules = {one: rule for one, rule in evictable.rules.items() if one in facts.copies}
         copies = {
             one: replace(copy, idle=max(0.0, now - self._reads.last(node, one, now)))
             for one, copy in facts.copies.items()
         }
         facts = replace(facts, copies=copies)
         for eviction in making_room(facts, wanted, rules, keep=snapshot):
-            log.info("%s lets go %s: %s", node, current[eviction.snapshot], eviction.why)
-            self._warmings.tell(node, Order(kind=OrderKind.EVICT, dataset=current[eviction.snapshot]))
+            name = evictable.names[eviction.snapshot]
+            log.info("%s lets go %s: %s", node, name, eviction.why)
+            self._warmings.tell(node, Order(kind=OrderKind.EVICT, dataset=name))
         room = max(0, facts.capacity - facts.needed) if facts.capacity else wanted
         most = int(room / shard) if shard else SHARDS
         fitting = np.zeros(SHARDS, np.bool_)

@@ -1,5 +1,7 @@
 """When copies were read last, and who is about to read them: what least recently used means."""
 
+from collections.abc import Collection
+
 from cachefs_scheduler.duties.book import Book
 
 # Pairs of a node and a snapshot whose last reads are remembered.
@@ -45,6 +47,15 @@ class Reads:
     def is_placed(self, node: str, snapshot: str) -> bool:
         """Was a job placed there that reads it? It may not have begun."""
         return any(node in one.nodes for one in self._book.of(snapshot))
+
+    def placed(self, nodes: Collection[str]) -> dict[str, set[str]]:
+        """The same of some nodes: by node, the snapshots. One look at all jobs, of which there may be 10,000."""
+        found: dict[str, set[str]] = {node: set() for node in nodes}
+        for one in self._book:
+            for node in one.nodes:
+                if node in found:
+                    found[node].add(one.snapshot)
+        return found
 
     def all(self) -> list[tuple[str, str, float]]:
         """Node, snapshot and time of each."""

@@ -1,22 +1,30 @@
 """What the service keeps over a restart: jobs that wait or run, what administrators said of datasets, and when copies
 were read last. All else it asks the daemons for again."""
 
+import fcntl
 import logging
 import os
 import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from cachefs.errors import AlreadyExists
 from cachefs.scheduling_messages import Ask, DatasetPolicy
 from cachefs_scheduler.duties.book import Book, JobState, KnownJob
+from cachefs_scheduler.duties.reads import Reads
 
 log = logging.getLogger(__name__)
 
 NAME: Final = "state.json"
+LOCK: Final = "lock"
 # Bytes. A job takes some 300.
 MOST: Final = 256 << 20
+# In one piece: 2 ms.
+_RECORDS: Final = 1000
 
 
 class SavedJob(msgspec.Struct, frozen=True):
@@ -49,13 +57,29 @@ class Saved(msgspec.Struct, frozen=True):
     reads: list[SavedRead] = msgspec.field(default_factory=list)
 
 
-def saved_jobs(book: Book, now: float) -> list[SavedJob]:
-    """Those that matter after a restart; now: monotonic seconds."""
-    return [
+def pieces(written: float, book: Book, policies: Iterable[DatasetPolicy], reads: Reads, now: float) -> Iterator[bytes]:
+    """`Saved` as JSON, in pieces that each take some milliseconds. Jobs that matter after a restart are in it.
+
+    written: Unix seconds; now: monotonic seconds. Between two pieces, book and reads may change.
+    """
+    said = msgspec.json.encode(list(policies))
+    yield b'{"written":%s,"policies":%s,"jobs":[' % (msgspec.json.encode(written), said)
+    yield from _listed(
         SavedJob(one.ask, one.snapshot, now - one.since, now - one.touched, one.state, list(one.nodes), one.placement)
         for one in book
         if one.state != JobState.ASKED
-    ]
+    )
+    yield b'],"reads":['
+    yield from _listed(SavedRead(node, one, now - when) for node, one, when in reads.all())
+    yield b"]}"
+
+
+def _listed(records: Iterable[msgspec.Struct]) -> Iterator[bytes]:
+    """The inside of a list."""
+    left, comma = iter(records), b""
+    while some := list(islice(left, _RECORDS)):
+        yield comma + msgspec.json.encode(some)[1:-1]
+        comma = b","
 
 
 def restored_job(saved: SavedJob, elapsed: float, now: float) -> KnownJob:
@@ -66,12 +90,33 @@ def restored_job(saved: SavedJob, elapsed: float, now: float) -> KnownJob:
     )  # fmt: skip
 
 
-def write(directory: Path, saved: Saved) -> None:
-    """Replace the file as a whole. Blocking. Raises OSError."""
+def lock(directory: Path) -> int | None:
+    """Have the directory for this service alone: a descriptor that holds it until it is closed. None: it cannot be
+    locked, as on a file system that is read-only, where nothing is saved either. Raises AlreadyExists."""
+    try:
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise AlreadyExists(
+            f"service.state_dir = {str(directory)!r}: another cachefs-scheduler keeps its queue there; stop it, or set "
+            "another service.state_dir"
+        ) from None
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def write(directory: Path, parts: Iterable[bytes]) -> None:
+    """Replace the file as a whole by these pieces. Blocking. Raises OSError."""
     path = directory / NAME
     new = path.with_suffix(".new")
     with new.open("wb") as file:
-        file.write(msgspec.json.encode(saved))
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
@@ -87,7 +132,7 @@ def read(directory: Path) -> Saved:
         return msgspec.json.decode(path.read_bytes(), type=Saved)
     except FileNotFoundError:
         return Saved(time.time())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         log.warning("%s cannot be used, and is set aside: %s", path, error)
         try:
             path.replace(path.with_suffix(".bad"))

@@ -24,6 +24,7 @@ class Turns:
         self._limit = limit
         self._making = making
         self._enough = enough
+        self._served: dict[str, float] = {}  # by user with jobs, when one of his got a slot last
 
     def slots(self, job: KnownJob) -> Slots:
         """Those of the copies of what the job reads."""
@@ -39,12 +40,16 @@ class Turns:
         """Let those start for which there is a slot. Returns them; the others are told their places."""
         waiting = [one for one in self._book if one.state == JobState.WAITING]
         if not waiting:
+            self._served.clear()
             return []
+        known_users = {one.ask.user for one in self._book}
+        self._served = {user: when for user, when in self._served.items() if user in known_users}
         running = Counter(one.ask.user for one in self._book if one.has_slot and self._limit(one))
         order = turns(
             [Waiting(one.ask.job, one.snapshot, one.ask.user, one.ask.priority, one.since) for one in waiting],
             running,
             now,
+            served=self._served,
         )
         found: list[KnownJob] = []
         places: Counter[str] = Counter()
@@ -69,6 +74,7 @@ class Turns:
                 found_slots = {one: kept for one, kept in found_slots.items() if one[0] != job.snapshot}
                 job.state, job.place, job.targets, job.admitted = JobState.ADMITTED, 0, free.nodes[:16], now
                 job.why = "a copy of its dataset has a slot for it"
+                self._served[job.ask.user] = now
                 found.append(job)
                 continue
             places[job.snapshot] += 1

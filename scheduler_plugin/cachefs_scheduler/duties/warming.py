@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +26,10 @@ MOST_TOLD: Final = 64
 # A node that cannot be told is tried again so often, with pauses that double from this one on (seconds).
 TRIES: Final = 5
 FIRST_PAUSE: Final = 0.5
+# Seconds: a warm-up is lost whose node was heard for so long without a word of it, as after a start of its daemon; or
+# whose node is silent for so long. What is lost must not count for ever: not among those under way, nor as a copy.
+UNTOLD: Final = 60.0
+SILENT: Final = 600.0
 _ENDED: Final = ("done", "failed", "stopped", "cancelled")
 
 
@@ -45,6 +50,8 @@ class Warming:
     blocks: int = 0
     total: int = 0
     message: str = ""
+    # Monotonic seconds when its node said last that it is there.
+    told: float = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -65,6 +72,16 @@ class Warmings:
         # Is called whenever one has ended.
         self.ended: Callable[[Warming], None] = lambda one: None
         view.listeners.append(self._follow)
+
+    @property
+    def allowed(self) -> bool:
+        """Does the configuration let this service give orders?"""
+        return self._allowed
+
+    @property
+    def may_tell(self) -> bool:
+        """Would `tell` do it?"""
+        return self._allowed and self._telling < MOST_TOLD
 
     def __iter__(self) -> Iterator[Warming]:
         return iter(list(self._known.values()))
@@ -98,7 +115,7 @@ class Warmings:
     def tell(self, node: str, order: Order) -> bool:
         """Have a node do something else; what becomes of it is logged. False: not now, as too many are being told, or
         not at all."""
-        if not self._allowed or self._telling >= MOST_TOLD:
+        if not self.may_tell:
             return False
         self._telling += 1
         self._start(self._tell(node, order)).add_done_callback(self._told)
@@ -126,7 +143,7 @@ class Warmings:
             wanted.state, wanted.message = "failed", done
             self.ended(wanted)
             return
-        wanted.total = done.blocks
+        wanted.total, wanted.told = done.blocks, time.monotonic()
         if wanted.is_over:  # it was stopped while the node was told, which may have heard of that first
             await self._tell(wanted.node, Order(kind=OrderKind.STOP, id=wanted.id))
         if wanted.state == "ordered":
@@ -165,9 +182,30 @@ class Warmings:
             if one is None or one.is_over or one.state == "ordered":
                 continue
             one.blocks, one.total, one.message = said.blocks, said.total, said.message
+            one.told = time.monotonic()
             if said.state in _ENDED:
                 one.state = said.state
                 self.ended(one)
+
+    def drop_lost(self, now: float) -> None:
+        """Those whose nodes will say nothing of them any more have failed. To be called from time to time; now:
+        monotonic seconds."""
+        for one in self:
+            if one.state != "running":
+                continue
+            state = self._view.nodes.get(one.node)
+            heard = state.heard if state is not None else None
+            if heard is None:
+                one.message = "the node is gone"
+            elif heard - one.told > UNTOLD:
+                one.message = "the node knows it no more: its daemon was started again"
+            elif now - heard > SILENT:
+                one.message = "the node is silent"
+            else:
+                continue
+            one.state = "failed"
+            log.warning("%s of %s on %s for %s: %s", one.purpose, one.dataset, one.node, one.job, one.message)
+            self.ended(one)
 
 
 def warming_id(*parts: object) -> str:

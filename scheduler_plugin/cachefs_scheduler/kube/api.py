@@ -287,7 +287,7 @@ def _changed_pod(change: _Change) -> tuple[str, Pod]:
 def _decoded(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:
     try:
         return decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiRefuses(f"what answers is no API server: {error}") from None
 
 

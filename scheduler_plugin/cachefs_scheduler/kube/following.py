@@ -43,10 +43,11 @@ class Following:
         self._sieve = Sieve()
         self._wake = asyncio.Event()
         self.watch = PodWatch(api, selector, self)
-        self.leader = Leader(api, lease, self._identity, self._leader_changed)
+        self.leader = Leader(api, lease, self._identity, self._leader_changed, self._is_able)
         self._tasks: list[asyncio.Task[None]] = []
         self._limit = asyncio.Semaphore(_AT_ONCE)
-        self._well = time.monotonic()  # when all was well last
+        # When all was well last, and when pods were followed.
+        self._well = self._followed = time.monotonic()
         self.opened = 0
         self.noted = 0
 
@@ -109,6 +110,9 @@ class Following:
             self._jobs.begin(time.monotonic())
             self._wake.set()
 
+    def _is_able(self) -> bool:
+        return not self.is_broken and time.monotonic() - self._followed < GIVEN_UP
+
     # --- what is done ------------------------------------------------------------------------------------------------
 
     async def _act(self) -> None:
@@ -119,8 +123,9 @@ class Following:
             await asyncio.sleep(BREATH_SECONDS)
             self._wake.clear()
             now = time.monotonic()
-            if not self.problem and self.leader.is_held:
-                self._well = now
+            if not self.problem:
+                self._followed = now
+                self._well = now if self.leader.is_held else self._well
             if not self.leader.leads:
                 self._jobs.drop_ended(now)
                 continue
@@ -131,6 +136,8 @@ class Following:
             except Exception as error:
                 log.error("internal error; gates that are closed stay so until this is mended", exc_info=error)
                 continue
+            if due.more:
+                self._wake.set()
             notes = [note for note in due.notes if self._sieve.passes(note, now)]
             await asyncio.gather(*map(self._open, due.gates), *map(self._write, notes))
 

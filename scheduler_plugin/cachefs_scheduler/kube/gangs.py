@@ -5,6 +5,7 @@ together hold the data, and each pod then finds its own one. The plan is made ag
 when kube-scheduler has bound a pod elsewhere, or no longer offers the node that was planned.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -34,15 +35,31 @@ class _Gang:
     seen: set[str] = field(default_factory=set)
     plan: tuple[str, ...] = ()
     planned: float = 0.0
+    # How many pods have each seat, and the first one that may be free: a job may have 16,384 of them.
+    _holders: Counter[int] = field(default_factory=Counter)
+    _first: int = 0
 
     def seat(self, uid: str, rank: int | None) -> int:
         """Its rank: the one it has said, else the first that is free. It keeps it."""
-        if rank is not None:
+        if rank is None and uid not in self.seats:
+            while self._first in self._holders:
+                self._first += 1
+            rank = self._first
+        if rank is not None and self.seats.get(uid) != rank:
+            self.leave(uid)
             self.seats[uid] = rank
-        elif uid not in self.seats:
-            used = set(self.seats.values())
-            self.seats[uid] = next(number for number in range(len(used) + 1) if number not in used)
+            self._holders[rank] += 1
         return self.seats[uid]
+
+    def leave(self, uid: str) -> None:
+        """Its seat is free, if it had one."""
+        rank = self.seats.pop(uid, None)
+        if rank is None:
+            return
+        self._holders[rank] -= 1
+        if not self._holders[rank]:
+            del self._holders[rank]
+            self._first = min(self._first, rank)
 
     def taken(self) -> dict[int, str]:
         return {self.seats[uid]: node for uid, node in self.bound.items()}
@@ -115,7 +132,7 @@ class Gangs:
             return
         gang.seen.discard(uid)
         gang.bound.pop(uid, None)
-        gang.seats.pop(uid, None)
+        gang.leave(uid)
         if not gang.seats and not gang.seen:
             del self._gangs[job]
 
@@ -139,8 +156,9 @@ class Gangs:
 
     def keep_only(self, uids: Collection[str]) -> None:
         """These are all pods that the API server has."""
+        kept = set(uids)
         for job, gang in list(self._gangs.items()):
-            for uid in gang.seen - set(uids):
+            for uid in gang.seen - kept:
                 self.gone(job, uid)
 
     def _touch(self, job: str, now: float) -> _Gang | None:

@@ -34,12 +34,16 @@ class Leases(Protocol):
 class Leader:
     """Used on the event loop."""
 
-    def __init__(self, api: Leases, name: str, identity: str, changed: Callable[[], None]) -> None:
-        """identity: no other replica has it. changed: called when this replica begins to lead, or ends."""
+    def __init__(
+        self, api: Leases, name: str, identity: str, changed: Callable[[], None], is_able: Callable[[], bool]
+    ) -> None:
+        """identity: no other replica has it. changed: called when this replica begins to lead, or ends. is_able: could
+        it open gates? While it cannot, it gives the Lease up, and takes it from nobody."""
         self._api = api
         self._name = name
         self._identity = identity
         self._changed = changed
+        self._is_able = is_able
         self._renewed = -ACT_SECONDS  # by our clock, when the Lease was ours last
         self._seen: tuple[str | None, str | None] = (None, None)  # holder and renewTime, and since when
         self._since = 0.0
@@ -73,6 +77,9 @@ class Leader:
             await self._give_up()
 
     async def _turn(self) -> None:
+        if not self._is_able():
+            await self._give_up()
+            raise CachefsError("this replica cannot follow pods, so it does not lead")
         try:
             lease = await self._api.lease(self._name)
         except Changed:

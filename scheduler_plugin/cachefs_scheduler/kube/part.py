@@ -2,13 +2,15 @@
 
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from cachefs.pem_files import PemFiles
 from cachefs_scheduler.advice import Advice
+from cachefs_scheduler.certificates import ServerCertificates
 from cachefs_scheduler.kube.admission import Admission
-from cachefs_scheduler.kube.certificates import ServerCertificates, ServerFiles
 from cachefs_scheduler.kube.extender import Extender
 from cachefs_scheduler.kube.gangs import Gangs
 from cachefs_scheduler.kube.server import Address, KubeServer, Shown
@@ -17,6 +19,9 @@ from cachefs_scheduler.kube_section import KubeSection, split_address
 
 if TYPE_CHECKING:
     from cachefs_scheduler.kube.following import Following
+
+
+_SETTINGS: Final = ("kube.tls_cert", "kube.tls_key", "kube.client_ca")
 
 
 class KubePart:
@@ -32,7 +37,9 @@ class KubePart:
         host, port = split_address(section.listen)
         context = None
         if section.tls_cert is not None and section.tls_key is not None:
-            context = ServerCertificates(ServerFiles(section.tls_cert, section.tls_key, section.client_ca)).context
+            files = PemFiles(section.tls_cert, section.tls_key, section.client_ca, _SETTINGS)
+            # kube-scheduler 1.20 (Go 1.15) and later speak 1.3; older proxies between them may not.
+            context = ServerCertificates(files, ssl.TLSVersion.TLSv1_2).context
         self._address = Address(host, port, context, section.most_body)
         self.server = KubeServer(self._extender, Admission(advice, self._opens), Shown(self._metrics, self._is_well))
         self._following: Following | None = None

@@ -136,6 +136,9 @@ class KubeServer:
 
     @web.middleware
     async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            # 60 KB may be 60 MB. Neither kube-scheduler nor the API server does it.
+            return _refusal(415, "requests must not be compressed")
         if self._requests >= MOST_REQUESTS:
             return _refusal(503, f"{MOST_REQUESTS} requests are being answered already")
         self._requests += 1
@@ -147,7 +150,7 @@ class KubeServer:
             if request.transport is not None:
                 request.transport.abort()
             return _refusal(408, "too slow")
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _refusal(400, f"not what kube-scheduler or an API server sends: {error}")
         except ConnectionError:
             return _refusal(400, "the connection was lost")  # nobody reads it, and aiohttp logs no traceback

@@ -11,6 +11,9 @@ from cachefs_scheduler.slurm.node_records import Inventory
 
 # Between two thousand partitions, few have other nodes than another one.
 _MOST_PARTITIONS: Final = 64
+# Seconds for which a node keeps what it was said to hold, where the service has not heard it: one that was started
+# again asks all nodes within some seconds, and without this all features would go and come back.
+_UNHEARD: Final = 120.0
 
 
 @dataclass
@@ -20,17 +23,26 @@ class CachedParts:
     most: int  # datasets
     oldest: float  # seconds for which a node's last word counts
     _parts: dict[str, dict[str, float]] = field(default_factory=dict)  # by dataset and node
+    _heard: dict[str, float] = field(default_factory=dict)  # by node, when the service last said what it holds
 
-    def learn(self, status: NodesStatus) -> None:
-        """What the service said now."""
-        found: dict[str, dict[str, float]] = {}
+    def learn(self, status: NodesStatus, now: float) -> None:
+        """What the service said now, in seconds of a clock that only goes on."""
+        heard = {node.name for node in status.nodes if node.age >= 0}
+        self._heard.update(dict.fromkeys(heard, now))
+        self._heard = {name: at for name, at in self._heard.items() if now - at <= min(_UNHEARD, self.oldest)}
+        unheard = self._heard.keys() - heard
+        found = {
+            dataset: kept
+            for dataset, parts in self._parts.items()
+            if (kept := {node: part for node, part in parts.items() if node in unheard})
+        }
         for node in status.nodes:
             if node.age > self.oldest or node.state in ("away", "draining"):
                 continue
             for held in node.datasets:
                 if held.total > 0 and held.bytes > 0 and can_be_feature(held.dataset):
-                    now = min(1.0, held.bytes / held.total)
-                    part = steady(self._parts.get(held.dataset, {}).get(node.name, 0.0), now)
+                    whole = min(1.0, held.bytes / held.total)
+                    part = steady(self._parts.get(held.dataset, {}).get(node.name, 0.0), whole)
                     found.setdefault(held.dataset, {})[node.name] = part
         self._parts = dict(sorted(found.items(), key=_much)[: self.most])
 

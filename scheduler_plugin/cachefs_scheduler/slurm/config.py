@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from cachefs.errors import ConfigError
-from cachefs_scheduler.section import AbsolutePath, OptionalPath, Section
+from cachefs_scheduler.section import AbsolutePath, OptionalPath, Section, problems
 
 DEFAULT: Final = Path("/etc/cachefs/slurm-hint.toml")
 _ADDRESS: Final = re.compile(r"unix:/.+|https://[^/\s]+|http://(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?")
@@ -77,8 +77,9 @@ def load(path: Path | None) -> HintConfig:
         if path is None:
             return HintConfig()
         raise ConfigError(f"{chosen}: no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{chosen}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{chosen}: {error}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{chosen}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ConfigError("; ".join(f"{chosen}: {one}" for one in problems(HintConfig, error))) from None

@@ -43,7 +43,7 @@ class FeatureKeeper:
     async def look(self, now: Callable[[], float]) -> bool:
         """One look. Returns whether the next one is due soon. now: seconds of a clock that only goes on."""
         stamp = Stamp.now()
-        fresh = await self._ask_service()
+        fresh = await self._ask_service(now)
         if not self._knows:
             return False  # Nothing is known yet: what an earlier run has set is the best there is.
         try:
@@ -69,9 +69,9 @@ class FeatureKeeper:
             await self._slurm.set_features(change)
         return sum(len(change.nodes) for change in found)
 
-    async def _ask_service(self) -> bool:
+    async def _ask_service(self, now: Callable[[], float]) -> bool:
         try:
-            self._parts.learn(await self._service.nodes())
+            self._parts.learn(await self._service.nodes(), now())
         except CachefsError as error:
             self._problems.error("service", "%s; hints end in %d s", error, self._config.slurm.hints_last)
             return False

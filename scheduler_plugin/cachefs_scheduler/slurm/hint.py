@@ -14,10 +14,12 @@ from typing import Final
 import click
 
 from cachefs import __version__
+from cachefs.durations import parse_duration
 from cachefs.errors import CachefsError
 from cachefs_scheduler.slurm.config import HintConfig, load
 from cachefs_scheduler.slurm.feature_keeper import FeatureKeeper
 from cachefs_scheduler.slurm.job_keeper import JobKeeper
+from cachefs_scheduler.slurm.release import is_silent, release_all
 from cachefs_scheduler.slurm.service_client import ServiceClient
 from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
@@ -31,6 +33,14 @@ _LONGEST: Final = 60.0
 _SOON: Final = 0.5
 
 
+def _duration(context: click.Context, parameter: click.Parameter, text: str | None) -> float:
+    """0: it was not given."""
+    try:
+        return parse_duration(text) if text is not None else 0.0
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="cachefs-slurm-hint")
 @click.option(
@@ -40,7 +50,12 @@ _SOON: Final = 0.5
 @click.option("--files", is_flag=True, help="Say where Lua files, unit and examples are, and end.")
 @click.option("--check-config", is_flag=True, help="Check the configuration, and end.")
 @click.option("--remove", is_flag=True, help="Take our features away from nodes, and the hint file, and end.")
-def main(path: Path | None, files: bool, check_config: bool, remove: bool) -> None:
+@click.option("--release", is_flag=True, help='Release all jobs that wait = "hold" holds, and end.')
+@click.option(
+    "--if-silent", metavar="TIME", callback=_duration,
+    help="With --release: only where the service has said nothing for so long (30min, 2h).",
+)  # fmt: skip
+def main(path: Path | None, files: bool, check_config: bool, remove: bool, release: bool, if_silent: float) -> None:
     """Tell Slurm which nodes hold what of which dataset, and let jobs wait for a copy.
 
     Runs beside slurmctld, as a user who may change nodes and jobs (SlurmUser or root). Asks cachefs-scheduler, keeps
@@ -56,6 +71,8 @@ def main(path: Path | None, files: bool, check_config: bool, remove: bool) -> No
             click.echo("the configuration is good")
         elif remove:
             asyncio.run(_remove(config))
+        elif release:
+            asyncio.run(_release(config, if_silent))
         else:
             with _alone(config.slurm.hint_file):
                 asyncio.run(_run(config))
@@ -115,6 +132,14 @@ async def _remove(config: HintConfig) -> None:
         count = await FeatureKeeper(config, service, slurm).remove()
     config.slurm.hint_file.unlink(missing_ok=True)
     click.echo(f"took features of cachefs away from {count} nodes")
+
+
+async def _release(config: HintConfig, if_silent: float) -> None:
+    if if_silent and not await is_silent(config.slurm.hint_file, if_silent):
+        click.echo("cachefs-slurm-hint hears of the service: it releases jobs itself")
+        return
+    slurm = SlurmCommands(config.slurm.commands, config.slurm.calls_per_second, config.slurm.cluster)
+    click.echo(f"released {await release_all(slurm)} jobs")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ As PARTITION, `*` stands for all nodes, and `-` for the default one.
 """
 
 import os
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ from cachefs_scheduler.slurm.levels import Levels
 MOST_BYTES: Final = 1_000_000
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _UPTIME: Final = Path("/proc/uptime")
+_HEAD: Final = re.compile(
+    r"cachefs-hints 1\nwritten (?P<written>\d{1,12}) (?P<uptime>\d{1,12}\.\d+) (?P<boot>\S+)\n"
+    r"lasts (?P<lasts>\d{1,9})\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,21 @@ def _sets(sets: Mapping[str, Levels], partitions: Mapping[str, Collection[str]])
 
 def _words(counts: Iterable[tuple[str, int]]) -> str:
     return " ".join(f"{level}={count}" for level, count in counts)
+
+
+def age_and_lasting(path: Path) -> tuple[float, float] | None:
+    """Seconds since the service has said what is in the file, and for how many Lua takes it, as Lua counts them. None:
+    there is no such file. Blocking."""
+    try:
+        with path.open(errors="replace") as file:
+            found = _HEAD.match(file.read(500))
+        boot, uptime = _BOOT.read_text().strip(), float(_UPTIME.read_text().split()[0])
+    except OSError:
+        return None
+    if found is None:
+        return None
+    age = uptime - float(found["uptime"]) if found["boot"] == boot else time.time() - float(found["written"])
+    return max(0.0, age), float(found["lasts"])
 
 
 def write(path: Path, text: str) -> None:

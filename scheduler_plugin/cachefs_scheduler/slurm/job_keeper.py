@@ -10,9 +10,9 @@ from cachefs.errors import CachefsError
 from cachefs.scheduling_messages import Placed, Policy
 from cachefs_scheduler.slurm.config import SlurmSection
 from cachefs_scheduler.slurm.few_lines import FewLines
-from cachefs_scheduler.slurm.job_records import SlurmJob, single_tasks
+from cachefs_scheduler.slurm.job_records import SlurmJob, prefix_of, single_tasks
 from cachefs_scheduler.slurm.job_tag import released
-from cachefs_scheduler.slurm.service_client import ServiceClient
+from cachefs_scheduler.slurm.service_client import Refused, ServiceClient
 from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 from cachefs_scheduler.slurm.told_jobs import MOST_TASKS, ToldJobs
 from cachefs_scheduler.slurm.waiting import soon, steps
@@ -35,12 +35,16 @@ class JobKeeper:
         # What the service said last, and when it was asked, by the name of the job.
         self._may_start: dict[str, tuple[bool, float]] = {}
         self._asked: dict[str, float] = {}
+        # Does it know what an earlier run of this program has told the service?
+        self._remembers = False
         self._problems = FewLines(_log)
         self.changed = asyncio.Event()  # admissions did, so the next look is due
 
     async def look(self) -> None:
         """One look."""
         self.changed.clear()
+        # Before Slurm is, or a job that comes in between would be one that has ended.
+        known = None if self._remembers else await self._known()
         try:
             jobs = await self._slurm.jobs()
         except CachefsError as error:
@@ -49,6 +53,9 @@ class JobKeeper:
             return
         self._problems.good("squeue")
         self._keep_only({task.name for job in jobs for task in single_tasks(job, MOST_TASKS)})
+        for name in known or ():
+            self._told.knows(name)
+        self._remembers = self._remembers or known is not None
         await self._tell(jobs)
         await self._ask(jobs)
         await self._let_wait(jobs)
@@ -72,6 +79,19 @@ class JobKeeper:
             if version == answer.version and not answer.jobs:
                 await asyncio.sleep(_AGAIN / 4)  # a service that does not wait
             version = answer.version
+
+    async def _known(self) -> list[str] | None:
+        """Jobs of this cluster that the service knows; None where it does not answer. Those that Slurm has no longer
+        ended while nobody looked, and would keep their slots for hours."""
+        prefix = prefix_of(self._section.cluster)
+        try:
+            found = await self._service.known(prefix)
+        except CachefsError as error:
+            self._problems.error("known", "the service does not say which jobs it knows: %s", error)
+            return None
+        self._problems.good("known")
+        # Of other clusters, CLUSTER/ is in the name.
+        return [name for name in found if name.startswith(prefix) and "/" not in name.removeprefix(prefix)]
 
     async def _tell(self, jobs: Sequence[SlurmJob]) -> None:
         now = time.monotonic()
@@ -107,10 +127,11 @@ class JobKeeper:
                 return
 
     async def _admit(self, task: SlurmJob) -> None:
+        # Also where it is refused: then it is not asked again in each look, and nothing keeps the job waiting.
+        self._asked[task.name] = time.monotonic()
         answer = await self._service.admit(task.ask)
-        now = time.monotonic()
-        self._asked[task.name], self._may_start[task.name] = now, (answer.go, now)
-        self._told.asked(task.name)
+        self._may_start[task.name] = answer.go, time.monotonic()
+        self._told.knows(task.name)
 
     async def _let_wait(self, jobs: Sequence[SlurmJob]) -> None:
         # An answer of long ago does not count: where the service is silent, nothing keeps jobs waiting.
@@ -142,9 +163,13 @@ class JobKeeper:
             _log.info("%s", error)
 
     async def _say(self, call: Awaitable[None]) -> bool:
-        """False: the service does not answer."""
+        """False: the service does not answer. One call that it refuses keeps nobody from the next ones: that job counts
+        as told, and is told again when all are."""
         try:
             await call
+        except Refused as error:
+            self._problems.error("refused", "%s", error)
+            return True
         except CachefsError as error:
             self._problems.error("service", "the service is not told of jobs: %s", error)
             return False

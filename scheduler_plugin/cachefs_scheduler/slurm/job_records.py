@@ -84,16 +84,24 @@ class SlurmJob:
         )  # fmt: skip
 
 
+def prefix_of(cluster: str) -> str:
+    """Of the names that jobs have in the service. cluster: where one service has several of them; empty: it has not."""
+    return f"slurm:{cluster}/" if cluster else "slurm:"
+
+
 def jobs_in(text: bytes, cluster: str = "") -> list[SlurmJob]:
     """Those that read a dataset. cluster: part of their names, where one service has several clusters.
 
     Raises CachefsError for what is no answer of squeue.
     """
     try:
-        rows = _DECODER.decode(text).jobs
+        try:
+            rows = _DECODER.decode(text).jobs
+        except UnicodeDecodeError:  # Slurm passes on what users write, such as a comment in Latin-1
+            rows = _DECODER.decode(text.decode(errors="replace")).jobs
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CachefsError(f"squeue --json says what is not understood: {error}") from None
-    return [job for row in rows if (job := _job(row, f"slurm:{cluster}/" if cluster else "slurm:")) is not None]
+    return [job for row in rows if (job := _job(row, prefix_of(cluster))) is not None]
 
 
 def _job(row: _Row, prefix: str) -> SlurmJob | None:

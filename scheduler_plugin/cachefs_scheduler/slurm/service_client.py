@@ -8,11 +8,13 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from cachefs.errors import CachefsError, ConfigError
+from cachefs.errors import CachefsError
+from cachefs.pem_files import PemFiles
 from cachefs.scheduling_messages import (
     ADMISSIONS,
     ADMIT,
     ENDED,
+    KNOWN,
     NODES,
     PLACED,
     RESIZED,
@@ -20,22 +22,35 @@ from cachefs.scheduling_messages import (
     Admissions,
     Ask,
     Ended,
+    KnownJobs,
     NodesStatus,
     Placed,
 )
+from cachefs_scheduler.certificates import Renewed
 from cachefs_scheduler.slurm.config import ServiceSection
 
+_SETTINGS: Final = ("service.tls_cert", "service.tls_key", "service.tls_ca")
 _SECONDS: Final = 10.0
 _POLL: Final = 40.0  # the service answers a long poll within 25 s
 _MOST_BYTES: Final = 256 << 20
+# Of these answers, the next call gets the same one: who we are, a service that is too busy or does not lead.
+_TO_ALL: Final = (401, 403, 408, 429)
 _Message = TypeVar("_Message", bound=msgspec.Struct)
+
+
+class Refused(CachefsError):
+    """The service refuses this call, or has failed at it; it may take the next one."""
 
 
 class ServiceClient:
     """All calls raise CachefsError where the service does not answer, or says no."""
 
     def __init__(self, section: ServiceSection) -> None:
+        """Raises ConfigError for certificates that cannot be used."""
         self._address = section.address
+        files = PemFiles(section.tls_cert, section.tls_key, section.tls_ca, _SETTINGS)
+        is_secure = section.address.startswith("https:")
+        self._certificates = Renewed(files, PemFiles.client_context) if is_secure else None
         self._session = _session(section)
 
     async def __aenter__(self) -> Self:
@@ -71,6 +86,10 @@ class ServiceClient:
         """A job is no more."""
         await self._call("POST", ENDED, None, Ended(job))
 
+    async def known(self, prefix: str) -> list[str]:
+        """Jobs whose names begin so, as far as the service knows of any and not that they have ended."""
+        return (await self._call("GET", f"{KNOWN}?{urlencode({'prefix': prefix})}", KnownJobs)).jobs
+
     async def _call(
         self, method: str, path: str, answer: type[_Message] | None, body: msgspec.Struct | None = None,
         seconds: float = _SECONDS,
@@ -80,6 +99,7 @@ class ServiceClient:
             async with self._session.request(
                 method, path, data=data, headers={"Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(seconds),
+                ssl=self._certificates.newest() if self._certificates is not None else True,
             ) as response:  # fmt: skip
                 text = await _bounded(response.content)
                 status = response.status
@@ -87,7 +107,9 @@ class ServiceClient:
             raise CachefsError(f"cachefs-scheduler at {self._address} does not answer: {error or 'too late'}") from None
         if status >= 300:
             words = " ".join(text[:1000].decode(errors="replace").split())
-            raise CachefsError(f"cachefs-scheduler answers {path} with {status}: {words[:300]}")
+            is_this_one = 400 <= status <= 500 and status not in _TO_ALL
+            kind = Refused if is_this_one else CachefsError
+            raise kind(f"cachefs-scheduler answers {path} with {status}: {words[:300]}")
         if answer is None:
             return msgspec.Struct()  # type: ignore[return-value]
         try:
@@ -108,14 +130,7 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
 
 
 def _session(section: ServiceSection) -> aiohttp.ClientSession:
-    """Raises ConfigError for certificates that cannot be used."""
     if section.address.startswith("unix:"):
         connector: aiohttp.BaseConnector = aiohttp.UnixConnector(section.address.removeprefix("unix:"), limit=8)
         return aiohttp.ClientSession("http://cachefs-scheduler", connector=connector)
-    try:
-        context = ssl.create_default_context(cafile=None if section.tls_ca is None else str(section.tls_ca))
-        if section.tls_cert is not None and section.tls_key is not None:
-            context.load_cert_chain(section.tls_cert, section.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"[service]: tls_ca, tls_cert or tls_key cannot be used: {error}") from None
-    return aiohttp.ClientSession(section.address, connector=aiohttp.TCPConnector(limit=8, ssl=context))
+    return aiohttp.ClientSession(section.address, connector=aiohttp.TCPConnector(limit=8))

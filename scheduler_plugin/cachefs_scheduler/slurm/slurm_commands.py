@@ -3,7 +3,9 @@
 import asyncio
 import os
 import shutil
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -75,7 +77,7 @@ class SlurmCommands:
         try:
             process = await asyncio.create_subprocess_exec(
                 self._programs[name], *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE, env={**os.environ, "LC_ALL": "C.UTF-8"},
+                stderr=asyncio.subprocess.PIPE, env={**os.environ, "LC_ALL": "C.UTF-8"}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise CachefsError(f"{self._programs[name]} cannot be started: {error.strerror}") from None
@@ -89,7 +91,9 @@ class SlurmCommands:
             raise CachefsError(f"{name} did not end within {_SECONDS:.0f} s; does slurmctld run?") from None
         finally:
             if process.returncode is None:
-                process.kill()
+                # With what a wrapper of the command has started: while that has the pipes, `wait` does not return.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if status:
             words = " ".join(problem.decode(errors="replace").split())

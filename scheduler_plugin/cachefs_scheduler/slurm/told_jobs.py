@@ -34,33 +34,27 @@ class ToldJobs:
     """One for the life of the program."""
 
     _told: dict[str, _Told] = field(default_factory=dict)
-    _looked: bool = False
 
     def news(self, jobs: Iterable[SlurmJob], now: float) -> News:
         """Of all jobs that Slurm has."""
         placed: list[SlurmJob] = []
         resized: list[SlurmJob] = []
         alive: set[str] = set()
-        finished: list[str] = []
         for job in jobs:
             if job.waiting:
                 alive.update(task.name for task in single_tasks(job, MOST_TASKS))
-            elif not job.nodes:
-                finished.append(job.name)
-            elif len(alive) < MOST_JOBS:
+            elif job.nodes and len(alive) < MOST_JOBS:
                 alive.add(job.name)
                 known = self._told.get(job.name)
                 if known is None or not known.nodes or now - known.at >= SAY_AGAIN:
                     placed.append(job)
                 elif known.nodes != job.nodes:
                     resized.append(job)
-        # At first, we do not know which of them an earlier run of this program has told of.
-        ended = [name for name in self._told if name not in alive] + ([] if self._looked else finished)
-        self._looked = True
-        return News(placed, resized, ended)
+        return News(placed, resized, [name for name in self._told if name not in alive])
 
-    def asked(self, name: str) -> None:
-        """The service was asked whether a job may start, and remembers it."""
+    def knows(self, name: str) -> None:
+        """The service knows of the job: it was asked whether that may start, or an earlier run of this program has told
+        of it."""
         if len(self._told) < MOST_JOBS:
             self._told.setdefault(name, _Told())
 

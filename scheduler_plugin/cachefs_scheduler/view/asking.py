@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import msgspec
 
-from cachefs.errors import CachefsError, ConfigError
+from cachefs.errors import CachefsError
 from cachefs.observe_messages import (
     MEMBERS_PATH,
     MOST_REPORT,
@@ -19,6 +19,8 @@ from cachefs.observe_messages import (
     Order,
     OrderDone,
 )
+from cachefs.pem_files import PemFiles
+from cachefs_scheduler.certificates import Renewed
 from cachefs_scheduler.config import ClusterSection
 
 CONNECT_SECONDS: Final = 5.0
@@ -27,6 +29,7 @@ ASK_SECONDS: Final = 10.0
 ORDER_SECONDS: Final = 120.0
 # Characters of what a daemon says that get into a line of ours.
 _SHOWN: Final = 200
+_SETTINGS: Final = ("cluster.tls_cert", "cluster.tls_key", "cluster.tls_ca")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -46,8 +49,8 @@ class Asking:
     def __init__(self, section: ClusterSection) -> None:
         """Raises ConfigError where the certificates cannot be used."""
         self._name = section.name
-        self._context = _context(section)
-        self._scheme = "https" if self._context is not None else "http"
+        self._certificates = _certificates(section)
+        self._scheme = "https" if self._certificates is not None else "http"
         self._session: aiohttp.ClientSession | None = None
 
     async def members(self, host: str, port: int) -> Members:
@@ -86,7 +89,11 @@ class Asking:
             async with (
                 asyncio.timeout(seconds),
                 self._session.request(
-                    method, url, allow_redirects=False, ssl=self._context if self._context is not None else True, **more
+                    method,
+                    url,
+                    allow_redirects=False,
+                    ssl=self._certificates.newest() if self._certificates is not None else True,
+                    **more,
                 ) as answer,
             ):
                 body = await _read(answer)
@@ -96,7 +103,7 @@ class Asking:
                 return msgspec.msgpack.decode(body, type=kind)
         except TimeoutError:
             raise NodeFailed(f"no answer within {seconds:.3g} s") from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise NodeFailed(f"its answer cannot be understood: {_shown(str(error))}") from None
         except aiohttp.ServerDisconnectedError:  # who is refused by TLS learns no more
             raise NodeFailed(f"it has closed the connection; {self._why_closed()}") from None
@@ -104,7 +111,7 @@ class Asking:
             raise NodeFailed(_shown(str(error)) or type(error).__name__) from None
 
     def _why_closed(self) -> str:
-        if self._context is None:
+        if self._certificates is None:
             return "does it have certificates? Then give cluster.tls_ca, tls_cert and tls_key"
         return "its log may say why: perhaps it does not believe the certificate cluster.tls_cert"
 
@@ -119,20 +126,19 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
     return b"".join(parts)
 
 
-def _context(section: ClusterSection) -> ssl.SSLContext | None:
-    """Names are not checked, as between nodes: who has a certificate of that authority is one of us."""
-    if section.tls_ca is None or section.tls_cert is None or section.tls_key is None:
+def _certificates(section: ClusterSection) -> Renewed | None:
+    """None: there are none. Raises ConfigError."""
+    if section.tls_ca is None:
         return None
+    return Renewed(PemFiles(section.tls_cert, section.tls_key, section.tls_ca, _SETTINGS), _context)
+
+
+def _context(files: PemFiles) -> ssl.SSLContext:
+    """Names are not checked, as between nodes: who has a certificate of that authority is one of us."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        context.load_verify_locations(cafile=section.tls_ca)
-        context.load_cert_chain(section.tls_cert, section.tls_key, password=lambda: "")
-    except (OSError, ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"cluster.tls_ca, tls_cert, tls_key: they cannot be used: {error}") from None
-    return context
+    return files.load(context)
 
 
 def _shown(text: str) -> str:

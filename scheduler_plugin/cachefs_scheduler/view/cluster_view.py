@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 # Seconds for which a node is remembered that nobody counts as a member any more.
 MISSING: Final = 600.0
 MOST_NODES: Final = 16384
+# Bytes in a second. What is less says nothing of a link or a job, and times that come of it are no numbers.
+LEAST_RATE: Final = 1.0
 # Snapshots that may have come until a look at which are gone.
 _MORE: Final = 64
 
@@ -93,7 +95,7 @@ class ClusterView:
             for one in report.snapshots:
                 self._learn(one.id, one.total, one.blocks, counted=bool(one.shards))
         links = self._config.links
-        origin, peer = self._peak(node.zone, report)
+        origin, peer = (rate if rate >= LEAST_RATE else 0.0 for rate in self._peak(node.zone, report))
         region = self._config.regions.get(node.zone, "")
         self.cluster.put(node.facts(region, links.node_origin or origin, links.node or peer), now)
         self._tell(node.name)
@@ -157,4 +159,5 @@ class ClusterView:
             for job in node.report.jobs if node.report is not None else ():
                 if job.snapshot == snapshot and job.rate > 0:
                     ranks, rate = ranks + job.ranks, rate + job.rate
-        return rate / ranks if ranks else 0.0
+        found = rate / ranks if ranks else 0.0
+        return found if found >= LEAST_RATE else 0.0

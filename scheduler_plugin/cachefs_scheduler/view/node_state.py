@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from cachefs.observe_messages import NodeReport, SnapshotReport
+from cachefs.observe_messages import MOST_SNAPSHOTS, NodeReport, SnapshotReport
 from cachefs.planning.blocks.shard_bytes import SHARDS
 from cachefs.planning.scheduling.facts import Copy, NodeFacts, State
 
@@ -32,9 +32,12 @@ class NodeState:
     missing: float | None = None
 
     def take(self, report: NodeReport, now: float) -> None:
-        """The node has said this."""
+        """The node has said this. Raises ValueError where it names more snapshots, one report after the other, than a
+        node has."""
         if report.full:
             self.snapshots.clear()
+        if len(self.snapshots.keys() | {one.id for one in report.snapshots}) > MOST_SNAPSHOTS:
+            raise ValueError(f"it names more than {MOST_SNAPSHOTS:,} snapshots")
         self.snapshots.update((one.id, one) for one in report.snapshots)
         self.report = msgspec.structs.replace(report, snapshots=[])
         self.heard, self.problem = now, ""
@@ -44,7 +47,8 @@ class NodeState:
         """As scores see it."""
         said = self.report.state if self.report is not None and self.heard is not None else self.member_state
         if said == "draining":
-            return "draining"
+            # It has left where it answers nobody any more: those in a list stay members.
+            return "away" if self.problem and self.member_state == "away" else "draining"
         return "away" if said == "away" or self.missing is not None or self.report is None else "up"
 
     def facts(self, region: str, origin_rate: float, peer_rate: float) -> NodeFacts:
@@ -54,9 +58,9 @@ class NodeState:
         if report is None:
             return NodeFacts(self.name, self.zone, region, "away")
         copies = {one.id: _copy(one) for one in self.snapshots.values() if one.memory or one.ssd}
-        jobs: dict[str, int] = {}
+        names: dict[str, list[str]] = {}
         for job in report.jobs:
-            jobs[job.snapshot] = jobs.get(job.snapshot, 0) + 1
+            names.setdefault(job.snapshot, []).append(job.name)
         facts = NodeFacts(
             self.name,
             self.zone,
@@ -64,11 +68,12 @@ class NodeState:
             self.state,
             capacity=report.capacity,
             used=report.used,
-            needed=sum(copy.bytes for name, copy in copies.items() if copy.pinned or name in jobs),
+            needed=sum(copy.bytes for name, copy in copies.items() if copy.pinned or name in names),
             origin_rate=origin_rate,
             peer_rate=peer_rate,
             copies=copies,
-            jobs=jobs,
+            jobs={snapshot: len(its) for snapshot, its in names.items()},
+            names=names,
         )
         load = report.load
         return replace(

@@ -1,4 +1,4 @@
-"""Membership by Leases of Kubernetes, against a small server with their API (see tests/servers/kubernetes.py)."""
+"""Membership by Leases of Kubernetes, against a small server with their API (see tests/servers/api_server.py)."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
@@ -15,16 +15,20 @@ from cachefs_daemon.cluster.view import NodeRecord, encode_record
 from cachefs.errors import ConfigError
 from tests.certificates import Authority
 from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state, until
-from tests.servers import kubernetes as kubernetes_server
-from tests.servers.kubernetes import NAMESPACE, Kubernetes
+from tests.scheduler.kube.manifests import DEPLOY, manifest
+from tests.servers.api_server import ApiServer, running
 
+NAMESPACE: Final = "training"
 SECONDS: Final = 3.0
 GRACE: Final = 0.5
 
 
 @pytest.fixture
-def server() -> Iterator[Kubernetes]:
-    with kubernetes_server.running() as found:
+def server() -> Iterator[ApiServer]:
+    with running() as found:
+        found.namespace = NAMESPACE
+        # A daemon may do no more than the manifests let it.
+        found.rules = manifest(DEPLOY / "base" / "daemons-access.yaml", "Role")["rules"]
         yield found
 
 
@@ -36,14 +40,14 @@ def account(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def membership(server: Kubernetes, account: Path, mine: NodeRecord, grace: float = GRACE) -> SharedMembership:
+def membership(server: ApiServer, account: Path, mine: NodeRecord, grace: float = GRACE) -> SharedMembership:
     store = KubernetesStore(ApiSettings(server.url, NAMESPACE, account), "tests", mine.id, SECONDS)
     return SharedMembership(store, mine, grace, account, vanishing=0.5)
 
 
 @asynccontextmanager
 async def nodes(
-    server: Kubernetes, account: Path, *numbers: int, grace: float = GRACE
+    server: ApiServer, account: Path, *numbers: int, grace: float = GRACE
 ) -> AsyncIterator[list[SharedMembership]]:
     async with AsyncExitStack() as stack:
         found = [membership(server, account, member_record(number), grace) for number in numbers]
@@ -53,13 +57,13 @@ async def nodes(
         yield found
 
 
-def held(server: Kubernetes) -> list[str]:
+def held(server: ApiServer) -> list[str]:
     """Ends of the names of all Leases."""
-    return sorted(name.rpartition("-")[2] for name in server.leases())
+    return sorted(name.rpartition("-")[2] for name in server.leases(NAMESPACE))
 
 
 @on_loop
-async def test_nodes_join_drain_leave_and_die(server: Kubernetes, account: Path) -> None:
+async def test_nodes_join_drain_leave_and_die(server: ApiServer, account: Path) -> None:
     async with nodes(server, account, 1, 2, 3) as (first, second, third):
         epoch = first.view.epoch
         await third.announce("draining")
@@ -70,30 +74,30 @@ async def test_nodes_join_drain_leave_and_die(server: Kubernetes, account: Path)
         await until(lambda: state(first, 3) == "gone")
         # A node that dies leaves its Lease, which nobody renews: it goes out of the ring, and is removed.
         dead = dataclasses.replace(member_record(4), state="active")
-        name = next(iter(server.leases())).rpartition("-")[0] + f"-{dead.id}"
-        lease = server.leases()[name.replace(dead.id, member_id(1))]
+        name = next(iter(server.leases(NAMESPACE))).rpartition("-")[0] + f"-{dead.id}"
+        lease = server.leases(NAMESPACE)[name.replace(dead.id, member_id(1))]
         lease = {**lease, "metadata": {**lease["metadata"], "name": name}}
         lease["metadata"]["annotations"] = {RECORD: encode_record(dead).decode()}
-        server.put(lease)
+        server.put_lease(lease, NAMESPACE)
         await until(lambda: ring(first) == [1, 2, 4])
         await until(lambda: ring(first) == ring(second) == [1, 2])
         await until(lambda: held(server) == [member_id(1), member_id(2), "ring"])
 
 
 @on_loop
-async def test_a_watch_that_is_too_old_lists_again(server: Kubernetes, account: Path) -> None:
+async def test_a_watch_that_is_too_old_lists_again(server: ApiServer, account: Path) -> None:
     async with nodes(server, account, 1, 2, grace=60) as found:
         for _ in range(3):
             server.compact()
         await found[1].announce("draining")
         await until(lambda: ring(found[0]) == [1])
         assert found[0].view.problem == ""
-        server.remove(next(name for name in server.leases() if name.endswith(member_id(1))))
+        server.remove("leases", next(name for name in server.leases(NAMESPACE) if name.endswith(member_id(1))))
         await until(lambda: held(server) == [member_id(1), member_id(2), "ring"])
 
 
 @on_loop
-async def test_while_the_api_server_is_away_the_view_stays(server: Kubernetes, account: Path) -> None:
+async def test_while_the_api_server_is_away_the_view_stays(server: ApiServer, account: Path) -> None:
     async with nodes(server, account, 1, 2, grace=60) as found:
         before = found[0].view
         server.down = True
@@ -106,7 +110,7 @@ async def test_while_the_api_server_is_away_the_view_stays(server: Kubernetes, a
 
 
 @on_loop
-async def test_a_token_is_read_again(server: Kubernetes, account: Path) -> None:
+async def test_a_token_is_read_again(server: ApiServer, account: Path) -> None:
     async with nodes(server, account, 1) as (first,):
         server.token = "second"
         await until(lambda: "401: Unauthorized" in first.view.problem)
@@ -115,7 +119,7 @@ async def test_a_token_is_read_again(server: Kubernetes, account: Path) -> None:
 
 
 @on_loop
-async def test_a_second_node_with_the_same_id_does_not_start(server: Kubernetes, account: Path) -> None:
+async def test_a_second_node_with_the_same_id_does_not_start(server: ApiServer, account: Path) -> None:
     async with nodes(server, account, 1) as (first,):
         copy = membership(server, account, member_record(1, incarnation=2, port=7999))
         with pytest.raises(ConfigError, match=r"node1 at 127.0.0.1:7010 runs with the id of this one"):
@@ -129,7 +133,7 @@ async def test_a_second_node_with_the_same_id_does_not_start(server: Kubernetes,
 
 
 @on_loop
-async def test_what_the_service_account_may_not_do_is_said(server: Kubernetes, account: Path) -> None:
+async def test_what_the_service_account_may_not_do_is_said(server: ApiServer, account: Path) -> None:
     mine = member_record(1)
     store = KubernetesStore(ApiSettings(server.url, "other", account), "tests", mine.id, SECONDS)
     node = SharedMembership(store, mine, GRACE, account)
@@ -150,7 +154,7 @@ def test_outside_of_a_pod(monkeypatch: pytest.MonkeyPatch, account: Path) -> Non
 
 
 @on_loop
-async def test_a_ca_that_is_not_there_yet_is_waited_for(server: Kubernetes, account: Path) -> None:
+async def test_a_ca_that_is_not_there_yet_is_waited_for(server: ApiServer, account: Path) -> None:
     """As where the volume of the service account is a moment behind the pod."""
     mine = member_record(1)
     url = server.url.replace("http://", "https://")

@@ -243,12 +243,26 @@ def compiled(root: str) -> None:
     say({kind: dict(counted) for kind, counted in sorted(counters.items()) if kind in ("graph_break", "frames")})
 
 
-def stateful(workers: int) -> SetUp:
+def stateful(workers: int, sampler: str = "sequential", persistent: bool = False) -> SetUp:
+    """A loader whose state is kept in the middle of an epoch, and that goes on there, also in another process."""
+
     def run(root: str) -> None:
         from torchdata.stateful_dataloader import StatefulDataLoader
+        from torchdata.stateful_dataloader import sampler as samplers
 
         def made() -> Any:
-            return StatefulDataLoader(d.Counting(root), BATCH, num_workers=workers, shuffle=False)
+            dataset, own = d.Counting(root), generator()
+            given: dict[str, dict[str, Any]] = {
+                "sequential": {"shuffle": False},
+                "shuffled": {"shuffle": True, "generator": own, "drop_last": True},
+                "shuffled by all": {"shuffle": True},
+                "of torch": {"sampler": RandomSampler(range(d.FILES), generator=own)},
+                "of a rank": {"sampler": samplers.StatefulDistributedSampler(dataset, 2, 1)},
+                "own": {"sampler": d.InPlace()},
+            }
+            return StatefulDataLoader(
+                dataset, BATCH, num_workers=workers, persistent_workers=persistent, **given[sampler]
+            )
 
         first, second = made(), made()
         iterator = iter(first)
@@ -258,6 +272,34 @@ def stateful(workers: int) -> SetUp:
         say(state)
         second.load_state_dict(state)
         say([plain(batch) for batch in second], second.state_dict())
+        say([plain(batch) for batch in second], [plain(batch) for batch in iterator], first.state_dict())
+
+    return run
+
+
+def repeated(workers: int) -> SetUp:
+    """A loader without an end, an epoch of which is as long as its sampler."""
+
+    def run(root: str) -> None:
+        batches = d.Repeated(BatchSampler(RandomSampler(range(d.FILES)), BATCH, False))
+        iterator = iter(DataLoader(d.Hidden(root), batch_sampler=batches, num_workers=workers))
+        for _ in range(3):
+            say([plain(next(iterator)) for _ in range(len(batches))])
+
+    return run
+
+
+def shards(**options: Any) -> SetUp:
+    """Files as shards of a pipeline of WebDataset, whose stages keep count of its epochs."""
+
+    def run(root: str) -> None:
+        import webdataset as wds
+
+        listed = wds.SimpleShardList(d.paths(root))
+        shuffled = wds.detshuffle(100, seed=5)
+        dataset = wds.DataPipeline(listed, wds.split_by_worker, shuffled, wds.cache.StreamingOpen(), d.contents)
+        read(DataLoader(dataset, BATCH, **options), 3)
+        say(shuffled.epoch, listed.urls == d.paths(root))
 
     return run
 
@@ -331,8 +373,63 @@ def collected(root: str) -> None:
     say(gc.collect() >= 0, len(gc.garbage), gc.isenabled())
 
 
+def batches_kept(root: str) -> None:
+    """Nobody keeps a batch of sample numbers for longer than torch does, and torch's fetcher is what it was."""
+    given: list[weakref.ref[Any]] = []
+
+    class Batch(list[int]):
+        pass
+
+    def batches() -> Any:
+        for first in range(0, d.FILES, BATCH):
+            batch = Batch(range(first, first + BATCH))
+            given.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    class Batches(BatchSampler):
+        def __iter__(self) -> Any:
+            return batches()
+
+    made = Batches(range(d.FILES), BATCH, False)
+    iterator = iter(DataLoader(d.OpenedInC(root), batch_sampler=made))
+    for _ in range(4):
+        next(iterator)
+        say([one() is not None for one in given])
+    fetcher = iterator._dataset_fetcher  # type: ignore[attr-defined]
+    say(type(fetcher.fetch).__name__, fetcher.fetch.__func__.__qualname__, fetcher.fetch == fetcher.fetch)
+    say(sorted(vars(fetcher)), type(type(fetcher).fetch).__name__)
+
+
 # A worker costs 0.2 s of a processor; two are where their order matters.
 WORKERS = {"num_workers": 1}
+
+
+def touched(workers: int) -> SetUp:
+    """Nothing of a dataset is touched that could tell."""
+
+    def run(root: str) -> None:
+        dataset = d.Watched(root)
+        read(DataLoader(dataset, BATCH, shuffle=True, num_workers=workers))
+        say(sorted(set(dataset.told)), len(dataset.told), len(d.Table.told))
+
+    return run
+
+
+def in_pandas(root: str) -> None:
+    """A table of pandas says afterwards what it said before, and keeps no more."""
+    import pandas
+
+    dataset = d.Hidden(root)
+    frame = pandas.DataFrame({"path": [dataset.table[row] for row in range(d.FILES)], "label": range(d.FILES)})
+    dataset.frame = frame[frame["label"] >= 0]  # type: ignore[attr-defined]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read(DataLoader(dataset, BATCH, shuffle=True))
+        dataset.frame["label"] += 1  # type: ignore[attr-defined]
+    say(len(caught), sorted(vars(dataset.frame)), dataset.frame.to_csv())  # type: ignore[attr-defined]
+
+
 SETUPS: dict[str, SetUp] = {
     "sequential": loader(d.Listed),
     "shuffle": loader(d.Listed, shuffle=True),
@@ -357,6 +454,18 @@ SETUPS: dict[str, SetUp] = {
     "one-by-one": loader(d.Listed, d.OneByOne),
     "one-by-one-workers": loader(d.Hidden, d.OneByOne, **WORKERS),
     "numpy-numbers": loader(d.Hidden, d.OfNumpy, **WORKERS),
+    "by-place": loader(d.Listed, d.ByPlace),
+    "by-place-spawned": loader(d.Hidden, d.ByPlace, num_workers=1, multiprocessing_context="spawn"),
+    "taking": loader(d.Hidden, d.Taking, **WORKERS),
+    "looking": loader(d.Listed, d.Looking, **WORKERS),
+    "rows": loader(d.Listed, d.Rows),
+    "mixed": loader(d.Listed, d.Mixed),
+    "mixed-persistent": loader(d.Listed, d.Mixed, persistent_workers=True, **WORKERS),
+    "repeated": repeated(0),
+    "repeated-workers": repeated(1),
+    "skipping": loader(
+        d.Listed, lambda: d.Skipping(BatchSampler(RandomSampler(range(d.FILES), generator=generator()), 4, True), 3)
+    ),
     "from-file": loader(d.Listed, d.FromFile, **WORKERS),
     "from-queue": loader(d.Listed, d.FromQueue, **WORKERS),
     "shared-memory": shared_memory,
@@ -366,6 +475,13 @@ SETUPS: dict[str, SetUp] = {
     "made-anew": again,
     "hidden": loader(d.Hidden, shuffle=True),
     "hidden-workers": loader(d.Hidden, shuffle=True, num_workers=2),
+    "opened-in-c": loader(d.OpenedInC, shuffle=True),
+    "opened-in-c-workers": loader(d.OpenedInC, shuffle=True, num_workers=2),
+    "batches-kept": batches_kept,
+    "touched": touched(0),
+    "touched-workers": touched(2),
+    "reshuffled": loader(d.Reshuffled),
+    "reshuffled-workers": loader(d.Reshuffled, persistent_workers=True, **WORKERS),
     "in-batches": loader(d.InBatches, shuffle=True, **WORKERS),
     "loader-in-dataset": loader(d.Inner, shuffle=True, **WORKERS),
     "in-memory": lambda root: read(DataLoader(TensorDataset(torch.arange(50)), BATCH, shuffle=True)),
@@ -396,6 +512,22 @@ SETUPS: dict[str, SetUp] = {
     "trained": trained,
 }
 if importlib.util.find_spec("torchdata") is not None:
-    SETUPS |= {"stateful": stateful(0), "stateful-workers": stateful(2)}
+    SETUPS |= {
+        "stateful": stateful(0),
+        "stateful-workers": stateful(2),
+        "stateful-shuffled": stateful(0, "shuffled"),
+        "stateful-shuffled-persistent": stateful(1, "shuffled by all", persistent=True),
+        "stateful-of-torch": stateful(0, "of torch"),
+        "stateful-of-a-rank": stateful(0, "of a rank"),
+        "stateful-own": stateful(0, "own"),
+    }
+if importlib.util.find_spec("webdataset") is not None:
+    SETUPS |= {
+        "shards": shards(),
+        "shards-workers": shards(**WORKERS),
+        "shards-persistent": shards(persistent_workers=True, **WORKERS),
+    }
+if importlib.util.find_spec("pandas") is not None:
+    SETUPS["in-pandas"] = in_pandas
 if importlib.util.find_spec("cachefs.publishing.launch") is not None:
     SETUPS["no-children"] = no_children

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 from cachefs_tools.bench.resident_pages import resident_bytes
 
-from cachefs.messages import GuessCounts
+from cachefs.messages import Empty, GuessCounts
+from cachefs.rpc import JOB_LIST
 from tests.daemon import Daemon, Sections, block_ref
 from tests.helper_process import wait_until
 from tests.mounting import counters, mounted
@@ -24,6 +26,8 @@ LARGE = 24  # blocks of the large file
 BLOCK = 128 << 10
 # Blocks that are read before a stream is seen, and until the first report of what it reads.
 FIRST = 50
+# For all of it, and more.
+ROOM = {"budget": "64MiB", "segment_size": "4MiB"}
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +145,86 @@ def test_nothing_is_guessed_where_the_configuration_says_so(tmp_path: Path, tree
             for number in range(10):
                 daemon.fetch(block_ref(view, f"d0/{number:04d}"))
             assert (daemon.status().guessed.blocks > 0) is guess
+
+
+def rows(daemon: Daemon, mount: Path) -> dict[str, GuessCounts]:
+    """By rule, once the mount has reported all."""
+    counters(daemon.client, mount)
+    return {row.rule: row.counts for row in daemon.client.call(JOB_LIST, Empty()).guessed}
+
+
+def read_whole(mount: Path, tree: Path, names: Sequence[str]) -> None:
+    for name in names:
+        assert (mount / name).read_bytes() == (tree / name).read_bytes()
+
+
+def test_what_is_read_in_any_order_is_brought_once_and_shown(tmp_path: Path, tree: Path) -> None:
+    """By two programs, through two mounts."""
+    names = [f"d{d}/{n:04d}" for d in range(DIRECTORIES) for n in range(FILES)]
+    order = [names[n] for n in np.random.default_rng(7).permutation(len(names)).tolist()]
+    with (
+        node(tmp_path, tree, memory=ROOM) as (daemon, mount),
+        mounted(daemon.socket, "data", tmp_path / "other") as other,
+    ):
+
+        def are_all_here() -> bool:
+            return daemon.status().fetched_blocks >= len(names)
+
+        for first in range(0, 150, 2):
+            read_whole(mount, tree, [order[first]])
+            read_whole(other, tree, [order[first + 1]])
+        wait_until(are_all_here)  # of a set of which half was read, all is wanted
+        read_whole(mount, tree, order[150::2])
+        read_whole(other, tree, order[151::2])
+        counters(daemon.client, other)
+        found = rows(daemon, mount)["set"]
+        assert found.right > 100
+        assert found.right_bytes == found.right * SIZE
+        assert daemon.status().fetched_blocks == len(names), "each has left the origin once"
+        shown = cachectl(daemon, "job", "list", "--json")
+        (row,) = [one for one in json.loads(shown)["guessed"] if one["rule"] == "set"]
+        assert row["dataset"] == "data"
+        assert row["counts"]["right"] >= found.right
+        assert "set" in cachectl(daemon, "job", "list")
+        read_whole(mount, tree, order)
+        assert daemon.status().fetched_blocks == len(names), "a second epoch fetches nothing"
+
+
+def test_the_rest_of_a_file_comes_also_after_a_restart_of_the_daemon(tmp_path: Path, tree: Path) -> None:
+    numbers = np.random.default_rng(5).permutation(LARGE).tolist()
+
+    def read(mount: Path, some: Sequence[int]) -> None:
+        with (mount / "large").open("rb", buffering=0) as file, (tree / "large").open("rb") as source:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for number in some:
+                within = number * BLOCK + 10_000  # at its beginning the mount would ask for the next ones, too
+                assert os.pread(file.fileno(), 10, within) == os.pread(source.fileno(), 10, within)
+
+    with node(tmp_path, tree, memory=ROOM) as (daemon, mount):
+        read(mount, numbers[:3])
+        daemon.kill9()
+        daemon.start()
+        read(mount, numbers[3:8])
+        wait_until(lambda: daemon.status().fetched_blocks == LARGE - 3)
+        read(mount, numbers)
+        assert rows(daemon, mount)["rest"].right > 0
+        assert daemon.status().fetched_blocks == LARGE - 3
+
+
+def test_a_refresh_in_the_middle_brings_the_rest_of_what_the_mount_shows(tmp_path: Path, tree: Path) -> None:
+    home = tmp_path / "origin"
+    shutil.copytree(tree, home)
+    names = [f"d0/{n:04d}" for n in np.random.default_rng(7).permutation(FILES).tolist()]
+    with node(tmp_path, home, memory=ROOM) as (daemon, mount):
+        read_whole(mount, home, names[:10])
+        (home / "d1" / "0000").write_bytes(b"other")
+        daemon.refresh_dataset("data")
+        read_whole(mount, home, names[10:60])
+        wait_until(lambda: daemon.status().fetched_blocks >= FILES)
+        read_whole(mount, home, names[60:])
+        assert rows(daemon, mount)["set"].right > 0
+
+
+def cachectl(daemon: Daemon, *arguments: str) -> str:
+    command = [Path(sys.executable).with_name("cachectl"), *arguments, "--socket", daemon.socket]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

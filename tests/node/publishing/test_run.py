@@ -230,13 +230,12 @@ def test_the_job_ends_with_its_process(node: Node, epochs: Epochs) -> None:
 # --- what cannot be predicted -----------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_predicted_is_named_and_runs(node: Node) -> None:
+def test_a_stream_that_lists_its_shards_is_left_to_the_daemon(node: Node) -> None:
     done = finished(command(*script(node.mount, "iterable"), job="iterable", socket=node.socket))
     assert done.returncode == 0
     assert done.stdout == alone(node.mount, "iterable")
-    (complaint,) = complaints(done)
-    assert "IterableDataset" in complaint
-    assert not node.record.of(JobEpoch, "iterable")
+    assert complaints(done) == []
+    assert not node.record.of(JobPublish, "iterable")
 
 
 def helper_of(process: subprocess.Popen[str], node: Node, job: str) -> int:
@@ -254,12 +253,18 @@ def helper_of(process: subprocess.Popen[str], node: Node, job: str) -> int:
 # --- when publishing fails --------------------------------------------------------------------------------------
 
 
-def test_without_a_daemon_the_job_runs_and_is_told_once(node: Node, tmp_path: Path) -> None:
+def test_without_the_socket_the_job_is_published_through_the_mount_and_told_what_is_lost(
+    node: Node, tmp_path: Path
+) -> None:
     done = finished(command(*script(node.mount, "shuffle", "learned"), job="alone", socket=tmp_path / "nobody"))
     assert done.returncode == 0
     assert done.stdout == alone(node.mount, "shuffle", "learned")
     (complaint,) = complaints(done)
-    assert "no daemon answers" in complaint
+    assert complaint == (
+        f"cachefs: there is no socket {tmp_path / 'nobody'} here, so files that are opened in C are not seen; "
+        "all else is published through the mount"
+    )
+    assert node.show("alone~control").state == "ended"
 
 
 def test_a_job_that_reads_elsewhere_starts_nothing(node: Node, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What is malformed, huge, slow or too much never stops the extender, nor what others ask it meanwhile."""
 
+import gzip
 import json
 import socket
 import ssl
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_scheduler.certificates import ServerCertificates
 from cachefs_scheduler.kube import node_pieces, server
-from cachefs_scheduler.kube.certificates import ServerCertificates, ServerFiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.errors import ConfigError
+from cachefs.pem_files import PemFiles
 from tests.advising import FakeAdvice
 from tests.certificates import Authority
 from tests.scheduler.kube.bodies import annotated, recorded
@@ -222,7 +224,7 @@ def test_clients_that_go_away_in_the_middle_stop_nothing(served: Served) -> None
 def test_a_certificate_that_is_replaced_is_used_without_a_restart(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachefs_scheduler.kube.certificates.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("cachefs_scheduler.certificates.LOOK_SECONDS", 0.0)
     assert served.section.tls_cert is not None
     assert served.section.tls_key is not None
 
@@ -264,5 +266,27 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path, broken: str) -
     files, others = authority.issue(NAME), authority.issue(NAME)
     cert = tmp_path / "none" if broken == "cert" else files.cert
     key = {"key": files.ca, "other key": others.key}.get(broken, files.key)
-    with pytest.raises(ConfigError, match=r"^kube.tls_cert = '.*', kube.tls_key = '.*': .+$"):
-        ServerCertificates(ServerFiles(cert, key))
+    with pytest.raises(ConfigError, match=r"^tls_cert = '.*', tls_key = '.*': .+$"):
+        ServerCertificates(PemFiles(cert, key))
+
+
+def test_a_compressed_request_is_refused_before_it_grows(served: Served) -> None:
+    # 61 KB were 60 MB, for each of 256 requests at a time.
+    body = gzip.compress(b'{"Pod":{},"NodeNames":["a"],"x":"' + b"a" * (8 << 20) + b'"}')
+    connection = served.connect()
+    try:
+        connection.request("POST", "/prioritize", body, {"Content-Encoding": "gzip"})
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (415, b"requests must not be compressed\n")
+    finally:
+        connection.close()
+    well(served)
+
+
+@pytest.mark.parametrize("verb", ["filter", "prioritize", "mutate"])
+def test_a_text_that_is_no_utf8_is_refused_in_one_line(served: Served, verb: str) -> None:
+    key = b"object" if verb == "mutate" else b"Pod"
+    pod = b'{"%s":{"metadata":{"name":"\xff"}},"NodeNames":["a"],"uid":"u"}' % key
+    status, found = served.ask(verb, b'{"request":%s}' % pod if verb == "mutate" else pod)
+    assert (status, found.count(b"\n")) == (400, 1)
+    assert b"utf-8" in found

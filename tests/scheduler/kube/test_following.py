@@ -1,8 +1,7 @@
 """The service beside an API server: pods come through its webhook, wait at its gate, and are let in."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.advising import FakeAdvice
 from tests.scheduler.kube.manifests import DEPLOY, manifest
 from tests.scheduler.kube.pods import asked, pod
 from tests.scheduler.kube.serving import Served, serving
+from tests.scheduler.kube.waiting import until
 from tests.servers.api_server import ApiServer, problems, running
 
 ACCESS = DEPLOY / "base" / "scheduler-access.yaml"
@@ -48,13 +48,6 @@ def serve(stack: ExitStack, server: ApiServer, tmp_path: Path, advice: FakeAdvic
     served = stack.enter_context(serving(place, advice, api=server.kubeconfig(place / "kubeconfig"), **settings))
     server.webhook = lambda review: dict(served.answer("mutate", json.dumps(review).encode()))
     return served
-
-
-def until(is_so: Callable[[], object], seconds: float = 40) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
 
 
 def gates(server: ApiServer, name: str) -> list[dict[str, str]]:

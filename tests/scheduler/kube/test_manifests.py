@@ -13,14 +13,15 @@ import pytest
 import yaml
 from cachefs_daemon import config as daemon_config
 from cachefs_scheduler import config as scheduler_config
+from cachefs_scheduler.certificates import ServerCertificates
 from cachefs_scheduler.kube.admission import Admission
-from cachefs_scheduler.kube.certificates import ServerCertificates, ServerFiles
 from cachefs_scheduler.kube.extender import Extender
 from cachefs_scheduler.kube.gangs import Gangs
 from cachefs_scheduler.kube.pod_job import DATASET, job_of
 from cachefs_scheduler.kube.server import KubeServer, Shown
 from cachefs_scheduler.kube.wire import Metadata, Owner, Pod
 
+from cachefs.pem_files import PemFiles
 from tests.advising import FakeAdvice
 from tests.scheduler.kube.manifests import DEPLOY, Document, build, documents, kustomization, manifest
 from tests.servers.api_server import problems
@@ -59,6 +60,8 @@ def every() -> Iterator[Document]:
 def workloads(found: list[Document]) -> Iterator[tuple[str, Document]]:
     """Name and pod template of each."""
     for each in found:
+        if each["kind"] == "CronJob":
+            yield f"CronJob {each['metadata']['name']}", each["spec"]["jobTemplate"]["spec"]["template"]
         if "template" in (spec := each.get("spec", {})) and each["kind"] in (
             "DaemonSet",
             "Deployment",
@@ -130,7 +133,7 @@ def test_what_is_referred_to_is_there(name: str) -> None:
     for owner, template in workloads(found):
         spec = template["spec"]
         assert there("ServiceAccount", spec["serviceAccountName"]), owner
-        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
         mounted = set()
         for container in spec["containers"] + spec.get("initContainers", []):
             mounts = [mount["name"] for mount in container.get("volumeMounts", [])]
@@ -329,9 +332,19 @@ def test_pods_of_the_example_ask_for_what_they_seem_to() -> None:
 def test_certificates_made_by_hand_are_taken(tmp_path: Path) -> None:
     script = tmp_path / "make-certificates.sh"
     script.write_bytes((DEPLOY / "by-hand" / "make-certificates.sh").read_bytes())
+    authority = tmp_path / "authority"
+    environment = {**os.environ, "AUTHORITY": str(authority)}
     for _ in range(2):  # the second time with the authority that is there
-        subprocess.run(["sh", str(script)], check=True, capture_output=True, timeout=60, env=os.environ)
-    ServerCertificates(ServerFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt"))
+        subprocess.run(["sh", str(script)], check=True, capture_output=True, timeout=60, env=environment)
+    # The key of the authority is not beside what is applied, and nobody else's to read.
+    assert not list(tmp_path.glob("ca.key*"))
+    assert (authority / "ca.key").stat().st_mode & 0o777 == 0o600
+    before = (authority / "ca.key").read_bytes()
+    (authority / "ca.key").replace(tmp_path / "ca.key")  # where an earlier version has put it
+    subprocess.run(["sh", str(script)], check=True, capture_output=True, timeout=60, env=environment)
+    assert (authority / "ca.key").read_bytes() == before
+    assert not (tmp_path / "ca.key").exists()
+    ServerCertificates(PemFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt"))
     subprocess.run(
         ["openssl", "verify", "-CAfile", "ca.crt", "-verify_hostname", "cachefs-scheduler.cachefs.svc", "tls.crt"],
         cwd=tmp_path, check=True, capture_output=True, timeout=60,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cachefs_scheduler.slurm.hint import PLUGIN
-from cachefs_tools.lab.slurm import Slurm, running_slurm
+from cachefs_tools.lab.slurm import PREFERS, Slurm, running_slurm
 from cachefs_tools.scratch_node import program
 
 from tests.scheduler.slurm.service_double import ServiceDouble, running_double
@@ -54,6 +54,10 @@ class HintedSlurm:
     def remove(self) -> str:
         """`cachefs-slurm-hint --remove`."""
         return self.slurm.run(program("cachefs-slurm-hint"), "--config", str(self._config), "--remove")
+
+    def release(self, *options: str) -> str:
+        """`cachefs-slurm-hint --release`."""
+        return self.slurm.run(program("cachefs-slurm-hint"), "--config", str(self._config), "--release", *options)
 
     def hold(self, **datasets: Mapping[str, float]) -> None:
         """Each dataset is on these nodes, in these parts; wait until Slurm and Lua know."""
@@ -103,7 +107,7 @@ def slurm_asking(socket: Path, work: Path, settings: Mapping[str, object] | None
     place = work / "slurm"
     place.mkdir()
     with_lua(place, work / "hints")
-    with running_slurm(place, more="JobSubmitPlugins=lua") as slurm:
+    with running_slurm(place, scheduler=f"{PREFERS},permit_job_expansion", more="JobSubmitPlugins=lua") as slurm:
         hinted = HintedSlurm(slurm, socket, work)
         hinted.start_hint(settings)
         try:
@@ -115,7 +119,7 @@ def slurm_asking(socket: Path, work: Path, settings: Mapping[str, object] | None
 def with_lua(place: Path, hints: Path) -> None:
     """The Lua files as they are shipped, beside slurm.conf."""
     (place / "cachefs.lua").write_text((PLUGIN / "cachefs.lua").read_text())
-    text = (PLUGIN / "job_submit.lua").read_text().replace("/etc/slurm/cachefs.lua", f"{place}/cachefs.lua")
+    text = (PLUGIN / "job_submit.lua").read_text()
     (place / "job_submit.lua").write_text(text + f'\nif loaded then cachefs.file = "{hints}" end\n')
 
 

@@ -18,6 +18,7 @@ from cachefs.scheduling_messages import (
     ADMISSIONS,
     ADMIT,
     ENDED,
+    KNOWN,
     NODES,
     PLACED,
     RESIZED,
@@ -26,6 +27,7 @@ from cachefs.scheduling_messages import (
     Ask,
     Ended,
     HeldPart,
+    KnownJobs,
     NodesStatus,
     NodeStatus,
     Placed,
@@ -86,6 +88,7 @@ class ServiceDouble:
         app = web.Application()
         app.router.add_get(NODES, self._nodes)
         app.router.add_get(ADMISSIONS, self._admissions)
+        app.router.add_get(KNOWN, self._known)
         for path, answer in ((ADMIT, self._admit), (PLACED, self._place), (RESIZED, self._resize), (ENDED, self._end)):
             app.router.add_post(path, answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -143,6 +146,10 @@ class ServiceDouble:
         self._granted.pop(job, None)
         await self._tell()
         return _json(None)
+
+    async def _known(self, request: web.Request) -> web.Response:
+        names = {*self.asks, *self.placed} - self.ended
+        return _json(KnownJobs([name for name in names if name.startswith(request.query["prefix"])]))
 
     async def _tell(self) -> None:
         self._version += 1

@@ -77,9 +77,21 @@ def test_what_the_user_prefers_or_names_is_left_alone(hinted: HintedSlurm) -> No
     assert hinted.run_on(WHOLE, READS, "--nodelist=n1")[1] == ("n1",)
 
 
-@pytest.mark.parametrize("words", ["cachefs:imagenet,policy=sooner", "cachefs:../x", "cachefs:", "cachefs:other"])
-def test_a_strange_wish_stops_no_job(hinted: HintedSlurm, words: str) -> None:
-    assert hinted.run_on(f"--comment={words}")[1]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("cachefs:imagenet,policy=sooner", "no policy: sooner (there are prefer, require, suspend, clone)"),
+        ("cachefs:../x", "no name of a dataset: ../x"),
+        ("cachefs:", "no name of a dataset: "),
+        ("cachefs:imagenet,policy", "nothing is said of policy; write policy=VALUE, without blanks"),
+        ("cachefs:imagenet, policy=suspend", "nothing is said of ; write =VALUE, without blanks"),
+        ("cachefs:other", ""),
+    ],
+)
+def test_a_strange_wish_stops_no_job_and_is_told_to_who_submits_it(hinted: HintedSlurm, words: str, said: str) -> None:
+    done = hinted.slurm.attempt("sbatch", "--parsable", "--output=/dev/null", f"--comment={words}", "--wrap=sleep 600")
+    assert done.stderr.strip() == (f"sbatch: cachefs: {said}; the job is taken as it is" if said else "")
+    assert hinted.nodes_of(int(done.stdout))
 
 
 def test_features_come_back_after_a_reconfiguration_and_a_restart(hinted: HintedSlurm) -> None:
@@ -99,23 +111,22 @@ def test_features_come_back_after_a_reconfiguration_and_a_restart(hinted: Hinted
 def test_features_go_with_the_bytes(hinted: HintedSlurm) -> None:
     hinted.hold(imagenet={"n2": 1.0})
     assert not any(name.startswith("cachefs_") for name in hinted.slurm.features("n4")[0])
-    hinted.service.parts = {}
+    hinted.service.parts = {node: {} for node in hinted.slurm.nodes}
     until(lambda: "cachefs_" not in hinted.slurm.run("sinfo", "--format=%f %b"), "none of our features is left")
 
 
 def test_srun_says_in_its_environment_what_it_reads(hinted: HintedSlurm) -> None:
     slurm = hinted.slurm
     file = slurm.work / "cli_filter.lua"
-    shipped = (PLUGIN / "cli_filter.lua").read_text()
-    file.write_text(shipped.replace("/etc/slurm/cachefs.lua", f"{slurm.work}/cachefs.lua"))
+    file.write_text((PLUGIN / "cli_filter.lua").read_text())
     # A configuration of who submits: the controller's has no filter.
     configuration = slurm.work / "submitting.conf"
     configuration.write_text(slurm.configuration.read_text() + "\nCliFilterPlugins=lua\n")
-    said = slurm.run(
-        "env", "CACHEFS_DATASET=imagenet", f"SLURM_CONF={configuration}", "srun", "--ntasks=4",
-        "sh", "-c", "echo $SLURMD_NODENAME",
-    )  # fmt: skip
+    run = ("env", "CACHEFS_DATASET=imagenet", f"SLURM_CONF={configuration}")
+    said = slurm.run(*run, "srun", "--ntasks=4", "sh", "-c", "echo $SLURMD_NODENAME")
     assert set(said.split()) <= {"n3", "n4"}
+    wrong = slurm.attempt(*run, "CACHEFS_POLICY=foo", "srun", "true")
+    assert (wrong.returncode, "cachefs: no policy: foo" in wrong.stderr) == (0, True)
 
 
 def _give(hinted: HintedSlurm, node: str, feature: str) -> None:

@@ -1,5 +1,6 @@
 """Jobs with the policy `suspend` wait in a real Slurm for a slot of a copy; the service hears of jobs that run."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -61,7 +62,41 @@ def test_a_job_that_shrinks_is_told_of(hinted: HintedSlurm) -> None:
     until(lambda: hinted.service.placed.get(f"slurm:{job}") == nodes, "the service knows")
     hinted.slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
     until(lambda: hinted.service.placed[f"slurm:{job}"] == nodes[:1], "the service knows that it is smaller")
-    assert hinted.service.resized == [f"slurm:{job}"]
+    assert hinted.service.resized.count(f"slurm:{job}") == 1
+
+
+def test_a_job_that_grows_is_told_of(hinted: HintedSlurm) -> None:
+    """As Slurm has it: another job gives its nodes to the one that is to grow."""
+    job, nodes = hinted.run_on("--ntasks=4", "--comment=cachefs:imagenet")
+    until(lambda: hinted.service.placed.get(f"slurm:{job}") == nodes, "the service knows")
+    slurm = hinted.slurm
+    give = "cd $0 && scontrol update JobId=$SLURM_JOB_ID NumNodes=0"  # which leaves a script there
+    slurm.run("salloc", "--ntasks=4", f"--dependency=expand:{job}", "sh", "-c", give, str(slurm.work))
+    until(lambda: len(hinted.service.placed[f"slurm:{job}"]) == 2, "the service knows that it is larger")
+    assert set(nodes) < set(hinted.service.placed[f"slurm:{job}"])
+    assert hinted.service.resized.count(f"slurm:{job}") == 1
+
+
+def test_jobs_that_are_held_are_released_where_the_service_is_silent_for_long(hinted: HintedSlurm) -> None:
+    hinted.stop_hint()
+    hinted.start_hint({"wait": "hold", "hints_last": 3})
+    until(lambda: "wait hold" in hinted.hints.read_text(), "Lua knows")
+    hinted.run_on(WAITS)
+    second, array = hinted.slurm.submit(WAITS), hinted.slurm.submit(WAITS, "--array=1-40")
+    own = hinted.slurm.submit("--comment=cachefs:imagenet", "--hold")
+    until(lambda: f"slurm:{second}" in hinted.service.asks, "the service was asked")
+    assert "releases jobs itself" in hinted.release("--if-silent", "100s")
+    hinted.kill_hint()
+    assert hinted.slurm.state(second)[::2] == ("PENDING", "JobHeldUser")
+    # At first the file is as young as if the program lived.
+    until(lambda: hinted.release("--if-silent", "4s") == "released 2 jobs", "they are released")
+    hinted.nodes_of(second)
+    until(
+        lambda: "JobHeldUser" not in hinted.slurm.run("squeue", "--noheader", f"--jobs={array}", "--format=%r"), "all"
+    )
+    assert hinted.slurm.state(own)[::2] == ("PENDING", "JobHeldUser")
+    hinted.start_hint()
+    until(lambda: "wait begin" in hinted.hints.read_text(), "Lua knows")
 
 
 def test_held_jobs_are_released_where_the_administrator_wants_jobs_to_be_held(hinted: HintedSlurm) -> None:
@@ -87,3 +122,15 @@ def _running(hinted: HintedSlurm, job: int) -> list[str]:
 def _begin(hinted: HintedSlurm, job: int) -> str:
     shown = hinted.slurm.run("scontrol", "show", "job", str(job))
     return shown.partition("StartTime=")[2].split()[0]
+
+
+def test_no_text_of_a_user_stops_the_controller_or_the_hints(hinted: HintedSlurm) -> None:
+    hostile = [
+        hinted.slurm.submit("--hold", os.fsdecode(b"--comment=\xff\xfe gr\xf6\xdfe")),
+        hinted.slurm.submit("--hold", "--comment=cachefs:%d%s,policy=suspend"),
+        hinted.slurm.submit("--hold", script="#!/bin/sh\n#CACHEFS " + "a" * 1_000_000 + "\ntrue\n"),
+    ]
+    job = hinted.slurm.submit(WAITS)
+    until(lambda: f"slurm:{job}" in hinted.service.asks, "the service was asked")
+    assert hinted.nodes_of(job) in (("n3",), ("n4",))
+    hinted.cancel(job, *hostile)

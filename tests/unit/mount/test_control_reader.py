@@ -10,11 +10,13 @@ import pytest
 import trio
 import trio.testing
 
+from cachefs.control_calls import Call, Part
 from cachefs.errors import CachefsError, ConfigError, DaemonUnavailable
 from cachefs.job_messages import ConsumerView, JobList, JobProgress, JobPublish, JobView
 from cachefs.messages import Empty
 from cachefs.mount import control_reader
-from cachefs.mount.control_lines import SOURCE, Said, understand
+from cachefs.mount.control_answers import Answers
+from cachefs.mount.control_lines import SOURCE, Said, read, understand
 from cachefs.mount.control_reader import ControlReader, Outbox
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.rpc import JOB_LIST
@@ -38,24 +40,30 @@ class Daemon:
         raise DaemonUnavailable("away")
 
 
+def _understood(line: bytes) -> Said:
+    found = read(line)
+    assert not isinstance(found, Part | Call)
+    return understand(found, {"tree": "snapshot"})
+
+
 def said(**fields: object) -> Said:
-    return understand(json.dumps(fields).encode(), {"tree": "snapshot"})
+    return _understood(json.dumps(fields).encode())
 
 
 def beat(job: str, position: int, consumer: str = "0") -> Said:
     return said(op="progress", job=job, position=position, consumer=consumer)
 
 
-def job_view(name: str, consumers: int, source: str = SOURCE, state: str = "running") -> JobView:
+def job_view(name: str, consumers: int, state: str = "running") -> JobView:
     ones = [ConsumerView(str(n), 0, 0, 0, [], 0.0, 0, 0, "waiting") for n in range(consumers)]
-    return JobView(name, "tree", "snapshot", source, 0.0, state, ones)
+    return JobView(name, "tree", "snapshot", SOURCE, 0.0, state, ones)
 
 
 def run(test: Callable[[Daemon, Outbox], Awaitable[None]]) -> Daemon:
     async def inside() -> Daemon:
         daemon = Daemon()
         async with trio.open_nursery() as nursery:
-            outbox = Outbox(cast(DaemonLink, daemon), nursery)
+            outbox = Outbox(cast(DaemonLink, daemon), nursery, Answers(Path("nowhere")))
             await test(daemon, outbox)
             daemon.is_there.set()
             await outbox.empty.wait()
@@ -115,8 +123,8 @@ def test_a_line_waits_for_the_daemon_for_a_while_and_jobs_not_for_each_other(
 @pytest.mark.parametrize(("jobs", "consumers"), [(control_reader.MOST_JOBS, 1), (1, control_reader.MOST_CONSUMERS)])
 def test_too_many_jobs_or_consumers_are_refused(jobs: int, consumers: int, caplog: pytest.LogCaptureFixture) -> None:
     async def test(daemon: Daemon, outbox: Outbox) -> None:
-        running = [job_view(f"j{number}", consumers) for number in range(jobs)]
-        others = [job_view("other", 5000, "cachectl"), job_view("past", 5000, state="ended")]
+        running = [job_view(f"j{number}~control", consumers) for number in range(jobs)]
+        others = [job_view("other~7", 5000), job_view("past~control", 5000, "ended")]
         daemon.jobs = JobList(jobs=running + others)
         daemon.is_there.set()
         outbox.put(said(op="publish", job="j0"), 10)
@@ -171,7 +179,7 @@ def test_lines_are_found_in_what_a_pipe_holds(
 )
 def test_what_makes_no_sense_is_one_error(line: bytes, wrong: str) -> None:
     with pytest.raises(CachefsError, match=wrong) as caught:
-        understand(line, {"tree": "snapshot"})
+        _understood(line)
     assert "\n" not in str(caught.value)
 
 
@@ -202,4 +210,4 @@ def test_what_is_logged_of_a_failure_is_short_and_one_line(caplog: pytest.LogCap
 
 def test_the_error_is_of_the_caller() -> None:
     with pytest.raises(ConfigError):
-        understand(b"", {})
+        _understood(b"")

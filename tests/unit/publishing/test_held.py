@@ -7,7 +7,7 @@ import numpy
 import pytest
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler
 
-from cachefs.hooks import held
+from cachefs.hooks import rest
 from cachefs.hooks.held import still_held
 
 
@@ -71,13 +71,13 @@ def test_nothing_lies_ready(sampler: Any) -> None:
 def test_a_last_batch_that_is_dropped_is_not_counted() -> None:
     iterator = iter(BatchSampler(Sampler(list(range(10))), 4, True))
     next(iterator)
-    found = still_held(iterator, 4)
+    found = still_held(iterator)
     assert found is not None
     assert found.tolist() == flat(iterator) == [4, 5, 6, 7]
 
 
 def test_of_a_range_without_an_end_only_the_beginning_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "MAX_SAMPLES", 5)
+    monkeypatch.setattr(rest, "MAX_SAMPLES", 5)
     iterator = iter(Delegating(range(10**15)))
     next(iterator)
     found = still_held(iterator)

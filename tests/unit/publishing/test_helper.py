@@ -5,14 +5,16 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from cachefs.publishing.cold_reads import ColdReads
 from cachefs.publishing.helper import Helper
 from cachefs.publishing.learned import MOST_SAMPLES
 from cachefs.publishing.page import Page
 from cachefs.publishing.reporter import Reporter
+from cachefs.rpc import DaemonClient
 
 OPENING = {"slot": 0, "name": "0", "source": "test", "length": 3, "learn": True}
 
@@ -28,8 +30,9 @@ class Conversation:
         self.ours.settimeout(0)
         self.theirs.settimeout(0)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        reporter = Reporter(None, "job", 1, self.lines.append)  # type: ignore[arg-type]  # nothing is reported here
-        self.helper = Helper(self.listener, self.alive, directory, Page(page), reporter)
+        client = cast(DaemonClient, None)  # nothing is reported here
+        reporter = Reporter(client, "job", 1, self.lines.append)
+        self.helper = Helper(self.listener, self.alive, directory, Page(page), reporter, ColdReads(client, 0))
         self.helper._selector.register(self.theirs, 1)
         os.close(page)
 
@@ -66,7 +69,7 @@ def conversation(tmp_path: Path) -> Iterator[Conversation]:
         {"op": "open", "opening": {**OPENING, "slot": 1, "learn": False, "tree": "nowhere", "cwd": "/nowhere"}},
         {"op": "order", "slot": 0},
         {"op": "spec", "slot": 0, "epoch": 0, "spec": {"kind": 3}},
-        {"op": "opened", "slot": 0, "length": 3, "pairs": [[0, 1, 2]]},
+        {"op": "opened", "slot": 0, "length": 3, "observed": [[0, 1, 2]]},
         {"op": "close", "slot": 0, "after": "x"},
         {"op": "learned", "slot": 0, "length": 3, "mounts": [1]},
     ],

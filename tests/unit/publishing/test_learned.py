@@ -23,7 +23,7 @@ def _numbered_files(monkeypatch: pytest.MonkeyPatch) -> None:
         mount = places.mount_of(path)
         return None if mount is None else (mount, inode_of(1 if mount == ONE else 2, int(Path(path).name)))
 
-    monkeypatch.setattr(module, "_file", file)
+    monkeypatch.setattr(module, "file_at", file)
 
 
 def found(files: LearnedFiles) -> dict[int, list[tuple[int, int]]]:
@@ -93,10 +93,10 @@ def test_files_are_found_where_links_lead(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "out").symlink_to("/etc/passwd")
     # Inodes of other file systems name no snapshot.
-    assert module._file(f"{tmp_path}/file", Places([mount])) is None
+    assert module.file_at(f"{tmp_path}/file", Places([mount])) is None
     monkeypatch.setattr(module, "ENTRY_BITS", 0)
     inode = (tmp_path / "file").stat().st_ino
-    assert module._file(f"{tmp_path}/file", Places([mount])) == (mount, inode)
-    assert module._file(f"{tmp_path}/link", Places([mount])) == (mount, inode)
+    assert module.file_at(f"{tmp_path}/file", Places([mount])) == (mount, inode)
+    assert module.file_at(f"{tmp_path}/link", Places([mount])) == (mount, inode)
     for path in (f"{tmp_path}/out", f"{tmp_path}/gone", str(tmp_path), f"{tmp_path}/a\0b"):
-        assert module._file(path, Places([mount])) is None
+        assert module.file_at(path, Places([mount])) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.publishing.page import MOST, PAGE_SIZE, SLOTS, Page
+from cachefs.publishing.page import MOST, PAGE_SIZE, SLOTS, Need, Page
 
 
 @pytest.fixture
@@ -22,15 +22,15 @@ def test_both_see_what_one_sets(fd: int) -> None:
     assert ours.position(SLOTS - 1) is None
     ours.set_position(SLOTS - 1, MOST - 1, MOST)
     assert theirs.position(SLOTS - 1) == (MOST - 1, MOST)
-    theirs.set_learned(0, True)
-    assert ours.learned(0)
-    assert looking.learned(0)
-    assert not looking.learned(1)
-    ours.set_learned(SLOTS - 1, True)
+    theirs.set_need(0, Need.NONE)
+    assert ours.need(0) == Need.NONE
+    assert looking.need(0) == Need.NONE
+    assert looking.need(1) == Need.UNKNOWN
+    ours.set_need(SLOTS - 1, Need.SOME)
     ours.clear(SLOTS - 1)
-    assert (theirs.position(SLOTS - 1), theirs.learned(SLOTS - 1)) == (None, False)
+    assert (theirs.position(SLOTS - 1), theirs.need(SLOTS - 1)) == (None, Need.UNKNOWN)
     with pytest.raises(TypeError, match="read-only"):
-        looking.set_learned(0, False)
+        looking.set_need(0, Need.UNKNOWN)
 
 
 @pytest.mark.parametrize(("epoch", "position"), [(-1, 0), (0, -1), (MOST, 0), (0, MOST + 1)])

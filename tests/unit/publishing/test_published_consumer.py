@@ -11,8 +11,11 @@ from cachefs.mount_table import MountPoint
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.publishing import learned
 from cachefs.publishing import published_consumer as module
+from cachefs.publishing.inference import Observed
+from cachefs.publishing.page import Need
 from cachefs.publishing.places import Places
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer
+from cachefs.publishing.rule import Column
 from cachefs.publishing.shares import Order, Share
 
 POINT = MountPoint(Path("/mnt"), "0:1", "cachefs:images")
@@ -32,8 +35,16 @@ PLACES = Places([POINT])
 @pytest.fixture
 def learning(monkeypatch: pytest.MonkeyPatch) -> PublishedConsumer:
     """Ten samples nobody lists; a file is its own number."""
-    monkeypatch.setattr(learned, "_file", lambda path, places: (POINT, inode_of(1, int(Path(path).name))))
-    return PublishedConsumer(Opening(0, "0", "test", 10, learn=True))
+    monkeypatch.setattr(
+        learned, "file_at", lambda path, places: (POINT, inode_of(1, int("".join(filter(str.isdigit, path)))))
+    )
+    monkeypatch.setattr(module, "file_at", learned.file_at)
+    return PublishedConsumer(Opening(0, "0", "test", 10, learn=True, compare=True))
+
+
+def learn(consumer: PublishedConsumer, pairs: list[tuple[int, list[str]]]) -> None:
+    for sample, paths in pairs:
+        consumer.observe(Observed((sample,), tuple(paths)), PLACES)
 
 
 def pairs(*samples: int) -> list[tuple[int, list[str]]]:
@@ -42,22 +53,22 @@ def pairs(*samples: int) -> list[tuple[int, list[str]]]:
 
 def test_what_an_epoch_taught_is_told_when_it_is_over(learning: PublishedConsumer) -> None:
     learning.set_order(0, order(1, 2, 3))
-    learning.learn(pairs(1, 2, 3), PLACES)
+    learn(learning, pairs(1, 2, 3))
     assert not learning.resolve_learned()
     learning.move(1, 0)
     assert learning.resolve_learned()
     assert learning.shares[0].entries.tolist() == [1, 2, 3]
     assert not learning.resolve_learned()
-    learning.learn(pairs(4), PLACES)
+    learn(learning, pairs(4))
     assert learning.resolve_learned()
     assert not learning.learned.is_full
 
 
 def test_when_all_is_learned_nothing_is_waited_for(learning: PublishedConsumer) -> None:
     learning.set_order(0, order(*range(10)))
-    learning.learn(pairs(*range(9)), PLACES)
+    learn(learning, pairs(*range(9)))
     assert not learning.resolve_learned()
-    learning.learn(pairs(9, 10, -1), PLACES)
+    learn(learning, pairs(9, 10, -1))
     assert learning.learned.is_full
     assert learning.resolve_learned()
     assert not learning.resolve_learned()
@@ -65,7 +76,7 @@ def test_when_all_is_learned_nothing_is_waited_for(learning: PublishedConsumer) 
 
 def test_a_loader_made_anew_uses_what_the_last_one_taught(learning: PublishedConsumer) -> None:
     learning.set_order(0, order(1, 2))
-    learning.learn(pairs(1, 2), PLACES)
+    learn(learning, pairs(1, 2))
     learning.closing = 1.0
     learning.reopen()
     learning.set_order(0, order(2, 1))
@@ -126,3 +137,56 @@ def test_orders_of_many_epochs_are_kept_up_to_a_limit(monkeypatch: pytest.Monkey
         consumer.set_order(3, order(0, 1, 2))
     consumer.move(2, 0)
     consumer.set_order(3, order(0, 1, 2))
+
+
+def others(*samples: int) -> list[tuple[int, list[str]]]:
+    return [(sample, [f"/mnt/{100 + sample}"]) for sample in samples]
+
+
+def learned_whole(consumer: PublishedConsumer) -> None:
+    consumer.set_order(0, order(*range(10)))
+    learn(consumer, pairs(*range(10)))
+    assert consumer.resolve_learned()
+
+
+def test_learned_files_go_on_being_compared_and_are_learned_anew(learning: PublishedConsumer) -> None:
+    learned_whole(learning)
+    assert learning.need is Need.SOME
+    learn(learning, pairs(*range(10)))
+    assert not learning.is_wrong
+    learn(learning, others(*range(5)))
+    assert learning.is_wrong
+    assert learning.need is Need.UNKNOWN
+    learning.forget()
+    learn(learning, others(*range(10)))
+    assert learning.resolve_learned()
+    assert learning.shares[0].entries.tolist() == list(range(100, 110))
+
+
+def test_a_dataset_with_other_files_in_each_epoch_is_given_up(learning: PublishedConsumer) -> None:
+    learned_whole(learning)
+    learn(learning, others(*range(10)))
+    learning.forget()
+    learn(learning, others(*range(10)))
+    assert learning.resolve_learned()
+    learn(learning, pairs(*range(10)))
+    assert learning.is_wrong
+    learning.forget()
+    assert learning.need is Need.NONE
+    learn(learning, pairs(*range(10)))
+    assert not learning.resolve_learned()
+
+
+def test_a_rule_of_files_in_a_directory_that_nobody_may_read_is_none(
+    learning: PublishedConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[Share]:
+        raise PermissionError(13, "Permission denied", "/mnt/closed")
+
+    monkeypatch.setattr(module, "shares", refuse)
+    learning.set_columns([Column("names", [f"name{number}" for number in range(10)])])
+    learn(learning, [(number, [f"/mnt/name{number}"]) for number in range(8)])
+    assert learning.inference is not None
+    assert learning.inference.rule is not None
+    learning.infer(PLACES)
+    assert not learning.shares

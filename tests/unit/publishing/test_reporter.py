@@ -1,31 +1,39 @@
 """What a helper does where the daemon refuses, or something unexpected happens: one line, and the job goes on."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy
 import pytest
 
-from cachefs.errors import AccessDenied, Busy, ConfigError, DaemonUnavailable, NotFound, StoreFull
-from cachefs.inodes import slot_of
+from cachefs.errors import AccessDenied, Busy, ConfigError, DaemonUnavailable, StoreFull
 from cachefs.job_messages import JobEpoch
 from cachefs.mount_table import MountPoint
+from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.publishing import reporter as module
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 from cachefs.publishing.reporter import Reporter
-from cachefs.publishing.shares import Share
-from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, DaemonClient
+from cachefs.publishing.route import Route
+from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH
 from tests.unit.publishing.test_published_consumer import plain_share
 
 
+def _dataset_at(mount: MountPoint, slot: int, timeout: float) -> tuple[str, str]:
+    return "d", "00"
+
+
 class Refusing:
-    """In place of a DaemonClient: each call raises."""
+    """In place of a Route: each call raises."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.calls = 0
+
+    lease = 60.0
+
+    def dataset_at(self, *arguments: Any) -> None:
+        self.call()
 
     def call(self, *arguments: Any) -> None:
         self.calls += 1
@@ -82,7 +90,7 @@ def test_an_epoch_that_is_too_far_ahead_is_published_again_when_it_is_nearer() -
         if request.epoch >= nearest:
             raise Busy("too far ahead")
 
-    reporter = Reporter(cast(DaemonClient, SimpleNamespace(call=call)), "train", 1, print)
+    reporter = Reporter(cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)), "train", 1, print)
     reported: set[tuple[int, int]] = set()
     consumer: Any = SimpleNamespace(
         shares=[SimpleNamespace(order=lambda samples: samples)],
@@ -112,7 +120,10 @@ class Clock:
 
 
 class Recording:
-    """In place of a DaemonClient: takes everything, but for orders while it is full."""
+    """In place of a Route: takes everything, but for orders while it is full."""
+
+    lease = 60.0
+    dataset_at = staticmethod(_dataset_at)
 
     def __init__(self) -> None:
         self.full = False
@@ -135,8 +146,7 @@ def conversation(
     """A daemon, what reports so many times, one second apart, and the consumer that it reports."""
     client, clock = Recording(), Clock()
     monkeypatch.setattr(module, "time", clock)
-    reporter = Reporter(cast(DaemonClient, client), "job", 1, lines.append)
-    monkeypatch.setattr(reporter, "_dataset", lambda share: ("d", "00"))
+    reporter = Reporter(cast(Route, client), "job", 1, lines.append)
     consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
 
@@ -183,32 +193,6 @@ def test_an_order_that_the_daemon_asks_for_is_published_again(monkeypatch: pytes
     assert client.orders() == 2
 
 
-def test_of_many_datasets_the_one_is_found_whose_snapshot_it_is_also_an_older_one() -> None:
-    """With one call, of datasets that are lost in part."""
-    calls: list[Any] = []
-    ids = {name: f"{number:08x}" + 24 * "0" for number, name in enumerate(("lost", "new", "old", "other"))}
-
-    def call(method: Any, request: Any, timeout: float) -> Any:
-        calls.append(method)
-        views = [("a", "", [ids["lost"]]), ("b", ids["new"], [ids["old"]]), ("c", ids["other"], [])]
-        return SimpleNamespace(
-            datasets=[SimpleNamespace(name=name, snapshot=one, others=others) for name, one, others in views]
-        )
-
-    reporter = Reporter(cast(DaemonClient, SimpleNamespace(call=call, socket="s")), "job", 1, print)
-    mount = MountPoint(Path("/m"), "0:1", "cachefs:all")
-
-    def dataset(slot: int) -> tuple[str, str]:
-        return reporter._dataset(cast(Share, SimpleNamespace(slot=slot, mount=mount)))
-
-    assert [dataset(slot_of(one)) for one in ids.values()] == [
-        ("a", ids["lost"]), ("b", ids["new"]), ("b", ids["old"]), ("c", ids["other"]),
-    ]  # fmt: skip
-    assert len(calls) == 4
-    with pytest.raises(NotFound, match="does not know the snapshot at /m"):
-        dataset(77)
-
-
 def test_a_daemon_that_is_restarted_is_no_news_and_one_that_stays_away_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The restarted daemon takes the job up: that no daemon answers would not be true when somebody reads it."""
     now, away, lines = 1000.0, False, list[str]()
@@ -219,8 +203,9 @@ def test_a_daemon_that_is_restarted_is_no_news_and_one_that_stays_away_is(monkey
         return SimpleNamespace(job="job", datasets=[SimpleNamespace(name="d", snapshot="00" * 8)], wanted=[])
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    reporter = Reporter(cast(DaemonClient, SimpleNamespace(call=call)), "job", 1, lines.append)
-    monkeypatch.setattr(reporter, "_dataset", lambda share: ("d", "00"))
+    reporter = Reporter(
+        cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)), "job", 1, lines.append
+    )
     consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
 
@@ -240,3 +225,31 @@ def test_a_daemon_that_is_restarted_is_no_news_and_one_that_stays_away_is(monkey
     assert lines == []
     report(20)
     assert lines == ["nobody answers; it is tried again, and the job goes on meanwhile"]
+
+
+@pytest.mark.parametrize("spec", [None, SamplerSpec(kind="torch-random", size=3, seed=1, epochs=9)])
+def test_a_loader_made_anew_that_has_not_begun_is_at_no_place(spec: SamplerSpec | None) -> None:
+    told: list[Any] = []
+
+    def call(method: Any, request: Any, timeout: float) -> Any:
+        told.append(request)
+        return SimpleNamespace(wanted=[], job="train")
+
+    lines = list[str]()
+    route = cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at, refusal=""))
+    reporter = Reporter(route, "train", 1, lines.append)
+    consumer = PublishedConsumer(Opening(0, "0", "test", 3, learn=True), shares=[plain_share(3)])
+    consumer.spec = spec
+    consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32)) if spec is None else consumer.set_spec(spec, 0)
+    reporter.report(consumer, moved=True)
+    consumer.reopen()
+    consumer.reported_at = float("-inf")  # it is time to tell it again
+    told.clear()
+    reporter.report(consumer, moved=False)
+    assert told == []
+    reporter.end(consumer)
+    assert [(said.epoch, said.position, said.ended) for said in told] == [(0, 0, True)]
+    consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
+    reporter.report(consumer, moved=True)
+    assert not consumer.failed
+    assert lines == []

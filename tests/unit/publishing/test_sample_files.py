@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from cachefs.publishing.sample_files import listed_files
@@ -76,6 +77,21 @@ class Untouchable:
 
     def __len__(self) -> int:
         raise AssertionError("nothing asks for the length of a dataset without a list")
+
+
+@pytest.mark.parametrize("name", ["img_files", "samples", "something_else"])
+def test_relative_paths_begin_where_they_are_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["train/a", "train/b", "test/c"]
+    root = tmp_path / "root"
+    for each in names:
+        (root / each).parent.mkdir(parents=True, exist_ok=True)
+        (root / each).touch()
+    entries = [(each, 1) for each in names] if name == "samples" else names
+    monkeypatch.chdir(tmp_path)
+    assert listed_files(Has(**{name: entries})) is None
+    assert listed_files(Has(**{name: entries}, root=str(root))) == [f"{root}/{each}" for each in names]
+    monkeypatch.chdir(root)
+    assert listed_files(Has(**{name: entries})) == names
 
 
 def test_of_what_is_no_list_nothing_is_touched() -> None:
@@ -158,3 +174,41 @@ def test_hugging_face_datasets_refer_to_files_or_hold_them(
     monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "pyarrow.compute", SimpleNamespace(struct_field=struct_field))
     assert listed_files(HuggingFace([{"path": path, "bytes": content} for path in PATHS], indices)) == expected
+
+
+class OwnIndices(Subset[int]):
+    """Its indices are computed when they are asked for."""
+
+    def __init__(self, dataset: Dataset[int]) -> None:
+        self.dataset = dataset
+
+    @property
+    def indices(self) -> Any:  # type: ignore[override]
+        raise AssertionError("the job's property was run")
+
+
+class OwnSequence:
+    def __iter__(self) -> Any:
+        raise AssertionError("the job's code was run")
+
+    def __len__(self) -> int:
+        raise AssertionError("the job's code was run")
+
+
+class OwnText(str):
+    def __str__(self) -> str:
+        raise AssertionError("the job's code was run")
+
+
+def test_no_code_of_the_job_is_run() -> None:
+    whole = Has(paths=PATHS)
+    assert listed_files(OwnIndices(whole)) is None
+    assert listed_files(Subset(whole, OwnSequence())) is None  # type: ignore[arg-type]
+    assert listed_files(Has(paths=[OwnText(path) for path in PATHS])) is None
+
+
+@pytest.mark.parametrize(
+    "indices", [[2, 0], (2, 0), range(2, -1, -2), numpy.array([2, 0]), torch.tensor([2, 0]), [numpy.int64(2), 0]]
+)
+def test_indices_of_a_subset(indices: Any) -> None:
+    assert listed_files(Subset(Has(paths=PATHS), indices)) == ["/d/c", "/d/a"]

@@ -54,7 +54,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     real = module._inodes
 
     def like_a_mount(directory: str, names: list[str]) -> NDArray[numpy.int64]:
-        slot = 2 if directory.endswith("two") else 1
+        slot = 2 if directory.endswith("two/") else 1
         found = real(directory, names)
         return numpy.where(found > 0, (found & ENTRY_MASK) | slot << ENTRY_BITS, 0)
 
@@ -97,3 +97,57 @@ def test_places_follow_links_to_directories_and_prefer_inner_mounts(
     assert places.mount_of("relative") is None
     monkeypatch.chdir(inner)
     assert Places(points).mount_of("relative") == points[1]
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_names_looked_up_one_by_one_are_those_of_a_listing(
+    few: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    monkeypatch.setattr(module, "FEW_NAMES", 100 if few else 0)
+    names = ["file", "", ".", "..", "gone", "file/below", "link", "file"]
+    file, link = (tmp_path / "file").stat().st_ino, (tmp_path / "link").lstat().st_ino
+    assert module._inodes(str(tmp_path), names).tolist() == [file, 0, 0, 0, 0, 0, link, file]
+    assert module._inodes(f"{tmp_path}/gone", names).tolist() == [0] * len(names)
+    assert module._inodes(f"{tmp_path}/file", names).tolist() == [0] * len(names)
+
+
+def test_a_directory_of_which_few_files_are_wanted_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in range(10):
+        (tmp_path / str(name)).touch()
+
+    def list_nothing(directory: str) -> dict[str, int]:
+        raise AssertionError(directory)
+
+    monkeypatch.setattr(module, "_listed", list_nothing)
+    names = ["7", "1", *["3"] * 10]
+    expected = [(tmp_path / name).stat().st_ino for name in names]
+    assert module._inodes(str(tmp_path), names).tolist() == expected
+
+
+def test_many_directories_are_looked_into_as_few_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount, files = tmp_path / "mnt", []
+    for number in range(3 * module.THREADS):
+        directory = (mount if number % 3 else tmp_path / "elsewhere") / str(number)
+        directory.mkdir(parents=True)
+        names = ["a", "b", "c", "d", "e"][: 1 + number % 5]
+        for name in names:
+            (directory / name).touch()
+        files.append([f"{directory}/{name}" for name in [*names, "gone"]])
+    slot = MountPoint(mount, "0:1", "cachefs:images")
+    monkeypatch.setattr(module, "slots_and_entries", lambda inodes: (numpy.sign(inodes), inodes & ENTRY_MASK))
+    monkeypatch.setattr(module, "AT_A_TIME", 5)
+    (many,) = shares(files, Places([slot]))
+    expected = [
+        (sample, Path(path).stat().st_ino & ENTRY_MASK)
+        for sample, paths in enumerate(files)
+        for path in paths
+        if path.startswith(f"{mount}/") and not path.endswith("gone")
+    ]
+    assert list(zip(many.samples.tolist(), many.entries.tolist(), strict=True)) == expected
+    monkeypatch.setattr(module, "THREADS", len(files))
+    (few,) = shares(files, Places([slot]))
+    assert (few.samples.tolist(), few.entries.tolist()) == (many.samples.tolist(), many.entries.tolist())

@@ -12,6 +12,7 @@ from cachefs.inodes import inode_of
 from cachefs.mount_table import MountPoint
 from cachefs.publishing import learned as module
 from cachefs.publishing.channel import MAX_PACKET, SOCKET_NAME
+from cachefs.publishing.inference import Observed
 from cachefs.publishing.places import Places
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 from cachefs.publishing.siblings import MOST_SECONDS, Siblings
@@ -23,7 +24,7 @@ LENGTH = 100_000
 
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch) -> PublishedConsumer:
-    monkeypatch.setattr(module, "_file", lambda path, places: (POINT, inode_of(1, int(Path(path).name))))
+    monkeypatch.setattr(module, "file_at", lambda path, places: (POINT, inode_of(1, int(Path(path).name))))
     return PublishedConsumer(Opening(3, "0", "test", LENGTH, learn=True))
 
 
@@ -52,16 +53,21 @@ def received(connection: socket.socket) -> list[int]:
     return words[::2].tolist()
 
 
+def learn(consumer: PublishedConsumer, pairs: list[tuple[int, list[str]]]) -> None:
+    for sample, paths in pairs:
+        consumer.observe(Observed((sample,), tuple(paths)), PLACES)
+
+
 def test_each_sibling_is_told_what_it_has_not_heard(tmp_path: Path, consumer: PublishedConsumer) -> None:
     siblings = Siblings(tmp_path / "us")
     with sibling(tmp_path / "us"), sibling(tmp_path / "a") as first:
         siblings.tell([consumer], 0)
-        consumer.learn([(5, ["/mnt/5"]), (7, ["/mnt/1", "/mnt/2"])], PLACES)
+        learn(consumer, [(5, ["/mnt/5"]), (7, ["/mnt/1", "/mnt/2"])])
         siblings.tell([consumer], 1)
         a, _ = first.accept()
         assert received(a) == [5, 7, 7]
         with sibling(tmp_path / "b") as second:
-            consumer.learn([(9, ["/mnt/9"])], PLACES)
+            learn(consumer, [(9, ["/mnt/9"])])
             siblings.tell([consumer], 1.5)  # not again so soon
             siblings.tell([consumer], 2)
             b, _ = second.accept()
@@ -94,7 +100,7 @@ def test_one_that_does_not_listen_costs_one_connection_and_misses_nothing(
     now = 0.0
     with sibling(tmp_path / "stuck") as listener:
         for sample in range(1000):  # more packets than fit into a socket
-            consumer.learn([(sample, [f"/mnt/{sample}"])], PLACES)
+            learn(consumer, [(sample, [f"/mnt/{sample}"])])
             now += 1
             siblings.tell([consumer], now)
         connection, _ = listener.accept()
@@ -112,6 +118,6 @@ def test_one_that_does_not_listen_costs_one_connection_and_misses_nothing(
         connection.close()
         # A new dataset in the same place is told from its start.
         other = PublishedConsumer(consumer.opening)
-        other.learn([(4, ["/mnt/4"])], PLACES)
+        learn(other, [(4, ["/mnt/4"])])
         siblings.tell([other], now + MOST_SECONDS)
         assert received(listener.accept()[0]) == [4]

@@ -8,11 +8,13 @@ import pytest
 from torch.utils.data import DataLoader, SequentialSampler
 
 from cachefs import pure_sampler
-from cachefs.hooks import order, watch
+from cachefs.hooks import guesses, order, watch
 from cachefs.hooks.order import SamplerOrder
 from cachefs.hooks.watch import Watch
 
 SIZE, BATCH = 40, 4
+STEPS = (7, 11)
+ORDERS = [[index * step % SIZE for index in range(SIZE)] for step in STEPS]
 
 
 class Recorder:
@@ -35,7 +37,7 @@ class Recorder:
 
 
 class Sampler:
-    """Gives one by one what only it knows: the second epoch backwards."""
+    """Gives one by one what only it knows."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -43,7 +45,7 @@ class Sampler:
     def __iter__(self) -> Iterator[int]:
         self.epoch += 1
         for index in range(SIZE):
-            yield index if self.epoch == 1 else SIZE - 1 - index
+            yield index * STEPS[self.epoch - 1] % SIZE
 
 
 class Listing(Sampler):
@@ -62,7 +64,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def go_through(loader: Any, watched: Watch, ahead: int) -> None:
     """As torch does it: *ahead* batches are drawn before they are read."""
     indices = iter(loader.batch_sampler)
-    watched.begin()
+    watched.begin(iter(()))
     drawn = []
     for batch in indices:
         watched.move(BATCH * max(0, len(drawn) - ahead))
@@ -80,7 +82,7 @@ def test_parts_follow_each_other_and_are_all_that_is_drawn(record: Recorder, wor
     for _ in range(2):
         go_through(loader, watched, 2 * workers)
     assert [one for number in sorted(record.orders) for one in record.orders[number]] == [
-        *range(SIZE), *reversed(range(SIZE)),
+        *ORDERS[0], *ORDERS[1],
     ]  # fmt: skip
     assert list(record.orders) == sorted(record.orders)
     assert len(record.orders) > 4
@@ -93,7 +95,7 @@ def test_an_epoch_that_lies_ready_is_published_once(record: Recorder) -> None:
     watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
     for _ in range(2):
         go_through(loader, watched, 2)
-    assert record.orders == {0: list(range(SIZE)), 1: list(reversed(range(SIZE)))}
+    assert record.orders == dict(enumerate(ORDERS))
     assert record.places[-1] == (1, SIZE)
 
 
@@ -122,7 +124,7 @@ def test_epochs_ahead_are_published_once_and_replaced_where_they_turn_out_to_be_
     def begin(*orders: int) -> list[tuple[int, int]]:
         said.clear()
         monkeypatch.setattr(ours, "foresee", lambda: [epochs[one] for one in orders])
-        watched.begin()
+        watched.begin(iter(()))
         return [(number, -first % SIZE) for number, first in said]
 
     assert begin(0, 1, 2) == [(0, 0), (1, 1), (2, 2)]
@@ -136,13 +138,52 @@ def test_what_a_pure_sampler_gives_behind_its_beginning_is_published_as_it_is_dr
     record: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(order, "MAX_SAMPLES", 40)
-    loader: Any = DataLoader(range(SIZE), BATCH, sampler=pure_sampler(type("Pure", (Sampler,), {"epoch": 0}))())
+    sampler: Any = pure_sampler(type("Pure", (Sampler,), {"epoch": 0}))()
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=sampler)  # type: ignore[arg-type]
     watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
-    watched.begin()
-    assert record.orders == {0: list(range(17))}
-    watched.drew([0, 1, 2, 3], iter(()), 0)
-    for start in range(4, SIZE, BATCH):
+    watched.begin(iter(()))
+    assert record.orders == {0: ORDERS[0][:17]}
+    watched.drew(ORDERS[0][:BATCH], iter(()), 0)
+    for start in range(BATCH, SIZE, BATCH):
         watched.move(start)
-        watched.drew(list(range(start, start + BATCH)), iter(()), start)
+        watched.drew(ORDERS[0][start : start + BATCH], iter(()), start)
     watched.move(SIZE, at_end=True)
-    assert [one for number in sorted(record.orders) for one in record.orders[number]] == list(range(SIZE))
+    assert [one for number in sorted(record.orders) for one in record.orders[number]] == ORDERS[0]
+
+
+class Going:
+    """Goes through a list that it keeps; at *turns*, it goes on elsewhere than the list does."""
+
+    def __init__(self, turns: int = SIZE) -> None:
+        self.order = numpy.random.default_rng(3).permutation(SIZE)
+        self.turns = turns
+
+    def __iter__(self) -> Iterator[int]:
+        for place in range(SIZE):
+            yield int(self.order[place if place < self.turns else SIZE - 1 - (place - self.turns)])
+
+
+def test_a_list_that_a_sampler_goes_through_is_published_further_and_further(
+    record: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guesses, "GROWTH", 2)
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=Going())  # type: ignore[arg-type]
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    go_through(loader, watched, 0)
+    order = loader.sampler.order.tolist()
+    assert [one for number in sorted(record.orders) for one in record.orders[number]] == order
+    assert [len(record.orders[number]) for number in sorted(record.orders)] == [12, 8, 16, 4]
+    last = max(record.orders)
+    go_through(loader, watched, 0)
+    assert [record.orders[number] for number in record.orders if number > last] == [order], "the last guess was right"
+
+
+@pytest.mark.parametrize("turns", range(BATCH, SIZE, 3))
+def test_a_guess_is_taken_back_where_other_samples_come(record: Recorder, turns: int) -> None:
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=Going(turns))  # type: ignore[arg-type]
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    for _ in range(4):
+        record.orders.clear()
+        go_through(loader, watched, 0)
+        published = [one for number in sorted(record.orders) for one in record.orders[number]]
+        assert published == list(loader.sampler), "in the end what came is what was published"

@@ -36,12 +36,25 @@ def test_the_example_is_right_and_says_the_defaults() -> None:
         ('[service]\ntls_ca = "/none"', "service.tls_cert: is missing"),
         ('[names]\na = "n"\nb = "n"', "names: 2 names of the scheduler stand for the node n"),
         ("[cluster", "c.toml: "),
+        ('[kube]\ntls_cert = "/c"', "c.toml: kube: tls_cert and tls_key belong together"),
+        ("[datasets.x]\nttk = 1", "datasets.x.ttk: is unknown; did you mean ttl?"),
+        ('[kube]\nlisten_on = "a:1"', "kube.listen_on: is unknown; did you mean listen?"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, text: str, said: str) -> None:
     found = problems(tmp_path, text)
     assert any(said in one for one in found), found
     assert all("\n" not in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("listen", "more", "is_open"),
+    [("127.0.0.1:1", "", True), ("localhost:1", "", True), ("0.0.0.0:1", "insecure = true", False)],
+)
+def test_who_may_ask_on_loopback_is_said(tmp_path: Path, listen: str, more: str, is_open: bool) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[cluster]\nnodes = ["a:1"]\n[service]\nlisten = "{listen}"\n{more}\n')
+    assert load(path).is_open_here is is_open
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

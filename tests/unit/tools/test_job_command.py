@@ -7,10 +7,11 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from cachefs_tools.cachectl.job import check_own_process, how_it_is, job_row, order_of, ranks_of
+from cachefs_tools.cachectl.job import check_own_process, guess_row, how_it_is, job_row, order_of, ranks_of
 
 from cachefs.errors import AccessDenied, ConfigError, NotFound
-from cachefs.job_messages import ConsumerView, JobPublish, JobView
+from cachefs.job_messages import ConsumerView, GuessView, JobPublish, JobView
+from cachefs.messages import GuessCounts
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import encode
 
@@ -73,3 +74,9 @@ def test_numbers_of_more_than_64_bits_are_named() -> None:
     for seed in (1 << 64, -(1 << 63) - 1):
         with pytest.raises(ConfigError, match="a number of more than 64 bits"):
             encode(JobPublish(job="j", dataset="d", spec=SamplerSpec(kind="numpy", size=1, seed=seed)))
+
+
+def test_what_was_guessed_and_may_still_be_read_is_not_called_wrong() -> None:
+    counts = GuessCounts(blocks=10, right=4, wrong=1, bytes=10 << 20, right_bytes=4 << 20, wrong_bytes=1 << 20)
+    row = guess_row(GuessView(dataset="toy", snapshot="0" * 32, rule="set", counts=counts))
+    assert row == ("toy", "set", "10", "10 MiB", "4 MiB", "1 MiB", "5 MiB")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cachefs_tools.bench import main
+from cachefs_tools.bench.scheduling import sweep as sweeping
 from cachefs_tools.bench.scheduling.caches import Caches
 from cachefs_tools.bench.scheduling.placing import ByHints, World
 from cachefs_tools.bench.scheduling.reading import Reading
@@ -126,3 +127,32 @@ def test_the_command_prints_figures_and_draws(tmp_path):
     assert document["policies"]["hints"]["ideal"] == document["policies"]["random"]["ideal"]
     assert document["times_better"]["hints"]["mean"] == 1.0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_with_all_local_jobs_compute_and_wait_for_accelerators(runs):
+    found = runs["all local"]
+    assert found.origin_bytes == 0
+    for one in found.outcomes:
+        assert one.completion == pytest.approx(one.waited + one.ideal, rel=ALIKE)
+
+
+def test_a_sweep_changes_one_thing_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeping, "VARIED", {"origin": (0.5,), "seconds": (0.1,)})
+    picture = tmp_path / "out.png"
+    options = ["--nodes", "2", "--jobs", "2", "--datasets", "1", "--seeds", "1", "--processes", "1"]
+    answer = CliRunner().invoke(
+        main, ["scheduling", *options, "--sweep", "--plot", str(picture)], catch_exceptions=False
+    )
+    assert answer.exit_code == 0, answer.output
+    rows = json.loads(answer.stdout)["rows"]
+    assert [(row["changed"], row["times"]) for row in rows] == [("", 1.0), ("origin", 0.5), ("seconds", 0.1)]
+    assert all(row["times_better"]["hints"]["mean"] == 1.0 for row in rows)
+    assert rows[1]["hints"]["mean"] >= rows[0]["hints"]["mean"]
+    assert rows[2]["hints"]["ideal"] < rows[0]["hints"]["ideal"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_takes_no_policies():
+    answer = CliRunner().invoke(main, ["scheduling", "--sweep", "--policy", "hints"])
+    assert answer.exit_code != 0
+    assert "--policy" in answer.output

@@ -29,6 +29,7 @@ with quiet_loading(), needs_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench.miss_command import miss_command
     from cachefs_tools.bench.own_process import in_own_process
     from cachefs_tools.bench.peers_command import peers_command
+    from cachefs_tools.bench.programs.command import programs_command
     from cachefs_tools.bench.push_command import push_command
     from cachefs_tools.bench.scenario import Shape
     from cachefs_tools.bench.scheduling.command import scheduling_command
@@ -201,6 +202,7 @@ def first_epoch_command(
 
 
 main.add_command(train_command)
+main.add_command(programs_command)
 main.add_command(push_command)
 main.add_command(block_command)
 main.add_command(listing_command)

@@ -77,7 +77,7 @@ def measure(work: Path, load: SlurmLoad) -> dict[str, Any]:
 
 def _write_lua(place: Path, hints: Path) -> None:
     (place / "cachefs.lua").write_text((PLUGIN / "cachefs.lua").read_text())
-    text = (PLUGIN / "job_submit.lua").read_text().replace("/etc/slurm/cachefs.lua", f"{place}/cachefs.lua")
+    text = (PLUGIN / "job_submit.lua").read_text()
     (place / "job_submit.lua").write_text(f'{text}\ncachefs.file = "{hints}"\n')
 
 

@@ -1,12 +1,12 @@
 """cachectl dataset: gives names to listings of origins, and shows and limits what they take of the node."""
 
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
+from cachefs.durations import parse_duration
 from cachefs.messages import (
     DatasetAdd,
     DatasetDetail,
@@ -26,7 +26,6 @@ from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.progress import follow_listing
 
 SHOWN_PROBLEMS = 10
-SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 @click.group()
@@ -135,10 +134,10 @@ def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> 
     """The seconds that an option such as 12h means; 0 is no limit, and None is an option that was not given."""
     if text is None or text == "none":
         return None if text is None else 0.0
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)", text)
-    if found is None or not float(found[1]):
-        raise click.BadParameter(f"{text!r} is neither a time such as 90s, 30min, 12h or 7d, nor none")
-    return float(found[1]) * SECONDS[found[2]]
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}, nor none") from None
 
 
 @dataset.command()

@@ -14,7 +14,17 @@ from rich.table import Table
 
 from cachefs.errors import AccessDenied, ConfigError, NotFound
 from cachefs.identity import OWNER_MARK
-from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobPublish, JobView, SampleMap, StallRow
+from cachefs.job_messages import (
+    ConsumerView,
+    GuessView,
+    JobEpoch,
+    JobList,
+    JobName,
+    JobPublish,
+    JobView,
+    SampleMap,
+    StallRow,
+)
 from cachefs.messages import DatasetName, Empty
 from cachefs.planning.sequences.sampler_spec import KINDS, SamplerSpec
 from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
@@ -226,15 +236,32 @@ def order_of(path: Path) -> bytes:
 def list_jobs(session: CommandSession) -> None:
     """Show all jobs that have published something.
 
-    Jobs that ended a while ago are shown too.
+    Jobs that ended a while ago are shown too. Below them is what was guessed for programs that have published nothing.
     """
     found = session.call(JOB_LIST, Empty())
-    if not found.jobs:
-        session.answer(found, "no job has published anything")
-        return
-    session.answer(
-        found, table("JOB DATASET =STATE >RANKS >EPOCH >DONE >RATE >STALLS >WAITED", map(job_row, found.jobs))
-    )
+    session.answer(found, *describe_all(found))
+
+
+def describe_all(found: JobList) -> Iterator[str | Table]:
+    """The lines of `job list`."""
+    if found.jobs:
+        yield table("JOB DATASET =STATE >RANKS >EPOCH >DONE >RATE >STALLS >WAITED", map(job_row, found.jobs))
+    else:
+        yield "no job has published anything"
+    if found.guessed:
+        yield ""
+        yield "guessed, where nothing is published:"
+        yield table("DATASET =RULE >BLOCKS >BYTES >READ >WRONG >OPEN", map(guess_row, found.guessed))
+
+
+def guess_row(view: GuessView) -> tuple[str, ...]:
+    """A row of what was guessed. What is neither read nor given up is open: it may still be read."""
+    counts = view.counts
+    still_open = max(0, counts.bytes - counts.right_bytes - counts.wrong_bytes)
+    return (
+        shown(view.dataset) or view.snapshot[:12], view.rule, f"{counts.blocks:,}", size(counts.bytes),
+        size(counts.right_bytes), size(counts.wrong_bytes), size(still_open),
+    )  # fmt: skip
 
 
 def job_row(view: JobView) -> tuple[str, ...]:
@@ -286,6 +313,8 @@ def describe(view: JobView) -> Iterator[str | Table]:
     for consumer in view.consumers:
         if consumer.problem:
             yield f"! {shown(consumer.consumer)}: {shown(consumer.problem)}"
+        if consumer.note:
+            yield f"? {shown(consumer.consumer)}: {shown(consumer.note)}"
 
 
 def how_it_is(view: JobView) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from cachefs.errors import AccessDenied, CachefsError, ConfigError, DaemonUnavailable, NotFound
+from cachefs.pem_files import PemFiles
 
 DEFAULT_SOCKET: Final = Path("/run/cachefs-scheduler/cachefs-scheduler.sock")
 # An address may be given here, as to --scheduler.
@@ -71,15 +72,10 @@ class SchedulerClient:
         return http.client.HTTPSConnection(host, port, timeout=SECONDS, context=self._context())
 
     def _context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        if self._certificates is not None:
-            authority, certificate, key = self._certificates
-            try:
-                context.load_verify_locations(cafile=authority)
-                context.load_cert_chain(certificate, key)
-            except (OSError, ssl.SSLError) as error:
-                raise ConfigError(f"certificates for {self.address} cannot be used: {error}") from None
-        return context
+        if self._certificates is None:
+            return ssl.create_default_context()
+        ca, cert, key = map(Path, self._certificates)
+        return PemFiles(cert, key, ca, ("--tls: CERT", "KEY", "--tls: CA")).client_context()
 
     def _unavailable(self, error: Exception) -> CachefsError:
         if isinstance(error, PermissionError):

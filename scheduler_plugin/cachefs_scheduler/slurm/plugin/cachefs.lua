@@ -11,6 +11,8 @@ cachefs.file = "/run/cachefs-slurm-hint/hints"
 
 local MOST_BYTES = 1048576   -- of the file
 local MOST_LINES = 1000      -- of a batch script in which directives are looked for
+local MOST_LINE = 1000       -- characters of a directive
+local MOST_COMMENT = 4096    -- characters of a comment that are looked at
 local MOST_OPTIONS = 4       -- of a preference: each makes slurmctld look at the nodes once more
 local MOST_PREFER = 1000     -- characters; Slurm refuses jobs with 1024
 local POLICIES = { prefer = true, require = true, suspend = true, clone = true }
@@ -18,6 +20,9 @@ local POLICIES = { prefer = true, require = true, suspend = true, clone = true }
 -- ---- what a job reads ------------------------------------------------------------------------------------------------
 
 local function set_word(wish, key, value)
+    if not value then
+        return "nothing is said of " .. key:sub(1, 80) .. "; write " .. key:sub(1, 80) .. "=VALUE, without blanks"
+    end
     if key == "dataset" then
         if not (value:match("^[%w_][%w._-]*$") or value:match("^[%w_][%w._-]*@%w+$")) or #value > 130 then
             return "no name of a dataset: " .. value:sub(1, 80)
@@ -38,6 +43,12 @@ local function set_word(wish, key, value)
     end
 end
 
+-- "key=value" as two; without a value, only the key.
+local function split(word)
+    local key, value = word:match("^([^=]*)=(.+)$")
+    return key or word, value
+end
+
 -- "#CACHEFS dataset=imagenet policy=suspend" lines, before the first command of a batch script.
 local function read_script(wish, script)
     local count = 0
@@ -47,22 +58,26 @@ local function read_script(wish, script)
             return
         end
         local words = line:match("^#CACHEFS%s+(.*)")
-        for key, value in (words or ""):gmatch("([^%s=]+)=(%S+)") do
-            wish.problem = set_word(wish, key, value) or wish.problem
+        if words and #line > MOST_LINE then
+            wish.problem = "a #CACHEFS line of more than " .. MOST_LINE .. " characters"
+            words = nil
+        end
+        for word in (words or ""):gmatch("%S+") do
+            wish.problem = set_word(wish, split(word)) or wish.problem
         end
     end
 end
 
 -- "cachefs:imagenet,policy=suspend" somewhere in a comment.
 local function read_comment(wish, comment)
-    local text = (" " .. comment):match("[%s;]cachefs:([^%s;]+)")
+    local text = (" " .. comment:sub(1, MOST_COMMENT)):match("[%s;]cachefs:([^%s;]*)")
     if not text then
         return
     end
-    local dataset, rest = text:match("^([^,]+)(.*)$")
-    wish.problem = set_word(wish, "dataset", dataset or "") or wish.problem
-    for key, value in (rest or ""):gmatch(",([^,=]+)=([^,]+)") do
-        wish.problem = set_word(wish, key, value) or wish.problem
+    local dataset, rest = text:match("^([^,]*)(.*)$")
+    wish.problem = set_word(wish, "dataset", dataset) or wish.problem
+    for word in rest:gmatch(",([^,]*)") do
+        wish.problem = set_word(wish, split(word)) or wish.problem
     end
 end
 
@@ -248,7 +263,7 @@ end
 local function submit(job_desc)
     local wish = cachefs.wish(job_desc.script, environment_of(job_desc), job_desc.comment)
     if wish.problem then
-        slurm.log_user("cachefs: " .. wish.problem .. "; the job is taken as it is")
+        slurm.log_user("cachefs: %s; the job is taken as it is", wish.problem)
         return
     elseif not wish.dataset then
         return
@@ -289,6 +304,11 @@ end
 -- ---- cli_filter ------------------------------------------------------------------------------------------------------
 
 local function filter(options)
+    -- What is wrong with a comment is said by job_submit, which sees no environment of srun.
+    local problem = cachefs.wish("", os.getenv, "").problem
+    if problem then
+        slurm.log_info("cachefs: " .. problem .. "; the job is taken as it is")
+    end
     local wish = cachefs.wish("", os.getenv, options["comment"])
     if not wish.dataset or wish.problem then
         return

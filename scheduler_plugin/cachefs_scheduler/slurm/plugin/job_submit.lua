@@ -1,7 +1,9 @@
 -- For clusters that have no job_submit.lua yet: put it beside slurm.conf. Where there is one, put the first lines and the
 -- call of cachefs.job_submit into it.
 
-local loaded, cachefs = pcall(dofile, "/etc/slurm/cachefs.lua")
+-- cachefs.lua lies beside this file, wherever that is: Slurm gives its full path to Lua.
+local place = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
+local loaded, cachefs = pcall(dofile, place .. "cachefs.lua")
 if not loaded then
     slurm.log_error("cachefs: no hints for jobs: %s", tostring(cachefs))
 end

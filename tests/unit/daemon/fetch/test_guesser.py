@@ -1,6 +1,7 @@
 """Guesses carried out: over a real snapshot and a real store, with an origin that obeys the test."""
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.areas import Areas
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.guesser import Guesser
 from cachefs_daemon.fetch.readers import PageCaches
@@ -22,6 +24,8 @@ from cachefs.block import block_key, block_length
 from cachefs.messages import BlockRef
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.pagecache.orders import FileBlocks
+from cachefs.planning.prefetch.background import BUSY_BYTES, QUIET_BYTES
+from cachefs.planning.prefetch.guess_counts import Rule
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
@@ -39,12 +43,14 @@ class Origin:
     def __init__(self) -> None:
         self.endpoint = Endpoint("test", 64)
         self.read_keys: list[bytes] = []
+        self.read_blocks: list[tuple[bytes, int]] = []
         self.failure: Exception | None = None  # what reads raise
         self.open = asyncio.Event()  # reads wait while it is not set
         self.open.set()
 
     async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
         self.read_keys.append(wanted.key)
+        self.read_blocks.append((wanted.key, wanted.offset // BLOCK_SIZE))
         await self.open.wait()
         if self.failure is not None:
             raise self.failure
@@ -76,15 +82,17 @@ class Scene:
     def _held(self, snapshot: str) -> Snapshot | None:
         return self.snapshot if snapshot == self.snapshot.id else None
 
-    async def read(self, path: bytes, mount: str = "") -> None:
-        """As through a mount that reports at once."""
+    async def read(self, path: bytes, mount: str = "", number: int = 0) -> None:
+        """Block *number* of a file, as through a mount that reports at once."""
         entry = self.snapshot.find(path)
         assert entry is not None
-        key = block_key(entry.content, 0)
+        key = block_key(entry.content, number)
         if self._store.get(key) is None:
             answered: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             self._fetcher.ask(
-                [BlockRef(self.snapshot.id, entry.number, 0)], 20, lambda outcomes, _: answered.set_result(outcomes)
+                [BlockRef(self.snapshot.id, entry.number, number)],
+                20,
+                lambda outcomes, _: answered.set_result(outcomes),
             )
             await answered
         self.guesser.on_reads(mount, [key])
@@ -247,3 +255,99 @@ def test_an_origin_that_fails_is_not_asked_for_more(scene: Scene) -> None:
         assert scene.guesser.counts.blocks == 0
 
     asyncio.run(scene.play(act))
+
+
+def in_any_order(files: int, seed: int) -> list[bytes]:
+    return [b"%d/%03d" % divmod(n, PER_DIRECTORY) for n in random.Random(seed).sample(range(files), files)]
+
+
+def test_of_a_set_that_is_read_in_any_order_all_is_brought_once(scene: Scene) -> None:
+    async def act(scene: Scene) -> None:
+        for path in in_any_order(3 * PER_DIRECTORY, 5):
+            await scene.read(path)
+            await scene.settled()
+        assert len(scene.origin.read_keys) == len(set(scene.origin.read_keys))
+        assert directories_of(scene.origin.read_keys) <= {b"0", b"1", b"2"}
+        sets = [counts for _, rule, counts in scene.guesser.book.rows() if rule is Rule.SET]
+        assert sum(counts.right for counts in sets) > PER_DIRECTORY
+
+    asyncio.run(scene.play(act))
+
+
+def test_of_a_set_that_no_tier_can_hold_nothing_is_brought(tmp_path: Path, listing: Path) -> None:
+    with opened(store_config(tmp_path, memory=4 << 20, ssd=0)) as store:
+        scene = Scene(store, Snapshot(listing))
+
+        async def act(scene: Scene) -> None:
+            for path in in_any_order(3 * PER_DIRECTORY, 5):
+                await scene.read(path)
+            await scene.settled()
+            assert Rule.SET not in {rule for _, rule, _ in scene.guesser.book.rows()}
+
+        asyncio.run(scene.play(act))
+
+
+def test_a_file_that_is_read_here_and_there_and_shards_that_are_begun(scene: Scene) -> None:
+    async def act(scene: Scene) -> None:
+        for number in (3, 11, 5, 16):
+            await scene.read(b"shards/02", number=number)
+            await scene.settled()
+        assert {number for key, number in scene.origin.read_blocks if key == b"shards/02"} == set(range(20))
+        assert directories_of(scene.origin.read_keys) == {b"shards"}
+        assert set(scene.origin.read_keys) == {b"shards/02"}
+        for shard in (b"shards/04", b"shards/06"):
+            for number in range(4):
+                await scene.read(shard, number=number)
+                await scene.settled()
+        assert {b"shards/05", b"shards/07"} <= set(scene.origin.read_keys)
+        assert {number for key, number in scene.origin.read_blocks if key == b"shards/04"} == set(range(20))
+
+    asyncio.run(scene.play(act))
+
+
+def test_while_a_reader_waits_little_is_brought_for_nobody(scene: Scene) -> None:
+    async def act(scene: Scene) -> None:
+        paths = in_any_order(3 * PER_DIRECTORY, 5)
+        for path in paths[:20]:
+            await scene.read(path)
+        await scene.settled()
+        scene.origin.open.clear()
+        wanted = next(path for path in paths if path not in scene.origin.read_keys)
+        reader = asyncio.create_task(scene.read(wanted))
+        await scene.fetching(1)
+        await scene.settled()
+        assert scene.fetches <= 1 + (BUSY_BYTES + QUIET_BYTES) // SIZE
+        scene.origin.open.set()
+        await reader
+
+    asyncio.run(scene.play(act))
+
+
+def test_areas_of_files_at_several_depths(tmp_path: Path) -> None:
+    paths = [b"a/x/%d" % n for n in range(3)] + [b"a/y/%d" % n for n in range(2)] + [b"a/z", b"b/c/d/0", b"top"]
+    objects = [ListedObject(path, SIZE, 7, b"v1") for path in [*paths, b"a/x/large"]]
+    objects = [
+        ListedObject(one.key, 3 * BLOCK_SIZE if one.key.endswith(b"large") else SIZE, 7, b"v1") for one in objects
+    ]
+    snapshot = Snapshot(build(objects, "test://origin", BLOCK_SIZE, lambda key: key, tmp_path))
+    areas = Areas(lambda key: False)
+
+    def found(path: bytes, number: int = 0) -> list[tuple[str, set[bytes], bytes]]:
+        entry = snapshot.find(path)
+        assert entry is not None
+        (placed,) = areas.place(snapshot, [((snapshot.id, entry.number, number), SIZE)])
+        shown = []
+        for one in placed.places:
+            entries = range(one.area.first, one.area.first + one.area.count)
+            within = {snapshot.path(n) for n in entries} if one.area.rule is not Rule.REST else {b"%d" % one.area.count}
+            shown.append((str(one.area.rule), within, snapshot.path(one.directory)))
+            if one.area.rule is not Rule.REST:
+                assert one.area.first + one.place == entry.number
+        return shown
+
+    x, y = {b"a/x/0", b"a/x/1", b"a/x/2", b"a/x/large"}, {b"a/y/0", b"a/y/1"}
+    assert found(b"a/x/1") == [("set", x, b"a/x/1"), ("set", x | y, b"a/x"), ("set", x | y | {b"b/c/d"}, b"a")]
+    assert found(b"a/x/large", 1) == [("rest", {b"3"}, b""), ("shards", x, b"a/x/large")]
+    assert found(b"a/x/large", 2) == [("rest", {b"3"}, b"")]
+    assert found(b"top") == [("set", {b"a", b"b", b"top"}, b"top")]
+    assert found(b"b/c/d/0")[0] == ("set", {b"b/c/d/0"}, b"b/c/d/0")

@@ -38,7 +38,7 @@ class Node:
         for number, order in enumerate(orders):
             key = f"job{number}"
             self.plan.set_epoch(key, "s", 0, order)
-            request = SimpleNamespace(job=key, workers=0)
+            request = SimpleNamespace(job=key, workers=0, heartbeats=False)
             self.jobs.consumers.append(
                 SimpleNamespace(
                     key=key, name="0", request=request, epoch=0, snapshot=SimpleNamespace(id="s"),
@@ -63,6 +63,16 @@ def test_reads_are_those_of_the_consumer_whose_sequence_has_them_next() -> None:
     assert observed.tripped == {}
     assert [node.plan.place(f"job{number}") for number in (0, 1)] == [(0, 20), (0, 0)]
     assert [consumer.liveness.silence(NOW) for consumer in node.jobs.consumers] == [0.0, NOW]
+
+
+def test_reads_are_no_sign_of_life_of_who_says_by_itself_that_it_is_there() -> None:
+    """Another job may read the same files, and would keep one that has ended alive."""
+    order = np.random.default_rng(1).permutation(COUNT)
+    node = Node(order)
+    (consumer,) = node.jobs.consumers
+    consumer.request.heartbeats = True
+    assert node.attribution.on_reads(node.keys(order[:20]), [], NOW).own_reads == {"job0": 20}
+    assert consumer.liveness.silence(NOW) == NOW
 
 
 def test_reads_that_are_reported_after_the_plans_have_ended_are_nobodys() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cachefs.errors import ConfigError
 from cachefs.job_messages import JobPublish, SampleMap
-from cachefs.mount.control_lines import understand
+from cachefs.mount.control_lines import Publish, read, understand
 from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import KINDS, MAX_EPOCHS, MAX_SAMPLES, TORCH_LIMIT, SamplerSpec
 
@@ -28,7 +28,9 @@ from cachefs.planning.sequences.sampler_spec import KINDS, MAX_EPOCHS, MAX_SAMPL
 )
 def test_a_line_of_the_control_file_that_has_no_plan_is_refused(fields: str, said: str) -> None:
     line = f'{{"op": "publish", "job": "j", {fields}}}'.encode()
-    request = understand(line, {"tree": "snapshot"}).request
+    publish = read(line)
+    assert isinstance(publish, Publish)
+    request = understand(publish, {"tree": "snapshot"}).request
     assert isinstance(request, JobPublish)
     with pytest.raises(ConfigError) as refused:
         check(request)

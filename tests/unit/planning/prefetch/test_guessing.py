@@ -227,6 +227,13 @@ def test_a_large_file_is_read_ahead_in_its_steps() -> None:
         assert set(world.guessed) <= {(5, number) for number in range(0, 600, step)} | set(blocks)
 
 
+def test_a_read_far_ahead_in_a_file_is_no_part_of_a_stream_though_the_stream_goes_on_there() -> None:
+    world = World(blocks=600).read([(5, number) for number in range(1, 20)])
+    assert not world.guessing.missed(("snapshot", 5, 500), SIZE, 2000, world.now)
+    (search,) = world.guessing.search(1 << 30, 100, world.now)
+    assert search.after == 500
+
+
 def test_what_was_passed_was_wrong_and_the_window_shrinks() -> None:
     world = World(files=4000).read(files(range(500)))
     assert world.guessing.counts.wrong == 0

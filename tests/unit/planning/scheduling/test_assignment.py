@@ -2,10 +2,11 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachefs.planning.scheduling.assignment import assign, choices
+from cachefs.planning.scheduling.assignment import Choices, assign, choices
 from cachefs.planning.scheduling.facts import SHARDS
 
 from .making import cluster_of, job, node
@@ -80,3 +81,24 @@ def test_thousands_of_candidates_and_ranks():
     many = assign(job(2000), names, cluster)
     assert max(many.count(name) for name in set(many)) == math.ceil(2000 / 600)
     assert "" not in many
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=4, max_size=4), min_size=1, max_size=8),
+    st.integers(1, 3), st.integers(1, 12),
+)  # fmt: skip
+def test_who_is_not_looked_at_again_would_not_have_been_chosen(parts, slots, ranks):
+    held = np.repeat(np.array(parts, np.float32), SHARDS // 4, axis=1)
+    count = len(parts)
+    one = Choices(
+        [f"n{number}" for number in range(count)], np.full(count, slots), held, np.zeros(SHARDS, np.float32), 8.0,
+        np.full(SHARDS, 1 / SHARDS, np.float32), np.zeros(count),
+    )  # fmt: skip
+    # All of them for each rank, as the definition says.
+    chosen, left = [], one.limits.copy()
+    for _ in range(min(ranks, count * slots)):
+        gains = [one.saved([*chosen, node]) if left[node] else -np.inf for node in range(count)]
+        chosen.append(int(np.argmax(gains)))
+        left[chosen[-1]] -= 1
+    assert one.saved(one._one_by_one(ranks)) == pytest.approx(one.saved(chosen), rel=1e-5)

@@ -1,7 +1,6 @@
-import numpy as np
 import pytest
 
-from cachefs.planning.scheduling.clones import clone_target, verdict
+from cachefs.planning.scheduling.clones import clone_target
 
 from .making import GB, SIZE, cluster_of, job, node
 
@@ -28,20 +27,3 @@ def test_several_nodes_of_one_zone_where_none_has_the_room():
 
 def test_what_drains_gets_no_copy():
     assert clone_target(job(), ["off"], cluster_of(node("has", (0, 1)), node("off", state="draining"))) is None
-
-
-def test_waiting_is_weighed_against_a_copy():
-    nodes = [node("has", (0, 1)), node("empty", origin_rate=1e8)]
-    cluster = cluster_of(*nodes)
-    ask = job(rate=2e9)
-    assert verdict(ask, 1.0, ["empty"], cluster).what == "wait"
-    assert verdict(ask, 1000.0, ["empty"], cluster).what == "start"
-    # From where nobody has anything, it comes from the origin in any case.
-    assert verdict(ask, 1000.0, [], cluster).what == "wait"
-    assert np.isinf(verdict(ask, 1000.0, [], cluster).clone)
-    # What a second of waiting is worth, and who else would have the copy.
-    slow = cluster_of(node("has", (0, 1), given=1.2e9, jobs={"s": 9}), node("empty"))
-    assert verdict(ask, 90.0, ["empty"], slow, price=0.0).what == "wait"
-    few, many = (verdict(ask, 2000.0, ["empty"], slow, behind=behind) for behind in (0, 50))
-    assert few.what == "start"
-    assert many.what == "clone"

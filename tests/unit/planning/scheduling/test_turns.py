@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,3 +63,28 @@ def test_everybody_has_one_turn(jobs, patience):
     queue = [waiting(f"{i}", user, priority, float(since)) for i, (user, priority, since) in enumerate(jobs)]
     found = turns(queue, {"a": 3}, 9.0, patience)
     assert sorted(one.job for one in found) == sorted(one.job for one in queue)
+
+
+@pytest.mark.parametrize("patience", [1e9, 10.0], ids=["in time", "overdue"])
+def test_who_asks_for_a_thousand_slots_delays_nobody_by_more_than_one(patience):
+    # One slot: nobody has a job running when it is free, and the flood is older.
+    queue = [waiting(f"flood{number}", "a") for number in range(1000)]
+    queue += [waiting("b1", "b", since=20), waiting("b2", "b", since=20), waiting("c1", "c", since=21)]
+    served, started = {}, []
+    for turn in range(8):
+        now = 100.0 + turn
+        [chosen] = next_to_go(queue, {"s": 1}, {}, now, patience, served)
+        queue.remove(chosen)
+        served[chosen.user] = now
+        started.append(chosen.user)
+    assert started == ["a", "b", "c", "a", "b", "a", "a", "a"]
+
+
+def test_new_users_do_not_keep_one_waiting_who_had_a_slot():
+    served = {"a": 100.0}
+    assert [one.user for one in turns([waiting("a1", "a"), waiting("n1", "new", since=50)], {}, 200.0, 9, served)] == [
+        "new", "a",
+    ]  # fmt: skip
+    assert [one.user for one in turns([waiting("a1", "a"), waiting("n1", "new", since=101)], {}, 200.0, 9, served)] == [
+        "a", "new",
+    ]  # fmt: skip

@@ -3,8 +3,11 @@
 import asyncio
 import time
 
+import msgspec
+import pytest
 from cachefs_scheduler.config import DatasetSection
 from cachefs_scheduler.duties import advisor as advising
+from cachefs_scheduler.duties import warming as warming_up
 
 from cachefs.observe_messages import OrderKind
 from cachefs.scheduling_messages import Ask, Policy
@@ -168,3 +171,102 @@ def test_a_job_that_runs_already_is_not_preloaded_by_a_service_that_hears_of_it_
         assert duties.daemons.orders == []
 
     asyncio.run(told())
+
+
+def test_many_jobs_that_end_at_once_do_not_have_all_others_looked_at_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With 9,000 that wait, 50 that end took 17 s, and 1,900 that are forgotten a minute; nobody else was answered.
+    duties = Duties()
+    duties.say("n", {"set": 1.0})
+    for number in range(200):
+        duties.advisor.admit(ask(f"j{number}"))
+    looks: list[float] = []
+    give_out = duties.advisor.turns.give_out
+    monkeypatch.setattr(duties.advisor.turns, "give_out", lambda now: looks.append(now) or give_out(now))
+    monkeypatch.setattr(advising, "_SHORT", 0.0)
+    monkeypatch.setattr(advising, "_SHARE", 1e-9)  # the next look is years away
+    for number in range(100):
+        duties.advisor.ended(f"j{number}")
+    assert len(looks) <= 1
+    for one in duties.book:
+        one.touched -= 10_000
+    duties.advisor.forget_lapsed()
+    assert len(duties.book) == 0
+    assert len(looks) <= 2
+
+
+def test_a_user_who_floods_the_queue_delays_others_by_one_job() -> None:
+    duties = Duties()
+    duties.say("n", {"set": 1.0})
+    asks = [msgspec.structs.replace(ask(f"a{number}"), user="a") for number in range(20)]
+    asks += [msgspec.structs.replace(ask("b0"), user="b")]
+    for one in asks:
+        duties.advisor.admit(one)
+    started = []
+    for _ in range(3):
+        [running] = [one.ask.job for one in duties.book if one.has_slot]
+        started.append(running)
+        duties.advisor.ended(running)
+        duties.advisor.settle()
+    assert started == ["a0", "a1", "b0"]  # a1 was asked for before b0 was
+
+
+def test_a_warm_up_is_lost_with_its_node_or_its_daemon() -> None:
+    async def lost() -> None:
+        duties = Duties(set=DatasetSection(max_copies=2))
+        duties.say("full", {"set": 1.0})
+        for node in ("restarted", "silent", "well"):
+            duties.say(node, {"set": 0.0})
+        for node in ("restarted", "silent", "well"):
+            duties.advisor.placed(f"j-{node}", [node], ask(f"j-{node}", policy=Policy.PREFER))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        one = {warming.node: warming for warming in duties.warmings}
+        assert {warming.state for warming in one.values()} == {"running"}
+        now = time.monotonic()
+        for node in duties.view:
+            node.heard = now
+        one["restarted"].told = now - warming_up.UNTOLD - 1
+        duties.view.nodes["silent"].heard = now - warming_up.SILENT - 1
+        one["silent"].told = now - warming_up.SILENT - 1
+        ended: list[str] = []
+        duties.warmings.ended = lambda warming: ended.append(warming.node)
+        duties.warmings.drop_lost(now)
+        assert {node: warming.state for node, warming in one.items()} == {
+            "restarted": "failed", "silent": "failed", "well": "running",
+        }  # fmt: skip
+        duties.view.nodes.pop("well")
+        duties.warmings.drop_lost(now)
+        assert sorted(ended) == ["restarted", "silent", "well"]
+
+    asyncio.run(lost())
+
+
+def test_what_is_brought_lets_nothing_go_that_another_job_is_about_to_read() -> None:
+    async def brought() -> None:
+        duties = Duties(old=DatasetSection(cleanup="lru"), idle=DatasetSection(cleanup="lru"))
+        duties.say("a", {"set": 0.0, "old": 1.0, "idle": 0.9}, room=2)
+        duties.say("b", {"set": 1.0})
+        duties.advisor.placed("reads", ["a"], ask("reads", "old", Policy.PREFER))
+        duties.advisor.placed("new", ["a"], ask("new", "set", Policy.PREFER))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert duties.daemons.of(OrderKind.EVICT) == [("a", "idle")]
+
+    asyncio.run(brought())
+
+
+def test_a_job_that_leaves_many_nodes_empties_them_all() -> None:
+    async def emptied() -> None:
+        duties = Duties()
+        nodes = [f"n{number}" for number in range(100)]
+        for node in (*nodes, "new"):
+            duties.say(node, {"set": 1.0})
+        duties.advisor.placed("j", nodes, ask("j", policy=Policy.PREFER))
+        duties.advisor.resized("j", ["new"])
+        for _ in range(5):
+            duties.advisor.moves.settle()
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert sorted(duties.daemons.of(OrderKind.EVICT)) == sorted((node, "set") for node in nodes)
+
+    asyncio.run(emptied())

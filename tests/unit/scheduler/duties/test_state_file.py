@@ -1,11 +1,14 @@
+import os
 import time
 from pathlib import Path
 
 import pytest
 from cachefs_scheduler.duties import state_file
 from cachefs_scheduler.duties.book import Book, JobState, KnownJob
+from cachefs_scheduler.duties.reads import Reads
 
-from cachefs.scheduling_messages import Ask
+from cachefs.errors import AlreadyExists
+from cachefs.scheduling_messages import Ask, DatasetPolicy
 
 
 def known(job: str, state: JobState = JobState.WAITING, touched: float = 90.0) -> KnownJob:
@@ -16,12 +19,27 @@ def test_jobs_come_back_with_their_age(tmp_path: Path) -> None:
     book = Book(10, 60.0)
     for job, state in (("a", JobState.WAITING), ("b", JobState.PLACED), ("c", JobState.ASKED)):
         assert book.put(known(job, state))
-    state_file.write(tmp_path, state_file.Saved(time.time(), state_file.saved_jobs(book, 100.0)))
+    state_file.write(tmp_path, state_file.pieces(time.time(), book, [], Reads(book), 100.0))
     saved = state_file.read(tmp_path)
     assert [one.ask.job for one in saved.jobs] == ["a", "b"]
     again = state_file.restored_job(saved.jobs[0], 5.0, 1000.0)
     assert (again.since, again.touched, again.nodes, again.state) == (975.0, 1000.0, ("n1",), JobState.WAITING)
     assert [path.name for path in tmp_path.iterdir()] == [state_file.NAME]
+
+
+def test_what_is_written_in_pieces_is_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_file, "_RECORDS", 3)
+    book, policies = Book(100, 60.0), [DatasetPolicy(dataset="set", ttl=5.0)]
+    reads = Reads(book)
+    for number in range(10):
+        assert book.put(known(f"job{number}"))
+        reads.note("n1", f"s{number}", float(number))
+    parts = list(state_file.pieces(1e9, book, policies, reads, 100.0))
+    assert len(parts) == 3 + 4 + 4
+    state_file.write(tmp_path, parts)
+    saved = state_file.read(tmp_path)
+    assert (saved.written, saved.policies, len(saved.jobs)) == (1e9, policies, 10)
+    assert saved.reads == [state_file.SavedRead("n1", f"s{number}", 100.0 - number) for number in range(10)]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"written": 1, "jobs": [{"ask": 3}]}', b"\xff\xfe"])
@@ -42,5 +60,22 @@ def test_a_full_book_forgets_who_only_asked_and_takes_no_other() -> None:
     assert not book.put(known("d"))
     assert book.put(known("b", JobState.PLACED))
     assert book.lapsed(100.0) == []
-    assert book.lapsed(151.0) == ["c"]
-    assert set(book.lapsed(700.0)) == {"b", "c"}
+    assert [one.ask.job for one in book.lapsed(151.0)] == ["c"]
+    assert {one.ask.job for one in book.lapsed(700.0)} == {"b", "c"}
+
+
+def test_a_deep_file_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / state_file.NAME).write_bytes(b'{"more":' + b"[" * 100_000)
+    assert state_file.read(tmp_path).jobs == []
+
+
+def test_a_directory_is_of_one_service(tmp_path: Path) -> None:
+    first = state_file.lock(tmp_path)
+    assert first is not None
+    with pytest.raises(AlreadyExists, match="another cachefs-scheduler keeps its queue there"):
+        state_file.lock(tmp_path)
+    os.close(first)
+    second = state_file.lock(tmp_path)
+    assert second is not None
+    os.close(second)
+    assert state_file.lock(tmp_path / "none") is None

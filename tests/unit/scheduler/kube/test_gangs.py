@@ -3,6 +3,8 @@
 import pytest
 from cachefs_scheduler.kube.gangs import FORGOTTEN, PLAN_SECONDS, Gangs
 from cachefs_scheduler.kube.pod_job import PodJob
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cachefs.scheduling_messages import Ask
 from tests.advising import FakeAdvice
@@ -121,3 +123,21 @@ def test_pods_alone_are_not_remembered(advice: FakeAdvice) -> None:
 def test_a_rank_beyond_what_the_annotation_says_has_no_place(advice: FakeAdvice) -> None:
     gangs = Gangs()
     assert place(gangs, advice, "u9", member(9, ranks=2), NODES) == ""
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["gone", "asked", 0, 1, 2, 5])), max_size=40))
+def test_pods_without_numbers_get_the_first_free_seats(steps: list[tuple[str, str | int]]) -> None:
+    gangs = Gangs()
+    gangs.seen(member(), "first", "n0", 0)  # so that the job stays
+    seats = {"first": 0}
+    for uid, step in steps:
+        if step == "gone":
+            gangs.gone(JOB, uid)
+            seats.pop(uid, None)
+        elif step == "asked":
+            gangs.asked(member(), uid, 0)
+            seats.setdefault(uid, next(number for number in range(99) if number not in seats.values()))
+        else:
+            gangs.asked(member(int(step)), uid, 0)
+            seats[uid] = int(step)
+        assert gangs._gangs[JOB].seats == seats

@@ -1,10 +1,11 @@
 """What is done for jobs, from the pods as they are."""
 
+import msgspec
 import pytest
 from cachefs_scheduler.kube import reconcile
 from cachefs_scheduler.kube.gangs import Gangs
 from cachefs_scheduler.kube.reconcile import AGAIN, ENDED_AFTER, SETTLED, Jobs
-from cachefs_scheduler.kube.wire import Gate, Metadata, Pod, PodSpec, PodStatus
+from cachefs_scheduler.kube.wire import Gate, Metadata, Owner, Pod, PodSpec, PodStatus
 
 from tests.advising import FakeAdvice
 
@@ -164,3 +165,42 @@ def test_a_replica_that_leads_no_more_forgets_what_has_ended(jobs: Jobs, advice:
     jobs.listed([], 2)  # another one leads
     jobs.drop_ended(3 + ENDED_AFTER)
     assert ("ended", "kube:team/pod/a") in advice.told
+
+
+def test_a_job_of_many_pods_is_not_counted_once_for_each(
+    jobs: Jobs, advice: FakeAdvice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 5,000 pods took a second each time that one of them changed.
+    owner = Owner("Job", "train", controller=True)
+    pods = [pod(f"p{number}") for number in range(300)]
+    pods = [
+        msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, owners=[owner])) for one in pods
+    ]
+    jobs.listed(pods, 0)
+    counted: list[str] = []
+    ranks = Gangs.ranks
+    monkeypatch.setattr(Gangs, "ranks", lambda gangs, pod: counted.append(pod.ask.job) or ranks(gangs, pod))
+    asked: list[int] = []
+    admit = advice.admit
+    monkeypatch.setattr(advice, "admit", lambda ask: asked.append(ask.ranks) or admit(ask))
+    jobs.due(1)
+    assert (asked, len(counted)) == ([300], 1)
+
+
+def test_slots_that_are_freed_are_taken_by_those_that_wait_at_the_next_look(jobs: Jobs, advice: FakeAdvice) -> None:
+    jobs.listed([pod("a"), pod("b")], 0)
+    assert opened(jobs, 1) == []
+    advice.go = {"kube:team/pod/b"}
+    for _ in range(1000):  # a thousand have ended at once
+        jobs.admissions_changed()
+    assert opened(jobs, 1.1) == ["b"]
+
+
+def test_of_many_jobs_some_are_looked_at_at_a_time_and_none_is_left_out(jobs: Jobs, advice: FakeAdvice) -> None:
+    count = 2 * reconcile.MOST_AT_ONCE + 10
+    jobs.listed([pod(f"p{number}") for number in range(count)], 0)
+    advice.go = {f"kube:team/pod/p{number}" for number in range(count)}
+    found = [jobs.due(1) for _ in range(3)]
+    assert [due.more for due in found] == [True, True, False]
+    assert len({gate.pod.name for due in found for gate in due.gates}) == count
+    assert len(found[0].gates) == reconcile.MOST_AT_ONCE

@@ -16,23 +16,42 @@ def test_only_nodes_that_get_jobs_and_have_spoken_of_late_count() -> None:
     parts = CachedParts(most=10, oldest=60)
     status = said(n1=100, n3=100, elsewhere=100)
     old = NodeStatus("n2", "active", 61.0, datasets=[HeldPart("a", 100, 100)])
-    parts.learn(NodesStatus([*status.nodes, old]))
+    parts.learn(NodesStatus([*status.nodes, old]), 0.0)
     assert parts.levels(INVENTORY)["a"].nested == {"some": {"n1"}}
 
 
 def test_a_few_bytes_more_or_less_change_nothing() -> None:
     parts = CachedParts(most=10, oldest=60)
-    parts.learn(said(n1=50, n2=40))
+    parts.learn(said(n1=50, n2=40), 0.0)
     before = parts.levels(INVENTORY)
-    parts.learn(said(n1=49, n2=41))
+    parts.learn(said(n1=49, n2=41), 5.0)
     assert parts.levels(INVENTORY) == before
 
 
 def test_the_datasets_that_most_is_cached_of() -> None:
     parts = CachedParts(most=2, oldest=60)
     held = [HeldPart("a", 10, 100), HeldPart("b", 90, 100), HeldPart("c", 50, 100), HeldPart("no feature!", 1, 1)]
-    parts.learn(NodesStatus([NodeStatus("n1", "active", 0.0, datasets=[*held, HeldPart("empty", 0, 0)])]))
+    parts.learn(NodesStatus([NodeStatus("n1", "active", 0.0, datasets=[*held, HeldPart("empty", 0, 0)])]), 0.0)
     assert set(parts.levels(INVENTORY)) == {"b", "c"}
+
+
+def test_a_service_that_was_started_again_and_has_heard_nobody_changes_nothing_for_a_while() -> None:
+    parts = CachedParts(most=10, oldest=600)
+    parts.learn(said(n1=100, n2=100), 0.0)
+    parts.learn(NodesStatus([]), 5.0)
+    assert parts.levels(INVENTORY)["a"].nested == {"some": {"n1", "n2"}}
+    # It hears n2, which has nothing any more, and knows of n1 only that there is such a node.
+    parts.learn(NodesStatus([NodeStatus("n1", "unknown", -1.0), NodeStatus("n2", "active", 0.0)]), 60.0)
+    assert parts.levels(INVENTORY)["a"].nested == {"some": {"n1"}}
+    parts.learn(NodesStatus([NodeStatus("n1", "unknown", -1.0), NodeStatus("n2", "active", 0.0)]), 121.0)
+    assert not parts.levels(INVENTORY)
+
+
+def test_nobody_is_kept_for_longer_than_words_of_nodes_count() -> None:
+    parts = CachedParts(most=10, oldest=10)
+    parts.learn(said(n1=100), 0.0)
+    parts.learn(NodesStatus([]), 11.0)
+    assert not parts.levels(INVENTORY)
 
 
 def test_partitions() -> None:

@@ -7,6 +7,8 @@ from click.testing import CliRunner
 
 from cachefs.errors import ConfigError
 
+UNITS = {"cachefs-slurm-hint.service", "cachefs-slurm-release.service", "cachefs-slurm-release.timer"}
+
 
 def test_the_example_has_the_defaults_and_every_key() -> None:
     example = load(PLUGIN / "slurm-hint.toml")
@@ -20,16 +22,18 @@ def test_what_is_shipped() -> None:
     shown = CliRunner().invoke(main, ["--files"])
     names = {each.name for each in Path(shown.output.strip()).iterdir()}
     lua = {"cachefs.lua", "job_submit.lua", "cli_filter.lua"}
-    assert names == lua | {"slurm.conf.example", "slurm-hint.toml", "cachefs-slurm-hint.service"}
+    assert names == lua | {"slurm.conf.example", "slurm-hint.toml", *UNITS}
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[service]\naddress = 'http://far:80'", "service.address: Value error, expected unix:/PATH, https"),
-        ("[service]\naddress = 'https://h:1'\ntls_cert = '/c'", "tls_cert and tls_key belong together"),
-        ("[slurm]\nevery = 5", "slurm.every: Extra inputs"),
-        ("[slurm]\nwait = 'long'", "slurm.wait: Input should be 'begin' or 'hold'"),
+        ("[service]\naddress = 'http://far:80'", "service.address = 'http://far:80': expected unix:/PATH, https"),
+        ("[service]\naddress = 'https://h:1'\ntls_cert = '/c'", "service: tls_cert and tls_key belong together"),
+        ("[slurm]\nevery = 5", "slurm.every: is unknown; known: calls_per_second, cluster"),
+        ("[slurm]\nwait = 'long'", "slurm.wait = 'long': input should be 'begin' or 'hold'"),
+        ("[slurm]\nintervall = 5", "slurm.intervall: is unknown; did you mean interval?"),
+        ("[slurm]\nwait_for = 1\ndatasets = 0", "slurm.datasets = '0': input should be"),
         ("slurm", "Expected '='"),
     ],
 )

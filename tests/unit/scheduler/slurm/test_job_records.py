@@ -96,3 +96,14 @@ def test_what_lua_says_goes_first() -> None:
 def test_a_job_is_released_once() -> None:
     assert released("mine cachefs:a,policy=suspend,held=yes") == "mine cachefs:a,policy=suspend"
     assert tag_of(released("cachefs:a,held=yes,begin=5")) == JobTag("a", begin=5)
+
+
+def test_a_comment_that_is_no_utf8_hides_no_other_job() -> None:
+    # Slurm passes on what a user has written: `sbatch --comment=$'\xff'`.
+    rows = [
+        b'{"job_id":1,"job_state":"PENDING","comment":"gr\xf6\xdfe"}',
+        b'{"job_id":2,"job_state":"PENDING","comment":"\xff cachefs:set,policy=suspend"}',
+        b'{"job_id":3,"job_state":"PENDING","comment":"cachefs:set"}',
+    ]
+    found = jobs_in(b'{"jobs":[' + b",".join(rows) + b"]}")
+    assert [(job.id, job.tag.waits) for job in found] == [("2", True), ("3", False)]

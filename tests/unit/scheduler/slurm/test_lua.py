@@ -173,3 +173,26 @@ def test_srun_says_it_in_its_comment(version: str, hints: Callable[..., Path], m
     plugin.cachefs.cli_filter(options)
     assert options["comment"] == "cachefs:two,policy=prefer"
     assert options["prefer"] == "gpu&" + feature("some")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"script": "#!/bin/sh\n#CACHEFS " + "a" * 4_000_000 + "\ntrue\n"},
+        {"script": "#!/bin/sh\n" + ("#CACHEFS " + "a" * 900 + "\n") * 4000},
+        {"script": "#!/bin/sh\n#CACHEFS " + "a=b " * 1_000_000},
+        {"comment": "x cachefs:a," + "a" * 60_000},
+        {"comment": "cachefs:" * 8000},
+    ],
+    ids=["one word", "many words", "many pairs", "comment", "tags"],
+)
+def test_no_text_of_a_user_keeps_the_controller_busy(version: str, hints: Callable[..., Path], job: Any) -> None:
+    # It waits while Lua runs. One word of 200,000 letters took it minutes.
+    plugin = Plugin(version, hints())
+    assert plugin.submit(**job).admin_comment in (None, "cachefs:a,policy=prefer")
+
+
+def test_a_users_words_are_no_format(version: str, hints: Callable[..., Path]) -> None:
+    plugin = Plugin(version, hints())
+    plugin.submit(comment="cachefs:%d%s%99999s")
+    assert plugin.said == ["log_user: cachefs: no name of a dataset: %d%s%99999s; the job is taken as it is"]

@@ -13,7 +13,7 @@ ENDED = replace(RUNNING, nodes=())
 def test_a_job_from_its_start_to_its_end() -> None:
     told = ToldJobs()
     assert told.news([WAITING], 0.0).placed == []
-    told.asked("slurm:1")
+    told.knows("slurm:1")
     assert told.news([RUNNING], 1.0).placed == [RUNNING]
     told.placed(RUNNING, 1.0)
     assert told.news([RUNNING], 2.0).placed == []
@@ -34,11 +34,22 @@ def test_what_was_not_said_is_due_again() -> None:
 def test_a_job_that_was_cancelled_while_it_waited() -> None:
     told = ToldJobs()
     told.news([WAITING], 0.0)
-    told.asked("slurm:1")
+    told.knows("slurm:1")
     assert told.news([], 1.0).ended == ["slurm:1"]
 
 
 def test_after_a_restart_the_service_hears_of_jobs_that_ended_meanwhile() -> None:
     told = ToldJobs()
-    assert told.news([ENDED], 0.0).ended == ["slurm:1"]
-    assert told.news([ENDED], 1.0).ended == []
+    assert told.news([ENDED], 0.0).ended == []
+    told.knows("slurm:1")
+    assert told.news([ENDED], 1.0).ended == ["slurm:1"]
+    told.ended("slurm:1")
+    assert told.news([ENDED], 2.0).ended == []
+
+
+def test_after_a_restart_a_job_that_runs_is_said_again_and_one_that_waits_goes_on_waiting() -> None:
+    told = ToldJobs()
+    told.knows("slurm:1")
+    assert told.news([WAITING], 0.0).ended == []
+    found = told.news([RUNNING], 1.0)
+    assert (found.placed, found.resized, found.ended) == ([RUNNING], [], [])

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from cachefs_tools.bench.scheduling.figures import measure
 from cachefs_tools.bench.scheduling.simulation import POLICIES
+from cachefs_tools.bench.scheduling.sweep import sweep
 from cachefs_tools.bench.scheduling.workload import SHAPES, Shape
 
 DEFAULT: Final = Shape()
@@ -60,11 +61,16 @@ _RATE = click.FloatRange(1e6, 1e15)
     type=click.IntRange(1, 64), help="Runs at the same time.",
 )  # fmt: skip
 @click.option(
+    "--sweep", "varies", is_flag=True,
+    help="Least loaded, labels and hints only, but in other clusters too: a slower or faster origin, shorter or longer "
+    "jobs, less load, smaller or larger caches, one at a time.",
+)  # fmt: skip
+@click.option(
     "--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Also draw a picture into this file."
 )
 def scheduling_command(  # noqa: PLR0913
     workload: str, seeds: int, first_seed: int, capacity: int, network: float, cold: bool, policies: tuple[Any, ...],
-    jobs_per_copy: int, processes: int, plot: Path | None, **shape: Any,
+    jobs_per_copy: int, processes: int, varies: bool, plot: Path | None, **shape: Any,
 ) -> None:  # fmt: skip
     """Simulate jobs on a cluster whose scheduler has no hints, labels of nodes, or our scores.
 
@@ -76,9 +82,18 @@ def scheduling_command(  # noqa: PLR0913
     options = {"capacity": "capacity", "peer_rate": "network"}
     own = {name: value for name, value in given.items() if source(options.get(name, name)) != ParameterSource.DEFAULT}
     chosen = replace(SHAPES[workload], warm=not cold, **own)
-    result = measure(
-        chosen, tuple(range(first_seed, first_seed + seeds)), jobs_per_copy, processes, policies or POLICIES
-    )
+    numbers = tuple(range(first_seed, first_seed + seeds))
+    if varies:
+        if policies:
+            raise click.UsageError("--sweep has its own policies: leave out --policy, or --sweep")
+        found = sweep(chosen, numbers, processes)
+        if plot:
+            from cachefs_tools.bench.scheduling.picture import draw_sweep
+
+            draw_sweep(found, plot)
+        click.echo(json.dumps(found, indent=2))
+        return
+    result = measure(chosen, numbers, jobs_per_copy, processes, policies or POLICIES)
     if plot:
         from cachefs_tools.bench.scheduling.picture import draw
 

@@ -17,7 +17,7 @@ def measure(
     """Every policy with every seed: the same jobs come at the same times to the same caches. A document for JSON."""
     runs = [(shape, seed, policy, jobs_per_copy) for seed in seeds for policy in policies]
     with ProcessPoolExecutor(processes) as pool:
-        results = list(pool.map(_run, runs))
+        results = list(pool.map(figures_of, runs))
     figures = {
         policy: [result for (_, _, name, _), result in zip(runs, results, strict=True) if name == policy]
         for policy in policies
@@ -27,7 +27,7 @@ def measure(
         "seeds": list(seeds),
         "jobs_per_copy": jobs_per_copy,
         "policies": {policy: _summary(of_seeds) for policy, of_seeds in figures.items()},
-        "times_better": _times_better(figures) if "hints" in figures else {},
+        "times_better": times_better(figures) if "hints" in figures else {},
     }
 
 
@@ -51,7 +51,8 @@ def of_run(history: History) -> dict[str, Any]:
     }
 
 
-def _run(arguments: tuple[Shape, int, Name, int]) -> dict[str, Any]:
+def figures_of(arguments: tuple[Shape, int, Name, int]) -> dict[str, Any]:
+    """Of the run with these arguments of `simulate`: for another process."""
     return of_run(simulate(*arguments))
 
 
@@ -63,7 +64,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return means | {"mean_spread": spread, "runs": runs}
 
 
-def _times_better(figures: dict[Name, list[dict[str, Any]]]) -> dict[str, Any]:
+def times_better(figures: dict[Name, list[dict[str, Any]]]) -> dict[str, Any]:
     """By policy, how many times its mean completion time is that of "hints", seed by seed: mean, least and most; and
     how many times the time that jobs lose is."""
     found: dict[str, Any] = {}

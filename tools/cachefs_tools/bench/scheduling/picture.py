@@ -32,3 +32,26 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.invert_yaxis()
     figure.savefig(path)
     pyplot.close(figure)
+
+
+def draw_sweep(result: dict[str, Any], path: Path) -> None:
+    """Draw how many times better hints are than each other policy, over each thing that was changed."""
+    rows, base = result["rows"], result["rows"][0]
+    varied = list(dict.fromkeys(row["changed"] for row in rows if row["changed"]))
+    figure, places = pyplot.subplots(1, len(varied), figsize=(4 * len(varied), 4), layout="constrained", sharey=True)
+    for name, axes in zip(varied, places, strict=True):
+        points = sorted(
+            [(row["times"], row["times_better"]) for row in rows if row["changed"] == name]
+            + [(1.0, base["times_better"])],
+            key=lambda point: point[0],
+        )
+        for policy in base["times_better"]:
+            axes.plot(
+                [factor for factor, _ in points], [times[policy]["mean"] for _, times in points], "o-", label=policy
+            )
+        axes.axhline(1.3, color="black", linestyle=":")
+        axes.set(xscale="log", xlabel=f"{name}, times {result['shape'][name]:.3g}")
+    places[0].set(ylabel="mean completion, times that of hints")
+    places[0].legend()
+    figure.savefig(path)
+    pyplot.close(figure)

@@ -103,6 +103,7 @@ class ByHints:
         # What each node has reported, when, and its copies.
         self._seen = np.full((shape.nodes, 2 * shape.datasets + 4), -1, np.int64)
         self._heard = np.full(shape.nodes, -np.inf)
+        self._names: dict[tuple[int, str], list[str]] = {}
         self._copies: list[dict[str, Copy]] = [{} for _ in range(shape.nodes)]
         for dataset, size in enumerate(world.caches.sizes.tolist()):
             self.cluster.put_snapshot(SnapshotFacts(str(dataset), size, max(1, size >> 22)))
@@ -123,8 +124,18 @@ class ByHints:
         news = (seen != self._seen).any(axis=1) | (now - self._heard > _SILENT)
         self._seen = seen
         self._heard[news] = now
+        self._names = self._running()
         for node in np.flatnonzero(news).tolist():
             self.cluster.put(self._facts(node, kept[node]), now)
+
+    def _running(self) -> dict[tuple[int, str], list[str]]:
+        """By node and dataset, the names of what reads it there."""
+        found: dict[tuple[int, str], list[str]] = {}
+        for run in self._world.reading.runs:
+            name = f"copy to {run.nodes[0]}" if run.copying else str(run.job.number)
+            for node in set(run.nodes):
+                found.setdefault((node, str(run.job.dataset)), []).append(name)
+        return found
 
     def _facts(self, node: int, kept: npt.NDArray[np.int64]) -> NodeFacts:
         world, shape = self._world, self._world.shape
@@ -151,6 +162,7 @@ class ByHints:
             given=float(taken[OUT]),
             copies=copies,
             jobs=jobs,
+            names={dataset: self._names[node, dataset] for dataset in jobs},
         )
 
 

@@ -1,7 +1,7 @@
 """One run of the simulation: jobs come, wait, run and end; between two events every rate stays as it is."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -27,8 +27,11 @@ from cachefs_tools.bench.scheduling.workload import Job, Shape, Workload, worklo
 STEP: Final = 120.0
 # Simulated seconds after which something is wrong.
 _ENDLESS: Final = 3e7
-Name = Literal["random", "least loaded", "labels", "labels (any part)", "hints", "hints+suspend", "hints+clone"]
+Name = Literal[
+    "all local", "random", "least loaded", "labels", "labels (any part)", "hints", "hints+suspend", "hints+clone"
+]
 POLICIES: Final[tuple[Name, ...]] = (
+    "all local",
     "random",
     "least loaded",
     "labels",
@@ -69,10 +72,15 @@ def simulate(shape: Shape, seed: int, policy: Name, jobs_per_copy: int) -> Histo
 
 class _Simulation:
     def __init__(self, shape: Shape, load: Workload, seed: int, policy: Name, limit: int) -> None:
+        if policy == "all local":
+            shape = replace(shape, tier_rate=1e15)
         zones = np.arange(shape.nodes) * shape.zones // shape.nodes
         regions = zones * shape.regions // shape.zones
         self._caches = Caches(shape, load.sizes, zones)
-        if shape.warm:
+        if policy == "all local":
+            # Not what anybody can choose, but what all are measured by: computing, and waiting for accelerators.
+            self._caches.held[:] = 1.0
+        elif shape.warm:
             self._caches.load_once(seed)
         self._reading = Reading(shape, self._caches, zones, regions)
         self._world = World(shape, self._caches, self._reading, zones, regions)
@@ -177,7 +185,7 @@ class _Simulation:
 def _policy(name: Name, world: World, seed: int) -> Policy:
     if name == "random":
         return ByChance(world, seed)
-    if name == "least loaded":
+    if name in ("all local", "least loaded"):
         return LeastLoaded(world, seed)
     if name.startswith("labels"):
         return ByLabels(world, seed, least=0.5 if name == "labels" else 0.01)

@@ -1,0 +1,253 @@
+"""Iterators of samplers of libraries, and what each still gives.
+
+A generator is known by its code object, which has to be that of the library's own function; an iterator with a class by
+its class. Only attributes are read that the library itself sets. A version that is not named may be another one: it
+is left alone, as any iterator that nobody knows.
+"""
+
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, GeneratorType
+from typing import Any, Final
+
+import numpy
+
+from cachefs.hooks.attributes import fields
+from cachefs.hooks.rest import OVER_SEQUENCES, Rest, inside, rest_of_items
+from cachefs.publishing.pure import TORCHDATA, Versions, is_installed, qualified_name
+
+# What reads the rest of an iterator that another one has inside.
+Inner = Callable[[Any], Rest | None]
+Reader = Callable[[Any, Inner], Rest | None]
+
+_NESTED: Final = ".<locals>."
+
+
+def reader_of(iterator: Any) -> Reader | None:
+    """What reads the rest of this iterator, where it is one of a library."""
+    if type(iterator) is GeneratorType:
+        for known in _GENERATORS.get(iterator.gi_code.co_qualname, ()):
+            if known.has(iterator.gi_code):
+                return known.reader
+        return None
+    found = _CLASSES.get(qualified_name(type(iterator)))
+    return found.reader if found is not None and is_installed(found.versions) else None
+
+
+def skipped(iterator: Any) -> int:
+    """Samples of the epoch that a new iterator leaves out, since a checkpoint says that they were given before."""
+    if qualified_name(type(iterator)) != _TORCHDATA_BATCHES or not is_installed(TORCHDATA):
+        return 0
+    given = fields(iterator).get("samples_yielded")
+    return given if type(given) is int and given > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    reader: Reader
+    versions: Versions
+    module: str = ""
+
+    def has(self, code: CodeType) -> bool:
+        """Is *code* that of the function which has its name in this module?"""
+        found: Any = sys.modules.get(self.module)
+        if found is None or not is_installed(self.versions):
+            return False
+        name, _, inner = code.co_qualname.partition(_NESTED)
+        for part in name.split("."):
+            found = vars(found).get(part)
+            if found is None:
+                return False
+        outer = getattr(found, "__code__", None)
+        return code is outer if not inner else outer is not None and code in outer.co_consts
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def _torch_batches(iterator: Any, inner: Inner) -> Rest | None:
+    """BatchSampler.__iter__, which has one iterator of samples."""
+    sampler = _self(iterator, sys.modules["torch"].utils.data.BatchSampler)
+    return _batches(_the_only(_iterators(iterator)), fields(sampler), inner)
+
+
+def _batches(samples: Any, sampler: dict[str, Any], inner: Inner) -> Rest | None:
+    size, drop_last = sampler.get("batch_size"), sampler.get("drop_last")
+    rest = inner(samples) if samples is not None else None
+    if rest is None or type(size) is not int or size < 1 or rest.sizes is not None:
+        return None
+    return rest.in_batches(size, drop_last=bool(drop_last))
+
+
+# --- torchdata --------------------------------------------------------------------------------------------------------
+
+
+def _torchdata_batches(iterator: Any, inner: Inner) -> Rest | None:
+    own = fields(iterator)
+    return _batches(own.get("sampler_iter"), own, inner)
+
+
+def _torchdata_random(iterator: Any, inner: Inner) -> Rest | None:
+    """It goes through one permutation after the other; those to come are not drawn yet."""
+    own = fields(iterator)
+    order, place = own.get("perm"), own.get("perm_index")
+    number, given = own.get("num_samples"), own.get("yielded")
+    if type(order) is not list or not isinstance(place, int) or not isinstance(number, int):
+        return None
+    rest = rest_of_items(iter(order[place:]))
+    if rest is None or rest.sizes is not None or not isinstance(given, int):
+        return None
+    return rest.beginning(number - given)
+
+
+def _torchdata_distributed(iterator: Any, inner: Inner) -> Rest | None:
+    """It gives what DistributedSampler gives, from the middle on."""
+    return inner(_the_only(inside(iterator, OVER_SEQUENCES)))
+
+
+# --- Accelerate -------------------------------------------------------------------------------------------------------
+
+
+def _enumerated(iterator: Any) -> tuple[Any, int] | None:
+    """(what a generator enumerates, how many of its items it has had)."""
+    found = _the_only(inside(iterator, (enumerate,)))
+    if found is None:
+        return None
+    _, (items, begun) = found.__reduce__()
+    return items, int(begun)
+
+
+def _accelerate_skipping(iterator: Any, inner: Inner) -> Rest | None:
+    found = _enumerated(iterator)
+    return inner(found[0]) if found is not None else None
+
+
+def _accelerate_shard(iterator: Any, inner: Inner) -> Rest | None:
+    """Of each group of batches the one for this process. What it gives in place of those that the last group lacks is
+    not said here."""
+    found, shard = _enumerated(iterator), _shard_of(iterator)
+    rest = inner(found[0]) if found is not None else None
+    if found is None or rest is None or rest.sizes is None or shard is None:
+        return None
+    processes, index = shard["num_processes"], shard["process_index"]
+    first = -found[1] % processes  # batches until the next group begins
+    if first:
+        return None
+    ends = numpy.cumsum(rest.sizes)
+    chosen = [
+        number for number in range(index, len(ends) // processes * processes, processes)
+        if shard["batch_size"] is None or rest.sizes[number - index + processes - 1] == shard["batch_size"]
+    ]  # fmt: skip
+    return _of_batches(rest, [(int(ends[one] - rest.sizes[one]), int(ends[one])) for one in chosen])
+
+
+def _accelerate_split(iterator: Any, inner: Inner) -> Rest | None:
+    """Of each batch the part for this process."""
+    found, shard = _enumerated(iterator), _shard_of(iterator)
+    rest = inner(found[0]) if found is not None else None
+    if rest is None or rest.sizes is None or shard is None or type(shard["batch_size"]) is not int:
+        return None
+    part = shard["batch_size"] // shard["num_processes"]
+    starts = numpy.cumsum(rest.sizes) - rest.sizes
+    whole = [int(one) for one in starts[rest.sizes == shard["batch_size"]] + part * shard["process_index"]]
+    return _of_batches(rest, [(start, start + part) for start in whole])
+
+
+def _shard_of(iterator: Any) -> dict[str, Any] | None:
+    shard = fields(_self(iterator, sys.modules["accelerate.data_loader"].BatchSamplerShard))
+    numbers = shard.get("num_processes"), shard.get("process_index")
+    return shard if all(type(one) is int for one in numbers) and "batch_size" in shard else None
+
+
+def _of_batches(rest: Rest, places: list[tuple[int, int]]) -> Rest:
+    samples = [rest.samples[start:end] for start, end in places]
+    sizes = numpy.array([len(one) for one in samples], dtype=numpy.int64)
+    return Rest(numpy.concatenate(samples) if samples else rest.samples[:0], sizes)
+
+
+# --- Lightning --------------------------------------------------------------------------------------------------------
+
+
+def _lightning_wrapper(iterator: Any, inner: Inner) -> Rest | None:
+    """It goes through numbers, and gives what a list has at these."""
+    places = inner(_the_only(inside(iterator, OVER_SEQUENCES)))
+    wrappers = [cell.cell_contents for cell in inside(iterator, (_Cell,)) if _is_filled(cell)]
+    dataset = fields(fields(_the_only(wrappers)).get("dataset"))
+    samples = dataset.get("_sampler_list")
+    if places is None or places.sizes is not None or type(samples) is not list:
+        return None
+    rest = rest_of_items(iter(samples))
+    if rest is None or rest.sizes is not None or len(rest.samples) != len(samples):
+        return None
+    return Rest(rest.samples[places.samples])
+
+
+def _lightning_batches(iterator: Any, inner: Inner) -> Rest | None:
+    return inner(fields(iterator).get("_iterator"))
+
+
+_Cell: Final = type((lambda one: lambda: one)(0).__closure__[0])  # type: ignore[index]
+
+
+def _is_filled(cell: Any) -> bool:
+    return bool(gc.get_referents(cell))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _self(iterator: Any, kind: type) -> Any:
+    """The object whose method a generator runs."""
+    return _the_only([one for one in gc.get_referents(iterator) if issubclass(type(one), kind)])
+
+
+def _iterators(iterator: Any) -> list[Any]:
+    """The iterators that a generator has in its frame, but for those that Python makes of others."""
+    found = {id(one): one for one in gc.get_referents(iterator) if _can_be_read(one)}
+    return list(found.values())
+
+
+def _can_be_read(thing: Any) -> bool:
+    return type(thing) in (GeneratorType, *OVER_SEQUENCES) or qualified_name(type(thing)) in _CLASSES
+
+
+def _the_only(things: list[Any]) -> Any:
+    return things[0] if len({id(one) for one in things}) == 1 else None
+
+
+_TORCH: Final = Versions("torch", (1, 8), (3, 0))
+_ACCELERATE: Final = Versions("accelerate", (0, 21), (2, 0))
+_FABRIC: Final = Versions("lightning_fabric", (1, 9), (3, 0))
+_LIGHTNING: Final = Versions("lightning", (2, 0), (3, 0))
+_PYTORCH_LIGHTNING: Final = Versions("pytorch_lightning", (1, 6), (3, 0))
+_TORCHDATA_BATCHES: Final = "torchdata.stateful_dataloader.sampler._BatchSamplerIterator"
+_TORCHDATA_RANDOM: Final = "torchdata.stateful_dataloader.sampler._StatefulRandomSamplerIterator"
+_WRAPPER: Final = "DistributedSamplerWrapper.__iter__.<locals>.<genexpr>"
+
+# By the qualified names of their code.
+_GENERATORS: Final[dict[str, tuple[_Known, ...]]] = {
+    "BatchSampler.__iter__": (_Known(_torch_batches, _TORCH, "torch.utils.data.sampler"),),
+    "StatefulDistributedSampler.__iter__": (
+        _Known(_torchdata_distributed, TORCHDATA, "torchdata.stateful_dataloader.sampler"),
+    ),
+    "SkipBatchSampler.__iter__": (_Known(_accelerate_skipping, _ACCELERATE, "accelerate.data_loader"),),
+    "BatchSamplerShard._iter_with_no_split": (_Known(_accelerate_shard, _ACCELERATE, "accelerate.data_loader"),),
+    "BatchSamplerShard._iter_with_split": (_Known(_accelerate_split, _ACCELERATE, "accelerate.data_loader"),),
+    _WRAPPER: (
+        _Known(_lightning_wrapper, _LIGHTNING, "lightning.fabric.utilities.distributed"),
+        _Known(_lightning_wrapper, _FABRIC, "lightning_fabric.utilities.distributed"),
+    ),
+    f"Unrepeated{_WRAPPER}": (
+        _Known(_lightning_wrapper, _LIGHTNING, "lightning.pytorch.overrides.distributed"),
+        _Known(_lightning_wrapper, _PYTORCH_LIGHTNING, "pytorch_lightning.overrides.distributed"),
+    ),
+}
+# By the qualified names of their classes.
+_CLASSES: Final[dict[str, _Known]] = {
+    _TORCHDATA_BATCHES: _Known(_torchdata_batches, TORCHDATA),
+    _TORCHDATA_RANDOM: _Known(_torchdata_random, TORCHDATA),
+    "lightning.pytorch.overrides.distributed._IndexBatchSamplerWrapper": _Known(_lightning_batches, _LIGHTNING),
+    "pytorch_lightning.overrides.distributed._IndexBatchSamplerWrapper": _Known(_lightning_batches, _PYTORCH_LIGHTNING),
+}

@@ -1,0 +1,123 @@
+"""Lists and arrays that a sampler of the job's own may be going through: those that its iterators, the frames of its
+generators and its attributes refer to. They are read without running code of the job, and within bounds."""
+
+import gc
+from collections import deque
+from collections.abc import Iterator
+from types import CellType, CodeType, FunctionType, GeneratorType, ModuleType
+from typing import Any, Final
+
+import numpy
+
+from cachefs.hooks.attributes import fields
+from cachefs.hooks.order import AnyOrder, array_in, numbers_in
+from cachefs.hooks.rest import OVER_SEQUENCES, items_behind
+from cachefs.publishing.in_memory import is_in_memory
+
+# Objects that are looked at, one behind the other, and items of all sequences together.
+MOST_OBJECTS: Final = 256
+MOST_ITEMS: Final = 8 << 20
+_DEPTH: Final = 8
+_NOT_ENTERED: Final = (ModuleType, FunctionType, CodeType, type)
+
+
+def sequences(iterator: Any, samplers: tuple[Any, ...]) -> Iterator[Any]:
+    """Lists, tuples, ranges, double-ended queues and arrays of integers, each once, of two items or more.
+
+    iterator: of a loader's samples or batches; samplers: those that it is of.
+    """
+    waiting: deque[tuple[Any, int]] = deque((one, 0) for one in (iterator, *samplers))
+    seen: dict[int, Any] = {}
+    items = 0
+    while waiting and len(seen) < MOST_OBJECTS:
+        thing, depth = waiting.popleft()
+        if id(thing) in seen:
+            continue
+        seen[id(thing)] = thing
+        found = as_sequence(thing)
+        if type(found) is numpy.ndarray and not is_in_memory(found):
+            continue
+        if found is not None:
+            items += len(found)
+            if len(found) > 1 and items <= MOST_ITEMS:
+                yield found
+        elif depth < _DEPTH:
+            if type(thing) is zip:
+                yield from _in_turns(thing)
+            waiting.extend((one, depth + 1) for one in _behind(thing))
+
+
+def as_sequence(thing: Any) -> Any:
+    """The thing itself, or a copy of it that can be sliced; None where it is no sequence that can be read."""
+    if type(thing) in (list, tuple, range):
+        # Iterators in a tuple are those of an iterator of C.
+        return None if type(thing) is tuple and thing and _is_iterator(thing[0]) else thing
+    if type(thing) is deque:
+        return list(thing) if len(thing) <= MOST_ITEMS else None
+    array = array_in(thing)
+    return array if array is not None and array.ndim else None
+
+
+def numbers_of(items: Any) -> AnyOrder | None:
+    """The sample numbers in a sequence, one after the other: shape (n,), int64."""
+    if type(items) is range:
+        return numpy.arange(items.start, items.stop, items.step, dtype=numpy.int64)
+    if not len(items):
+        return None
+    array = array_in(items)
+    if array is None:
+        numbers = numbers_in(items) if numbers_in(items[0]) is not None and numbers_in(items[-1]) is not None else None
+        array = None if numbers is None else numpy.array(numbers)
+    if array is None or array.dtype.kind not in "iu":
+        return None
+    return numpy.asarray(array.reshape(-1), dtype=numpy.int64)
+
+
+def _behind(thing: Any) -> list[Any]:
+    """What to look at next behind this one."""
+    if type(thing) in OVER_SEQUENCES:
+        found = items_behind(thing)
+        return [found[0]] if found is not None else []
+    if type(thing) is tuple:
+        return list(thing)
+    if type(thing) is CellType:
+        return gc.get_referents(thing)
+    if _is_iterator(thing) and type(thing).__module__ in ("builtins", "itertools"):
+        return [one for one in gc.get_referents(thing) if _is_worth_a_look(one)]
+    return [one for name, one in fields(thing).items() if as_sequence(one) is not None or _is_entered(name, one)]
+
+
+def _is_worth_a_look(thing: Any) -> bool:
+    """Of what a generator's frame refers to."""
+    if as_sequence(thing) is not None or _is_iterator(thing) or type(thing) in (CellType, tuple):
+        return True
+    return _has(thing, "__iter__") and _is_object(thing)
+
+
+def _is_entered(name: str, thing: Any) -> bool:
+    """Of the attributes of a sampler or an iterator: other iterators and samplers."""
+    return _is_iterator(thing) or ("sampler" in name and _is_object(thing))
+
+
+def _is_object(thing: Any) -> bool:
+    return type(thing).__module__ != "builtins" and not issubclass(type(thing), _NOT_ENTERED)
+
+
+def _is_iterator(thing: Any) -> bool:
+    return type(thing) is GeneratorType or (_has(thing, "__next__") and not issubclass(type(thing), _NOT_ENTERED))
+
+
+def _has(thing: Any, method: str) -> bool:
+    return any(method in vars(kind) for kind in type(thing).__mro__)
+
+
+def _in_turns(rows: Any) -> Iterator[Any]:
+    """What a zip of iterators over sequences gives, row by row."""
+    _, columns = rows.__reduce__()[:2]
+    found = [items_behind(one) if type(one) in OVER_SEQUENCES else None for one in columns]
+    numbers = [numbers_of(one[0]) if one is not None else None for one in found]
+    if len(numbers) < 2 or any(one is None for one in numbers):
+        return
+    height = min(len(one) for one in numbers if one is not None)
+    if height * len(numbers) <= MOST_ITEMS:
+        yield numpy.stack([one[:height] for one in numbers if one is not None], axis=1)

@@ -1,0 +1,131 @@
+"""The shards of a WebDataset, and the order in which its epochs open them.
+
+All of it lies in the stages of its pipeline: a list of shards, which splits go to which node and worker, and how the
+list is shuffled. The stages have to be the library's own, unchanged. Those that shuffle are run on numbers of shards,
+as copies, where they have a seed; none of them draws from a generator of the job.
+"""
+
+import copy
+import inspect
+import os
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from typing import Any, Final
+
+from cachefs.hooks.attributes import fields
+from cachefs.publishing.pure import Versions, is_installed, qualified_name
+
+_WEBDATASET: Final = Versions("webdataset", (0, 2), (1, 1))
+# Shards, and stages of a pipeline, that are looked at.
+MOST_SHARDS: Final = 1 << 20
+MOST_STAGES: Final = 16
+# Passes over the shards that are told of an epoch which goes over them again and again.
+PASSES: Final = 2
+_LIST: Final = "webdataset.shardlists.SimpleShardList"
+_SHUFFLE: Final = "webdataset.filters.detshuffle"
+_CURRIED: Final = "webdataset.filters.FilterFunction"
+_OPENERS: Final = ("webdataset.cache.StreamingOpen", "webdataset.cache.FileCache")
+_SAMPLES: Final = ("tarfile_samples", "tarfile_to_samples")
+
+
+@dataclass(frozen=True)
+class Shards:
+    """What is read of a pipeline once: it does not change."""
+
+    # Paths, as the pipeline names them.
+    files: tuple[str, ...]
+    # The order of the list, numbers of shards; and the stages between the list and what opens the shards.
+    listed: tuple[int, ...]
+    stages: tuple[Any, ...]
+    # How often an epoch goes over all shards.
+    passes: int
+
+    def order(self, workers: int, ahead: int = 0) -> list[int]:
+        """Numbers of the shards in the order in which the epoch that begins opens them, or the *ahead*-th one of the
+        same workers after it. With several workers, each opens one after the other."""
+        found: list[int] = []
+        for one in range(ahead * self.passes, (ahead + 1) * self.passes):
+            of_workers = [list(self._of_worker(worker, max(1, workers), one)) for worker in range(max(1, workers))]
+            found += [shard for together in zip_longest(*of_workers) for shard in together if shard is not None]
+        return found
+
+    def _of_worker(self, worker: int, workers: int, ahead: int) -> Iterator[int]:
+        shards: Iterator[int] = iter(self.listed)
+        lists = sys.modules["webdataset.shardlists"]
+        rank, world_size, *_ = sys.modules["webdataset.utils"].pytorch_worker_info()
+        for stage in self.stages:
+            if stage is lists.split_by_worker:
+                shards = islice(shards, worker, None, workers)
+            elif stage is lists.split_by_node:
+                shards = islice(shards, rank, None, world_size)
+            elif qualified_name(type(stage)) == _SHUFFLE:
+                shuffle = copy.copy(stage)
+                shuffle.epoch += ahead
+                shards = shuffle.run(shards)
+            elif qualified_name(type(stage)) == _CURRIED:
+                shards = stage.f(shards, *stage.args, **stage.kw)
+        return shards
+
+
+def shards_of(dataset: Any) -> Shards | None:
+    """None for anything else than a pipeline of WebDataset whose shards are files and come in an order that follows
+    from it."""
+    if not is_installed(_WEBDATASET) or "webdataset.compat" not in sys.modules:
+        return None
+    pipeline_class = sys.modules["webdataset.pipeline"].DataPipeline
+    if inspect.getattr_static(type(dataset), "__iter__", None) is not vars(pipeline_class)["__iter__"]:
+        return None
+    own = fields(dataset)
+    pipeline, repetitions = own.get("pipeline"), own.get("repetitions")
+    if type(pipeline) is not list or type(repetitions) is not int or len(pipeline) < 2:
+        return None
+    listed = fields(pipeline[0])
+    stages: list[Any] = []
+    urls, seed = listed.get("urls"), listed.get("seed")
+    if qualified_name(type(pipeline[0])) != _LIST or type(urls) is not list or not 0 < len(urls) <= MOST_SHARDS:
+        return None
+    files = tuple(map(_path_of, urls))
+    if not all(files) or type(seed) not in (int, float, type(None)):
+        return None
+    for stage in pipeline[1:MOST_STAGES]:
+        if _opens(stage):
+            numbers = list(range(len(files)))
+            if seed is not None:
+                random.Random(seed).shuffle(numbers)
+            return Shards(files, tuple(numbers), tuple(stages), min(repetitions, PASSES))
+        if not _is_known(stage):
+            return None
+        stages.append(stage)
+    return None
+
+
+def _path_of(url: Any) -> str:
+    """The path that a url names; empty where it names none."""
+    if type(url) is not str or "\0" in url:
+        return ""
+    path = url.removeprefix("file:").removeprefix("//") if url.startswith("file:") else url
+    return "" if path.startswith("pipe:") or "://" in path else os.path.abspath(path)
+
+
+def _opens(stage: Any) -> bool:
+    if qualified_name(type(stage)) == _CURRIED:
+        readers = vars(sys.modules["webdataset.tariterators"])
+        return any(stage.f is readers.get(name) for name in _SAMPLES)
+    return qualified_name(type(stage)) in _OPENERS
+
+
+def _is_known(stage: Any) -> bool:
+    """Is it a stage whose order follows from what it was made with?"""
+    lists, filters = sys.modules["webdataset.shardlists"], sys.modules["webdataset.filters"]
+    if any(stage is one for one in (lists.single_node_only, lists.split_by_node, lists.split_by_worker)):
+        return True
+    kind = qualified_name(type(stage))
+    if kind == _SHUFFLE:
+        own = fields(stage)
+        return type(own.get("seed")) is int and type(own.get("epoch")) is int
+    if kind != _CURRIED or stage.f is not vars(filters).get("_shuffle"):
+        return False
+    return type(stage.kw.get("seed")) is int and not {"rng", "handler"} & set(stage.kw) and len(stage.args) <= 2

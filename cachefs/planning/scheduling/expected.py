@@ -1,0 +1,118 @@
+"""What the nodes of a cluster will soon have of one snapshot: what is there, and what running jobs are still fetching.
+
+The nodes of a job will together have all that they read, as far as they have room. Which of them will have which block
+is not known yet, so each is expected to bring the same part of what they lack.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.planning.scheduling.facts import SHARDS
+from cachefs.planning.scheduling.spread import Numbers, Parts, Rows, Spread
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Readers:
+    """The nodes on which jobs read a snapshot. Arrays have the shape (readers,)."""
+
+    # Each once.
+    rows: Rows
+    # Of each job, its nodes: places in these arrays.
+    jobs: Sequence[Rows]
+    # Bytes that each has room for beside what it needs already; the part of what it brings that will be on SSD.
+    rooms: Numbers
+    on_ssd: Numbers
+    zones: Rows
+    # How much of its word counts.
+    trust: Numbers
+
+
+class Expected:
+    """Answers what `Spread` answers, of soon. It follows what nodes have that no job reads on; for news of the readers,
+    it has to be made anew."""
+
+    def __init__(self, spread: Spread, readers: Readers) -> None:
+        self.size = spread.size
+        self._spread = spread
+        rows, zones = readers.rows, readers.zones
+        more = _brought(spread, readers) if spread.size else np.zeros((len(rows), SHARDS), np.float32)
+        coming = more.any(axis=1)
+        # The nodes that bring something, what part of each shard, of all of it, and how much of that will be on SSD.
+        self._rows, self._more = rows[coming], more[coming]
+        self._part, self._ssd = self._more.mean(axis=1, dtype=np.float64), readers.on_ssd[coming]
+        # By row, up to the last of them: its place in these.
+        self._places = np.full(int(self._rows.max(initial=0)) + 1, -1, np.int64)
+        self._places[self._rows] = np.arange(len(self._rows))
+        zones, counts = zones[coming], readers.trust[coming].astype(np.float32)
+        self._of_zone: dict[int, Parts] = {}
+        if len(zones):
+            order = np.argsort(zones, kind="stable")
+            found, starts = np.unique(zones[order], return_index=True)
+            sums = np.add.reduceat((self._more * counts[:, None])[order], starts, axis=0).astype(np.float64)
+            self._of_zone = dict(zip(found.tolist(), sums, strict=True))
+
+    def coming(self, rows: Rows) -> Numbers:
+        """Bytes that each of these nodes is still to have: shape (rows,)."""
+        return self._looked_up(self._part, rows) * self.size
+
+    def rows(self) -> Rows:
+        """As `Spread.rows`."""
+        return np.union1d(self._spread.rows(), self._rows)
+
+    def held(self, rows: Rows, weights: npt.NDArray[np.float32] | None = None) -> Numbers:
+        """As `Spread.held`."""
+        part: Numbers = self._part if weights is None else (self._more @ weights).astype(np.float64)
+        found: Numbers = self._spread.held(rows, weights) + self._looked_up(part, rows)
+        return np.minimum(found, 1.0)
+
+    def on_ssd(self, rows: Rows) -> Numbers:
+        """As `Spread.on_ssd`."""
+        there, coming = self._spread.held(rows), self._looked_up(self._part, rows)
+        ssd = there * self._spread.on_ssd(rows) + coming * self._looked_up(self._ssd, rows)
+        both = there + coming
+        return np.divide(ssd, both, out=np.zeros(len(rows)), where=both > 0)
+
+    def matrix_of(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """As `Spread.matrix_of`."""
+        found = self._spread.matrix_of(rows)
+        places = self._places_of(rows)
+        bring = places >= 0
+        found[bring] += self._more[places[bring]]
+        return np.minimum(found, np.float32(1.0))
+
+    def zones(self) -> Iterable[int]:
+        """As `Spread.zones`."""
+        return dict.fromkeys((*self._spread.zones(), *self._of_zone))
+
+    def coverage(self, zones: Iterable[int]) -> Parts:
+        """As `Spread.coverage`."""
+        zones = list(zones)
+        total = self._spread.coverage(zones)
+        for zone in zones:
+            total = total + self._of_zone.get(zone, 0.0)
+        return np.minimum(total, 1.0)
+
+    def _places_of(self, rows: Rows) -> Rows:
+        # Row 0 is nobody's.
+        return self._places[np.where(rows < len(self._places), rows, 0)]
+
+    def _looked_up(self, values: Numbers, rows: Rows) -> Numbers:
+        return np.append(values, 0.0)[self._places_of(rows)]
+
+
+def _brought(spread: Spread, readers: Readers) -> npt.NDArray[np.float32]:
+    """Which part of each shard each reader is still to have: shape (readers, SHARDS)."""
+    held = spread.matrix_of(readers.rows)
+    more = np.zeros_like(held)
+    for places in readers.jobs:
+        lack = np.maximum(1.0 - held[places].sum(axis=0), 0.0)
+        more[places] += lack / np.float32(len(places))
+    # Two jobs of a node may bring the same.
+    np.minimum(more, 1.0 - held, out=more)
+    size = more.mean(axis=1, dtype=np.float64) * spread.size
+    fits = np.divide(readers.rooms, size, out=np.ones(len(size)), where=size > readers.rooms)
+    more *= fits.astype(np.float32)[:, None]
+    return more

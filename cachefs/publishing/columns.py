@@ -1,0 +1,386 @@
+"""What a dataset lists: its columns, as they lie in its attributes and in those of the objects that it has.
+
+No property and no other code of the job's is run. What is looked at are dictionaries and slots of objects, and the
+entries of containers whose type is exactly one of Python's, numpy's, pandas' or torch's own.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from pathlib import PurePath
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
+
+from cachefs.publishing.in_memory import is_in_memory
+
+# Objects that are looked into, attributes of all of them, and how deep: dataset.reader.base.samples is the third.
+MOST_OBJECTS: Final = 64
+MOST_ATTRIBUTES: Final = 1024
+DEPTH: Final = 3
+# Columns that are taken, their rows, their bytes together, and the seconds after which no further one is begun: a
+# column of a million texts takes 0.1 s.
+MOST_COLUMNS: Final = 16
+MOST_ROWS: Final = 1 << 24
+MOST_BYTES: Final = 256 << 20
+SECONDS: Final = 0.5
+# Parts of a tuple, and keys of a dictionary, that are columns.
+MOST_PARTS: Final = 8
+# Directories that a dataset names.
+MOST_ROOTS: Final = 16
+
+Values = Sequence[str] | NDArray[numpy.int64]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A column as it lies in the dataset."""
+
+    # Where it lies, as `reader.samples.0`.
+    name: str
+    rows: int
+    first: str | int
+    # Its entries: texts, or numbers of shape (rows,), int64; None where they are of different kinds.
+    take: Callable[[], Values | None]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a dataset lists."""
+
+    sources: tuple[Source, ...]
+    # Texts that may be directories, in the order in which they were found.
+    roots: tuple[str, ...]
+
+    def columns(self, length: int) -> dict[str, Values]:
+        """Those columns that may say which files the samples are. length: number of samples."""
+        taken: dict[str, Values] = {}
+        room, deadline = MOST_BYTES, time.monotonic() + SECONDS
+        for source in sorted(self.sources, key=lambda source: _importance(source, length)):
+            size = source.rows * (len(source.first) + 1 if isinstance(source.first, str) else 8)
+            # Of numbers, only those of the samples are of use.
+            if source.rows > MOST_ROWS or size > room or (isinstance(source.first, int) and source.rows != length):
+                continue
+            if len(taken) == MOST_COLUMNS or time.monotonic() > deadline:
+                break
+            values = source.take()
+            # The first text may be shorter than all others.
+            if values is not None and (size := _size(values)) <= room:
+                taken[source.name] = values
+                room -= size
+        return taken
+
+
+def _size(values: Values) -> int:
+    """Its bytes, about."""
+    return values.nbytes if isinstance(values, numpy.ndarray) else len(values) + sum(map(len, values))
+
+
+def _importance(source: Source, length: int) -> tuple[bool, bool, bool]:
+    is_text = isinstance(source.first, str)
+    return source.rows != length, not (is_text and os.sep in str(source.first)), not is_text
+
+
+def listing(dataset: Any) -> Listing:
+    """What lies in the dataset."""
+    sources: list[Source] = []
+    roots: list[str] = []
+    for name, value in _attributes(dataset):
+        text = text_of(value)
+        if text is not None:
+            if len(roots) < MOST_ROOTS and len(text) < 4096 and "\0" not in text and text not in roots:
+                roots.append(text)
+        else:
+            sources += islice(_sources(name, value), MOST_COLUMNS)
+    return Listing(tuple(sources), tuple(roots))
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+def _attributes(dataset: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes of the dataset, of the objects that it has, and so on, the nearest ones first; then what else of its
+    module `__getitem__` uses."""
+    waiting = deque([("", dataset, 0)])
+    seen = {id(dataset)}
+    attributes = 0
+    while waiting:
+        prefix, owner, depth = waiting.popleft()
+        for name, value in _own(owner) if depth else (*_own(owner), *_of_class(owner), *_globals(owner)):
+            attributes += 1
+            if attributes > MOST_ATTRIBUTES:
+                return
+            yield prefix + name, value
+            if depth < DEPTH and len(seen) < MOST_OBJECTS and id(value) not in seen and _is_looked_into(value):
+                seen.add(id(value))
+                waiting.append((f"{prefix}{name}.", value, depth + 1))
+
+
+def _own(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes that lie in the object."""
+    classes = type.__dict__["__mro__"].__get__(type(owner))
+    for kind in classes:
+        members = type.__dict__["__dict__"].__get__(kind)
+        described = members.get("__dict__")
+        if described is not None and type(described) is not GetSetDescriptorType:
+            return  # a property of that name
+    try:
+        inside = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        inside = None
+    if type(inside) is dict:
+        yield from ((name, value) for name, value in list(inside.items()) if type(name) is str)
+    for kind in classes:
+        for name, member in list(type.__dict__["__dict__"].__get__(kind).items()):
+            if type(member) is MemberDescriptorType and _module_of(kind) != "builtins":
+                try:
+                    value = member.__get__(owner)
+                except AttributeError:
+                    continue
+                yield name, value
+
+
+def _of_class(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes of the object's class, and of those that this is derived from."""
+    for kind in type.__dict__["__mro__"].__get__(type(owner)):
+        if not _module_of(kind).startswith(("torch", "typing", "builtins", "abc")):
+            for name, value in list(type.__dict__["__dict__"].__get__(kind).items()):
+                if _is_one_of(type(value), list, tuple, str, numpy.ndarray) and not name.startswith("__"):
+                    yield name, value
+
+
+def _globals(owner: Any) -> Iterator[tuple[str, Any]]:
+    """What `__getitem__` of the object's class uses of its module."""
+    for kind in type.__dict__["__mro__"].__get__(type(owner)):
+        method = type.__dict__["__dict__"].__get__(kind).get("__getitem__")
+        if type(method) is FunctionType:
+            for name in method.__code__.co_names:
+                if name in method.__globals__:
+                    yield name, method.__globals__[name]
+            return
+
+
+def _is_looked_into(value: Any) -> bool:
+    kind = type(value)
+    if issubclass(kind, (type, ModuleType, PurePath)):
+        return False
+    module = _module_of(kind)
+    return bool(module) and (module.startswith("torch.utils.data") or module.split(".")[0] not in _NOT_INTO)
+
+
+def _module_of(kind: type) -> str:
+    """The module of a class, and empty where it is no text. The class of a class may have code of the job's, so nothing
+    is asked of a class itself, and it is not compared with another."""
+    module = type.__dict__["__module__"].__get__(kind)
+    return module if type(module) is str else ""
+
+
+def _is_one_of(kind: type, *kinds: type) -> bool:
+    return any(kind is one for one in kinds)
+
+
+def _static(kind: type, name: str) -> Any:
+    """What the class, or one that it is derived from, has of that name; None where none has it."""
+    for owner in type.__dict__["__mro__"].__get__(kind):
+        members = type.__dict__["__dict__"].__get__(owner)
+        if name in members:
+            return members[name]
+    return None
+
+
+# Modules whose objects have no columns, or only those that are found otherwise. Where it says isinstance in a file like
+# this, Python may ask an object for its __class__, which may be a property of the job's.
+_NOT_INTO: Final = frozenset(
+    ["builtins", "numpy", "pandas", "torch", "logging", "threading", "re", "functools", "pathlib", "random", "PIL"]
+)
+
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def _sources(name: str, value: Any) -> Iterator[Source]:
+    """The columns in an attribute."""
+    kind = type(value)
+    if _is_one_of(kind, list, tuple):
+        yield from _of_list(name, value)
+    elif kind is numpy.ndarray:
+        yield from _of_array(name, value)
+    elif _is(value, "pandas", "DataFrame"):
+        for number, label in enumerate(islice(value.columns.tolist(), MOST_COLUMNS)):
+            if _is_one_of(type(label), str, int, tuple):
+                yield from _of_series(
+                    f"{name}.{label}" if type(label) is str else f"{name}.{number}", value.iloc[:, number]
+                )
+    elif _is(value, "pandas", "Series"):
+        yield from _of_series(name, value)
+    elif _is(value, "torch", "Tensor"):
+        yield from _of_tensor(name, value)
+    elif kind is range and 0 < len(value) <= MOST_ROWS:
+        yield Source(name, len(value), value[0], lambda: numpy.arange(value.start, value.stop, value.step))
+
+
+def _is(value: Any, module: str, name: str) -> bool:
+    """Is it exactly of this type, of a library that is loaded?"""
+    # A module may be one that is imported when it is first asked for anything.
+    names = object.__getattribute__(sys.modules[module], "__dict__") if module in sys.modules else {}
+    return type(value) is names.get(name)
+
+
+def _of_list(name: str, entries: Sequence[Any]) -> Iterator[Source]:
+    if not 0 < len(entries) <= MOST_ROWS:
+        return
+    first = entries[0]
+    kind = type(first)
+    if issubclass(kind, (list, tuple)) and any(
+        _static(kind, "__getitem__") is _static(one, "__getitem__") for one in (list, tuple)
+    ):
+        for part, value in enumerate(first[:MOST_PARTS]):
+            yield from _of_parts(f"{name}.{part}", entries, value, kind, itemgetter(part))
+    elif kind is dict:
+        for key, value in islice(first.items(), MOST_PARTS):
+            if _is_one_of(type(key), str, int):
+                yield from _of_parts(f"{name}.{key}", entries, value, kind, itemgetter(key))
+    elif (entry := _entry(first)) is not None:
+        yield Source(name, len(entries), entry, lambda: _values(entries, first))
+    else:
+        for key, value in islice(_own(first), MOST_PARTS):
+            member = _static(kind, key)
+            if _is_one_of(type(member), MemberDescriptorType, *_DEFAULTS):  # and nothing that the class would compute
+                yield from _of_parts(f"{name}.{key}", entries, value, kind, _attribute(key))
+
+
+# Types of what a class may have of the name of an attribute that lies in its objects: nothing, or a default value.
+_DEFAULTS: Final = (type(None), str, int, float, bool)
+
+
+def _attribute(name: str) -> Callable[[Any], Any]:
+    """Takes an attribute that lies in an object. Python makes a dictionary for each object that is asked for its
+    `__dict__`, and keeps it: 100 bytes for each of millions of rows."""
+    return lambda owner: object.__getattribute__(owner, name)
+
+
+def _of_parts(
+    name: str, entries: Sequence[Any], first: Any, kind: type, part: Callable[[Any], Any]
+) -> Iterator[Source]:
+    """A part of each entry, all of which have to be of one type."""
+    entry = _entry(first)
+    if entry is None:
+        return
+
+    def take() -> Values | None:
+        if _kinds(entries) != {id(kind)}:
+            return None
+        try:
+            return _values(list(map(part, entries)), first)
+        except (IndexError, KeyError, AttributeError):  # not all of them have it
+            return None
+
+    yield Source(name, len(entries), entry, take)
+
+
+def _of_array(name: str, entries: Any) -> Iterator[Source]:
+    if entries.dtype.names is not None or not 0 < len(entries.shape) <= 2 or not 0 < len(entries) <= MOST_ROWS:
+        return
+    if not is_in_memory(entries):
+        return
+    if entries.ndim == 2:
+        for part in range(entries.shape[1] if entries.shape[1] <= MOST_PARTS else 0):
+            yield from _of_array(f"{name}.{part}", entries[:, part])
+        return
+    kind = entries.dtype.kind
+    if (kind in "USO" and entries.dtype.itemsize * len(entries) > 4 * MOST_BYTES) or kind not in "USOiu":
+        return
+    first = entries[0]
+    if kind in "iu":
+        yield Source(name, len(entries), int(first), lambda: entries.astype(numpy.int64))
+    elif (entry := _entry(first)) is not None:
+        yield Source(name, len(entries), entry, lambda: _values(entries.tolist(), first))
+
+
+def _of_series(name: str, series: Any) -> Iterator[Source]:
+    """A column of pandas. Its values are only asked for where its type is one of texts, numbers or objects."""
+    if not 0 < len(series) <= MOST_ROWS or type(series.dtype).__name__ not in _DTYPES:
+        return
+    if getattr(series.dtype, "kind", "O") not in "OUiu":
+        return
+    first = series.iloc[0]
+    entry = _entry(first)
+    if entry is not None:
+        yield Source(name, len(series), entry, lambda: _values(series.to_numpy().tolist(), first))
+
+
+# Types of columns of pandas, and those of numpy: object, and whole numbers.
+_DTYPES: Final = frozenset(
+    ["StringDtype", "ObjectDType", "CategoricalDtype", "Int64DType", "Int32DType", "Int16DType", "Int8DType",
+     "UInt64DType", "UInt32DType", "UInt16DType", "UInt8DType"]
+)  # fmt: skip
+
+
+def _of_tensor(name: str, tensor: Any) -> Iterator[Source]:
+    torch = sys.modules["torch"]
+    if torch._C._len_torch_dispatch_stack() or tensor.device.type != "cpu" or tensor.ndim != 1:
+        return
+    if tensor.dtype in (torch.int64, torch.int32) and tensor.layout == torch.strided and not tensor.requires_grad:
+        with torch._C.DisableTorchFunction():
+            yield from _of_array(name, tensor.numpy())
+
+
+# --- entries ----------------------------------------------------------------------------------------------------------
+
+
+def text_of(value: Any) -> str | None:
+    """The text of a value that is one; None for anything else."""
+    if _is_one_of(type(value), str, numpy.str_):
+        return str(value)
+    if issubclass(type(value), PurePath) and _module_of(type(value)).startswith("pathlib"):
+        return str(value)
+    if _is_one_of(type(value), bytes, numpy.bytes_):
+        return os.fsdecode(bytes(value))
+    return None
+
+
+def _entry(value: Any) -> str | int | None:
+    """A text, or a number; None for anything else."""
+    return int(value) if _is_number(type(value)) else text_of(value)
+
+
+def _is_number(kind: type) -> bool:
+    return kind is int or (issubclass(kind, numpy.integer) and _module_of(kind) == "numpy")
+
+
+def _kinds(entries: Sequence[Any]) -> set[int]:
+    """The identities of the types of all entries."""
+    return set(map(id, map(type, entries)))
+
+
+def _values(entries: Sequence[Any], first: Any) -> Values | None:
+    """All entries, which have to be of the kind of the first one. Texts may be missing in between."""
+    kinds = _kinds(entries)
+    if isinstance(_entry(first), int):
+        if kinds != {id(int)} and not all(map(_is_number, map(type, entries))):
+            return None
+        try:
+            return numpy.array(entries, dtype=numpy.int64)
+        except OverflowError:
+            return None
+    if kinds == {id(str)}:
+        return list(entries)
+    texts = [("" if entry is None or type(entry) is float else text_of(entry)) for entry in entries]
+    return None if None in texts else texts  # type: ignore[return-value]
+
+
+def joined(texts: Iterable[str]) -> bytes | None:
+    """The texts with a NUL between each two; None where one has a NUL in it, or is no name that a file may have."""
+    listed = texts if isinstance(texts, list) else list(texts)
+    try:
+        found = "\0".join(listed).encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return None
+    return found if found.count(b"\0") == len(listed) - 1 else None

@@ -1,0 +1,44 @@
+"""Whether files that a dataset lists are those that are opened: the list may be used in another way than it seems."""
+
+from collections.abc import Sequence
+
+import numpy
+
+from cachefs.inodes import slots_and_entries
+from cachefs.publishing.inference import Observed, Tally
+from cachefs.publishing.shares import Share
+
+
+class Compared:
+    """What was published of one consumer's files, compared with what is opened."""
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    @property
+    def is_wrong(self) -> bool:
+        return self._tally.is_too_wrong
+
+    def observe(self, observed: Observed, inodes: Sequence[int], shares: Sequence[Share]) -> None:
+        """inodes: numbers of the files that were opened for the samples."""
+        slots, entries = slots_and_entries(numpy.array(inodes, numpy.int64))
+        opened = set(zip(slots.tolist(), entries.tolist(), strict=True))
+        said = [_said(sample, shares) for sample in observed.samples]
+        known = [files for files in said if files]
+        if not observed.is_complete:
+            # Files of the page cache are not seen: those that are seen have to be of one of the samples.
+            strange = len(opened.difference(*known)) if len(known) == len(said) else 0
+            self._tally.count(min(len(known), len(opened)), min(len(known), strange))
+            return
+        # A sample that is kept in memory is not opened again, alone or in a batch.
+        wrong = sum(not files & opened for files in known) if opened else 0
+        self._tally.count(len(known), wrong)
+
+
+def _said(sample: int, shares: Sequence[Share]) -> set[tuple[int, int]]:
+    """The sample's files, as they were published: slots and entries."""
+    found = set()
+    for share in shares:
+        begin, end = numpy.searchsorted(share.samples, [sample, sample + 1])
+        found |= {(share.slot, int(entry)) for entry in share.entries[begin:end]}
+    return found

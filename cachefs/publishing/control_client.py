@@ -1,0 +1,195 @@
+"""Calls to the daemon through the control files of the mounts, for a process that may not use the daemon's socket.
+
+It takes the place of a DaemonClient. A call opens the control file, writes its lines, and waits for the answer in a
+FIFO of its own (cachefs.control_calls). In between nothing is open, so that the mount can be unmounted.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import select
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from cachefs import errors
+from cachefs.control_calls import MAX_REQUEST, TOKEN_BITS, Answer, answers_name, lines_of, token_of
+from cachefs.errors import CachefsError, ConfigError, DaemonUnavailable, NotFound
+from cachefs.inodes import slot_of
+from cachefs.job_messages import JobPublish
+from cachefs.messages import Message
+from cachefs.mount_spec import MountSpec
+from cachefs.mount_table import MountPoint
+from cachefs.rpc import Method, decoder, encode
+
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+
+CONTROL_FILE: Final = ".cachefs/publish"
+_SNAPSHOT: Final = "user.cachefs.snapshot"
+# Seconds between two attempts to open the control file, which takes until the mount has started a process that reads.
+_AGAIN_SECONDS: Final = 0.02
+_PIPE: Final = 1 << 16
+_READ: Final = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC  # to have written too means that there is never an end
+_WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class ControlClient:
+    """Calls of one process. It may be used by one thread."""
+
+    def __init__(self) -> None:
+        self._token = token_of(secrets.randbits(TOKEN_BITS))
+        self._calls = 0
+        # (dataset, snapshot), and once it is published the consumer -> directory of the mount that shows it.
+        self._shown: dict[tuple[str, str], Path] = {}
+        self._consumers: dict[str, Path] = {}
+
+    def dataset_at(self, mount: MountPoint, slot: int) -> tuple[str, str]:
+        """Name and snapshot of the dataset whose files have inodes of that slot. Raises NotFound."""
+        for name, directory in _datasets(mount):
+            with contextlib.suppress(OSError):
+                snapshot = os.getxattr(directory, _SNAPSHOT).decode("ascii", "replace")
+                if slot_of(snapshot) == slot:
+                    self._shown[name, snapshot] = mount.path
+                    return name, snapshot
+        raise NotFound(f"{mount.path} does not say which snapshot it shows")
+
+    def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
+        """Raises the CachefsError that the daemon raised, DaemonUnavailable where nothing goes on for *timeout*
+        seconds, and ConfigError for what cannot be told so."""
+        encoded = encode(request)
+        if len(encoded) > MAX_REQUEST:
+            raise ConfigError(
+                f"{len(encoded) >> 20} MiB to publish at once; {MAX_REQUEST >> 20} go through the mount, and more over "
+                "the daemon's socket"
+            )
+        self._calls += 1
+        directory = self._directory(request)
+        with _open(directory / ".cachefs" / answers_name(self._token), _READ, time.monotonic() + timeout) as answers:
+            answer = _Exchange(directory, answers, timeout).run(
+                list(lines_of(self._token, self._calls, method.name, encoded)), self._calls
+            )
+        if answer.error:
+            kind: Any = getattr(errors, answer.error, None)
+            raise (kind if isinstance(kind, type) and issubclass(kind, CachefsError) else CachefsError)(answer.text)
+        reply: Reply = decoder(method.reply)(answer.reply)
+        return reply
+
+    def _directory(self, request: Any) -> Path:
+        if isinstance(request, JobPublish):
+            self._consumers[request.consumer] = self._shown[request.dataset, request.snapshot]
+        consumer = getattr(request, "consumer", None)
+        found = self._consumers.get(consumer) if consumer is not None else next(iter(self._consumers.values()), None)
+        if found is None:
+            raise NotFound(f"consumer {consumer} was not published through a mount")
+        return found
+
+
+class _Exchange:
+    """One call: its lines on their way, and the wait for its answer."""
+
+    def __init__(self, directory: Path, answers: int, timeout: float) -> None:
+        """directory: of the mount; answers: descriptor of the FIFO for answers; timeout: seconds without any progress
+        after which it is given up."""
+        self._file = directory / CONTROL_FILE
+        self._answers = answers
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._received = bytearray()
+
+    def run(self, lines: list[bytes], number: int) -> Answer:
+        """Raises DaemonUnavailable, ConfigError. Where the process that reads the control file is replaced, what it has
+        read is lost: then all lines are written again."""
+        while True:
+            with _open(self._file, _WRITE, self._deadline) as fd:
+                try:
+                    for line in lines:
+                        self._write(fd, line)
+                    return self._answer(fd, number)
+                except BrokenPipeError:
+                    self._check_time()
+
+    def _write(self, fd: int, line: bytes) -> None:
+        """Raises BrokenPipeError, DaemonUnavailable."""
+        while True:
+            try:
+                os.write(fd, line)  # all of it, or nothing (pipe(7))
+            except BlockingIOError:
+                self._wait(fd, select.POLLOUT)
+            else:
+                self._deadline = time.monotonic() + self._timeout
+                return
+
+    def _answer(self, fd: int, number: int) -> Answer:
+        """Raises BrokenPipeError where nobody reads the control file any more, DaemonUnavailable."""
+        while True:
+            while b"\n" in self._received:
+                line, _, rest = bytes(self._received).partition(b"\n")
+                self._received[:] = rest
+                with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
+                    answer = msgspec.json.decode(line, type=Answer)
+                    if answer.id == number:  # no late one to a call that was given up
+                        return answer
+            if self._wait(fd, 0, self._answers):
+                with contextlib.suppress(BlockingIOError):
+                    self._received += os.read(self._answers, _PIPE)
+
+    def _wait(self, fd: int, events: int, also: int | None = None) -> bool:
+        """Wait for *events* of *fd*, or until *also* can be read: true where it can. Raises as `_answer`."""
+        poll = select.poll()
+        poll.register(fd, events)  # POLLERR, which it always looks at: nobody reads
+        if also is not None:
+            poll.register(also, select.POLLIN)
+        ready = dict(poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000))
+        if also is not None and ready.get(also, 0) & select.POLLIN:
+            return True
+        if ready.get(fd, 0) & select.POLLERR:
+            raise BrokenPipeError
+        self._check_time()
+        return False
+
+    def _check_time(self) -> None:
+        if time.monotonic() >= self._deadline:
+            raise _unheard(self._file)
+
+
+@contextlib.contextmanager
+def _open(path: Path, flags: int, deadline: float) -> Iterator[int]:
+    """A descriptor. Waits until somebody reads. Raises DaemonUnavailable where nobody does until *deadline* (monotonic
+    seconds), ConfigError where there is no such FIFO."""
+    while True:
+        try:
+            fd = os.open(path, flags)
+            break
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS):
+                raise ConfigError(
+                    f"nothing can be published through {path} ({error.strerror}): it takes a mount as a whole, and not "
+                    "one of its directories, of this version of cachefs, and without a umask"
+                ) from None
+            if error.errno not in (errno.ENXIO, errno.EINTR) or time.monotonic() >= deadline:
+                raise _unheard(path) from None
+            time.sleep(_AGAIN_SECONDS)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _unheard(path: Path) -> DaemonUnavailable:
+    return DaemonUnavailable(f"no daemon answers through {path}; does it run on the node, and the mount?")
+
+
+def _datasets(mount: MountPoint) -> Iterator[tuple[str, Path]]:
+    """Name and root of each dataset that the mount shows."""
+    spec = MountSpec.parse(mount.spec)
+    if spec.is_single:
+        yield spec.parts[0].name, mount.path
+        return
+    with contextlib.suppress(OSError):
+        for name in os.listdir(mount.path):
+            yield name, mount.path / name

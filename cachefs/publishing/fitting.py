@@ -1,0 +1,144 @@
+"""The ways in which the path of one sample can be written as text and entries of columns."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Final
+
+import numpy
+
+from cachefs.publishing.rule import NUMBER, TEXT_FORMS, Column, Field, Form, Row, Template, Texts, number_in
+
+# Places of a path that one field, two fields, and three fields are put at: those of the longest entries.
+_MOST_PLACES: Final = (96, 40, 16)
+# An entry that is shorter counts only where no letter or digit stands beside it: "1" stands in every other path.
+_LONG: Final = 4
+# Rows of a column that a text is looked for in, at most.
+_MOST_ROWS: Final = 4
+_NUMBERS: Final = re.compile("[0-9]{1,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an entry stands in a path: the first character, and the one after the last."""
+
+    begin: int
+    end: int
+    field: Field
+
+
+class Fitting:
+    """The columns of one dataset, and which of their rows its samples may want."""
+
+    def __init__(self, columns: Mapping[str, Column], length: int) -> None:
+        """columns: by name; length: number of samples."""
+        self._columns = columns
+        indices = {
+            column.name: int(column.values.max())
+            for column in columns.values()
+            if isinstance(column.values, numpy.ndarray) and len(column) >= length > 0 and column.values.min() >= 0
+        }
+        self._rows = {column.name: _rows(len(column), indices, length) for column in columns.values() if len(column)}
+
+    def templates(
+        self, path: str, sample: int, is_likely: Callable[[Field], bool], *, search: bool = False
+    ) -> Iterator[Template]:
+        """Templates that give *path* for the sample: first those with one field, and those whose fields say more of it.
+
+        is_likely: may the paths of other samples have their entries in them? search: look for the path's name in all
+        rows, so that it need not be the sample's own. That takes 20 ms for a column of a million rows.
+        """
+        likely: dict[Field, bool] = {}
+        places = []
+        for place in self._places(path, sample, search=search):
+            if place.field not in likely:
+                likely[place.field] = is_likely(place.field)
+            if likely[place.field]:
+                places.append(place)
+        places.sort(key=lambda place: place.begin - place.end)
+        for fields, most in enumerate(_MOST_PLACES, 1):
+            for chosen in combinations(places[:most], fields):
+                ordered = sorted(chosen, key=lambda place: place.begin)
+                if all(left.end <= right.begin for left, right in pairwise(ordered)):
+                    yield _template(path, ordered)
+
+    def _places(self, path: str, sample: int, *, search: bool) -> Iterator[_Place]:
+        numbers = [(found.start(), found.end()) for found in _NUMBERS.finditer(path)]
+        for begin, end in numbers:
+            for width in _widths(path[begin:end]):
+                yield _Place(begin, end, _sample_number(path[begin:end], sample, width))
+        for name, rows in self._rows.items():
+            column = self._columns[name]
+            for row in (*rows, *(_searched(column, path, sample) if search else ())):
+                at = row.at(sample, self._columns, len(column))
+                if at is not None:
+                    yield from _of_entry(path, numbers, column, row, at)
+
+
+def _template(path: str, places: list[_Place]) -> Template:
+    begins = [0, *(place.end for place in places)]
+    ends = [*(place.begin for place in places), len(path)]
+    texts = tuple(path[begin:end] for begin, end in zip(begins, ends, strict=True))
+    return Template(texts, tuple(place.field for place in places))
+
+
+def _sample_number(digits: str, sample: int, width: int) -> Field:
+    return Field(NUMBER, Row(), Form(width=width, plus=int(digits) - sample))
+
+
+def _widths(digits: str) -> list[int]:
+    """Widths that a number may be written with, so that these are its digits: the next sample will tell."""
+    if digits[0] == "0" and len(digits) > 1:
+        return [len(digits)]
+    return [0, *range(len(digits), 1, -1)]
+
+
+def _of_entry(path: str, numbers: list[tuple[int, int]], column: Column, row: Row, at: int) -> Iterator[_Place]:
+    value = column.values[at]
+    number = number_in(value)
+    for begin, end in numbers if number is not None and number >= 0 else ():
+        if int(path[begin:end]) == number:
+            for width in _widths(path[begin:end]):
+                yield _Place(begin, end, Field(column.name, row, Form(width=width)))
+    if not isinstance(value, str):
+        return
+    known: set[str] = set()
+    for form in TEXT_FORMS:
+        text = form.of(value)
+        if text and text not in known:
+            known.add(text)
+            for begin in _occurrences(text, path):
+                yield _Place(begin, begin + len(text), Field(column.name, row, form))
+
+
+def _occurrences(text: str, path: str) -> Iterator[int]:
+    begin = path.find(text)
+    while begin >= 0:
+        end = begin + len(text)
+        stands_alone = not (path[begin - 1 : begin].isalnum() and text[0].isalnum()) and not (
+            path[end : end + 1].isalnum() and text[-1].isalnum()
+        )
+        if stands_alone or len(text) >= _LONG:
+            yield begin
+        begin = path.find(text, begin + 1)
+
+
+def _rows(rows: int, indices: Mapping[str, int], length: int) -> list[Row]:
+    """Rows of a column with so many that a sample may want. indices: the largest entry of columns of numbers."""
+    found = [Row()]
+    if length > rows and length % rows == 0:
+        found.append(Row(of=length // rows))
+    # Whoever has indices into a list uses most of it; labels are no indices into a list of files.
+    return [*found, *(Row(via=name) for name, largest in indices.items() if rows // 2 <= largest < rows)]
+
+
+def _searched(column: Column, path: str, sample: int) -> Iterator[Row]:
+    """Rows of the column that have the path's name, as the sample may want them."""
+    name = path.rpartition("/")[2].partition(".")[0]
+    if isinstance(column.values, Texts) and len(name) >= _LONG:
+        for at in column.values.rows_with(name, _MOST_ROWS):
+            for times in (1, -1, 2):
+                plus = (at - times * sample) % len(column)
+                if plus or times != 1:
+                    yield Row(times=times, plus=plus)

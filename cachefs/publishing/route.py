@@ -1,0 +1,80 @@
+"""The way to the daemon: over its socket, or, for who has none or may not use it, through the control files of mounts.
+
+It is chosen anew for each call until one was answered, and then stays: a daemon that is restarted has no socket for a
+while.
+"""
+
+from typing import Final, TypeVar
+
+from cachefs.errors import ConfigError, NotFound
+from cachefs.inodes import slot_of
+from cachefs.messages import Empty, Message
+from cachefs.mount_spec import MountSpec
+from cachefs.mount_table import MountPoint
+from cachefs.publishing.control_client import ControlClient
+from cachefs.rpc import DATASET_LIST, DaemonClient, Method, refusal
+
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+
+# Seconds without a word after which a job has ended whose process the daemon does not see.
+SOCKET_LEASE: Final = 60.0
+# Through a mount the daemon may not trust the process number, and often does not see the process.
+CONTROL_LEASE: Final = 30.0
+# Seconds that a call may take at most, while nobody has answered through a mount: its daemon may be away.
+_FIRST_SECONDS: Final = 10.0
+
+
+class Route:
+    """Calls of one process to the daemon."""
+
+    def __init__(self, socket: DaemonClient) -> None:
+        self._socket = socket
+        self._control = ControlClient()
+        self._answered: DaemonClient | ControlClient | None = None  # the one that has answered
+
+    @property
+    def refusal(self) -> str:
+        """Why the socket cannot be used; empty where it can, or has been."""
+        return "" if self._client is self._socket else refusal(self._socket.socket)
+
+    @property
+    def lease(self) -> float:
+        """Seconds, see JobPublish."""
+        return SOCKET_LEASE if self._client is self._socket else CONTROL_LEASE
+
+    def call(self, method: Method[Request, Reply], request: Request, timeout: float) -> Reply:
+        """As DaemonClient.call."""
+        client = self._client
+        if self._answered is None and client is self._control:
+            timeout = min(timeout, _FIRST_SECONDS)
+        try:
+            reply = client.call(method, request, timeout)
+        except ConfigError as error:
+            if self._answered is None and client is self._control:
+                raise ConfigError(f"{refusal(self._socket.socket)}, and {error}") from None
+            raise
+        self._answered = client
+        return reply
+
+    def dataset_at(self, mount: MountPoint, slot: int, timeout: float) -> tuple[str, str]:
+        """Name and snapshot of the dataset whose files have inodes of that slot. Raises NotFound, and as `call`."""
+        client = self._client
+        if isinstance(client, ControlClient):
+            return client.dataset_at(mount, slot)
+        views = self.call(DATASET_LIST, Empty(), timeout).datasets
+        spec = MountSpec.parse(mount.spec)
+        views = [view for view in views if spec.shows(view.name)]
+        # The current one of any before the others of any; it is empty where a dataset's snapshot is lost.
+        snapshots = [(view.name, view.snapshot) for view in views if view.snapshot]
+        snapshots += [(view.name, snapshot) for view in views for snapshot in view.others]
+        for name, snapshot in snapshots:
+            if slot_of(snapshot) == slot:
+                return name, snapshot
+        raise NotFound(f"the daemon at {client.socket} does not know the snapshot at {mount.path}")
+
+    @property
+    def _client(self) -> DaemonClient | ControlClient:
+        if self._answered is not None:
+            return self._answered
+        return self._control if refusal(self._socket.socket) else self._socket

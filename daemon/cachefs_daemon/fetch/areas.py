@@ -1,0 +1,127 @@
+"""In which areas of a listing blocks are, and what of an area is not on the node.
+
+An area is what cachefs.planning.prefetch.sweeping knows of: a file, or the files of a directory.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from cachefs.block import block_count, block_key, block_length
+from cachefs.errors import NotFound
+from cachefs.planning.prefetch.guess_counts import Rule
+from cachefs.planning.prefetch.streams import Name
+from cachefs.planning.prefetch.sweep import Area
+from cachefs.planning.prefetch.sweeping import MOST_BLOCKS_OF_FILE, AreaFound, AreaSearch, Lacking, Place, Placed
+from cachefs.snapshot import ROOT, Entry, Snapshot
+
+# Directories above a file that are looked at: train/CLASS/VIDEO/FRAME.
+_LEVELS: Final = 3
+# Entries at each end of a directory that are looked at for directories.
+_ENDS: Final = 32
+# Spans that are remembered.
+_MOST_SPANS: Final = 4096
+
+# The first entry, and the one after the last.
+_Span = tuple[int, int]
+
+
+class Areas:
+    """Used by one thread at a time."""
+
+    def __init__(self, is_here: Callable[[bytes], bool]) -> None:
+        """is_here: is the block with this key on the node?"""
+        self._is_here = is_here
+        self._spans: OrderedDict[tuple[str, int, int], _Span] = OrderedDict()  # by snapshot, directory, and depth
+
+    # --- where blocks are -----------------------------------------------------------------------------------------
+
+    def place(self, snapshot: Snapshot, missed: Iterable[tuple[Name, int]]) -> list[Placed]:
+        """Blocks of the snapshot, with their sizes. Raises CachefsError."""
+        return [self._place(snapshot, name, size) for name, size in missed]
+
+    def _place(self, snapshot: Snapshot, name: Name, size: int) -> Placed:
+        _, number, block = name
+        entry = snapshot.entry(number)
+        blocks = block_count(entry.size, snapshot.block_size)
+        places = []
+        if blocks > 1:
+            places.append(Place(Area(Rule.REST, snapshot.id, number, blocks), block, 0))
+        if block == 0 or (blocks > 1 and block == 1):
+            places += self._places(snapshot, entry, has_blocks=blocks > 1, is_begin=block == 0)
+        return Placed(name, size, entry.size, places)
+
+    def _places(self, snapshot: Snapshot, entry: Entry, *, has_blocks: bool, is_begin: bool) -> Iterator[Place]:
+        """Those of a file in the directories above it."""
+        first, end = self._span(snapshot, entry.parent, 1)
+        if has_blocks:
+            yield Place(Area(Rule.SHARDS, snapshot.id, first, end - first), entry.number - first, entry.number)
+        if not is_begin:
+            return
+        yield Place(Area(Rule.SET, snapshot.id, first, end - first), entry.number - first, entry.number)
+        above, known = entry.parent, {(first, end)}
+        for depth in range(2, _LEVELS + 1):
+            if above == ROOT:
+                return
+            directory, above = above, snapshot.entry(above).parent
+            first, end = span = self._span(snapshot, above, depth)
+            if span not in known and first <= entry.number < end:
+                known.add(span)
+                yield Place(Area(Rule.SET, snapshot.id, first, end - first), entry.number - first, directory)
+
+    def _span(self, snapshot: Snapshot, directory: int, depth: int) -> _Span:
+        """The entries that are *depth* levels below a directory. They have consecutive numbers."""
+        key = (snapshot.id, directory, depth)
+        span = self._spans.get(key)
+        if span is None:
+            span = self._spans[key] = self._find_span(snapshot, directory, depth)
+            if len(self._spans) > _MOST_SPANS:
+                self._spans.popitem(last=False)
+        self._spans.move_to_end(key)
+        return span
+
+    def _find_span(self, snapshot: Snapshot, directory: int, depth: int) -> _Span:
+        entry = snapshot.entry(directory)
+        begin, end = entry.first_child, entry.first_child + entry.child_count
+        if depth == 1:
+            return begin, end
+        first = self._deeper(snapshot, range(begin, min(end, begin + _ENDS)), depth - 1)
+        last = self._deeper(snapshot, range(end - 1, max(begin, end - _ENDS) - 1, -1), depth - 1)
+        return (first[0], last[1]) if first is not None and last is not None else (0, 0)
+
+    def _deeper(self, snapshot: Snapshot, entries: Iterable[int], depth: int) -> _Span | None:
+        """What is so deep below the first of the *entries* that has anything there."""
+        for number in entries:
+            if snapshot.entry(number).is_dir:
+                first, end = self._span(snapshot, number, depth)
+                if end > first:
+                    return first, end
+        return None
+
+    # --- what is missing ------------------------------------------------------------------------------------------
+
+    def find(self, snapshot: Snapshot, search: AreaSearch) -> AreaFound:
+        """Raises CachefsError."""
+        area, missing, looked, size = search.sweep.area, list[Lacking](), 0, 0
+        for place in search.places:
+            if size >= search.size:
+                break
+            looked += 1
+            file, numbers = (area.first, (place,)) if area.rule is Rule.REST else (area.first + place, None)
+            for one in self._missing(snapshot, place, file, numbers):
+                missing.append(one)
+                size += one.size
+        return AreaFound(looked, missing)
+
+    def _missing(self, snapshot: Snapshot, place: int, file: int, numbers: Sequence[int] | None) -> Iterator[Lacking]:
+        """numbers: blocks of the file; None: those at its beginning."""
+        try:
+            length, content = snapshot.file(file)
+        except NotFound:
+            return  # a directory
+        if numbers is None:
+            numbers = range(min(MOST_BLOCKS_OF_FILE, block_count(length, snapshot.block_size)))
+        for number in numbers:
+            key = block_key(content, number)
+            if not self._is_here(key):
+                yield Lacking(place, file, number, key, block_length(length, snapshot.block_size, number))

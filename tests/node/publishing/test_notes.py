@@ -1,0 +1,70 @@
+"""`cachefs run` says of each loader that is not understood what would help: once on stderr, and in `job show`."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cachefs_tools.cachectl.job import describe
+
+from cachefs.errors import NotFound
+from cachefs.job_messages import JobName
+from cachefs.rpc import JOB_SHOW
+from tests.daemon import Daemon
+from tests.mounting import mounted
+from tests.node.publishing.strange_loaders import hashed
+
+SCRIPT = Path(__file__).with_name("strange_loaders.py")
+CACHEFS = Path(sys.executable).with_name("cachefs")
+FILES = 320
+SECONDS = 100.0
+
+
+def test_what_is_not_understood_is_said_once_with_what_would_help(tmp_path: Path) -> None:
+    top = tmp_path / "origin"
+    top.mkdir()
+    for number in range(FILES):
+        (top / hashed(number)).write_text(str(number))
+    with Daemon(tmp_path / "node") as daemon:
+        daemon.add_dataset("numbers", f"file://{top}")
+        with mounted(daemon.socket, "numbers", tmp_path / "mnt") as mount:
+            line = [CACHEFS, "run", "--job", "strange", "--socket", daemon.socket, "--", sys.executable, SCRIPT, mount]
+            with subprocess.Popen(
+                list(map(str, line)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ) as job:
+                assert job.stdout is not None
+                for printed in job.stdout:
+                    if printed == "all are read\n":
+                        break
+                notes = wait_for_notes(daemon, 3)
+                shown = "\n".join(map(str, describe(daemon.client.call(JOB_SHOW, JobName(job="strange")))))
+                _, stderr = job.communicate("go on\n", timeout=SECONDS)
+    alone = subprocess.run(
+        [sys.executable, str(SCRIPT), str(top)], input="go on\n", capture_output=True, text=True, timeout=SECONDS
+    )
+    assert job.returncode == 0, stderr
+    assert alone.returncode == 0, alone.stderr
+    # The first loader, the last one, and the order of the second are understood.
+    numbered = {name.rpartition(".")[2]: note for name, note in notes.items()}
+    hashes, unruly, stream = numbered["1"], numbered["2"], numbered["3"]
+    assert hashes.startswith("a loader of Hashed: nothing that the dataset lists says which file a sample is")
+    assert unruly.startswith("a loader of Listed: the order that Unruly gives is known only as it is drawn")
+    assert stream.startswith("Stream is an IterableDataset, which alone knows what it reads")
+    said = [text for text in stderr.splitlines() if text.startswith("cachefs:")]
+    assert sorted(said) == sorted(f"cachefs: {note}; the job goes on" for note in notes.values())
+    assert all(f"? {name}: {note}" in shown for name, note in notes.items())
+
+
+def wait_for_notes(daemon: Daemon, many: int) -> dict[str, str]:
+    """The notes of the job's consumers, by name, once there are so many."""
+    deadline = time.monotonic() + SECONDS
+    notes: dict[str, str] = {}
+    while len(notes) < many and time.monotonic() < deadline:
+        time.sleep(0.1)
+        try:
+            view = daemon.client.call(JOB_SHOW, JobName(job="strange"))
+        except NotFound:
+            continue
+        notes = {one.consumer: one.note for one in view.consumers if one.note}
+    assert len(notes) == many, notes
+    return notes

@@ -1,0 +1,178 @@
+"""Calls of several lines through the control file: what is put together is what was sent, or nothing."""
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.control_calls import (
+    MAX_LINE_BYTES,
+    MAX_REQUEST,
+    PART_BYTES,
+    VERSION,
+    Answer,
+    Call,
+    Part,
+    answers_name,
+    lines_of,
+    token_in,
+    token_of,
+)
+from cachefs.errors import CachefsError, ConfigError, NotFound
+from cachefs.job_messages import JobEpoch, JobPublish
+from cachefs.mount import control_requests
+from cachefs.mount.control_answers import failed
+from cachefs.mount.control_lines import Line, read, understand_call
+from cachefs.mount.control_requests import PART_SECONDS, Requests
+from cachefs.rpc import DATASET_REMOVE, JOB_EPOCH, JOB_PUBLISH, encode
+
+TOKEN = token_of(7)
+
+
+def parsed(request: bytes, number: int = 1, token: str = TOKEN) -> list[Line]:
+    return [read(line) for line in lines_of(token, number, JOB_EPOCH.name, request)]
+
+
+def taken(requests: Requests, lines: list[Line], now: float = 0.0) -> bytes:
+    """What is complete with the last of the lines."""
+    *parts, call = lines
+    for part in parts:
+        assert isinstance(part, Part)
+        requests.add(part, now)
+    assert isinstance(call, Call)
+    return requests.complete(call, now)
+
+
+@given(st.integers(0, 4 * PART_BYTES), st.integers(0, (1 << 53) - 1), st.integers(0))
+def test_lines_are_short_and_tell_all(size: int, number: int, seed: int) -> None:
+    request = random.Random(seed).randbytes(size)
+    lines = list(lines_of(TOKEN, number, JOB_EPOCH.name, request))
+    assert max(map(len, lines)) <= MAX_LINE_BYTES
+    assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines)
+    assert taken(Requests(), [read(line) for line in lines]) == request
+
+
+def test_the_longest_request_fits() -> None:
+    last = MAX_REQUEST - MAX_REQUEST % PART_BYTES
+    line = msgspec.json.encode(Part(TOKEN, (1 << 53) - 1, last, bytes(PART_BYTES)))
+    assert len(line) < MAX_LINE_BYTES
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=3 * PART_BYTES)), max_size=4), st.randoms())
+def test_callers_do_not_disturb_each_other(sent: list[tuple[int, bytes]], chance: random.Random) -> None:
+    """Each has a token of its own, and their lines come in any order, those of each in its own."""
+    queues = [parsed(request, 1, token_of(number)) for number, (_, request) in enumerate(sent)]
+    requests, found = Requests(), {}
+    while any(queues):
+        number = chance.choice([number for number, queue in enumerate(queues) if queue])
+        line = queues[number].pop(0)
+        if isinstance(line, Part):
+            requests.add(line, 0)
+        else:
+            assert isinstance(line, Call)
+            found[number] = requests.complete(line, 0)
+    assert found == {number: request for number, (_, request) in enumerate(sent)}
+
+
+@given(st.data())
+def test_what_is_lost_or_changed_is_refused(data: st.DataObject) -> None:
+    request = bytes(range(256)) * 40
+    lines = parsed(request)
+    del lines[data.draw(st.integers(0, len(lines) - 2))]
+    with pytest.raises(ConfigError):
+        taken(Requests(), lines)
+    whole = parsed(request)
+    whole[0] = msgspec.structs.replace(whole[0], data=bytes(PART_BYTES))
+    with pytest.raises(ConfigError, match="or other ones"):
+        taken(Requests(), whole)
+
+
+def test_what_was_begun_and_stays_away_is_forgotten() -> None:
+    requests = Requests()
+    lines = parsed(bytes(2 * PART_BYTES + 1))
+    assert isinstance(lines[0], Part)
+    requests.add(lines[0], 0)
+    with pytest.raises(ConfigError, match="other bytes came before"):
+        taken(requests, lines[1:], PART_SECONDS + 1)
+    assert not requests._begun
+    assert requests._bytes == 0
+
+
+def test_what_is_begun_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = Requests()
+    part = Part(TOKEN, 0, 0, bytes(100))
+    for number in range(control_requests.MOST_BEGUN):
+        requests.add(msgspec.structs.replace(part, id=number), 0)
+    with pytest.raises(ConfigError, match="at once"):
+        requests.add(msgspec.structs.replace(part, id=1 << 40), 0)
+    monkeypatch.setattr(control_requests, "MOST_BYTES", 250)
+    requests = Requests()
+    requests.add(part, 0)
+    requests.add(msgspec.structs.replace(part, at=100), 0)
+    with pytest.raises(ConfigError, match="at once"):
+        requests.add(msgspec.structs.replace(part, at=200), 0)
+    assert requests._bytes == 0
+    monkeypatch.setattr(control_requests, "MAX_REQUEST", 150)
+    requests.add(part, 0)
+    with pytest.raises(ConfigError, match="use the daemon's socket"):
+        requests.add(msgspec.structs.replace(part, at=100), 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"op": "part", "answers": "00000007", "id": 1, "at": 0, "data": ""}',
+        b'{"op": "part", "answers": "../000007", "id": 1, "at": 0, "data": ""}',
+        b'{"op": "part", "answers": "000000007\\n", "id": 1, "at": 0, "data": ""}',
+        b'{"op": "part", "answers": "000000007", "id": 1, "at": -1, "data": ""}',
+        b'{"op": "part", "answers": "000000007", "id": 1, "at": 99999999999, "data": ""}',
+        b'{"op": "part", "answers": "000000007", "id": 1, "at": 0, "data": "?"}',
+        b'{"op": "part", "answers": "000000007", "id": 36893488147419103232, "at": 0, "data": ""}',
+        b'{"op": "call", "answers": "000000007", "id": 1, "method": "x", "size": 0, "crc": 0}',
+    ],
+)
+def test_lines_that_make_no_sense_are_one_error(line: bytes) -> None:
+    with pytest.raises(ConfigError):
+        read(line)
+
+
+def call(method: str, **fields: int) -> Call:
+    return Call(TOKEN, 1, method, 0, 0, b"", **fields)
+
+
+@given(st.sampled_from([JOB_PUBLISH.name, JOB_EPOCH.name]), st.binary())
+def test_any_bytes_are_a_request_or_one_error(method: str, encoded: bytes) -> None:
+    with pytest.raises(CachefsError):
+        understand_call(call(method), encoded, {"tree": "00"})
+
+
+def test_only_what_concerns_jobs_and_this_mount_may_be_called() -> None:
+    publish = JobPublish(job="j", dataset="tree", snapshot="00", source="x" * 300)
+    said = understand_call(call(JOB_PUBLISH.name), encode(publish), {"tree": "00"})
+    assert isinstance(said.request, JobPublish)
+    assert said.request.source == ("control file: " + "x" * 300)[:256]
+    with pytest.raises(ConfigError, match="no call 'DatasetRemove'"):
+        understand_call(call(DATASET_REMOVE.name), b"", {})
+    for other in (msgspec.structs.replace(publish, snapshot="01"), msgspec.structs.replace(publish, dataset="no")):
+        with pytest.raises(NotFound, match="does not show"):
+            understand_call(call(JOB_PUBLISH.name), encode(other), {"tree": "00"})
+    long = JobEpoch(job="j" * 129, consumer="0", epoch=0, order=b"")
+    with pytest.raises(ConfigError, match="names have at most"):
+        understand_call(call(JOB_EPOCH.name), encode(long), {})
+    with pytest.raises(ConfigError, match="newer cachefs"):
+        Requests().complete(call(JOB_EPOCH.name, version=VERSION + 1), 0)
+
+
+@given(st.text(), st.integers(0, (1 << 53) - 1))
+def test_every_error_can_be_answered_in_a_line(text: str, number: int) -> None:
+    line = msgspec.json.encode(failed(number, NotFound(text + "\ud800" * 600)))
+    assert len(line) < MAX_LINE_BYTES
+    assert msgspec.json.decode(line, type=Answer).error == "NotFound"
+
+
+@given(st.integers(0, (1 << 36) - 1))
+def test_the_name_says_the_token(number: int) -> None:
+    assert token_in(answers_name(token_of(number)).encode()) == number
+    assert token_in(answers_name(token_of(number)).encode() + b"0") is None

@@ -1,0 +1,158 @@
+"""What samplers of the real libraries will give is read from their iterators; so is what is left of an epoch that is
+resumed. Each needs its library, and is left out without it."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+
+from cachefs.hooks.held import still_held
+from cachefs.hooks.order import SamplerOrder
+
+SIZE = 53
+
+
+def flat(items: Any) -> list[int]:
+    return [int(one) for item in items for one in (item if isinstance(item, (list, tuple)) else [item])]
+
+
+def rest_is_read(iterator: Any, most_missing: int = 0) -> None:
+    """After each batch what is left is known, but for *most_missing* samples at the end."""
+    given = [next(iterator), next(iterator)]
+    found = still_held(iterator)
+    assert found is not None
+    given.append(next(iterator))
+    again = still_held(iterator)
+    rest = flat(one for one in iter(lambda: next(iterator, None), None))
+    assert again is not None
+    assert again.tolist() == rest[: len(again)]
+    assert len(again) >= len(rest) - most_missing
+    assert found.tolist() == [*flat(given[2:]), *again.tolist()]
+    assert len(again) > 0
+
+
+def batches(size: int = 4, *, drop_last: bool = False, sampler: Any = None) -> BatchSampler:
+    return BatchSampler(sampler if sampler is not None else RandomSampler(range(SIZE)), size, drop_last)
+
+
+@pytest.mark.parametrize(("split", "even", "drop_last"), list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_shard_of_a_process(split: bool, even: bool, drop_last: bool, index: int) -> None:
+    accelerate = pytest.importorskip("accelerate.data_loader")
+    shard = accelerate.BatchSamplerShard(batches(drop_last=drop_last), 2, index, split_batches=split, even_batches=even)
+    rest_is_read(iter(shard), most_missing=4)
+    skipping = accelerate.SkipBatchSampler(shard, 2)
+    rest_is_read(iter(skipping), most_missing=4)
+
+
+def test_batches_that_are_skipped() -> None:
+    accelerate = pytest.importorskip("accelerate.data_loader")
+    sampler = accelerate.SeedableRandomSampler(range(SIZE), data_seed=3)
+    rest_is_read(iter(accelerate.SkipBatchSampler(batches(sampler=sampler), 3)))
+    rest_is_read(iter(accelerate.SkipBatchSampler(batches(drop_last=True), 1)))
+
+
+@pytest.mark.parametrize("module", ["timm.data.loader", "ultralytics.data.build"])
+def test_a_sampler_that_repeats_itself(module: str) -> None:
+    repeated = pytest.importorskip(module)._RepeatSampler(batches())
+    iterator = iter(repeated)
+    for _ in range(3):
+        drawn, found = next(iterator), still_held(iterator)
+        assert found is not None
+        rest = flat(itertools.islice(iterator, -(-SIZE // 4) - 1))
+        assert sorted([*drawn, *rest]) == list(range(SIZE))
+        assert found.tolist() == rest
+
+
+@pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
+def test_a_sampler_that_lightning_has_wrapped(package: str) -> None:
+    distributed = pytest.importorskip(f"{package}.utilities.distributed")
+    wrapped = distributed.DistributedSamplerWrapper(RandomSampler(range(SIZE)), num_replicas=2, rank=1)
+    rest_is_read(iter(batches(sampler=wrapped)))
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_batches_that_lightning_remembers(package: str) -> None:
+    distributed = pytest.importorskip(f"{package}.overrides.distributed")
+    rest_is_read(iter(distributed._IndexBatchSamplerWrapper(batches())))
+    inner = distributed.UnrepeatedDistributedSamplerWrapper(RandomSampler(range(SIZE)), num_replicas=2, rank=1)
+    rest_is_read(iter(batches(sampler=inner)))
+
+
+def test_samples_that_transformers_groups_by_length() -> None:
+    trainer = pytest.importorskip("transformers.trainer_pt_utils")
+    lengths = torch.randint(100, (SIZE,)).tolist()
+    rest_is_read(iter(batches(sampler=trainer.LengthGroupedSampler(4, lengths=lengths))))
+
+
+STATEFUL: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "shuffled": lambda _: {"shuffle": True, "batch_size": 4},
+    "whole batches": lambda _: {"shuffle": True, "batch_size": 4, "drop_last": True},
+    "replacement": lambda torchdata: {
+        "sampler": torchdata.RandomSampler(range(SIZE), num_samples=2 * SIZE), "batch_size": 4,
+    },
+    "sequential": lambda _: {"batch_size": 4},
+    "one by one": lambda torchdata: {"sampler": torchdata.RandomSampler(range(SIZE)), "batch_size": None},
+    "of torch": lambda _: {"sampler": RandomSampler(range(SIZE)), "batch_size": 4},
+    "of a rank": lambda _: {"sampler": DistributedSampler(range(SIZE), 2, 1), "batch_size": 4},  # type: ignore[arg-type]
+    "of a rank, with a state": lambda torchdata: {
+        "sampler": torchdata.StatefulDistributedSampler(range(SIZE), 2, 1), "batch_size": 4,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", STATEFUL)
+def test_a_stateful_loader_that_is_resumed(options: str) -> None:
+    pytest.importorskip("torchdata.stateful_dataloader")
+    from torchdata.stateful_dataloader import StatefulDataLoader, sampler
+
+    def made() -> Any:
+        return StatefulDataLoader(range(SIZE), collate_fn=lambda batch: batch, **STATEFUL[options](sampler))
+
+    first = made()
+    iterator = iter(first)
+    for _ in range(3):
+        next(iterator)
+    state = first.state_dict()
+    second = made()
+    second.load_state_dict(state)
+    for resumed in (iterator, iter(second)):
+        next(resumed)
+        found = still_held(resumed._sampler_iter)
+        assert found is not None
+        rest = flat(resumed)
+        assert found.tolist() == rest[: len(found)]
+        assert len(found) > 0
+        assert len(found) == len(rest) or options == "replacement"
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_all_epochs_of_a_rank_follow_from_its_seed(stateful: bool) -> None:
+    pytest.importorskip("torchdata.stateful_dataloader")
+    from torchdata.stateful_dataloader import StatefulDataLoader, sampler
+
+    kind: Any = sampler.StatefulDistributedSampler if stateful else DistributedSampler
+    own = kind(range(SIZE), 2, 1)
+    loader = StatefulDataLoader(range(SIZE), 4, sampler=own, collate_fn=lambda batch: batch, drop_last=True)
+    ours = SamplerOrder(loader)
+    assert ours.spec() is not None
+    before = vars(own).copy()
+    found = ours.foresee()
+    assert vars(own) == before
+    assert found is not None
+    assert found[0].tolist() == flat(loader)
+
+
+@pytest.mark.parametrize("options", ["sequential", "of torch"])
+def test_the_next_epoch_of_a_stateful_loader_is_foreseen(options: str) -> None:
+    pytest.importorskip("torchdata.stateful_dataloader")
+    from torchdata.stateful_dataloader import StatefulDataLoader, sampler
+
+    loader: Any = StatefulDataLoader(range(SIZE), collate_fn=lambda batch: batch, **STATEFUL[options](sampler))
+    iterator = iter(loader)
+    found = SamplerOrder(loader).foresee()
+    assert found is not None
+    assert [one.tolist() for one in found] == [flat(iterator), flat(loader)]

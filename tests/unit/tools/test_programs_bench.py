@@ -1,0 +1,175 @@
+"""Figures and tables of `cachefs-bench programs`."""
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cachefs_tools.bench.programs import results
+from cachefs_tools.bench.programs.catalogue import PROGRAMS, Access, chosen
+from cachefs_tools.bench.programs.command import SCRIPTS
+from cachefs_tools.bench.programs.figures import document, known_from, share_gone, warm_document
+from cachefs_tools.bench.programs.markdown import markdown, replaced
+from cachefs_tools.bench.programs.outcome import Epoch, Mode, Outcome, Published
+from cachefs_tools.bench.programs.report import marks, row, table
+from cachefs_tools.bench.programs.watch import Watch
+
+from cachefs.errors import ConfigError
+from cachefs.job_messages import ConsumerView, JobView
+from cachefs.rpc import DaemonClient
+
+PROGRAM = PROGRAMS[0]
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def outcome(
+    mode: Mode, *waits: float, digest: str = "same", known: dict[str, dict[int, float]] | None = None
+) -> Outcome:
+    """Epochs of 10 s each, from second 100 on."""
+    epochs = tuple(Epoch(100 + 10 * n, 110 + 10 * n, wait, 500) for n, wait in enumerate(waits))
+    return Outcome(mode, digest, epochs, wall=10 * len(waits) + 3, published=Published(known or {}))
+
+
+def test_a_share_is_of_the_waits_beyond_the_native_ones() -> None:
+    native, unpublished = outcome(Mode.NATIVE, 1, 1), outcome(Mode.BARE, 11, 1)
+    assert share_gone(native, unpublished, outcome(Mode.RUN, 2, 1)) == pytest.approx(0.9)
+    assert share_gone(native, unpublished, outcome(Mode.RUN, 16, 1)) == pytest.approx(-0.5)
+    assert share_gone(native, outcome(Mode.BARE, 1.2, 1), outcome(Mode.RUN, 1, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({}, None),
+        ({"0": {}}, None),
+        ({"0": {0: 99.0}}, (1, 0.0)),
+        ({"0": {0: 104.0}}, (1, 0.4)),
+        ({"0": {1: 109.0}}, (2, 0.0)),  # published ahead
+        ({"0": {0: 112.0}}, (2, 0.2)),  # of the first epoch, when that was over
+        ({"0": {0: 121.0}}, None),
+        ({"0": {1: 110.5}, "1": {0: 105.0}}, (1, 0.5)),
+        ({"0": {3: 101.0}}, (2, 0.0)),  # parts, which count as epochs
+    ],
+)
+def test_since_when_an_order_is_known(known: dict[str, dict[int, float]], expected: tuple[int, float] | None) -> None:
+    assert known_from(outcome(Mode.RUN, 1, 1, known=known)) == expected
+
+
+def test_the_document_of_a_program() -> None:
+    found = document(
+        PROGRAM,
+        {
+            Mode.NATIVE: outcome(Mode.NATIVE, 1, 1),
+            Mode.BARE: outcome(Mode.BARE, 21, 1),
+            Mode.MOUNTED: outcome(Mode.MOUNTED, 11, 1),
+            Mode.RUN: outcome(Mode.RUN, 2, 1, known={"0": {0: 99.0}}),
+        },
+    )
+    assert found["gone"] == {"mounted of bare": 0.5, "run of bare": 0.95, "run of mounted": 0.9}
+    assert (found["equal"], found["known_from_epoch"], found["slower"]) == (True, 1, False)
+    assert marks(found) == ""
+    assert row(found).split() == [PROGRAM.name, "1", "2.0", "22.0", "12.0", "3.0", "95", "%", "50", "%", "0"]
+    json.dumps(found)
+
+
+def test_what_is_not_as_it_should_be_is_marked() -> None:
+    outcomes = {
+        Mode.NATIVE: outcome(Mode.NATIVE, 1, 1),
+        Mode.MOUNTED: outcome(Mode.MOUNTED, 11, 1),
+        Mode.RUN: outcome(Mode.RUN, 14, 1, digest="another"),
+    }
+    assert marks(document(PROGRAM, outcomes)) == "#!<"
+    stream = replace(PROGRAM, access=Access.STREAM)
+    outcomes[Mode.RUN] = outcome(Mode.RUN, 5, 1)
+    assert marks(document(stream, outcomes)) == ""
+    assert marks(document(PROGRAM, outcomes)) == "!"
+
+
+def test_tables_fit_into_80_columns() -> None:
+    known = {"0": {0: 105.0}}
+    outcomes = {
+        Mode.NATIVE: outcome(Mode.NATIVE, 100, 100),
+        Mode.BARE: outcome(Mode.BARE, 500, 1001),
+        Mode.MOUNTED: outcome(Mode.MOUNTED, 8000, 1000, digest="another"),
+        Mode.RUN: outcome(Mode.RUN, 8000, 1000, known=known),
+    }
+    cold = [document(program, outcomes) for program in PROGRAMS]
+    runs = {mode: [one] * 3 for mode, one in outcomes.items() if mode is not Mode.BARE}
+    text = table([{**one, **warm_document(program, runs)} for one, program in zip(cold, PROGRAMS, strict=True)])
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert all(f"\n{program.name} " in text for program in PROGRAMS)
+
+
+def test_medians_of_warm_runs_are_compared() -> None:
+    def runs(*seconds: float) -> list[Outcome]:
+        return [Outcome(Mode.RUN, "same", (Epoch(0, each, 0, 1),), wall=each + 1) for each in seconds]
+
+    found = warm_document(
+        PROGRAM, {Mode.NATIVE: runs(2, 1, 9), Mode.MOUNTED: runs(2, 2.02, 2.1), Mode.RUN: runs(3, 3, 3)}
+    )
+    assert found["of_native"]["epochs"] == {"native": 1.0, "mounted": 1.01, "run": 1.5}
+    assert found["of_native"]["wall"]["run"] == 1.333
+    assert found["warm_equal"]
+
+
+def test_what_was_known_is_remembered_when_the_daemon_forgets_it() -> None:
+    watch = Watch(DaemonClient(Path("/nowhere")))
+
+    def view(epochs: list[int], problem: str = "") -> JobView:
+        consumer = ConsumerView("0", 0, 0, 10, epochs, 0.0, 0, 0, "running", problem)
+        return JobView("job", "bench", "", "", 0.0, "running", [consumer])
+
+    watch.note(view([0, 1]), 1.0)
+    watch.note(view([1, 2], "no memory"), 2.0)
+    watch.note(view([]), 3.0)
+    assert watch.published() == Published({"0": {0: 1.0, 1: 1.0, 2: 2.0}}, ("no memory",))
+
+
+def test_results_are_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    last, first = PROGRAMS[-1].name, PROGRAMS[0].name
+    results.add(path, {"program": last, "modes": 1})
+    results.add(path, {"program": first, "modes": 2})
+    results.add(path, {"program": last, "warm": 3})
+    assert list(results.load(path).values()) == [
+        {"program": first, "modes": 2}, {"program": last, "modes": 1, "warm": 3},
+    ]  # fmt: skip
+    path.write_text("[1]")
+    with pytest.raises(ConfigError, match=r"results\.json holds no results"):
+        results.load(path)
+
+
+def test_programs_are_chosen_by_name() -> None:
+    assert [program.name for program in chosen("npz, csv-pil,npz")] == ["npz", "csv-pil"]
+    assert chosen("") == list(PROGRAMS)
+    with pytest.raises(ConfigError, match="no program is named 'imagenet'"):
+        chosen("npz,imagenet")
+
+
+def test_the_catalogue_names_what_there_is() -> None:
+    names = [program.name for program in PROGRAMS]
+    assert len(set(names)) == len(names)
+    tree = ast.parse((SCRIPTS / "make_dataset.py").read_text())
+    (kinds,) = (node.value for node in tree.body if isinstance(node, ast.AnnAssign))
+    assert isinstance(kinds, ast.Dict)
+    made = {ast.literal_eval(key) for key in kinds.keys if key is not None}
+    assert {program.data for program in PROGRAMS} == made
+    scripts = {path.stem for path in SCRIPTS.glob("*.py")} - {"measuring", "make_dataset", "torchvision_without_cuda"}
+    assert {program.script for program in PROGRAMS} == scripts
+
+
+def test_the_page_has_the_table_of_its_results() -> None:
+    documents = results.load(DOCS / "programs.json")
+    assert documents
+    page = (DOCS / "programs.md").read_text()
+    assert page == replaced(page, markdown(documents))
+    assert all(f"\n| `{program.name}` | {program.title} |" in page for program in PROGRAMS)
+    with pytest.raises(ConfigError, match="the page has no lines"):
+        replaced("# Nothing", markdown(documents))
+
+
+def test_no_program_knows_of_cachefs() -> None:
+    for path in SCRIPTS.glob("*.py"):
+        assert "import cachefs" not in path.read_text(), path
+        assert "from cachefs" not in path.read_text(), path

@@ -1,0 +1,97 @@
+"""Measures programs, one after the other: cold, or with everything in the page cache."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cachefs.errors import ConfigError
+from cachefs_tools.bench.programs.catalogue import Program
+from cachefs_tools.bench.programs.datasets import Datasets, read_all
+from cachefs_tools.bench.programs.figures import document, warm_document
+from cachefs_tools.bench.programs.outcome import Mode, Outcome
+from cachefs_tools.bench.programs.run import Setting, mounted_node, run_native, run_on
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.scratch_node import s3_server
+
+# What is compared where everything is cached.
+WARM_MODES = (Mode.NATIVE, Mode.MOUNTED, Mode.RUN)
+_FIND = """
+import sys
+from importlib.util import find_spec
+def lacks(name):
+    try:
+        return find_spec(name) is None
+    except ModuleNotFoundError:
+        return True
+print(*filter(lacks, sys.argv[1:]))
+"""
+
+
+class Bench:
+    """Runs programs in a directory, each run in one of its own."""
+
+    def __init__(self, setting: Setting, datasets: Datasets, work: Path) -> None:
+        self._setting, self._datasets, self._work = setting, datasets, work
+        self._runs = 0
+
+    def lacking(self, program: Program) -> list[str]:
+        """Modules that the program needs and the interpreter does not find. Raises ConfigError."""
+        try:
+            done = subprocess.run(
+                [self._setting.python, "-c", _FIND, "torch", *program.needs], capture_output=True, text=True
+            )
+        except OSError as error:
+            raise ConfigError(f"{self._setting.python} cannot be run: {error.strerror}") from None
+        return done.stdout.split()
+
+    def cold(self, program: Program, modes: Sequence[Mode], turns: int) -> dict[str, Any]:
+        """The document of a program, each of whose runs has a new node. Of several turns, the one of middle waits.
+
+        Raises CachefsError where it fails.
+        """
+        outcomes = {}
+        for mode in modes:
+            found = sorted((self._once(program, mode) for _ in range(turns)), key=lambda outcome: outcome.wait)
+            outcomes[mode] = found[turns // 2]
+        return document(program, outcomes)
+
+    def warm(self, program: Program, turns: int) -> dict[str, Any]:
+        """The document of a program whose data the page cache has, native and mounted in turns. Raises CachefsError."""
+        buckets = self._datasets.buckets(program.data)
+        work = self._new_directory()
+        found: Mapping[Mode, list[Outcome]] = {mode: [] for mode in WARM_MODES}
+        with (
+            s3_server(buckets, work / "s3.log") as server,
+            mounted_node(Limits(), server, program.data, work, guess=True) as node,
+        ):
+            read_all(node.mountpoint)
+            read_all(buckets / program.data)
+            for _ in range(turns):
+                found[Mode.NATIVE].append(self._native(program))
+                for mode in (Mode.MOUNTED, Mode.RUN):
+                    found[mode].append(run_on(node, self._setting, program, mode, self._new_directory()))
+        return warm_document(program, found)
+
+    def _once(self, program: Program, mode: Mode) -> Outcome:
+        if mode is Mode.NATIVE:
+            return self._native(program)
+        buckets = self._datasets.buckets(program.data)
+        work = self._new_directory()
+        guess = mode is not Mode.BARE
+        with (
+            s3_server(buckets, work / "s3.log") as server,
+            mounted_node(self._setting.limits, server, program.data, work, guess=guess) as node,
+        ):
+            return run_on(node, self._setting, program, mode, work)
+
+    def _native(self, program: Program) -> Outcome:
+        data = self._datasets.buckets(program.data) / program.data
+        read_all(data)
+        return run_native(self._setting, program, data, self._new_directory())
+
+    def _new_directory(self) -> Path:
+        self._runs += 1
+        work = self._work / f"r{self._runs}"
+        work.mkdir()
+        return work

@@ -1,0 +1,92 @@
+"""What the runs of a program say together: equal results, shares of waits gone, and since when the order was known."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cachefs_tools.bench.programs.catalogue import Program
+from cachefs_tools.bench.programs.outcome import Mode, Outcome
+
+# Seconds of waits below which a share of them says nothing.
+LEAST_WAIT: Final = 0.5
+# A run may wait so much longer than an unpublished one before it counts as slower: noise of two runs.
+NOISE_SHARE: Final = 0.05
+NOISE_SECONDS: Final = 0.5
+# A program whose data is cached may take so much longer than on the local disk.
+WARM_AIM: Final = 1.03
+
+
+def share_gone(native: Outcome, reference: Outcome, outcome: Outcome) -> float | None:
+    """Of the waits that the reference had beyond those of the native run, the share that *outcome* is without."""
+    there = reference.wait - native.wait
+    return 1 - (outcome.wait - native.wait) / there if there >= LEAST_WAIT else None
+
+
+def known_from(outcome: Outcome) -> tuple[int, float] | None:
+    """The first epoch of the program, counted from 1, whose order was published before it ended.
+
+    Also which share of that epoch's time had passed then; 0 where the order was known before. None: none was known.
+    """
+    firsts = [min(known.items()) for known in outcome.published.known.values() if known]
+    found = []
+    for first, when in firsts:
+        for number, epoch in enumerate(outcome.epochs):
+            # A loader that publishes its order in parts counts these as epochs.
+            if when < epoch.end and number >= min(first, len(outcome.epochs) - 1):
+                passed = (when - epoch.begin) / (epoch.end - epoch.begin)
+                found.append((number + 1, round(max(0.0, passed), 3)))
+                break
+    return min(found, default=None)
+
+
+def document(program: Program, outcomes: Mapping[Mode, Outcome]) -> dict[str, Any]:
+    """All figures of one program, as a JSON-serialisable document."""
+    result: dict[str, Any] = {
+        **_names(program), "equal": len({outcome.digest for outcome in outcomes.values()}) == 1,
+        "modes": {str(mode): _mode_document(outcome) for mode, outcome in outcomes.items()}, "gone": {},
+    }  # fmt: skip
+    if (native := outcomes.get(Mode.NATIVE)) is not None:
+        for reference, mode in ((Mode.BARE, Mode.MOUNTED), (Mode.BARE, Mode.RUN), (Mode.MOUNTED, Mode.RUN)):
+            if reference in outcomes and mode in outcomes:
+                share = share_gone(native, outcomes[reference], outcomes[mode])
+                result["gone"][f"{mode} of {reference}"] = None if share is None else round(share, 3)
+    if (run := outcomes.get(Mode.RUN)) is not None:
+        result["known_from_epoch"], result["known_after"] = known_from(run) or (None, None)
+        result["said"], result["problems"] = list(run.said), list(run.published.problems)
+        others = [outcomes[mode].wait for mode in (Mode.BARE, Mode.MOUNTED) if mode in outcomes]
+        result["slower"] = bool(others) and run.wait > max(others) * (1 + NOISE_SHARE) + NOISE_SECONDS
+    return result
+
+
+def warm_document(program: Program, outcomes: Mapping[Mode, Sequence[Outcome]]) -> dict[str, Any]:
+    """Medians of several runs of a program whose data the page cache has, and what they are of the native one."""
+    modes = {
+        str(mode): {
+            "epochs": statistics.median(outcome.seconds for outcome in runs),
+            "wall": statistics.median(outcome.wall for outcome in runs),
+        }
+        for mode, runs in outcomes.items()
+    }
+    native = modes[str(Mode.NATIVE)]
+    return {
+        **_names(program),
+        "warm_equal": len({one.digest for runs in outcomes.values() for one in runs}) == 1,
+        "warm": modes,
+        "of_native": {
+            what: {name: round(found[what] / native[what], 3) for name, found in modes.items()}
+            for what in ("epochs", "wall")
+        },
+    }
+
+
+def _names(program: Program) -> dict[str, Any]:
+    return {"program": program.name, "title": program.title, "access": str(program.access), "aim": program.aim}
+
+
+def _mode_document(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "wait": round(outcome.wait, 3), "waits": [round(epoch.wait, 3) for epoch in outcome.epochs],
+        "seconds": round(outcome.seconds, 2), "wall": round(outcome.wall, 2), "origin_bytes": outcome.origin_bytes,
+        "stall_seconds": round(outcome.stall_seconds, 2),
+        "samples": sum(epoch.samples for epoch in outcome.epochs), "digest": outcome.digest,
+    }  # fmt: skip

@@ -1,0 +1,54 @@
+"""The table of docs/programs.md, between two marks, from results that were measured."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs.errors import ConfigError
+from cachefs_tools.bench.programs.catalogue import PROGRAMS, Program
+from cachefs_tools.bench.programs.report import known, marks, percent, share_of
+
+BEGIN: Final = "<!-- cachefs-bench programs -->"
+END: Final = "<!-- end -->"
+HEADINGS: Final = (
+    "name", "program", "order known from epoch", "seconds waited: native / bare / mounted / run", "waits gone",
+    "by rules alone", "",
+)  # fmt: skip
+
+
+def markdown(documents: Mapping[str, dict[str, Any]]) -> str:
+    """A row for each program. documents: by name of the program; what was not measured has empty cells."""
+    rows = [HEADINGS, ("---",) * len(HEADINGS)]
+    rows += [_cells(program, documents.get(program.name, {})) for program in PROGRAMS]
+    return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
+
+
+def replaced(page: str, table: str) -> str:
+    """The page with the table between its marks. Raises ConfigError where it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ConfigError(f"the page has no lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def write(path: Path, documents: Mapping[str, dict[str, Any]]) -> None:
+    """Replace the table of the page at *path*. Raises ConfigError."""
+    try:
+        page = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    path.write_text(replaced(page, markdown(documents)))
+
+
+def _cells(program: Program, document: dict[str, Any]) -> tuple[str, ...]:
+    names = (f"`{program.name}`", program.title)
+    if "modes" not in document:
+        return (*names, "", "", "", "", "not measured")
+    modes = document["modes"]
+    waits = (f"{modes[name]['wait']:.1f}" if name in modes else "-" for name in ("native", "bare", "mounted", "run"))
+    words = {"#": "results differ", "!": "below the aim", "<": "slower than unpublished"}
+    return (
+        *names, known(document), " / ".join(waits), percent(share_of(document, "run")),
+        percent(share_of(document, "mounted")), ", ".join(words[mark] for mark in marks(document)),
+    )  # fmt: skip

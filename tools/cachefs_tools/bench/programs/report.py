@@ -1,0 +1,81 @@
+"""The tables of `cachefs-bench programs`, 80 columns wide."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cachefs_tools.bench.programs.figures import WARM_AIM
+
+HEADINGS = ("program", "order", "native", "bare", "mount", "run", "gone", "rules", "MB", "")
+_LINE = "{:<18.18} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>6} {:>5} {}"
+LEGEND = """\
+order: the first epoch whose order was known, and in it, after which part of it.
+native, bare, mount, run: seconds waited for data on the local disk; mounted,
+nothing published, without the daemon's rules; with these; with `cachefs run`.
+gone, rules: share of the waits of "bare" that are gone with `cachefs run`, and
+with the rules alone. MB: what `cachefs run` read from the origin.
+!: below the aim. <: slower than unpublished. #: results differ."""
+WARM_HEADINGS = ("program", "native", "mount", "run", "mount", "run", "mount", "run", "")
+_WARM_LINE = "{:<18.18} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {}"
+WARM_LEGEND = """\
+native, mount, run: median seconds of all epochs with everything in the page
+cache; then what mount and run are of native: of the epochs, and of the whole
+process with its start. !: more than 1.03 of the epochs. #: results differ."""
+
+
+def table(documents: Sequence[dict[str, Any]]) -> str:
+    """All programs, one line each, and what the columns mean."""
+    cold = [document for document in documents if "modes" in document]
+    warm = [document for document in documents if "warm" in document]
+    parts = []
+    if cold:
+        parts.append("\n".join([_LINE.format(*HEADINGS).rstrip(), *map(row, cold), "", LEGEND]))
+    if warm:
+        parts.append("\n".join([_WARM_LINE.format(*WARM_HEADINGS).rstrip(), *map(warm_row, warm), "", WARM_LEGEND]))
+    return "\n\n".join(parts)
+
+
+def row(document: dict[str, Any]) -> str:
+    """One program, cold."""
+    modes = document["modes"]
+    waits = [f"{modes[name]['wait']:.1f}" if name in modes else "" for name in ("native", "bare", "mounted", "run")]
+    fetched = f"{modes['run']['origin_bytes'] / 1e6:.0f}" if "run" in modes else ""
+    gone, rules = share_of(document, "run"), share_of(document, "mounted")
+    cells = (document["program"], known(document), *waits, percent(gone), percent(rules), fetched)
+    return _LINE.format(*cells, marks(document)).rstrip()
+
+
+def warm_row(document: dict[str, Any]) -> str:
+    """One program whose data the page cache has."""
+    of_native, warm = document["of_native"], document["warm"]
+    seconds = [f"{warm[name]['epochs']:.2f}" for name in ("native", "mounted", "run")]
+    ratios = [f"{of_native[what][name]:.3f}" for what in ("epochs", "wall") for name in ("mounted", "run")]
+    late = any(of_native["epochs"][name] > WARM_AIM for name in ("mounted", "run"))
+    mark = ("" if document["warm_equal"] else "#") + ("!" if late else "")
+    return _WARM_LINE.format(document["program"], *seconds, *ratios, mark).rstrip()
+
+
+def known(document: dict[str, Any]) -> str:
+    """The first epoch whose order was known, with a decimal for the part of it that was over; a dash where none was."""
+    if "run" not in document["modes"]:
+        return ""
+    epoch, passed = document["known_from_epoch"], document["known_after"]
+    return "-" if epoch is None else f"{epoch}" if passed < 0.1 else f"{epoch} +{100 * passed:.0f}%"
+
+
+def marks(document: dict[str, Any]) -> str:
+    """What is not as it should be."""
+    found = "" if document["equal"] else "#"
+    if (share := share_of(document, "run")) is not None and share < document["aim"]:
+        found += "!"
+    return found + ("<" if document.get("slower") else "")
+
+
+def share_of(document: dict[str, Any], mode: str) -> float | None:
+    """Share of waits gone against a mount without rules; where that was not measured, against one with them."""
+    gone: dict[str, float | None] = document["gone"]
+    return gone.get(f"{mode} of bare", gone.get(f"{mode} of mounted"))
+
+
+def percent(share: float | None) -> str:
+    """A share as the tables show it."""
+    return "-" if share is None else f"{100 * share:.0f} %"

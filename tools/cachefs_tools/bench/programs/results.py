@@ -1,0 +1,31 @@
+"""A file of documents of programs, to which measurements are added one after the other."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cachefs.errors import ConfigError
+from cachefs_tools.bench.programs.catalogue import PROGRAMS
+
+Document = dict[str, Any]
+
+
+def load(path: Path) -> dict[str, Document]:
+    """Name of a program -> its document. Raises ConfigError."""
+    if not path.exists():
+        return {}
+    try:
+        return {document["program"]: document for document in json.loads(path.read_text())["programs"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path} holds no results of this benchmark: {error}") from None
+
+
+def add(path: Path, document: Document) -> None:
+    """Replace the document of its program, or what it says anew of it, and keep all others."""
+    documents = load(path)
+    documents[document["program"]] = {**documents.get(document["program"], {}), **document}
+    order = {program.name: number for number, program in enumerate(PROGRAMS)}
+    rows = sorted(documents.values(), key=lambda one: order.get(one["program"], len(order)))
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.write_text(json.dumps({"programs": rows}, indent=1) + "\n")
+    unfinished.replace(path)

@@ -1,0 +1,160 @@
+"""One run of a program: on the local disk, or on the mount of a node whose tiers are new and whose origin is slow."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import JobName
+from cachefs.messages import OriginOptions
+from cachefs.rpc import STALL_LIST, DaemonClient
+from cachefs_tools.bench.directory_node import DATASET, list_dataset
+from cachefs_tools.bench.programs.catalogue import Program
+from cachefs_tools.bench.programs.outcome import Epoch, Mode, Outcome
+from cachefs_tools.bench.programs.watch import Watch
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.throttle import Throttle, throttled
+from cachefs_tools.scratch_config import NodeSettings, TierSettings
+from cachefs_tools.scratch_node import SCRATCH, WITH_PARENT, daemon, memory_directory, mounted, program
+
+BUDGET: Final = 1 << 30
+SEGMENT_SIZE: Final = 64 << 20
+# A program that takes longer hangs.
+TIMEOUT_SECONDS: Final = 600.0
+# Seconds between two looks at what is published.
+LOOK: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all runs of a measurement have in common."""
+
+    python: str  # the interpreter of the programs
+    scripts: Path  # tests/programs
+    epochs: int
+    seed: int
+    limits: Limits
+    options: tuple[str, ...] = ()  # for all programs
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that shows a dataset."""
+
+    client: DaemonClient
+    socket: Path
+    mountpoint: Path
+    throttle: Throttle  # before its origin
+
+
+@contextmanager
+def mounted_node(limits: Limits, server: str, bucket: str, work: Path, *, guess: bool) -> Iterator[Node]:
+    """A new node with empty tiers, which hold everything. Its origin is a bucket of the S3 server behind the limits.
+
+    guess: whether it fetches ahead of programs that publish nothing.
+    """
+    mountpoint = work / "mnt"
+    settings = NodeSettings(TierSettings(BUDGET, SEGMENT_SIZE), TierSettings(0), guess=guess)
+    with ExitStack() as stack:
+        memory = stack.enter_context(memory_directory("cachefs-bench-"))
+        throttle = stack.enter_context(throttled(server, Limits(), work / "throttle.log"))
+        node = stack.enter_context(daemon(work, memory, settings, SCRATCH))
+        options = OriginOptions(endpoint_url=throttle.endpoint, region="us-east-1", addressing_style="path")
+        list_dataset(node.client, f"s3://{bucket}", options)
+        stack.enter_context(mounted(DATASET, mountpoint, node.socket, work / "mount.log"))
+        throttle.limit(limits)
+        yield Node(node.client, node.socket, mountpoint, throttle)
+
+
+def run_native(setting: Setting, one: Program, data: Path, work: Path) -> Outcome:
+    """On the local disk. Raises CachefsError where the program fails."""
+    document, wall, said = _finished(_command(setting, one, data), work, lambda: None)
+    return Outcome(Mode.NATIVE, document["digest"], tuple(Epoch(**epoch) for epoch in document["epochs"]), wall, said)
+
+
+def run_on(node: Node, setting: Setting, one: Program, mode: Mode, work: Path) -> Outcome:
+    """On the mount of the node. Raises CachefsError where the program fails."""
+    command = _command(setting, one, node.mountpoint)
+    if mode is Mode.RUN:
+        # The processes of a job tell each other what they learn, so another benchmark's job must have another name.
+        command = [
+            program("cachefs"),
+            "run",
+            "--job",
+            f"{one.name}-{os.getpid()}",
+            "--socket",
+            str(node.socket),
+            "--",
+            *command,
+        ]
+    before, stalled = node.throttle.counters().bytes, _stalled(node.client)
+    watch = Watch(node.client)
+    document, wall, said = _finished(command, work, watch.look)
+    epochs = tuple(Epoch(**epoch) for epoch in document["epochs"])
+    return Outcome(
+        mode, document["digest"], epochs, wall, said, node.throttle.counters().bytes - before,
+        _stalled(node.client) - stalled, watch.published(),
+    )  # fmt: skip
+
+
+def _stalled(client: DaemonClient) -> float:
+    """Seconds that reads of the node have waited so far. The mount reports them within a second or two."""
+    return sum(row.seconds for row in client.call(STALL_LIST, JobName(job="")).rows)
+
+
+def _command(setting: Setting, one: Program, data: Path) -> list[str]:
+    """What starts the program on the data."""
+    script = setting.scripts / f"{one.script}.py"
+    common = ("--seed", str(setting.seed), "--epochs", str(setting.epochs))
+    return [setting.python, str(script), str(data), *common, *one.options, *setting.options]
+
+
+def _finished(
+    command: Sequence[str], work: Path, look: Callable[[], None]
+) -> tuple[dict[str, Any], float, tuple[str, ...]]:
+    """Run the program to its end. Returns its line, its seconds, and what cachefs has said there."""
+    output, errors = work / "program.out", work / "program.err"
+    began = time.monotonic()
+    with output.open("wb") as stdout, errors.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*WITH_PARENT, *command], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=work,
+            env=_environment(work), start_new_session=True,
+        )  # fmt: skip
+    try:
+        while process.poll() is None:
+            if time.monotonic() - began > TIMEOUT_SECONDS:
+                raise CachefsError(f"{command[-1]} did not end within {TIMEOUT_SECONDS:.0f} s")
+            look()
+            _wait(process, LOOK)
+    finally:
+        process.kill()
+        process.wait()
+    wall = time.monotonic() - began
+    said = errors.read_text(errors="replace")
+    if process.returncode:
+        raise CachefsError(f"{' '.join(command)} failed: {said[-2000:].strip()}")
+    document: dict[str, Any] = json.loads(output.read_text().splitlines()[-1])
+    return document, wall, tuple(line for line in said.splitlines() if line.startswith("cachefs:"))
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _environment(work: Path) -> dict[str, str]:
+    """Libraries keep what they cache in the run's own directory, and ask nobody outside."""
+    cache = str(work / "cache")
+    return {
+        **os.environ, "HF_HOME": cache, "XDG_CACHE_HOME": cache, "YOLO_CONFIG_DIR": cache, "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "", "USE_TF": "0", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip

@@ -1,0 +1,40 @@
+"""For whom hints are worth something: the same cluster again and again, with one thing changed at a time."""
+
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from cachefs_tools.bench.scheduling.figures import figures_of, times_better
+from cachefs_tools.bench.scheduling.simulation import Name
+from cachefs_tools.bench.scheduling.workload import Shape
+
+# How many times as much, by field of `Shape`: the origin's bytes/s, seconds that a job computes (so how many epochs it
+# reads), the part of all accelerators that is busy with computing, bytes of a node's cache.
+VARIED: Final[dict[str, tuple[float, ...]]] = {
+    "seconds": (0.25, 4),
+    "capacity": (0.5, 2),
+    "origin": (0.5, 4),
+    "load": (0.5,),
+}
+POLICIES: Final[tuple[Name, ...]] = ("least loaded", "labels", "hints")
+
+
+def sweep(shape: Shape, seeds: tuple[int, ...], processes: int) -> dict[str, Any]:
+    """*shape*, and all others of VARIED, with every seed. A document for JSON."""
+    shapes = [("", 1.0, shape)]
+    for name, factors in VARIED.items():
+        now = getattr(shape, name)
+        shapes += [(name, factor, replace(shape, **{name: type(now)(now * factor)})) for factor in factors]
+    runs = [(one, seed, policy, 0) for _, _, one in shapes for seed in seeds for policy in POLICIES]
+    with ProcessPoolExecutor(processes) as pool:
+        results = list(pool.map(figures_of, runs))
+    rows = []
+    for name, factor, one in shapes:
+        here = [(run, result) for run, result in zip(runs, results, strict=True) if run[0] is one]
+        by_policy = {policy: [result for run, result in here if run[2] == policy] for policy in POLICIES}
+        rows.append({"changed": name, "times": factor, "times_better": times_better(by_policy)})
+        rows[-1] |= {
+            policy: {key: sum(run[key] for run in of_seeds) / len(seeds) for key in ("mean", "waited", "ideal")}
+            for policy, of_seeds in by_policy.items()
+        }
+    return {"shape": asdict(shape), "seeds": list(seeds), "rows": rows}
