@@ -188,6 +188,8 @@ class MountView(Message, frozen=True):
     alive: bool
     seconds_since_report: float
     counters: dict[str, int]
+    # It is mounted nowhere any more, and serves those who still have files of it open.
+    detached: bool = False
 
 
 class ErrorView(Message, frozen=True):

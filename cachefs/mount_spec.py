@@ -3,6 +3,9 @@
 `NAME` is a dataset. `NAME@DIGITS` is the dataset at one of its snapshots, given by the first digits of the snapshot's
 id. `NAME,NAME` (each with or without digits) is several datasets, and `all` is every dataset of the node. A URL stands
 for the dataset that was added with it; the mount replaces it by the dataset's name.
+
+`cachefs:` may stand in front, as the kernel's table of mounts shows a SPEC. With it, mount(8) never takes a SPEC of
+/etc/fstab for a path, and sees what is mounted already.
 """
 
 from collections.abc import Sequence
@@ -11,6 +14,7 @@ from typing import Final
 
 from cachefs.errors import NotFound
 from cachefs.messages import DatasetView
+from cachefs.mount_table import SOURCE_PREFIX
 
 ALL: Final = "all"
 
@@ -38,6 +42,7 @@ class MountSpec:
     @classmethod
     def parse(cls, text: str) -> "MountSpec":
         """Every text is a SPEC; one that makes no sense names datasets that do not exist."""
+        text = text.removeprefix(SOURCE_PREFIX)
         if text == ALL:
             return cls(())
         if _is_url(text):

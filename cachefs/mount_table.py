@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 FS_TYPE: Final = "fuse.cachefs"
-_SOURCE_PREFIX: Final = "cachefs:"
+SOURCE_PREFIX: Final = "cachefs:"
 _TABLE: Final = Path("/proc/self/mountinfo")
+_PROCESSES: Final = Path("/proc")
 # A mount of ours may be seen through an overlay of ours (cachefs.mount.shield), of which this is a layer.
 _OVERLAY: Final = b"overlay"
 _LAYER: Final = re.compile(rb"lowerdir=\.::/sys/class/bdi/0\\134:(\d+)(?:,|$)")
@@ -35,12 +36,12 @@ class MountPoint:
 
     @property
     def spec(self) -> str:
-        return self.source.removeprefix(_SOURCE_PREFIX)
+        return self.source.removeprefix(SOURCE_PREFIX)
 
 
 def source_of(spec: str) -> str:
     """What a mount of *spec* gives the kernel as its source."""
-    return _SOURCE_PREFIX + spec
+    return SOURCE_PREFIX + spec
 
 
 def layer_of(connection: int) -> str:
@@ -50,23 +51,32 @@ def layer_of(connection: int) -> str:
 
 def mount_points() -> list[MountPoint]:
     """The mounts of cachefs, in the order in which they were mounted."""
-    return [point for row in _rows() if (point := _mount_point(row)) is not None]
+    return _mount_points(_TABLE)
+
+
+def mount_points_of(process: int) -> list[MountPoint]:
+    """The mounts of cachefs that *process* sees, which may be in a container. Raises OSError where nobody can tell."""
+    return _mount_points(_PROCESSES / str(process) / "mountinfo")
+
+
+def _mount_points(table: Path) -> list[MountPoint]:
+    return [point for row in _rows(table) if (point := _mount_point(row)) is not None]
 
 
 def mounted_paths() -> set[str]:
     """Where anything is mounted, of whatever file system."""
-    return {row.path for row in _rows()}
+    return {row.path for row in _rows(_TABLE)}
 
 
 def file_system_kinds() -> dict[str, str]:
     """By device, as in "0:57": what kind of file system is mounted, such as `ext4`."""
-    return {row.device: row.kind.decode(errors="replace") for row in _rows()}
+    return {row.device: row.kind.decode(errors="replace") for row in _rows(_TABLE)}
 
 
 def _mount_point(row: "_Row") -> MountPoint | None:
     if row.kind == FS_TYPE.encode():
         return MountPoint(Path(row.path), row.device, _text(row.source))
-    if row.kind == _OVERLAY and row.source.startswith(_SOURCE_PREFIX.encode()):
+    if row.kind == _OVERLAY and row.source.startswith(SOURCE_PREFIX.encode()):
         layers = _LAYER.search(row.options)
         if layers is not None:
             return MountPoint(Path(row.path), row.device, _text(row.source), int(layers[1]))
@@ -86,9 +96,9 @@ class _Row:
     options: bytes
 
 
-def _rows() -> Iterator[_Row]:
+def _rows(table: Path) -> Iterator[_Row]:
     # The kernel escapes space, tab, newline and backslash; a name may have any other white space in it.
-    for line in _TABLE.read_bytes().rstrip(b"\n").split(b"\n"):
+    for line in table.read_bytes().rstrip(b"\n").split(b"\n"):
         left, _, right = line.partition(b" - ")
         fields, (kind, source, options) = left.split(b" "), right.split(b" ", 2)
         yield _Row(_text(fields[4]), fields[2].decode(), kind, source, options)

@@ -177,8 +177,12 @@ def prepare_mount_point(directory: Path) -> int:
     if not stat.S_ISDIR(found.st_mode):
         raise CachefsError(f"mount point {directory} is not a directory")
     claim = _claim(directory)
-    if any(point.path == directory.resolve() for point in mount_points()):
-        raise Busy(f"{directory} already is a cachefs mount; unmount it first with `cachectl umount {directory}`")
+    already = next((point for point in mount_points() if point.path == directory.resolve()), None)
+    if already is not None:
+        raise Busy(
+            f"{directory} already is a cachefs mount, of {already.spec}; unmount it first with `cachectl umount"
+            f" {directory}`. (In /etc/fstab write {already.source}, and `mount -a` leaves it alone)"
+        )
     return claim
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from cachefs.messages import MountReport, MountView
 from cachefs.mount_spec import MountSpec
-from cachefs.mount_table import mount_points
+from cachefs.mount_table import mount_points, mount_points_of
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.runtime.boot_clock import Moment, birth_of
 
@@ -121,6 +121,7 @@ class MountRegistry:
                 alive=_lives(mount),
                 seconds_since_report=now - mount.seen,
                 counters=dict(mount.counters()),
+                detached=_is_detached(mount),
             )
             for mount in self._mounts.values()
             if mount not in gone
@@ -204,6 +205,18 @@ def _generations(dataset: DatasetRecord, digits: str, born: Moment | None) -> li
         for known, older in zip(later, [*later[1:], None], strict=True)
         if older is None or older.replaced_before(born.after(STARTING), unknown=True)
     ]
+
+
+def _is_detached(mount: _Mount) -> bool:
+    """Does the mount still serve, but is mounted nowhere? One that starts is not mounted yet; its workers report when
+    it is."""
+    if mount.born is None or not mount.report.worker_pid or not _lives(mount):
+        return False
+    try:
+        seen = mount_points_of(mount.report.pid)
+    except OSError:  # it has just ended
+        return False
+    return not any(str(point.path) == mount.report.mountpoint for point in seen)
 
 
 def _lives(mount: _Mount) -> bool:

@@ -303,10 +303,14 @@ def test_a_mount_from_mount_to_umount(daemon: Daemon, tree: Path, tmp_path: Path
         assert (directory / "big").read_bytes() == (tree / "big").read_bytes()
         (mount,) = answer(daemon, "mounts")["mounts"]
         assert (mount["mountpoint"], mount["spec"], mount["alive"]) == (str(directory), "tree", True)
+        assert not mount["detached"]
         assert "is mounted at" in failure(daemon, "dataset", "rm", "tree", "-y")
         with (directory / "big").open("rb"):
             assert "--lazy" in failure(daemon, "umount", directory)
             assert answer(daemon, "umount", directory, "--lazy") == {"mountpoint": str(directory), "recovered": False}
+            (mount,) = answer(daemon, "mounts")["mounts"]
+            assert (mount["alive"], mount["detached"]) == (True, True)  # it serves who has the file open
+            assert " detached " in run(daemon, "mounts").stdout
     assert "no cachefs is mounted" in failure(daemon, "umount", directory)
 
 

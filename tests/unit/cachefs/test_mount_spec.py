@@ -20,6 +20,11 @@ def test_a_spec_is_written_as_it_was_read(text: str) -> None:
 
 
 @given(TEXTS)
+def test_a_spec_may_be_written_as_the_table_of_mounts_has_it(text: str) -> None:
+    assert MountSpec.parse(f"cachefs:{text}") == MountSpec.parse(text)
+
+
+@given(TEXTS)
 def test_a_spec_of_one_dataset_has_no_comma_and_is_not_all(text: str) -> None:
     spec = MountSpec.parse(text)
     assert spec.is_url == ("://" in text)

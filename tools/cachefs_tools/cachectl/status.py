@@ -134,10 +134,17 @@ def describe_endpoint(one: EndpointStatus) -> str:
     return f"{'':<10} {name(one.name)}: {', '.join(parts)}"
 
 
+def mount_state(mount: MountView) -> str:
+    """What is left of a mount, in a word."""
+    if not mount.alive:
+        return "dead"
+    return "detached" if mount.detached else "alive"
+
+
 def mount_table(found: list[MountView]) -> Table:
     """A table with a row per mount."""
     rows = (
-        (name(each.mountpoint), name(each.spec), each.pid, "alive" if each.alive else "dead",
+        (name(each.mountpoint), name(each.spec), each.pid, mount_state(each),
          *(f"{each.counters.get(counter, 0):,}" for counter in ("requests", "read", "errors")))
         for each in found
     )  # fmt: skip
