@@ -156,6 +156,30 @@ class Empty(Message, frozen=True):
     """Nothing needs to be said."""
 
 
+class SettingChange(Message, frozen=True):
+    """A setting that was changed in the configuration file."""
+
+    # Section and name, as in `memory.budget`.
+    key: str
+    # Its values as texts; `none` where it has none.
+    before: str
+    now: str
+
+
+class Reloaded(Message, frozen=True):
+    """What came of reading the configuration again."""
+
+    # What has taken effect, and what takes a restart.
+    applied: list[SettingChange]
+    restart: list[SettingChange]
+
+
+class LogLevel(Message, frozen=True):
+    """A level of the daemon's log: debug, info, warning or error; in a request, empty to ask for it only."""
+
+    level: str
+
+
 class TierStatus(Message, frozen=True):
     """One tier."""
 

@@ -40,10 +40,12 @@ from cachefs.messages import (
     Empty,
     Freed,
     ListingProgress,
+    LogLevel,
     Message,
     MountReport,
     NodeView,
     Pinned,
+    Reloaded,
     Selection,
     Status,
     VerifyProgress,
@@ -117,6 +119,8 @@ class Method(Generic[Request, Reply]):
 REPORT: Final = Method(MountReport, NodeView, Right.MOUNT)
 NODE: Final = Method(Empty, NodeView, Right.LOOK)
 STATUS: Final = Method(Empty, Status, Right.LOOK)
+RELOAD: Final = Method(Empty, Reloaded, Right.ADMINISTER)
+LOG_LEVEL: Final = Method(LogLevel, LogLevel, Right.ADMINISTER)
 CLUSTER: Final = Method(Empty, ClusterStatus, Right.LOOK)
 DRAIN: Final = Method(DrainNode, DrainStatus, Right.ADMINISTER)
 SCALE_HINT: Final = Method(Empty, ScaleStatus, Right.LOOK)

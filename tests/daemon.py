@@ -124,15 +124,15 @@ class Daemon:
 
     def spawn(self, overrides: Sections | None = None) -> None:
         """Start the daemon (again), and do not wait until it answers."""
-        if overrides is not None:
-            self._overrides = overrides
-        config = self.write_config()
+        config = self.write_config(overrides)
         command = [*_WITH_PARENT, *self._wrapper, str(COMMAND), "--config", str(config)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
 
-    def write_config(self) -> Path:
-        """Write the configuration file for the next start. Returns its path."""
+    def write_config(self, overrides: Sections | None = None) -> Path:
+        """Write the configuration file for the next start or reload. *overrides* as of `start`. Returns its path."""
+        if overrides is not None:
+            self._overrides = overrides
         places = {
             "daemon": {"socket": str(self.socket), "state_dir": str(self.home / "state")},
             "memory": {"dir": str(self.memory)},

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +26,10 @@ with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon.api.server import Server
     from cachefs_daemon.api.service import Service
     from cachefs_daemon.config import Config, InvalidConfig
+    from cachefs_daemon.live_settings import LiveSettings
     from cachefs_daemon.node import Node, store_config
     from cachefs_daemon.peers.own_certificate import certificate_remark
-    from cachefs_daemon.runtime import collector, descriptors
+    from cachefs_daemon.runtime import collector, descriptors, logs
     from cachefs_daemon.runtime.threads import Threads
     from cachefs_daemon.store import config_check, group_access
     from cachefs_daemon.store.storage import Foresight, Storage
@@ -58,8 +60,14 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
 
     Exit status: 0 stopped in order, 1 failure, 2 wrong usage or configuration.
     """
-    try:
+
+    def read() -> Config:
         config = configuration.load(path)
+        level = {"log_level": log_level} if log_level else {}
+        return config.model_copy(update={"daemon": config.daemon.model_copy(update=level)})
+
+    try:
+        config = read()
     except InvalidConfig as error:
         for problem in error.problems:
             click.echo(f"cachefsd: {problem}", err=True)
@@ -71,10 +79,10 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
             click.echo(f"cachefsd: note: {remark}", err=True)
         click.echo(f"configuration is valid: {config.summary()}")
         return
-    _set_up_logging(log_level or config.daemon.log_level)
+    logs.set_up(config.daemon.log_level, config.daemon.log_format)
     os.umask(UMASK)
     try:
-        run(config)
+        run(config, read)
     except CachefsError as error:
         log.critical("%s", error)
         sys.exit(1)
@@ -103,8 +111,8 @@ def _check_certificates(config: Config) -> None:
         click.echo(f"cachefsd: note: {why}", err=True)
 
 
-def run(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT. Raises CachefsError where the daemon cannot start."""
+def run(config: Config, read: Callable[[], Config]) -> None:
+    """Serve until SIGTERM or SIGINT. read: the configuration anew. Raises CachefsError at the start."""
     log.info("cachefsd %s (pid %d): %s", __version__, os.getpid(), config.summary())
     descriptors.raise_limit()
     for remark in config.remarks():
@@ -117,7 +125,7 @@ def run(config: Config) -> None:
     try:
         if config.daemon.socket_group:
             group_access.give(store, os.getegid())
-        asyncio.run(_serve(config, storage, threads))
+        asyncio.run(_serve(config, read, storage, threads))
     finally:
         threads.close()
         storage.close()
@@ -132,15 +140,17 @@ def _share_with(group: str) -> None:
         raise CachefsError(f"daemon.socket_group = {group!r}: {error.strerror}; the daemon must be a member") from None
 
 
-async def _serve(config: Config, storage: Storage, threads: Threads) -> None:
+async def _serve(config: Config, read: Callable[[], Config], storage: Storage, threads: Threads) -> None:
     stopped = _stop_signal()
     node = Node(config, storage, threads)
+    live = LiveSettings(node, read)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, live.reload_or_log)
     descriptors.tell_of_shortage(asyncio.get_running_loop(), node.errors)
     settings = config.daemon
     admission = Admission(os.geteuid(), config.security.admin_group, settings.socket_group)
     channel = FetchChannel(fetch_socket(settings.socket), admission, node.fetcher, node.errors)
     node.open_data_plane(channel.adopt)
-    server = Server(Service(node), settings.socket, admission, channel)
+    server = Server(Service(node, live), settings.socket, admission, channel)
     background: list[asyncio.Task[None]] = []
     try:
         await node.start()
@@ -186,11 +196,3 @@ def _enforce_stop() -> None:
     timer = threading.Timer(STOP_DEADLINE, give_up)
     timer.daemon = True
     timer.start()
-
-
-def _set_up_logging(level: str) -> None:
-    """To stderr; systemd's journal adds the time itself."""
-    stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
-    logging.basicConfig(level=level.upper(), format=f"{stamp}%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for chatty in ("aiobotocore", "botocore", "asyncio", "grpc"):
-        logging.getLogger(chatty).setLevel(max(logging.INFO, logging.getLogger().level))

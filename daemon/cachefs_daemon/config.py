@@ -24,6 +24,7 @@ from cachefs.sizes import Share, format_size
 from cachefs.socket_path import DEFAULT_SOCKET, MAX_SOCKET_PATH
 from cachefs_daemon import cluster_section
 from cachefs_daemon.cluster_section import ClusterSection
+from cachefs_daemon.runtime.logs import LogFormat
 from cachefs_daemon.section import AbsolutePath, Amount, Count, OptionalPath, Seconds, Section, Size
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")
@@ -70,6 +71,7 @@ class DaemonSection(Section):
     policy: PolicyName = PolicyName.CLAIRVOYANT
     read_deadline: Seconds = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: LogFormat = LogFormat.TEXT
 
 
 class MemorySection(Section):

@@ -88,6 +88,10 @@ class Quotas:
                 del self._owners[key]
             self._name_snapshots()
 
+    def resized(self, capacities: Sequence[int]) -> None:
+        """Tiers have other capacities from now on: bytes by tier."""
+        self._capacities = capacities
+
     def _name_snapshots(self) -> None:
         self._of_snapshot = {
             snapshot: one

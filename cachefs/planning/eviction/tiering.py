@@ -130,6 +130,11 @@ class Tiering:
         self._share = transient  # bytes that transient blocks may take
         self._recovered = 0  # bytes that were found in memory at the start, but for transient blocks
 
+    def resized(self, transient: int) -> None:
+        """Tiers have another capacity from now on. transient: as at the start."""
+        self._share = transient
+        self.quotas.resized([tier.capacity for tier in self._tiers])
+
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def recovered(self, tier: int, key: bytes, size: int) -> None:

@@ -40,10 +40,12 @@ from cachefs.messages import (
     Empty,
     Freed,
     ListingProgress,
+    LogLevel,
     MountReport,
     NodeView,
     Pinned,
     Problem,
+    Reloaded,
     Selection,
     Status,
     TierStatus,
@@ -60,6 +62,7 @@ from cachefs_daemon.cooperation.scaling import planned_demands, scale_status, sc
 from cachefs_daemon.datasets import browsing, selection
 from cachefs_daemon.fetch.guess_views import guess_counts, guess_views
 from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
+from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.node import Node
 from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.storage import TierUsage
@@ -73,8 +76,9 @@ class Service:
     It has as many methods as there are calls, which cachefs.rpc and the docstrings of their messages explain.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, settings: LiveSettings) -> None:
         self._node = node
+        self._settings = settings
         # Directories of the tiers, by name: they do not change while the daemon runs.
         self._tiers = {tier.name: str(tier.directory) for tier in node.storage.usage()}
 
@@ -185,6 +189,12 @@ class Service:
             guessed=guess_counts(self._node.guesser.counts),
             cluster=cluster_brief(self._node.membership.view, self._node.config.cluster),
         )
+
+    async def reload(self, _: Empty) -> Reloaded:
+        return self._settings.reload()
+
+    async def log_level(self, request: LogLevel) -> LogLevel:
+        return self._settings.log_level(request)
 
     async def cluster(self, _: Empty) -> ClusterStatus:
         node = self._node

@@ -12,7 +12,7 @@ from cachefs.block import TIER_NAMES
 from cachefs.errors import CachefsError
 from cachefs_daemon.peers.server import open_server
 from cachefs_daemon.peers.tls import Certificates, TlsFiles
-from cachefs_daemon.runtime import collector, own_process
+from cachefs_daemon.runtime import collector, logs, own_process
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not own_process.begin("cachefs-peers", arguments.parent):
         return
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logs.set_up("info")
     tiers = dict(each.split("=", 1) for each in arguments.tier)
     files = TlsFiles(*arguments.tls) if arguments.tls else None
     try:

@@ -1,5 +1,6 @@
 """Opens and recovers everything the store is made of, and closes it in order."""
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from cachefs.planning.eviction.tiering import Place, Tiering, TierPolicies, tran
 from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.runtime.locked import Locked
+from cachefs_daemon.store import capacity
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.maintenance import Maintenance
@@ -23,7 +25,7 @@ from cachefs_daemon.store.recovery import open_index, reconcile
 from cachefs_daemon.store.reserved_rooms import ReservedRooms
 from cachefs_daemon.store.segment_writer import span
 from cachefs_daemon.store.state_dir import StateDirectory
-from cachefs_daemon.store.tier import Tier, TierConfig
+from cachefs_daemon.store.tier import Tier, TierConfig, check_budget, check_size
 from cachefs_daemon.store.transfers import Transfers
 
 
@@ -110,6 +112,19 @@ class Storage:
             for tier in self._tiers
         ]  # fmt: skip
 
+    def resize(self, config: StoreConfig) -> None:
+        """Have the tiers take what *config* says, and leave free what it says. Raises ConfigError, with nothing
+        changed, where a tier cannot have that size."""
+        wanted = {MEMORY: config.memory, SSD: config.ssd}
+        sized = [(tier, found) for tier in self._tiers if (found := wanted[tier.number]) is not None]
+        for tier, found in sized:
+            check_budget(tier.number, found, config.block_size)
+            check_size(tier.number, found, capacity.disk_size(found.directory))
+        for tier, found in sized:
+            tier.resize(dataclasses.replace(tier.config, budget=found.budget, min_free=found.min_free))
+        with self.tiering as tiering:
+            tiering.resized(_transient(self._tiers, config.block_size))
+
     def close(self) -> None:
         """Call it last, when no other call is under way."""
         self.maintenance.close()
@@ -137,5 +152,11 @@ def _tiering(tiers: Sequence[Tier], index: IndexWriter, foresight: Foresight, bl
 
     capacities = [tier.capacity for tier in tiers]
     quotas = Quotas(capacities, policies, foresight.plan)
-    transient = transient_room(tiers[MEMORY].config.budget, span(block_size), capacities[MEMORY])
+    transient = _transient(tiers, block_size)
     return Tiering(tiers, TierPolicies(policies(), uses), quotas, foresight.presence, place_of, transient)
+
+
+def _transient(tiers: Sequence[Tier], block_size: int) -> int:
+    """Bytes of the memory tier that transient blocks may take."""
+    memory = tiers[MEMORY]
+    return transient_room(memory.config.budget, span(block_size), memory.capacity)

@@ -144,6 +144,15 @@ class Tier:
         self.limit = self.capacity  # bytes it may take now
         self.refresh_limit()
 
+    def resize(self, config: TierConfig) -> None:
+        """Take another budget and leave another room free. What is too much is evicted at the next look."""
+        with self._lock:
+            self.config = config
+            self.capacity = config.budget - capacity.metadata_reserve(config.budget)
+            self._floor = min(self._floor, self.capacity)
+            self.limit = min(self.limit, self.capacity)
+        self.refresh_limit()
+
     # --- room -----------------------------------------------------------------------------------------------------
 
     @property

@@ -8,6 +8,7 @@ import pytest
 from cachefs_daemon import config as configuration
 from cachefs_daemon.api.service import Service
 from cachefs_daemon.datasets import selection
+from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.node import Node, store_config
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import Put
@@ -60,7 +61,7 @@ def test_a_refresh_and_a_removal_are_done_to_their_end(tmp_path: Path, monkeypat
 
     async def scene() -> None:
         node = Node(config, storage, threads)
-        service = Service(node)
+        service = Service(node, LiveSettings(node, lambda: config))
 
         def pinned() -> int:
             snapshot = node.catalog.snapshot("d")

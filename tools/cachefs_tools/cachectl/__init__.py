@@ -20,6 +20,7 @@ with quiet_loading():
     from cachefs_tools.cachectl.ring import ring
     from cachefs_tools.cachectl.scale_hint import scale_hint
     from cachefs_tools.cachectl.sched import scale, sched
+    from cachefs_tools.cachectl.settings import log_level, reload
     from cachefs_tools.cachectl.stats import stats
     from cachefs_tools.cachectl.status import errors, mounts, status
 
@@ -37,7 +38,7 @@ def main(socket: str | None) -> None:
 
 COMMANDS = (
     status, dataset, warmup, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls, cluster,
-    drain, ring, scale_hint, sched, scale, index,
+    drain, ring, scale_hint, sched, scale, index, reload, log_level,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

@@ -1,0 +1,137 @@
+"""What of the configuration can change while the daemon runs, and how a changed file is taken up.
+
+LIVE is the only place that says which settings these are.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cachefs.errors import ConfigError
+from cachefs.messages import LogLevel, Reloaded, SettingChange
+from cachefs_daemon.config import Config, InvalidConfig
+from cachefs_daemon.node import Node, store_config
+from cachefs_daemon.runtime import logs
+from cachefs_daemon.section import Section
+
+log = logging.getLogger(__name__)
+
+Apply = Callable[[Node, Config], None]
+_NONE: Final = "none"
+
+
+def _resize(node: Node, config: Config) -> None:
+    """Raises ConfigError, with nothing changed, where a tier cannot have that size."""
+    node.storage.resize(store_config(config))
+
+
+def _log(_: Node, config: Config) -> None:
+    logs.set_up(config.daemon.log_level, config.daemon.log_format)
+
+
+# By setting: what has it take effect. A setting that is not here takes a restart. What may be refused comes first.
+LIVE: Final[Mapping[str, Apply]] = {
+    "memory.budget": _resize,
+    "memory.min_free": _resize,
+    "ssd.budget": _resize,
+    "ssd.min_free": _resize,
+    "daemon.log_level": _log,
+    "daemon.log_format": _log,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A setting that is not what it was."""
+
+    key: str
+    before: object
+    now: object
+
+    @property
+    def shown(self) -> SettingChange:
+        return SettingChange(key=self.key, before=_text(self.before), now=_text(self.now))
+
+
+class LiveSettings:
+    """Used on the event loop only."""
+
+    def __init__(self, node: Node, read: Callable[[], Config]) -> None:
+        """read: the configuration as the file has it now; raises InvalidConfig."""
+        self._node = node
+        self._read = read
+
+    def reload(self) -> Reloaded:
+        """Take up what can change at run time. Raises ConfigError, with nothing changed, where the file is wrong."""
+        try:
+            fresh = self._read()
+        except InvalidConfig as error:
+            raise ConfigError(f"the configuration stays as it was: {error}") from None
+        found = list(changes(self._node.config, fresh))
+        live = [change for change in found if change.key in LIVE]
+        merged = _with(self._node.config, live)
+        changed = {change.key for change in live}
+        for apply in dict.fromkeys(apply for key, apply in LIVE.items() if key in changed):
+            apply(self._node, merged)
+        self._node.config = merged
+        answer = Reloaded(
+            applied=[change.shown for change in live],
+            restart=[change.shown for change in found if change.key not in LIVE],
+        )
+        for one in answer.applied:
+            log.info("%s is %s now, and was %s", one.key, one.now, one.before)
+        for one in answer.restart:
+            log.warning("%s = %s takes effect at the next start; it is still %s", one.key, one.now, one.before)
+        if not found:
+            log.info("the configuration was read again; nothing has changed")
+        return answer
+
+    def reload_or_log(self) -> None:
+        """The same, for one who waits for no answer."""
+        try:
+            self.reload()
+        except ConfigError as error:
+            log.error("%s", error)
+
+    def log_level(self, request: LogLevel) -> LogLevel:
+        """Log from another level on, until the next reload or restart, if the request names one. Returns the level.
+        Raises ConfigError."""
+        if request.level:
+            if request.level not in logs.LEVELS:
+                raise ConfigError(f"log level {request.level!r}: expected one of {', '.join(logs.LEVELS)}")
+            logs.set_level(request.level)
+        return LogLevel(level=logs.level())
+
+
+def changes(before: Config, now: Config) -> Iterator[_Change]:
+    """What is different, in the order of the sections. A table that is new, or gone, is one change."""
+    for name in Config.model_fields:
+        old, new = getattr(before, name), getattr(now, name)
+        if old is None or new is None:
+            if old is not new:
+                yield _Change(name, old, new)
+            continue
+        for key in type(new).model_fields:
+            if getattr(old, key) != getattr(new, key):
+                yield _Change(f"{name}.{key}", getattr(old, key), getattr(new, key))
+
+
+def _with(config: Config, found: list[_Change]) -> Config:
+    """The configuration with these changes, and no others."""
+    sections: dict[str, dict[str, Any]] = {}
+    for change in found:
+        section, key = change.key.split(".")
+        sections.setdefault(section, {})[key] = change.now
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
+    )
+
+
+def _text(value: object) -> str:
+    """A value for people."""
+    if isinstance(value, Section):
+        return "a table"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or _NONE
+    return _NONE if value is None or value == "" else str(value)

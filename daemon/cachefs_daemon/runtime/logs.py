@@ -1,0 +1,86 @@
+"""How the daemon's log looks: on stderr, as text or as JSON, and with the priorities that systemd's journal knows."""
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+# Of syslog(3): crit, err, warning, info, debug.
+_PRIORITIES: Final = (
+    (logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7),
+)  # fmt: skip
+_CHATTY: Final = ("aiobotocore", "botocore", "asyncio", "grpc")
+_TEXT: Final = "%(levelname)s %(name)s: %(message)s"
+
+
+class LogFormat(StrEnum):
+    """What a line of the log is."""
+
+    TEXT = "text"  # for people
+    JSON = "json"  # an object
+
+
+class _Json(logging.Formatter):
+    """An object in a line: `time` (ISO 8601, UTC), `level`, `logger`, `message`, and `exception` where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class _WithPriority(logging.Formatter):
+    """Puts the priority in front of each line, as sd-daemon(3) has it: a traceback has many lines."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next(number for level, number in _PRIORITIES if record.levelno >= level)
+        return "\n".join(f"<{priority}>{line}" for line in self._inner.format(record).splitlines())
+
+
+def set_up(level: str, form: LogFormat = LogFormat.TEXT) -> None:
+    """Log to stderr from now on. It may be called again."""
+    journal = is_journal()
+    # The journal has the time itself.
+    text = logging.Formatter(_TEXT if journal else f"%(asctime)s {_TEXT}")
+    formatter = _Json() if form is LogFormat.JSON else text
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_WithPriority(formatter) if journal else formatter)
+    logging.basicConfig(handlers=[handler], force=True)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Log what is of this level, one of LEVELS, or above it."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger().setLevel(number)
+    for chatty in _CHATTY:
+        logging.getLogger(chatty).setLevel(max(logging.INFO, number))
+
+
+def level() -> str:
+    """The level now."""
+    return logging.getLevelName(logging.getLogger().level).lower()
+
+
+def is_journal() -> bool:
+    """Does stderr go to systemd's journal? A process that was started by a service inherits the variable, whatever its
+    stderr is."""
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"

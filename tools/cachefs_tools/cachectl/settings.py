@@ -1,0 +1,34 @@
+"""cachectl reload and log-level: settings of the daemon that change while it runs."""
+
+import sys
+
+import click
+
+from cachefs.messages import Empty, LogLevel
+from cachefs.rpc import LOG_LEVEL, RELOAD
+from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
+from cachefs_tools.cachectl.display import name as shown
+
+
+@click.command()
+@with_session
+def reload(session: CommandSession) -> None:
+    """Have the daemon read its configuration again.
+
+    What can change at run time takes effect at once. With status 4, something else has changed too and takes a restart.
+    """
+    answer = session.call(RELOAD, Empty())
+    lines = [f"{each.key} is {shown(each.now)} now, and was {shown(each.before)}" for each in answer.applied]
+    lines += [f"{each.key} = {shown(each.now)} takes a restart of the daemon" for each in answer.restart]
+    session.answer(answer, *(lines or ["nothing has changed"]))
+    if answer.restart:
+        sys.exit(ExitStatus.INCOMPLETE)
+
+
+@click.command()
+@click.argument("level", required=False, type=click.Choice(["debug", "info", "warning", "error"]))
+@with_session
+def log_level(session: CommandSession, level: str | None) -> None:
+    """Show the daemon's log level, or set it until the next reload or restart."""
+    answer = session.call(LOG_LEVEL, LogLevel(level=level or ""))
+    session.answer(answer, answer.level)
