@@ -1,5 +1,7 @@
 """What setup.cfg cannot say: the optional C pieces.
 
+None needs more of Python than its stable ABI, so that one wheel is for this version and all later ones.
+
 Without a compiler, or for zero-open without libfuse3's headers, the build goes on without them: the mount says so at
 start and runs slower, shuffled orders take longer to compute (cachefs.planning.sequences.sampler), jobs of
 `cachefs run` send an ioctl for each file that Python opens where the mount has no shield (cachefs.preload), and the
@@ -27,6 +29,7 @@ setup(
             sources=["cachefs/mount/_zero_open.c"],
             include_dirs=libfuse_include_dirs(),
             libraries=["dl"],
+            py_limited_api=True,
             optional=True,
         ),
         Extension(
@@ -35,6 +38,7 @@ setup(
             # It is loaded into programs with any libc, and of any age, and so needs none.
             extra_compile_args=["-O2", "-fno-stack-protector", "-fvisibility=hidden"],
             extra_link_args=["-nostdlib"],
+            py_limited_api=True,
             optional=True,
         ),
         Extension(

@@ -4,13 +4,13 @@ import errno
 import os
 import sys
 import sysconfig
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import click
 
 import cachefs
+from cachefs.extras import DISTRIBUTION
 
 HELPER: Final = "mount.cachefs"
 # mount(8) looks only there, and not into $PATH.
@@ -32,8 +32,6 @@ def mount(arguments: tuple[str, ...]) -> None:
 
     It takes the same arguments: SPEC DIR [-o OPTIONS].
     """
-    if find_spec("pyfuse3") is None:
-        raise click.ClickException("mounting needs pyfuse3; install it with: pip install 'cachefs[mount]'")
     script = _helper_script()
     os.execv(script, [str(script), *arguments])
 
@@ -80,5 +78,5 @@ def _helper_script() -> Path:
     """This environment's mount.cachefs. Raises ClickException."""
     script = Path(sysconfig.get_path("scripts")) / HELPER
     if not script.exists():
-        raise click.ClickException(f"{script} is missing; reinstall cachefs with the pip of {sys.executable}")
+        raise click.ClickException(f"{script} is missing; reinstall {DISTRIBUTION} with the pip of {sys.executable}")
     return script

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -20,13 +21,14 @@ import click
 
 import cachefs
 from cachefs.errors import CachefsError, ConfigError
+from cachefs.extras import way_out
 from cachefs.mount import kernel
 from cachefs.mount.few_lines import FewLines
 from cachefs.mount.options import MountOptions, parse
 from cachefs.mount_spec import MountSpec
 
 READY: Final = "ready"
-MISSING: Final = "mounting needs {name}; install libfuse3-dev and fuse3, then: pip install 'cachefs[mount]'"
+MISSING: Final = f"mounting needs {{name}}; install libfuse3-dev and fuse3, then: {way_out('mount')}"
 # Seconds that the child may take, beside the time to wait for the daemon. The kernel alone has 20 (session.py), and a
 # snapshot of a million files is open in less than one.
 START_SECONDS: Final = 90.0
@@ -95,6 +97,8 @@ def main(  # noqa: PLR0913  # one for each option
         if not foreground:
             # What the caller has open, such as a pipe or a lock, would stay open for as long as the mount.
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        if find_spec("pyfuse3") is None:
+            raise ConfigError(MISSING.format(name="pyfuse3"))
         if not directory:
             raise ConfigError("DIRECTORY is empty; name the directory to mount on")
         place = kernel.check_place(Path(directory).absolute())

@@ -9,6 +9,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 
+from cachefs.extras import DISTRIBUTION
+
 # FUSE_CAP_NO_OPEN_SUPPORT (Linux 3.16) and FUSE_CAP_NO_OPENDIR_SUPPORT (Linux 5.1).
 _FILES: Final = 1 << 17
 _DIRECTORIES: Final = 1 << 24
@@ -39,9 +41,9 @@ def load() -> ctypes.CDLL:
             try:
                 return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
-                raise ZeroOpenUnavailable(f"{path} cannot be loaded ({error}); reinstall cachefs[mount]") from None
+                raise ZeroOpenUnavailable(f"{path} cannot be loaded ({error}); reinstall {DISTRIBUTION}") from None
     raise ZeroOpenUnavailable(
-        "its C piece was not built; install a C compiler, pkg-config and libfuse3-dev, then reinstall cachefs[mount]"
+        f"its C piece was not built; install a C compiler, pkg-config and libfuse3-dev, then reinstall {DISTRIBUTION}"
     )
 
 

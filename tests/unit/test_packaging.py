@@ -1,5 +1,6 @@
 """The package installs where it must: without a compiler in a training environment, and as the Dockerfile says."""
 
+import configparser
 import os
 import re
 import shutil
@@ -17,6 +18,20 @@ NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info")
 
 # What the image needs not to carry, and these tests need not to wait for: no downloads twice, and no byte code.
 QUICK = {"PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+SETUP = configparser.ConfigParser()
+SETUP.read(REPOSITORY / "setup.cfg")
+COMMANDS = [line.partition(" = ")[0] for line in SETUP["options.entry_points"]["console_scripts"].split("\n") if line]
+# Commands that can say nothing without an extra but that it is missing.
+EXTRAS = {
+    "cachefsd": "daemon",
+    "cachefs-scheduler": "scheduler",
+    "cachefs-slurm-hint": "scheduler",
+    "cachefs-demo": "demo",
+    "cachefs-demo-cluster": "demo",
+    "cachefs-bench": "bench",
+}
 
 
 class Step(NamedTuple):
@@ -50,13 +65,27 @@ def run(*command: str | Path, env: Mapping[str, str] | None = None, cwd: Path | 
     return done.stdout
 
 
+def helped(command: Path, env: Mapping[str, str]) -> str:
+    """Which extra `--help` asks for in one line; empty where it is the help."""
+    done = subprocess.run([command, "--help"], env=env, capture_output=True, text=True, timeout=60)
+    if done.returncode == 0:
+        assert done.stdout.startswith("Usage: ")
+        return ""
+    asked = re.fullmatch(
+        rf"{command.name}: \w+ is not installed; install it with: pip install 'cachefsd\[(\w+)\]'\n", done.stderr
+    )
+    assert asked, done.stderr
+    return asked[1]
+
+
 def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     copy_context(source)
     environment = tmp_path / "environment"
+    binaries = environment / "bin"
     venv.create(environment, with_pip=True)
-    python = environment / "bin" / "python"
+    python = binaries / "python"
     bare = {**os.environ, "PATH": "/nonexistent", "CC": "/nonexistent"}
 
     run(python, "-m", "pip", "install", "--only-binary=:all:", source, env=bare | QUICK)
@@ -72,11 +101,13 @@ def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> N
         python, "-c", f"{names}; print(epoch_order(SamplerSpec(kind='torch-random', size=6), epoch=1))", env=bare
     )
     assert order == "[5 2 1 3 4 0]\n"
-    mount = subprocess.run(
-        [environment / "bin" / "cachefs", "mount", "demo", "/mnt"], env=bare, capture_output=True, text=True
-    )
+    mount = subprocess.run([binaries / "cachefs", "mount", "demo", "/mnt"], env=bare, capture_output=True, text=True)
     assert mount.returncode == 1
-    assert mount.stderr == "Error: mounting needs pyfuse3; install it with: pip install 'cachefs[mount]'\n"
+    way_out = "install libfuse3-dev and fuse3, then: pip install 'cachefsd[mount]'"
+    assert mount.stderr == f"mount.cachefs: mounting needs pyfuse3; {way_out}\n"
+    said = {name: helped(binaries / name, bare) for name in COMMANDS}
+    assert said == {name: EXTRAS.get(name, "") for name in COMMANDS}
+    assert "SPEC" in run(binaries / "cachefs", "mount", "--help", env=bare)
 
 
 @pytest.mark.timeout(400)

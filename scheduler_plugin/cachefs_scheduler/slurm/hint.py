@@ -16,12 +16,15 @@ import click
 from cachefs import __version__
 from cachefs.durations import parse_duration
 from cachefs.errors import CachefsError
-from cachefs_scheduler.slurm.config import HintConfig, load
-from cachefs_scheduler.slurm.feature_keeper import FeatureKeeper
-from cachefs_scheduler.slurm.job_keeper import JobKeeper
-from cachefs_scheduler.slurm.release import is_silent, release_all
-from cachefs_scheduler.slurm.service_client import ServiceClient
-from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
+from cachefs.extras import needs_extra
+
+with needs_extra("scheduler", "cachefs-slurm-hint"):
+    from cachefs_scheduler.slurm.config import HintConfig, load
+    from cachefs_scheduler.slurm.feature_keeper import FeatureKeeper
+    from cachefs_scheduler.slurm.job_keeper import JobKeeper
+    from cachefs_scheduler.slurm.release import is_silent, release_all
+    from cachefs_scheduler.slurm.service_client import ServiceClient
+    from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
 # What an administrator copies from.
 PLUGIN: Final = Path(__file__).parent / "plugin"

@@ -20,7 +20,7 @@ from cachefs.extras import needs_extra
 def test_help_names_the_extra(module: str, missing: str, command: str, extra: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None; from {module} import main; main(['--help'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    said = f"{command}: {missing} is not installed; install it with: pip install 'cachefs[{extra}]'\n"
+    said = f"{command}: {missing} is not installed; install it with: pip install 'cachefsd[{extra}]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from cachefs.errors import CachefsError
+from cachefs.extras import way_out
 
 try:
     import matplotlib
@@ -11,7 +12,7 @@ try:
     matplotlib.use("Agg")
     from matplotlib import pyplot as pyplot
 except ImportError:
-    raise CachefsError("drawing needs matplotlib; install it with: pip install 'cachefs[bench]'") from None
+    raise CachefsError(f"drawing needs matplotlib; install it with: {way_out('bench')}") from None
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

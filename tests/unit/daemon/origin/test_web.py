@@ -276,7 +276,7 @@ def test_a_package_that_is_not_installed_is_one_clear_line(
         monkeypatch.setitem(sys.modules, module, None)
 
     async def work(origin: Origin) -> None:
-        with pytest.raises(ConfigError, match=rf"pip install 'cachefs\[{extra}\]'"):
+        with pytest.raises(ConfigError, match=rf"pip install 'cachefsd\[{extra}\]'"):
             await listing(origin)
 
     with_origin(Kind(name, servers).open(anonymous=False), work)
