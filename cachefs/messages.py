@@ -496,6 +496,19 @@ class WarmupProgress(Message, frozen=True):
     # Blocks that could not be fetched.
     failed: int = 0
     message: str = ""
+    dataset: str = ""
+
+
+class WarmupId(Message, frozen=True):
+    """A warmup."""
+
+    id: int
+
+
+class WarmupList(Message, frozen=True):
+    """The warmups that run, and the last ones that have ended; oldest first."""
+
+    warmups: list[WarmupProgress]
 
 
 class Freed(Message, frozen=True):

@@ -50,6 +50,8 @@ from cachefs.messages import (
     Status,
     VerifyProgress,
     Warmup,
+    WarmupId,
+    WarmupList,
     WarmupProgress,
 )  # fmt: skip
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
@@ -131,6 +133,9 @@ DATASET_SHOW: Final = Method(DatasetName, DatasetDetail, Right.LOOK)
 DATASET_REMOVE: Final = Method(DatasetName, Freed, Right.ADMINISTER)
 DATASET_LIMIT: Final = Method(DatasetLimit, DatasetView, Right.ADMINISTER)
 WARMUP: Final = Method(Warmup, WarmupProgress, Right.ADMINISTER, streams=True)
+WARMUP_LIST: Final = Method(Empty, WarmupList, Right.LOOK)
+WARMUP_WATCH: Final = Method(WarmupId, WarmupProgress, Right.LOOK, streams=True)
+WARMUP_CANCEL: Final = Method(WarmupId, WarmupProgress, Right.ADMINISTER)
 EVICT: Final = Method(Selection, Freed, Right.ADMINISTER)
 PIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
 UNPIN: Final = Method(Selection, Pinned, Right.ADMINISTER)

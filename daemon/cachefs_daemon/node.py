@@ -22,6 +22,7 @@ from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.content.warmup import Warmups
+from cachefs_daemon.content.warmup_persistence import WarmupPersistence
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
@@ -132,7 +133,10 @@ class Node:
         self.told_reads = ToldReads()
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
-        self._endless: list[Endless] = [self._job_persistence.run, self._mount_persistence.run]
+        self._warmup_persistence = WarmupPersistence(self.warmups, self.catalog.snapshot, state_dir, threads)
+        self._endless: list[Endless] = [
+            self._job_persistence.run, self._mount_persistence.run, self._warmup_persistence.run,
+        ]  # fmt: skip
         if config.prefetch.enabled:
             self._endless += self._fetching_ahead(pace, fetches)
         if config.prefetch.enabled and config.prefetch.guess:
@@ -342,6 +346,7 @@ class Node:
             await self.data_plane.start()
         if self.draining is None:
             await self.membership.announce("active")
+        await self._warmup_persistence.restore()
         self._background = [asyncio.create_task(run()) for run in self._endless]
 
     async def maintain(self) -> None:

@@ -51,6 +51,8 @@ from cachefs.messages import (
     TierStatus,
     VerifyProgress,
     Warmup,
+    WarmupId,
+    WarmupList,
     WarmupProgress,
 )
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
@@ -281,6 +283,17 @@ class Service:
         async with contextlib.aclosing(self._node.warmups.run(snapshot, request)) as steps:
             async for progress in steps:
                 yield progress
+
+    async def warmup_list(self, _: Empty) -> WarmupList:
+        return WarmupList(warmups=[run.progress() for run in self._node.warmups])
+
+    async def warmup_watch(self, request: WarmupId) -> AsyncGenerator[WarmupProgress, None]:
+        async with contextlib.aclosing(self._node.warmups.watch(request.id)) as steps:
+            async for progress in steps:
+                yield progress
+
+    async def warmup_cancel(self, request: WarmupId) -> WarmupProgress:
+        return await self._node.warmups.cancel(request.id)
 
     async def evict(self, request: Selection) -> Freed:
         snapshot = self._node.catalog.snapshot(request.dataset)

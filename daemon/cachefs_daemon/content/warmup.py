@@ -8,13 +8,14 @@ import itertools
 import logging
 import math
 from array import array
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
 from cachefs.block import block_count, block_length
-from cachefs.errors import CachefsError, ConfigError
+from cachefs.errors import CachefsError, ConfigError, NotFound
 from cachefs.messages import BlockRef, Warmup, WarmupProgress
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets import selection
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 WORKERS: Final = 8
 BATCH: Final = 16
 REPORT_SECONDS: Final = 0.2
+# Warmups that have ended and are still shown.
+MOST_ENDED: Final = 20
 
 
 class WarmupState(StrEnum):
@@ -80,6 +83,8 @@ class Run:
     failed: int = 0
     # Why the last one that failed could not be fetched.
     message: str = ""
+    # What was asked for, where the warmup is to go on after a restart.
+    request: Warmup | None = None
     task: "asyncio.Task[None]" = field(init=False)
 
     def progress(self) -> WarmupProgress:
@@ -93,50 +98,85 @@ class Run:
             skipped=self.skipped,
             failed=self.failed,
             message=self.message,
+            dataset=self.wanted.dataset,
         )
 
 
 class Warmups:
-    """All warmups that run now. Used on the event loop."""
+    """All warmups that run now, and the last that have ended. Used on the event loop."""
 
     def __init__(self, fetcher: Fetcher, threads: Threads) -> None:
         self._fetcher = fetcher
         self._threads = threads
         self._numbers = itertools.count(1)
-        self._running: set[Run] = set()
+        self._running: dict[int, Run] = {}  # by id
+        self._ended: deque[Run] = deque(maxlen=MOST_ENDED)
+        self.unsaved = False  # has `in_background` changed since it was saved? Whoever saves it resets this
 
     def __len__(self) -> int:
         return len(self._running)
+
+    def __iter__(self) -> Iterator[Run]:
+        """Oldest first."""
+        return iter(sorted([*self._ended, *self._running.values()], key=lambda run: run.id))
+
+    def in_background(self) -> list[Warmup]:
+        """What is to go on after a restart."""
+        return [run.request for run in self._running.values() if run.request is not None]
 
     async def run(self, snapshot: Snapshot, request: Warmup) -> AsyncGenerator[WarmupProgress, None]:
         """Start a warmup. Yields progress until its end, or one message where the request says not to wait.
 
         When a caller that waits goes away, the warmup ends. Raises NotFound, ConfigError.
         """
-        if not 0 < request.fraction <= 1:
-            raise ConfigError(f"fraction {request.fraction:g}: expected more than 0 and at most 1")
-        run = self.begin(await self._threads.background(_bringing, snapshot, request))
+        run = await self.start(snapshot, request)
         if not request.wait:
             yield run.progress()
             return
         try:
-            while not run.task.done():
-                yield run.progress()
-                await asyncio.wait([run.task], timeout=REPORT_SECONDS)
-            yield run.progress()
+            async for progress in _steps(run):
+                yield progress
         finally:
             run.task.cancel()
+
+    async def start(self, snapshot: Snapshot, request: Warmup) -> Run:
+        """Start a warmup; where nobody waits for it, it goes on after a restart. Raises NotFound, ConfigError."""
+        if not 0 < request.fraction <= 1:
+            raise ConfigError(f"fraction {request.fraction:g}: expected more than 0 and at most 1")
+        run = self.begin(await self._threads.background(_bringing, snapshot, request))
+        if not request.wait:
+            run.request = request
+            self.unsaved = True
+        return run
+
+    async def watch(self, number: int) -> AsyncGenerator[WarmupProgress, None]:
+        """Progress of the warmup with this id until its end, which whoever watches has no part in. Raises NotFound."""
+        async for progress in _steps(self._get(number)):
+            yield progress
+
+    async def cancel(self, number: int) -> WarmupProgress:
+        """End the warmup with this id; what has come stays. Raises NotFound."""
+        run = self._get(number)
+        run.task.cancel()
+        await asyncio.wait([run.task])
+        return run.progress()
+
+    def _get(self, number: int) -> Run:
+        run = next((run for run in self if run.id == number), None)
+        if run is None:
+            raise NotFound(f"there is no warmup {number}; `cachectl warmups` shows those there are")
+        return run
 
     def begin(self, wanted: Bringing) -> Run:
         """Start to bring these blocks, in their order. To cancel its task ends it."""
         run = Run(next(self._numbers), wanted)
         run.task = asyncio.create_task(self._work(run))
-        self._running.add(run)
+        self._running[run.id] = run
         return run
 
     async def close(self) -> None:
         """End all warmups."""
-        tasks = [run.task for run in self._running]
+        tasks = [run.task for run in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -155,7 +195,10 @@ class Warmups:
             log.exception("warmup %d of %s failed unexpectedly", run.id, run.wanted.dataset)
             run.state, run.message = WarmupState.FAILED, f"internal error ({error!r}); see the daemon's log"
         finally:
-            self._running.discard(run)
+            self._running.pop(run.id, None)
+            self._ended.append(run)
+            self.unsaved = self.unsaved or run.request is not None
+            run.request = None
             # One that was stopped is remembered by who began it, and its list of blocks may have 100 MB.
             run.wanted = replace(run.wanted, refs=iter(()))
             log.info(
@@ -175,6 +218,14 @@ class Warmups:
                 else:
                     run.blocks += 1
                     run.bytes += length
+
+
+async def _steps(run: Run) -> AsyncGenerator[WarmupProgress, None]:
+    """Progress until the end."""
+    while not run.task.done():
+        yield run.progress()
+        await asyncio.wait([run.task], timeout=REPORT_SECONDS)
+    yield run.progress()
 
 
 def _plan(snapshot: Snapshot, request: Warmup) -> _Plan:

@@ -72,16 +72,22 @@ def warmup(  # noqa: PLR0913  # one for each option
         raise click.BadParameter("the list names no path", param_hint="--list")
     request = Warmup(dataset=dataset, paths=selection([*paths, *wanted]), fraction=fraction, wait=wait)
     last = follow_warmup(session, session.stream(WARMUP, request))
-    session.answer(last, warmup_text(dataset, last, wait))
+    session.answer(last, warmup_text(last) if wait else begun_text(last))
     if wait and (last.failed or last.skipped):
         sys.exit(ExitStatus.INCOMPLETE)
 
 
-def warmup_text(dataset: str, last: WarmupProgress, wait: bool) -> str:
-    """The answer to a warmup, from its last progress message."""
-    if not wait:
-        return f"warming {dataset}: {last.blocks_total:,} blocks, {size(last.bytes_total)}, in the background"
-    lines = [f"{dataset}: {last.blocks:,} of {last.blocks_total:,} blocks here, {size(last.bytes)} ({last.state})"]
+def begun_text(first: WarmupProgress) -> str:
+    """The answer to a warmup in the background."""
+    what = f"{first.blocks_total:,} blocks, {size(first.bytes_total)}"
+    return f"warming {shown(first.dataset)}: {what}, in the background as warmup {first.id}; see `cachectl warmups`"
+
+
+def warmup_text(last: WarmupProgress) -> str:
+    """What came of a warmup, from its last progress message."""
+    ending = "incomplete" if last.state == "done" and last.skipped else last.state
+    here = f"{last.blocks:,} of {last.blocks_total:,} blocks here"
+    lines = [f"{shown(last.dataset)}: {here}, {size(last.bytes)} ({ending})"]
     if last.skipped:
         lines.append(f"{last.skipped:,} blocks found no room: enlarge a tier's budget, or warm less (--fraction)")
     if last.failed:

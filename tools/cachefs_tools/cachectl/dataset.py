@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
+import msgspec
 
 from cachefs.durations import parse_duration
 from cachefs.messages import (
@@ -208,6 +209,7 @@ def describe(detail: DatasetDetail) -> list[str]:
     lines = [
         f"name       {view.name}",
         f"url        {shown(view.url)}",
+        *(f"{key:<10} {shown(value)}" for key, value in reached_by(detail.options)),
         f"snapshot   {view.snapshot}, listed {date(view.created_ns)}",
         f"content    {view.files:,} files, {view.directories:,} directories, {size(view.bytes)}",
         f"block size {size(detail.block_size)}",
@@ -222,6 +224,16 @@ def describe(detail: DatasetDetail) -> list[str]:
     if view.problems > SHOWN_PROBLEMS:
         lines.append(f"skipped    {view.problems - SHOWN_PROBLEMS:,} more (--json shows the first 1,000)")
     return lines
+
+
+def reached_by(options: OriginOptions) -> list[tuple[str, str]]:
+    """The options with which a dataset is reached, but for defaults: name and value."""
+    given = msgspec.structs.asdict(options).items()
+    return [
+        (name.removesuffix("_url").replace("_", " "), "yes" if value is True else str(value))
+        for name, value in given
+        if value
+    ]
 
 
 def cached_shares(detail: DatasetDetail) -> str:

@@ -22,7 +22,7 @@ from rich.text import Text
 from cachefs.errors import DaemonUnavailable
 from cachefs.messages import ListingPhase, ListingProgress, VerifyProgress, WarmupProgress
 from cachefs_tools.cachectl.command_session import CommandSession
-from cachefs_tools.cachectl.display import size
+from cachefs_tools.cachectl.display import name, size
 
 Update = TypeVar("Update")
 
@@ -76,7 +76,8 @@ def follow_warmup(session: CommandSession, updates: Iterable[WarmupProgress]) ->
     )  # fmt: skip
 
     def show(task: TaskID, update: WarmupProgress) -> None:
-        bar.update(task, completed=update.bytes, total=update.bytes_total)
+        text = f"warming {name(update.dataset)}"
+        bar.update(task, completed=update.bytes, total=update.bytes_total, description=text)
 
     return _follow(bar, "warming", updates, show)
 

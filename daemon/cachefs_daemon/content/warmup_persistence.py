@@ -1,0 +1,76 @@
+"""Keeps on disk which warmups run in the background, so that a daemon that starts goes on with them.
+
+It is one file in the state directory, replaced as a whole. A warmup begins anew: what is here already takes it no time.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.errors import CachefsError
+from cachefs.messages import Warmup
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.content.warmup import Warmups
+from cachefs_daemon.runtime.autosave import autosave
+from cachefs_daemon.runtime.threads import Threads
+
+log = logging.getLogger(__name__)
+
+FILE_NAME: Final = "warmups.msgpack"
+
+
+class WarmupPersistence:
+    """Saves what runs in the background, and begins it again when the daemon starts."""
+
+    def __init__(
+        self, warmups: Warmups, snapshot: Callable[[str], Snapshot], state_dir: Path, threads: Threads
+    ) -> None:
+        """snapshot: the current one of a dataset; raises CachefsError."""
+        self._warmups = warmups
+        self._snapshot = snapshot
+        self._path = state_dir / FILE_NAME
+        self._threads = threads
+
+    async def restore(self) -> None:
+        """Begin again what an earlier daemon had not ended."""
+        for request in await self._threads.background(_load, self._path):
+            try:
+                run = await self._warmups.start(self._snapshot(request.dataset), request)
+            except CachefsError as error:
+                log.warning("a warmup of %s is not taken up again: %s", request.dataset, error)
+                self._warmups.unsaved = True
+            else:
+                log.info("warmup %d of %s goes on where the last daemon ended", run.id, request.dataset)
+
+    async def run(self) -> None:
+        """Saves changes for as long as the daemon runs."""
+        await autosave(self.save, "warmups in the background do not go on")
+
+    async def save(self) -> None:
+        """Write the file if anything has changed. Raises OSError; the old file then stays."""
+        if self._warmups.unsaved:
+            self._warmups.unsaved = False
+            try:
+                await self._threads.background(_save, self._path, self._warmups.in_background())
+            except BaseException:
+                self._warmups.unsaved = True
+                raise
+
+
+def _load(path: Path) -> list[Warmup]:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=list[Warmup])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        log.warning("%s is of no use (%s) and is ignored; warmups do not go on", path, error)
+        return []
+
+
+def _save(path: Path, requests: list[Warmup]) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.msgpack.encode(requests))
+    fresh.replace(path)

@@ -1,0 +1,93 @@
+"""Warmups in the background: they are listed, watched and cancelled, and go on after a restart of the daemon."""
+
+import functools
+import http.server
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon import Daemon
+
+CACHECTL = Path(sys.executable).with_name("cachectl")
+FILES = 20
+
+
+class Gate(http.server.SimpleHTTPRequestHandler):
+    """Gives the files of a directory away, but no data while the gate is closed."""
+
+    opened = threading.Event()
+
+    def do_GET(self) -> None:
+        if "/data" in self.path:
+            self.opened.wait(60)
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    tree = tmp_path / "tree"
+    (tree / "data").mkdir(parents=True)
+    for number in range(FILES):
+        (tree / f"data/{number}").write_bytes(bytes([number]) * 1000)
+    subprocess.run([CACHECTL, "index", tree], check=True, timeout=60, stdout=subprocess.DEVNULL)
+    Gate.opened.clear()
+    handler = functools.partial(Gate, directory=str(tree))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        Gate.opened.set()
+        server.shutdown()
+
+
+def run(daemon: Daemon, *arguments: str, status: int = 0) -> str:
+    done = subprocess.run(
+        [CACHECTL, *arguments, "--socket", daemon.socket], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout or done.stderr
+
+
+def listed(daemon: Daemon) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run(daemon, "warmups", "--json"))["warmups"]
+    return found
+
+
+def test_from_the_beginning_to_the_end_over_a_restart(url: str, tmp_path: Path) -> None:
+    with Daemon(tmp_path / "node") as daemon:
+        daemon.add_dataset("web", url)
+        assert "as warmup 1" in run(daemon, "warmup", "web", "--no-wait")
+        assert "as warmup 2" in run(daemon, "warmup", "web", "data/3", "--no-wait")
+        assert [(one["id"], one["dataset"], one["state"]) for one in listed(daemon)] == [
+            (1, "web", "running"), (2, "web", "running"),
+        ]  # fmt: skip
+        assert "web: 0 of 1 blocks here, 0 B (cancelled)" in run(daemon, "warmups", "--cancel", "2")
+        assert [one["state"] for one in listed(daemon)] == ["running", "cancelled"]
+        assert "there is no warmup 7" in run(daemon, "warmups", "--cancel", "7", status=1)
+
+        kept = daemon.home / "state/warmups.msgpack"
+        deadline = time.monotonic() + 60
+        while not kept.exists() or b"data/3" in kept.read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        daemon.kill9()
+        daemon.start()
+        assert [(one["dataset"], one["state"], one["blocks_total"]) for one in listed(daemon)] == [
+            ("web", "running", FILES)
+        ]
+
+        Gate.opened.set()
+        assert f"web: {FILES} of {FILES} blocks here" in run(daemon, "warmups", "--watch", "1")
+        assert " done " in run(daemon, "warmups")
+        while kept.read_bytes() != b"\x90":  # an empty list: nothing goes on after the next start
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
