@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.hooks.attributes import fields
 from cachefs.hooks.rest import OVER_SEQUENCES, Rest, inside, rest_of_items
+from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import TORCHDATA, Versions, is_installed, qualified_name
 
 # What reads the rest of an iterator that another one has inside.

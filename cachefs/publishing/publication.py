@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import weakref
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -23,7 +24,8 @@ _RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 
-
+# Seconds between the end of a loader and that of its consumer.
+CLOSE_SECONDS: Final = 10.0
 # Bits of the longest number that a message may have.
 _LONG: Final = 64
 # Fields of an opening that are numbers, and the least that each may be.
@@ -179,6 +181,17 @@ class Publication:
         self._channel = None
         self._is_open = False
         _warn("cannot publish", problem)
+
+
+def close_with(owner: Any, publication: Publication) -> None:
+    """Close the publication once *owner*, a loader's, is gone, in this process only. A script may make a loader anew
+    for each epoch, so its consumer ends only CLOSE_SECONDS later."""
+    weakref.finalize(owner, _close, publication, os.getpid()).atexit = False
+
+
+def _close(publication: Publication, process: int) -> None:
+    if os.getpid() == process:
+        publication.close(after=CLOSE_SECONDS)
 
 
 def _warn(what: str, problem: object) -> None:

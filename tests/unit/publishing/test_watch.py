@@ -11,10 +11,14 @@ from cachefs import pure_sampler
 from cachefs.hooks import guesses, order, watch
 from cachefs.hooks.order import SamplerOrder
 from cachefs.hooks.watch import Watch
+from cachefs.publishing.columns import Listing
 
 SIZE, BATCH = 40, 4
 STEPS = (7, 11)
 ORDERS = [[index * step % SIZE for index in range(SIZE)] for step in STEPS]
+
+# What a dataset lists that lists nothing.
+NOTHING = Listing((), ())
 
 
 class Recorder:
@@ -78,7 +82,7 @@ def go_through(loader: Any, watched: Watch, ahead: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_parts_follow_each_other_and_are_all_that_is_drawn(record: Recorder, workers: int) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Sampler(), num_workers=workers)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(2):
         go_through(loader, watched, 2 * workers)
     assert [one for number in sorted(record.orders) for one in record.orders[number]] == [
@@ -92,7 +96,7 @@ def test_parts_follow_each_other_and_are_all_that_is_drawn(record: Recorder, wor
 
 def test_an_epoch_that_lies_ready_is_published_once(record: Recorder) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Listing(), num_workers=1)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(2):
         go_through(loader, watched, 2)
     assert record.orders == dict(enumerate(ORDERS))
@@ -105,7 +109,7 @@ def test_an_order_that_does_not_come_as_foreseen_is_replaced(record: Recorder, m
     found = ours.foresee()
     assert found is not None
     monkeypatch.setattr(ours, "foresee", lambda: [found[0][::-1].copy()])
-    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE, NOTHING)
     go_through(loader, watched, 0)
     assert record.orders == {0: found[0].tolist()}
 
@@ -119,7 +123,7 @@ def test_epochs_ahead_are_published_once_and_replaced_where_they_turn_out_to_be_
     said: list[tuple[int, int]] = []
     monkeypatch.setattr(Watch, "_order", lambda watched, number, samples: said.append((number, int(samples[0]))))
     monkeypatch.setattr(SamplerOrder, "has_own_generator", True)
-    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE, NOTHING)
 
     def begin(*orders: int) -> list[tuple[int, int]]:
         said.clear()
@@ -140,7 +144,7 @@ def test_what_a_pure_sampler_gives_behind_its_beginning_is_published_as_it_is_dr
     monkeypatch.setattr(order, "MAX_SAMPLES", 40)
     sampler: Any = pure_sampler(type("Pure", (Sampler,), {"epoch": 0}))()
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=sampler)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     watched.begin(iter(()))
     assert record.orders == {0: ORDERS[0][:17]}
     watched.drew(ORDERS[0][:BATCH], iter(()), 0)
@@ -168,7 +172,7 @@ def test_a_list_that_a_sampler_goes_through_is_published_further_and_further(
 ) -> None:
     monkeypatch.setattr(guesses, "GROWTH", 2)
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Going())  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     go_through(loader, watched, 0)
     order = loader.sampler.order.tolist()
     assert [one for number in sorted(record.orders) for one in record.orders[number]] == order
@@ -181,7 +185,7 @@ def test_a_list_that_a_sampler_goes_through_is_published_further_and_further(
 @pytest.mark.parametrize("turns", range(BATCH, SIZE, 3))
 def test_a_guess_is_taken_back_where_other_samples_come(record: Recorder, turns: int) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Going(turns))  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(4):
         record.orders.clear()
         go_through(loader, watched, 0)
