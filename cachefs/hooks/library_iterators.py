@@ -36,6 +36,13 @@ def reader_of(iterator: Any) -> Reader | None:
     return found.reader if found is not None and is_installed(found.versions) else None
 
 
+def sampler_of(iterator: Any) -> Any:
+    """The batch sampler of torch that a generator goes through; None where it goes through something else."""
+    if not any(known.has(iterator.gi_code) for known in _BATCHES):
+        return None
+    return _self(iterator, sys.modules["torch"].utils.data.BatchSampler)
+
+
 def skipped(iterator: Any) -> int:
     """Samples of the epoch that a new iterator leaves out, since a checkpoint says that they were given before."""
     if qualified_name(type(iterator)) != _TORCHDATA_BATCHES or not is_installed(TORCHDATA):
@@ -226,9 +233,11 @@ _TORCHDATA_BATCHES: Final = "torchdata.stateful_dataloader.sampler._BatchSampler
 _TORCHDATA_RANDOM: Final = "torchdata.stateful_dataloader.sampler._StatefulRandomSamplerIterator"
 _WRAPPER: Final = "DistributedSamplerWrapper.__iter__.<locals>.<genexpr>"
 
+_BATCHES: Final = (_Known(_torch_batches, _TORCH, "torch.utils.data.sampler"),)
+
 # By the qualified names of their code.
 _GENERATORS: Final[dict[str, tuple[_Known, ...]]] = {
-    "BatchSampler.__iter__": (_Known(_torch_batches, _TORCH, "torch.utils.data.sampler"),),
+    "BatchSampler.__iter__": _BATCHES,
     "StatefulDistributedSampler.__iter__": (
         _Known(_torchdata_distributed, TORCHDATA, "torchdata.stateful_dataloader.sampler"),
     ),

@@ -24,6 +24,7 @@ from cachefs.hooks import (
     mounted,
     opened,
     order,
+    passes,
     rest,
     sequences,
     stream,
@@ -46,7 +47,7 @@ SOURCE: Final = "cachefs run"
 PROBES: Final = 16
 # Modules whose functions run while a job goes through a loader.
 _OURS: Final = (
-    batches, guesses, held, library_iterators, mounted, opened, order, pure, rest, sequences, stream, watch,
+    batches, guesses, held, library_iterators, mounted, opened, order, passes, pure, rest, sequences, stream, watch,
     webdataset,
     attributes, channel, columns, in_memory, notes, places, publication, sample_files,
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 An epoch is published when it begins, where its order follows from what can be read, or lies ready in the sampler's
 iterator. What remains is published as it is drawn, in parts, since a loader with workers draws batches ahead. For the
-daemon every part is an epoch of its own.
+daemon every part is an epoch of its own; it is told which epoch of the job it is a part of.
 """
 
 import os
@@ -21,6 +21,7 @@ from cachefs.hooks.held import still_held
 from cachefs.hooks.library_iterators import skipped
 from cachefs.hooks.mounted import names_a_mount
 from cachefs.hooks.order import AnyOrder, SamplerOrder, array_in, numbers_in
+from cachefs.hooks.passes import Passes
 from cachefs.publishing.channel import channel
 from cachefs.publishing.columns import Listing, joined, listing
 from cachefs.publishing.notes import Unknown
@@ -47,6 +48,8 @@ class _Part:
     end: float
     # Its samples, where they are a guess.
     guessed: AnyOrder | None = None
+    # How many samples the sampler's iterator had given when the epoch began that it is a part of.
+    epoch_start: int = 0
 
 
 class Watch:
@@ -80,6 +83,8 @@ class Watch:
         # Are guesses published? They are where the last one was right, or nobody else draws from the generator.
         self._trusts = sampler.has_own_generator
         self._begun = 0  # epochs
+        self._pass = Passes()
+        self._epoch_start = 0  # samples that the sampler's iterator had given when the epoch began
         self._skipped = 0  # samples of the epoch that came before it was resumed here
         self._drawn = 0  # samples
         self._fresh: list[int] | None = []  # samples drawn and not published; None where they are no numbers
@@ -107,6 +112,7 @@ class Watch:
         self._parts.clear()
         self._seeming.begin()
         self._blind = 0
+        self._pass, self._epoch_start = Passes(), 0
         if self._publication is None:
             self._foreseen = self._foresee(iterator) if self._begun == 1 else None
             self._first = None
@@ -144,6 +150,8 @@ class Watch:
         are with the job."""
         begun = self._drawn
         self._drawn += size_of(index)
+        if self._pass.has_begun_another(iterator):
+            self._begin_pass(begun)
         if self._publication is None:
             self._first = self._first or numbers_in(index)
             self._wake(iterator)
@@ -165,6 +173,14 @@ class Watch:
         more = self._seeming.more()
         if more is not None:
             self._cut(more, guessed=True)
+
+    def _begin_pass(self, begun: int) -> None:
+        """The sampler's iterator, which had given so many samples, goes on with what is the job's next epoch."""
+        self._begun += 1
+        self._epoch_start = begun
+        self._blind = 0
+        if not self._seeming.is_guessing:
+            self._seeming.begin()
 
     @property
     def _known(self) -> float:
@@ -202,7 +218,8 @@ class Watch:
         # Where the last guesses were wrong, no new ones are published, but in place of those.
         for ahead, samples in enumerate(orders if self._trusts else orders[: max(1, len(said))]):
             if ahead >= len(said) or not numpy.array_equal(said[ahead], samples):
-                self._order(self._number + ahead, samples)
+                before = 0 if ahead else self._skipped
+                self._order(self._number + ahead, samples, (self._begun - 1 + ahead, before))
         self.move(0)
 
     def _compare(self, expected: AnyOrder, index: Any) -> None:
@@ -242,17 +259,18 @@ class Watch:
             part = self._parts.pop()
             if part.start <= begun:
                 samples = _joined(part.guessed[: begun - part.start], numbers)  # type: ignore[index]
-                self._parts.append(_Part(part.number, part.start, self._drawn))
+                self._parts.append(_Part(part.number, part.start, self._drawn, None, part.epoch_start))
                 self._number = part.number
-                self._order(part.number, samples)
+                self._order(part.number, samples, (self._begun - 1, part.start - part.epoch_start))
 
     def _cut(self, samples: Any, *, guessed: bool = False) -> None:
         """Publish *samples*, which begin with those that are fresh, as a part."""
         start = int(max(self._known, self._drawn - len(self._fresh or ())))
         self._number += 1
         self._guesses = []
-        self._parts.append(_Part(self._number, start, start + len(samples), samples if guessed else None))
-        self._order(self._number, samples)
+        known = samples if guessed else None
+        self._parts.append(_Part(self._number, start, start + len(samples), known, self._epoch_start))
+        self._order(self._number, samples, (self._begun - 1, max(0, start - self._epoch_start)))
         self._fresh = []
         self._cut_at = time.monotonic()
 
@@ -262,9 +280,11 @@ class Watch:
             self._unknown = unknown
             self._publication.note(unknown)
 
-    def _order(self, number: int, samples: Any) -> None:
+    def _order(self, number: int, samples: Any, part: tuple[int, int]) -> None:
+        """Publish *samples* as epoch *number*. part: the job's own epoch that they are a part of, and how many of its
+        samples come before them."""
         if self._publication is not None:
-            self._publication.order(number, samples)
+            self._publication.order(number, samples, part)
 
     # --- loaders of which the files are not known -----------------------------------------------------------------
 

@@ -79,17 +79,18 @@ class Publication:
     def slot(self) -> int:
         return self._slot
 
-    def order(self, epoch: int, samples: Any) -> None:
+    def order(self, epoch: int, samples: Any, part: tuple[int, int] | None = None) -> None:
         """The samples of *epoch* (counted from 0) in the order in which they will be read: integers, any sequence.
 
-        To be called as the epoch begins, or before.
+        To be called as the epoch begins, or before. part: where it is only a part of an epoch of the job: the number of
+        that, and how many of its samples come before.
         """
         try:
             number, order = _number("epoch", epoch, 0), as_order(samples)
         except Exception as error:
             _warn(f"cannot publish the order of epoch {epoch!r:.80}", error)
             return
-        self._send({"op": Op.ORDER, "epoch": number}, order)
+        self._send({"op": Op.ORDER, "epoch": number, "part": part}, order)
 
     def sampler(self, spec: Mapping[str, Any], epoch: int = 0) -> None:
         """All epochs follow from a SamplerSpec, whose fields these are; *epoch* is the one that begins."""

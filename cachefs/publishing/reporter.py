@@ -176,6 +176,7 @@ class Reporter:
 
     def _progress(self, consumer: PublishedConsumer, number: int, *, ended: bool = False) -> JobProgress:
         begun = consumer.has_begun
+        epoch, begins = consumer.part_in(consumer.shares[number])
         return JobProgress(
             job=self._job,
             consumer=_name(consumer, number),
@@ -183,6 +184,8 @@ class Reporter:
             position=consumer.position_in(consumer.shares[number]) if begun else 0,
             ended=ended,
             note=consumer.note,
+            part_of=epoch,
+            part_begins=begins,
         )
 
     def _lost(self, consumer: PublishedConsumer, error: NotFound) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy
 import pytest
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from cachefs import pure_sampler
 from cachefs.hooks import guesses, order, watch
@@ -28,9 +28,11 @@ class Recorder:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.orders: dict[int, list[int]] = {}
+        self.parts: dict[int, tuple[int, int]] = {}
         self.places: list[tuple[int, int]] = []
 
-    def order(self, number: int, samples: Any) -> None:
+    def order(self, number: int, samples: Any, part: Any) -> None:
+        self.parts[number] = part
         self.orders[number] = [int(one) for one in samples]
 
     def progress(self, number: int, position: int) -> None:
@@ -121,7 +123,7 @@ def test_epochs_ahead_are_published_once_and_replaced_where_they_turn_out_to_be_
     ours = SamplerOrder(loader)
     epochs = [numpy.roll(numpy.arange(SIZE), epoch) for epoch in range(9)]
     said: list[tuple[int, int]] = []
-    monkeypatch.setattr(Watch, "_order", lambda watched, number, samples: said.append((number, int(samples[0]))))
+    monkeypatch.setattr(Watch, "_order", lambda watched, number, samples, part: said.append((number, int(samples[0]))))
     monkeypatch.setattr(SamplerOrder, "has_own_generator", True)
     watched = Watch(loader, ours, {}, ["/m/a"] * SIZE, NOTHING)
 
@@ -191,3 +193,61 @@ def test_a_guess_is_taken_back_where_other_samples_come(record: Recorder, turns:
         go_through(loader, watched, 0)
         published = [one for number in sorted(record.orders) for one in record.orders[number]]
         assert published == list(loader.sampler), "in the end what came is what was published"
+
+
+class Repeating:
+    """Goes through a batch sampler again and again, as loaders do that never end their workers."""
+
+    def __init__(self, sampler: Any, *, delegates: bool) -> None:
+        self.sampler = sampler
+        self.delegates = delegates
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            if self.delegates:
+                yield from iter(self.sampler)
+            else:
+                for batch in self.sampler:  # noqa: UP028
+                    yield batch
+
+
+@pytest.mark.parametrize("delegates", [True, False])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_an_epoch_of_a_sampler_without_an_end_is_as_long_as_its_batch_sampler(
+    record: Recorder, delegates: bool, shuffled: bool
+) -> None:
+    samples: Any = RandomSampler(range(SIZE)) if shuffled else SequentialSampler(range(SIZE))
+    repeating: Any = Repeating(BatchSampler(samples, BATCH, drop_last=False), delegates=delegates)
+    loader: Any = DataLoader(range(SIZE), batch_sampler=repeating)  # type: ignore[arg-type]
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    indices = iter(repeating)
+    watched.begin(indices)
+    drawn: list[list[int]] = []
+    epochs = 50
+    for number in range(epochs * SIZE // BATCH):
+        watched.move(BATCH * number)
+        drawn.append(next(indices))
+        watched.drew(drawn[-1], indices, BATCH * number)
+        published = sum(map(len, record.orders.values()))
+        assert BATCH * len(drawn) <= published <= SIZE * -(-BATCH * len(drawn) // SIZE), "never beyond an epoch"
+        assert len(watched._parts) <= 2
+    said = [one for number in sorted(record.orders) for one in record.orders[number]]
+    assert said == [one for batch in drawn for one in batch]
+    assert {epoch for epoch, _ in record.parts.values()} == set(range(epochs))
+    for number, (epoch, before) in record.parts.items():
+        assert 0 <= before < before + len(record.orders[number]) <= SIZE
+        assert drawn[(epoch * SIZE + before) // BATCH][0] == record.orders[number][0]
+
+
+def test_parts_are_counted_as_parts_of_their_epoch(record: Recorder) -> None:
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=Sampler(), num_workers=2)  # type: ignore[arg-type]
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    for _ in range(2):
+        go_through(loader, watched, 4)
+    counted = [0, 0]
+    for number in sorted(record.orders):
+        epoch, before = record.parts[number]
+        assert before == counted[epoch]
+        counted[epoch] += len(record.orders[number])
+    assert counted == [SIZE, SIZE]
+    assert max(record.orders) > 1, "there are more parts than epochs"
