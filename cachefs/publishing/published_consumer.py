@@ -91,8 +91,8 @@ class PublishedConsumer:
     closing: float | None = None
     # When the daemon was last told its position (monotonic seconds).
     reported_at: float = 0.0
-    # The note that it was last told.
-    noted: str = ""
+    # The note, and of which epoch the current one is a part, that it was last told.
+    told: tuple[str, tuple[int, int] | None] = ("", None)
     # Has the training process itself said what is not understood of it?
     has_said: bool = False
     # The samples' files, where they have to be learned.

@@ -74,9 +74,10 @@ class Reporter:
                 self._publish(consumer)
             self._report_orders(consumer)
             is_due = now - consumer.reported_at >= self._route.lease / RENEWALS
-            if moved or consumer.note != consumer.noted or is_due:
+            told = (consumer.note, consumer.parts.get(consumer.epoch))
+            if moved or told != consumer.told or is_due:
                 self._report_progress(consumer)
-                consumer.reported_at, consumer.noted = now, consumer.note
+                consumer.reported_at, consumer.told = now, told
             self._failures, self._has_answered, self._away_since = 0, True, None
         except DaemonUnavailable as error:
             self._on_absence(error, now)
