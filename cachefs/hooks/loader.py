@@ -9,6 +9,7 @@ the job.
 
 import functools
 import multiprocessing
+import os
 import sys
 import weakref
 from collections import deque
@@ -218,8 +219,11 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
         return Stream(loader, {"source": SOURCE, "dataset": _name_of(loader.dataset)})
     found = listing(loader.dataset)
     files = listed_files(loader.dataset, known=found)
-    if files is not None and not any(map(points.mount_of, files[:: max(1, len(files) // PROBES)])):
-        return None
+    probes = files[:: max(1, len(files) // PROBES)] if files is not None else []
+    if files is not None and not any(map(points.mount_of, probes)):
+        if any(map(os.path.lexists, probes)):
+            return None
+        files = None  # it lists where the files lie on another machine, or below another directory
     opened.watch()
     sampler = SamplerOrder(loader)
     opening = {

@@ -31,7 +31,8 @@ from cachefs.publishing.publication import Publication, close_with
 EPOCHS_AHEAD: Final = 1000
 # Characters of a column's name that are told.
 MOST_NAME: Final = 100
-# Batches of an epoch after which an order counts as not known: it is looked for in the first sixteen.
+# Batches after which an order counts as not known: it is looked for in the first sixteen of an epoch, and in the epoch
+# before.
 MANY_BATCHES: Final = 32
 # Seconds between two parts of an epoch, at least: each costs the daemon about 1 ms.
 PART_SECONDS: Final = 0.05
@@ -93,7 +94,9 @@ class Watch:
         # samples that it has given first.
         self._foreseen: list[AnyOrder] | None = None
         self._first: list[int] | None = None
-        self._blind = 0  # batches of the epoch that came without anybody knowing what follows
+        # Batches, one after the other, that came without anybody knowing what follows; but for those with which an
+        # epoch begins, as many as are drawn ahead anyway: of a short epoch that is all.
+        self._blind = 0
         self._unknown = ""  # what was told of it that is not understood
         self._cut_at = 0.0  # when the latest part was published (monotonic seconds)
         weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
@@ -111,15 +114,17 @@ class Watch:
         self._drawn, self._fresh, self._expected = self._skipped, [], None
         self._parts.clear()
         self._seeming.begin()
-        self._blind = 0
         self._pass, self._epoch_start = Passes(), 0
         if self._publication is None:
             self._foreseen = self._foresee(iterator) if self._begun == 1 else None
             self._first = None
             return
-        found = None if self._announce_spec() else self._foresee(iterator)
+        is_of_spec = self._announce_spec()
+        found = None if is_of_spec else self._foresee(iterator)
         if found is not None:
             self._expect(found[0], found[1:])
+        if is_of_spec or found is not None:
+            self._blind = 0
 
     def _foresee(self, iterator: Any) -> list[AnyOrder] | None:
         """What is left of the epoch that begins, and the orders of those after it, as far as that is known by now."""
@@ -178,7 +183,6 @@ class Watch:
         """The sampler's iterator, which had given so many samples, goes on with what is the job's next epoch."""
         self._begun += 1
         self._epoch_start = begun
-        self._blind = 0
         if not self._seeming.is_guessing:
             self._seeming.begin()
 
@@ -233,7 +237,10 @@ class Watch:
     def _publish_drawn(self, fresh: list[int], iterator: Any, delivered: int) -> None:
         held = still_held(iterator)
         guessed = self._seeming.guess(iterator, self._length) if held is None else None
-        self._blind = self._blind + 1 if held is None and not self._seeming.is_guessing else 0
+        if held is not None or self._seeming.is_guessing:
+            self._blind = 0
+        elif self._drawn - self._epoch_start > self._ahead * self._sampler.batch_size:
+            self._blind += 1
         if self._blind >= MANY_BATCHES:
             self._note(Unknown.ORDER)
         if held is not None and len(held):

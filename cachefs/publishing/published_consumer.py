@@ -249,7 +249,7 @@ class PublishedConsumer:
     @property
     def note(self) -> str:
         """What is not understood of it, for its user; empty where all is, or it is not known to read from a mount."""
-        unknown = Unknown.FILES if self._lacks_files and self._unexplained.are_many else self._unknown
+        unknown = (self._unexplained.unknown if self._lacks_files else None) or self._unknown
         if unknown is None or (self._lacks_files and self._opened is None):
             return ""
         return words(unknown, self.opening.dataset, self.opening.sampler)

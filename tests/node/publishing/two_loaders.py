@@ -28,6 +28,19 @@ class Listed(Dataset[int]):
             return int(file.read())
 
 
+class Moved(Listed):
+    """It lists where the files lay on another machine."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.root = root
+        self.files = [f"/of/another/machine/{os.path.basename(path)}" for path in self.files]
+
+    def __getitem__(self, index: int) -> int:
+        with open(f"{self.root}/{os.path.basename(self.files[index])}") as file:
+            return int(file.read())
+
+
 class Hashed(Dataset[int]):
     """No list says its files, which have nothing of their numbers in their names."""
 
@@ -75,6 +88,8 @@ def loaders(root: str) -> dict[str, DataLoader[Any]]:
         "class val": DataLoader(Hashed(root, half, 2 * half), shuffle=True, **workers),
         "object train": DataLoader(listed, shuffle=True, **workers),
         "object val": DataLoader(listed, **workers),
+        "moved train": DataLoader(Moved(root), shuffle=True, **workers),
+        "moved val": DataLoader(Moved(root), **workers),
         "here train": DataLoader(Hashed(root, 0, 2 * half), BATCH, shuffle=True),
         "here val": DataLoader(Subset(Hashed(root, 0, 2 * half), range(half)), BATCH),
     }

@@ -1,5 +1,6 @@
 """What is published of an epoch, and when, as a loader draws it."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,7 @@ class Recorder:
         self.orders: dict[int, list[int]] = {}
         self.parts: dict[int, tuple[int, int]] = {}
         self.places: list[tuple[int, int]] = []
+        self.notes: list[str] = []
 
     def order(self, number: int, samples: Any, part: Any) -> None:
         self.parts[number] = part
@@ -37,6 +39,9 @@ class Recorder:
 
     def progress(self, number: int, position: int) -> None:
         self.places.append((number, position))
+
+    def note(self, unknown: str) -> None:
+        self.notes.append(unknown)
 
     def close(self, **_: Any) -> None:
         pass
@@ -251,3 +256,35 @@ def test_parts_are_counted_as_parts_of_their_epoch(record: Recorder) -> None:
         counted[epoch] += len(record.orders[number])
     assert counted == [SIZE, SIZE]
     assert max(record.orders) > 1, "there are more parts than epochs"
+
+
+class Unruly:
+    """Nobody knows what comes next."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(5)
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.random.randrange(SIZE) for _ in range(SIZE))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "workers", "epochs", "expected"),
+    [
+        (Unruly, 0, 3, []),  # too early to tell
+        (Unruly, 0, 5, ["order"]),  # of epochs with ten batches
+        (Unruly, 2, 20, []),  # all batches are drawn before one is read
+        (Going, 0, 20, []),
+        (lambda: Listing(), 0, 2, []),
+        (lambda: SequentialSampler(range(SIZE)), 0, 20, []),
+    ],
+)
+def test_what_is_said_of_an_order_does_not_depend_on_how_long_epochs_are(
+    record: Recorder, sampler: Any, workers: int, epochs: int, expected: list[str]
+) -> None:
+    ahead: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 5 if workers else None}
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=sampler(), **ahead)  # type: ignore[arg-type]
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    for _ in range(epochs):
+        go_through(loader, watched, 5 * workers)
+    assert [one for one in record.notes if one] == expected
