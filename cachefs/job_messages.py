@@ -73,6 +73,10 @@ class JobProgress(Message, frozen=True):
     position: int  # samples of the epoch that are delivered
     ended: bool = False  # the consumer is through
     note: str = ""  # what is not understood of it, and what would help; empty where all is
+    # Where what it publishes as an epoch is a part of one: which of the job's own epochs, and how many samples of that
+    # come before the part. -1 where both count alike.
+    part_of: int = -1
+    part_begins: int = 0
 
 
 class JobProgressReply(Message, frozen=True):

@@ -16,7 +16,7 @@ _ENDING: Final = STARTUP.parts[-3:]
 # Exit status for a command that does not exist, and for one that cannot be run, as of every shell.
 NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
-# For an option that there is not.
+# For an option that there is not, or whose value makes no sense.
 USAGE: Final = 2
 
 
@@ -48,6 +48,9 @@ def run(command: Sequence[str], job: str | None, socket: str | None) -> int:
 
     Returns only where it cannot be run, with the exit status.
     """
+    if socket and not _is_there(socket):
+        print(f"cachefs: there is no socket {socket}: --socket names that of a running cachefsd", file=sys.stderr)
+        return USAGE
     changed = environment(os.environ, command, job, socket)
     try:
         if not command[0]:
@@ -62,3 +65,14 @@ def run(command: Sequence[str], job: str | None, socket: str | None) -> int:
     except OSError as error:
         print(f"cachefs: {command[0]} cannot be run: {error.strerror}", file=sys.stderr)
         return NOT_RUN
+
+
+def _is_there(path: str) -> bool:
+    """Is something there? One that nobody may look at counts."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.hooks.attributes import fields
 from cachefs.hooks.rest import OVER_SEQUENCES, Rest, inside, rest_of_items
+from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import TORCHDATA, Versions, is_installed, qualified_name
 
 # What reads the rest of an iterator that another one has inside.
@@ -34,6 +34,13 @@ def reader_of(iterator: Any) -> Reader | None:
         return None
     found = _CLASSES.get(qualified_name(type(iterator)))
     return found.reader if found is not None and is_installed(found.versions) else None
+
+
+def sampler_of(iterator: Any) -> Any:
+    """The batch sampler of torch that a generator goes through; None where it goes through something else."""
+    if not any(known.has(iterator.gi_code) for known in _BATCHES):
+        return None
+    return _self(iterator, sys.modules["torch"].utils.data.BatchSampler)
 
 
 def skipped(iterator: Any) -> int:
@@ -226,9 +233,11 @@ _TORCHDATA_BATCHES: Final = "torchdata.stateful_dataloader.sampler._BatchSampler
 _TORCHDATA_RANDOM: Final = "torchdata.stateful_dataloader.sampler._StatefulRandomSamplerIterator"
 _WRAPPER: Final = "DistributedSamplerWrapper.__iter__.<locals>.<genexpr>"
 
+_BATCHES: Final = (_Known(_torch_batches, _TORCH, "torch.utils.data.sampler"),)
+
 # By the qualified names of their code.
 _GENERATORS: Final[dict[str, tuple[_Known, ...]]] = {
-    "BatchSampler.__iter__": (_Known(_torch_batches, _TORCH, "torch.utils.data.sampler"),),
+    "BatchSampler.__iter__": _BATCHES,
     "StatefulDistributedSampler.__iter__": (
         _Known(_torchdata_distributed, TORCHDATA, "torchdata.stateful_dataloader.sampler"),
     ),

@@ -9,6 +9,7 @@ the job.
 
 import functools
 import multiprocessing
+import os
 import sys
 import weakref
 from collections import deque
@@ -17,23 +18,27 @@ from types import CodeType, FunctionType
 from typing import Any, Final
 
 from cachefs.hooks import (
-    attributes,
     batches,
     guesses,
     held,
     library_iterators,
+    mounted,
     opened,
     order,
+    passes,
     rest,
     sequences,
+    stream,
     watch,
     webdataset,
 )
-from cachefs.hooks.attributes import fields
 from cachefs.hooks.order import SamplerOrder
-from cachefs.hooks.watch import Stream, Watch, size_of
-from cachefs.publishing import channel, columns, in_memory, notes, places, publication, pure, sample_files
+from cachefs.hooks.stream import Stream
+from cachefs.hooks.watch import Watch, size_of
+from cachefs.publishing import attributes, channel, columns, in_memory, notes, places, publication, pure, sample_files
+from cachefs.publishing.attributes import fields
 from cachefs.publishing.channel import warn
+from cachefs.publishing.columns import listing
 from cachefs.publishing.places import Places
 from cachefs.publishing.sample_files import listed_files
 from cachefs.publishing.sampler import PublishedSampler
@@ -43,8 +48,9 @@ SOURCE: Final = "cachefs run"
 PROBES: Final = 16
 # Modules whose functions run while a job goes through a loader.
 _OURS: Final = (
-    attributes, batches, guesses, held, library_iterators, opened, order, pure, rest, sequences, watch, webdataset,
-    channel, columns, in_memory, notes, places, publication, sample_files,
+    batches, guesses, held, library_iterators, mounted, opened, order, passes, pure, rest, sequences, stream, watch,
+    webdataset,
+    attributes, channel, columns, in_memory, notes, places, publication, sample_files,
 )  # fmt: skip
 
 
@@ -211,9 +217,13 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
     if loader._dataset_kind == iterable:
         opened.watch()
         return Stream(loader, {"source": SOURCE, "dataset": _name_of(loader.dataset)})
-    files = listed_files(loader.dataset)
-    if files is not None and not any(map(points.mount_of, files[:: max(1, len(files) // PROBES)])):
-        return None
+    found = listing(loader.dataset)
+    files = listed_files(loader.dataset, known=found)
+    probes = files[:: max(1, len(files) // PROBES)] if files is not None else []
+    if files is not None and not any(map(points.mount_of, probes)):
+        if any(map(os.path.lexists, probes)):
+            return None
+        files = None  # it lists where the files lie on another machine, or below another directory
     opened.watch()
     sampler = SamplerOrder(loader)
     opening = {
@@ -227,7 +237,7 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
         "prefetch": loader.prefetch_factor or 0,
         "world_size": sampler.rank()[1],
     }
-    return Watch(loader, sampler, opening, files)
+    return Watch(loader, sampler, opening, files, found)
 
 
 def _name_of(thing: Any) -> str:

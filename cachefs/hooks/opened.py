@@ -6,6 +6,7 @@ dataset. So nothing of the job is wrapped, and a loader that opens nothing under
 """
 
 import contextlib
+import itertools
 import os
 import stat
 import sys
@@ -33,6 +34,14 @@ COMPARED: Final = 8
 MAX_WAITING: Final = 4096
 # Seconds between two looks whether it is.
 LOOK_SECONDS: Final = 0.1
+
+
+_numbers = itertools.count()
+
+
+def new_number() -> int:
+    """A number for a loader that no other one of this process has."""
+    return next(_numbers)
 
 
 def install(fetcher: Any, stream_fetcher: Any) -> None:
@@ -172,6 +181,17 @@ def _named() -> tuple[int, int] | None:
     return (int(number), int(process)) if process else None
 
 
+class _Loading(threading.local):
+    """What a thread is loading for a loader: a job may go through one loader in several threads at once."""
+
+    def __init__(self) -> None:
+        # What stands for it: the batch, and the one sample of it that is asked for.
+        self.what: tuple[Any, Any] | None = None
+        # Its samples, and what was opened for them.
+        self.samples: list[int] = []
+        self.paths: list[str] = []
+
+
 class Reader:
     """A process that loads samples for a loader: tells the helper which files under a mount were opened for them: once
     for each sample while that has to be found out, later for a part of them."""
@@ -189,10 +209,7 @@ class Reader:
         self._observed: list[tuple[list[int], list[str]]] = []
         self._need = Need.UNKNOWN
         self._passed = COMPARED  # samples since the last one that was compared
-        # What is being loaded: an object that stands for it, its samples, and what was opened for them.
-        self._loading: object = None
-        self._samples: list[int] = []
-        self._paths: list[str] = []
+        self._now = _Loading()
         if owner != os.getpid():
             at_exit(self.finish)
 
@@ -203,12 +220,13 @@ class Reader:
             return  # the samples are loaded, and being put together
         one = each.get("idx", fetching.get("idx", self))
         loading = (batch, one)
-        known = self._loading
-        if not (isinstance(known, tuple) and known[0] is batch and known[1] is one):
+        now = self._now
+        known = now.what
+        if not (known is not None and known[0] is batch and known[1] is one):
             self.finish()
-            self._loading = loading
-            self._samples = _samples(batch if one is self else one)
-        self._paths.append(path)
+            now.what = loading
+            now.samples = _samples(batch if one is self else one)
+        now.paths.append(path)
 
     def tell_owner(self, path: str) -> None:
         """Tell the process that has the loader that this file was opened."""
@@ -219,8 +237,9 @@ class Reader:
 
     def finish(self) -> None:
         """What was being loaded is loaded."""
-        samples, paths = self._samples, self._paths
-        self._loading, self._samples, self._paths = None, [], []
+        now = self._now
+        samples, paths = now.samples, now.paths
+        now.what, now.samples, now.paths = None, [], []
         if self._need is Need.NONE or not samples or not paths:
             return
         if self._need is Need.SOME:

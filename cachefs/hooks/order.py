@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.hooks.attributes import fields
+from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import is_pure, is_seedable, is_stateful
 
 AnyOrder = NDArray[numpy.int64]

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.hooks.attributes import fields
 from cachefs.hooks.order import AnyOrder, array_in, numbers_in
 from cachefs.hooks.rest import OVER_SEQUENCES, items_behind
+from cachefs.publishing.attributes import fields
 from cachefs.publishing.in_memory import is_in_memory
 
 # Objects that are looked at, one behind the other, and items of all sequences together.

@@ -2,12 +2,10 @@
 
 An epoch is published when it begins, where its order follows from what can be read, or lies ready in the sampler's
 iterator. What remains is published as it is drawn, in parts, since a loader with workers draws batches ahead. For the
-daemon every part is an epoch of its own.
+daemon every part is an epoch of its own; it is told which epoch of the job it is a part of.
 """
 
-import itertools
 import os
-import sys
 import time
 import weakref
 from collections import deque
@@ -21,29 +19,23 @@ from cachefs.hooks import opened
 from cachefs.hooks.guesses import Guesses
 from cachefs.hooks.held import still_held
 from cachefs.hooks.library_iterators import skipped
+from cachefs.hooks.mounted import names_a_mount
 from cachefs.hooks.order import AnyOrder, SamplerOrder, array_in, numbers_in
-from cachefs.hooks.webdataset import shards_of
-from cachefs.publishing.channel import channel, say_once
-from cachefs.publishing.columns import joined, listing
-from cachefs.publishing.notes import THE_JOB_GOES_ON, Unknown, words
-from cachefs.publishing.places import Places
-from cachefs.publishing.publication import Publication
+from cachefs.hooks.passes import Passes
+from cachefs.publishing.channel import channel
+from cachefs.publishing.columns import Listing, joined, listing
+from cachefs.publishing.notes import Unknown
+from cachefs.publishing.publication import Publication, close_with
 
-# A script may make a loader anew for each epoch; so a consumer ends only so many seconds after its loader.
-CLOSE_SECONDS: Final = 10.0
 # Epochs that are published where they follow from a spec: a job does not say how many it will run.
 EPOCHS_AHEAD: Final = 1000
-# Arguments of the program that are looked at, and characters of a column's name that are told.
-MOST_ARGUMENTS: Final = 64
+# Characters of a column's name that are told.
 MOST_NAME: Final = 100
-# Batches of an epoch after which an order counts as not known: it is looked for in the first sixteen.
+# Batches after which an order counts as not known: it is looked for in the first sixteen of an epoch, and in the epoch
+# before.
 MANY_BATCHES: Final = 32
-# Shards that are looked at to see whether they are below a mount.
-PROBES: Final = 16
 # Seconds between two parts of an epoch, at least: each costs the daemon about 1 ms.
 PART_SECONDS: Final = 0.05
-
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +49,8 @@ class _Part:
     end: float
     # Its samples, where they are a guess.
     guessed: AnyOrder | None = None
+    # How many samples the sampler's iterator had given when the epoch began that it is a part of.
+    epoch_start: int = 0
 
 
 class Watch:
@@ -69,10 +63,11 @@ class Watch:
     """
 
     def __init__(
-        self, loader: Any, sampler: SamplerOrder, opening: dict[str, Any], files: Sequence[str] | None
+        self, loader: Any, sampler: SamplerOrder, opening: dict[str, Any], files: Sequence[str] | None, found: Listing
     ) -> None:
-        """opening: of the publication; files: of the samples, None where they have to be learned."""
-        self.number = next(_numbers)  # of the loader in this process
+        """opening: of the publication; files: of the samples, None where they have to be learned; found: what the
+        dataset lists."""
+        self.number = opened.new_number()  # of the loader in this process
         self._mark = opened.mark_of(self.number, os.getpid())
         self._sampler = sampler
         self._opening = opening
@@ -89,6 +84,8 @@ class Watch:
         # Are guesses published? They are where the last one was right, or nobody else draws from the generator.
         self._trusts = sampler.has_own_generator
         self._begun = 0  # epochs
+        self._pass = Passes()
+        self._epoch_start = 0  # samples that the sampler's iterator had given when the epoch began
         self._skipped = 0  # samples of the epoch that came before it was resumed here
         self._drawn = 0  # samples
         self._fresh: list[int] | None = []  # samples drawn and not published; None where they are no numbers
@@ -97,7 +94,9 @@ class Watch:
         # samples that it has given first.
         self._foreseen: list[AnyOrder] | None = None
         self._first: list[int] | None = None
-        self._blind = 0  # batches of the epoch that came without anybody knowing what follows
+        # Batches, one after the other, that came without anybody knowing what follows; but for those with which an
+        # epoch begins, as many as are drawn ahead anyway: of a short epoch that is all.
+        self._blind = 0
         self._unknown = ""  # what was told of it that is not understood
         self._cut_at = 0.0  # when the latest part was published (monotonic seconds)
         weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
@@ -105,8 +104,8 @@ class Watch:
         if files is not None:
             publication = Publication(files, opening, rank=sampler.rank()[0])
             self._publish_as(publication, len(files))
-        elif names_a_mount(loader.dataset):
-            self._learn(loader.dataset)
+        elif names_a_mount(found):
+            self._learn(len(loader.dataset), found)
 
     def begin(self, iterator: Any) -> None:
         """The sampler's *iterator* is about to be asked for the first time in this epoch."""
@@ -115,14 +114,17 @@ class Watch:
         self._drawn, self._fresh, self._expected = self._skipped, [], None
         self._parts.clear()
         self._seeming.begin()
-        self._blind = 0
+        self._pass, self._epoch_start = Passes(), 0
         if self._publication is None:
             self._foreseen = self._foresee(iterator) if self._begun == 1 else None
             self._first = None
             return
-        found = None if self._announce_spec() else self._foresee(iterator)
+        is_of_spec = self._announce_spec()
+        found = None if is_of_spec else self._foresee(iterator)
         if found is not None:
             self._expect(found[0], found[1:])
+        if is_of_spec or found is not None:
+            self._blind = 0
 
     def _foresee(self, iterator: Any) -> list[AnyOrder] | None:
         """What is left of the epoch that begins, and the orders of those after it, as far as that is known by now."""
@@ -153,6 +155,8 @@ class Watch:
         are with the job."""
         begun = self._drawn
         self._drawn += size_of(index)
+        if self._pass.has_begun_another(iterator):
+            self._begin_pass(begun)
         if self._publication is None:
             self._first = self._first or numbers_in(index)
             self._wake(iterator)
@@ -174,6 +178,13 @@ class Watch:
         more = self._seeming.more()
         if more is not None:
             self._cut(more, guessed=True)
+
+    def _begin_pass(self, begun: int) -> None:
+        """The sampler's iterator, which had given so many samples, goes on with what is the job's next epoch."""
+        self._begun += 1
+        self._epoch_start = begun
+        if not self._seeming.is_guessing:
+            self._seeming.begin()
 
     @property
     def _known(self) -> float:
@@ -211,7 +222,8 @@ class Watch:
         # Where the last guesses were wrong, no new ones are published, but in place of those.
         for ahead, samples in enumerate(orders if self._trusts else orders[: max(1, len(said))]):
             if ahead >= len(said) or not numpy.array_equal(said[ahead], samples):
-                self._order(self._number + ahead, samples)
+                before = 0 if ahead else self._skipped
+                self._order(self._number + ahead, samples, (self._begun - 1 + ahead, before))
         self.move(0)
 
     def _compare(self, expected: AnyOrder, index: Any) -> None:
@@ -225,7 +237,10 @@ class Watch:
     def _publish_drawn(self, fresh: list[int], iterator: Any, delivered: int) -> None:
         held = still_held(iterator)
         guessed = self._seeming.guess(iterator, self._length) if held is None else None
-        self._blind = self._blind + 1 if held is None and not self._seeming.is_guessing else 0
+        if held is not None or self._seeming.is_guessing:
+            self._blind = 0
+        elif self._drawn - self._epoch_start > self._ahead * self._sampler.batch_size:
+            self._blind += 1
         if self._blind >= MANY_BATCHES:
             self._note(Unknown.ORDER)
         if held is not None and len(held):
@@ -251,17 +266,18 @@ class Watch:
             part = self._parts.pop()
             if part.start <= begun:
                 samples = _joined(part.guessed[: begun - part.start], numbers)  # type: ignore[index]
-                self._parts.append(_Part(part.number, part.start, self._drawn))
+                self._parts.append(_Part(part.number, part.start, self._drawn, None, part.epoch_start))
                 self._number = part.number
-                self._order(part.number, samples)
+                self._order(part.number, samples, (self._begun - 1, part.start - part.epoch_start))
 
     def _cut(self, samples: Any, *, guessed: bool = False) -> None:
         """Publish *samples*, which begin with those that are fresh, as a part."""
         start = int(max(self._known, self._drawn - len(self._fresh or ())))
         self._number += 1
         self._guesses = []
-        self._parts.append(_Part(self._number, start, start + len(samples), samples if guessed else None))
-        self._order(self._number, samples)
+        known = samples if guessed else None
+        self._parts.append(_Part(self._number, start, start + len(samples), known, self._epoch_start))
+        self._order(self._number, samples, (self._begun - 1, max(0, start - self._epoch_start)))
         self._fresh = []
         self._cut_at = time.monotonic()
 
@@ -271,9 +287,11 @@ class Watch:
             self._unknown = unknown
             self._publication.note(unknown)
 
-    def _order(self, number: int, samples: Any) -> None:
+    def _order(self, number: int, samples: Any, part: tuple[int, int]) -> None:
+        """Publish *samples* as epoch *number*. part: the job's own epoch that they are a part of, and how many of its
+        samples come before them."""
         if self._publication is not None:
-            self._publication.order(number, samples)
+            self._publication.order(number, samples, part)
 
     # --- loaders of which the files are not known -----------------------------------------------------------------
 
@@ -283,7 +301,7 @@ class Watch:
         dataset = self._dataset() if self._dataset is not None else None
         if dataset is None or not opened.was_opened(self.number, self._mark):
             return
-        self._learn(dataset)
+        self._learn(len(dataset), listing(dataset))
         if self._publication is None:
             return
         if self._begun == 1 and self._announce_spec():
@@ -301,46 +319,29 @@ class Watch:
             self._number -= 1
             self._cut(held)
 
-    def _learn(self, dataset: Any) -> None:
-        """Have the helper find out which files the samples are."""
+    def _learn(self, length: int, found: Listing) -> None:
+        """Have the helper find out which files the samples are. length: how many there are; found: what the dataset
+        lists."""
         self._dataset = None
-        length = len(dataset)
         if length > opened.MAX_SAMPLES:
             return
         opening = {**self._opening, "length": length, "learn": True}
         publication = Publication((), opening, rank=self._sampler.rank()[0])
         self._length = length
-        _tell_columns(publication, dataset, length)
+        _tell_columns(publication, found, length)
         self._publish_as(publication, length)
 
     def _publish_as(self, publication: Publication, length: int) -> None:
         self._publication = publication
-        weakref.finalize(self, _close, publication, os.getpid()).atexit = False
+        close_with(self, publication)
         if publication.slot >= 0:
             opened.found(self.number, publication.slot, length, channel().directory)
 
 
-def names_a_mount(dataset: Any) -> bool:
-    """Does an attribute of the dataset, or an argument of the program, name something below a mount?"""
-    points = Places()
-    found = listing(dataset)
-    firsts = [source.first for source in found.sources if isinstance(source.first, str)]
-    arguments = [argument.rpartition("=")[2] for argument in sys.argv[1 : 1 + MOST_ARGUMENTS]]
-    texts = [text for text in (*found.roots, *firsts, *arguments) if text and "\0" not in text and len(text) < 4096]
-    return any(points.mount_of(os.path.abspath(text) + "/") is not None for text in texts)
-
-
-def lists_shards(dataset: Any) -> bool:
-    """Does an attribute of the dataset list files below a mount?"""
-    points = Places()
-    firsts = [source.first for source in listing(dataset).sources if isinstance(source.first, str)]
-    return any(points.mount_of(os.path.abspath(text)) is not None for text in firsts if text and "\0" not in text)
-
-
-def _tell_columns(publication: Publication, dataset: Any, length: int) -> None:
+def _tell_columns(publication: Publication, found: Listing, length: int) -> None:
     """Send what the dataset lists."""
     described, parts = [], []
-    for name, values in listing(dataset).columns(length).items():
+    for name, values in found.columns(length).items():
         part = values.astype("<i8").tobytes() if isinstance(values, numpy.ndarray) else joined(values)
         if part is not None:
             described.append((name[:MOST_NAME], isinstance(values, numpy.ndarray), len(part)))
@@ -348,72 +349,8 @@ def _tell_columns(publication: Publication, dataset: Any, length: int) -> None:
     publication.columns(length, described, b"".join(parts))
 
 
-class Stream:
-    """A loader of an IterableDataset. Where its shards and their order are known, these are what is published: a shard
-    is a sample. Otherwise it alone knows what it reads: that is said, once it reads from a mount."""
-
-    def __init__(self, loader: Any, opening: dict[str, Any]) -> None:
-        """opening: of the publication, where there has to be one."""
-        self.number = next(_numbers)
-        self._opening = opening
-        self._dataset = weakref.ref(loader.dataset)
-        self._workers = loader.num_workers
-        self._keeps_workers = bool(loader.persistent_workers)
-        self._mark = opened.mark_of(self.number, os.getpid())
-        self._begun = 0  # epochs
-        self._publication: Publication | None = None
-        self._orders: dict[int, list[int]] = {}  # as published, by epoch
-        weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
-        shards = shards_of(loader.dataset)
-        # Shards whose order is not known are brought one after the other, as who reads one shows.
-        self._is_told = shards is not None or lists_shards(loader.dataset)
-        if shards is not None and any(map(Places().mount_of, shards.files[:: max(1, len(shards.files) // PROBES)])):
-            self._publish_as(Publication(shards.files, {**opening, "workers": self._workers, "prefetch": 1}))
-
-    def begin(self, iterator: Any) -> None:
-        """An epoch begins."""
-        number = self._begun
-        self._begun += 1
-        dataset = self._dataset()
-        shards = shards_of(dataset) if dataset is not None and self._publication is not None else None
-        if shards is None or self._publication is None:
-            return
-        # Workers that begin anew with each epoch have the pipeline as it is here; others have gone on with theirs.
-        gone = number if self._keeps_workers else 0
-        follows = self._keeps_workers or not self._workers
-        orders = {number: shards.order(self._workers, gone), number + 1: shards.order(self._workers, gone + follows)}
-        for epoch, order in orders.items():
-            if self._orders.get(epoch) != order:
-                self._publication.order(epoch, order)
-        self._orders = orders
-        self._publication.progress(number, 0)
-
-    def _publish_as(self, publication: Publication) -> None:
-        self._publication = publication
-        weakref.finalize(self, _close, publication, os.getpid()).atexit = False
-
-    def drew(self, index: Any, iterator: Any, delivered: int) -> None:
-        """A batch was asked for."""
-        path = "" if self._is_told else opened.what_was_opened(self.number, self._mark)
-        if path:
-            self._is_told = True
-            self._publish_as(Publication((), self._opening))
-            assert self._publication is not None
-            self._publication.note(Unknown.STREAM, path)
-            # Here, since a stream tells the helper nothing after this, and so would not hear it.
-            say_once(f"{words(Unknown.STREAM, self._opening['dataset'], '')}; {THE_JOB_GOES_ON}")
-
-    def move(self, delivered: int, *, at_end: bool = False) -> None:
-        """So many samples are delivered."""
-
-
 def _joined(samples: Any, others: Any) -> AnyOrder:
     return numpy.concatenate([numpy.asarray(one, dtype=numpy.int64) for one in (samples, others)])
-
-
-def _close(publication: Publication, process: int) -> None:
-    if os.getpid() == process:
-        publication.close(after=CLOSE_SECONDS)
 
 
 def size_of(index: Any) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any, Final
 
-from cachefs.hooks.attributes import fields
+from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import Versions, is_installed, qualified_name
 
 _WEBDATASET: Final = Versions("webdataset", (0, 2), (1, 1))

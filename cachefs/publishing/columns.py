@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from pathlib import PurePath
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
+from cachefs.publishing.attributes import classes_of, members_of, module_of, own
 from cachefs.publishing.in_memory import is_in_memory
 
 # Objects that are looked into, attributes of all of them, and how deep: dataset.reader.base.samples is the third.
@@ -113,7 +114,7 @@ def _attributes(dataset: Any) -> Iterator[tuple[str, Any]]:
     attributes = 0
     while waiting:
         prefix, owner, depth = waiting.popleft()
-        for name, value in _own(owner) if depth else (*_own(owner), *_of_class(owner), *_globals(owner)):
+        for name, value in own(owner) if depth else (*own(owner), *_of_class(owner), *_globals(owner)):
             attributes += 1
             if attributes > MOST_ATTRIBUTES:
                 return
@@ -123,43 +124,19 @@ def _attributes(dataset: Any) -> Iterator[tuple[str, Any]]:
                 waiting.append((f"{prefix}{name}.", value, depth + 1))
 
 
-def _own(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes that lie in the object."""
-    classes = type.__dict__["__mro__"].__get__(type(owner))
-    for kind in classes:
-        members = type.__dict__["__dict__"].__get__(kind)
-        described = members.get("__dict__")
-        if described is not None and type(described) is not GetSetDescriptorType:
-            return  # a property of that name
-    try:
-        inside = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
-        inside = None
-    if type(inside) is dict:
-        yield from ((name, value) for name, value in list(inside.items()) if type(name) is str)
-    for kind in classes:
-        for name, member in list(type.__dict__["__dict__"].__get__(kind).items()):
-            if type(member) is MemberDescriptorType and _module_of(kind) != "builtins":
-                try:
-                    value = member.__get__(owner)
-                except AttributeError:
-                    continue
-                yield name, value
-
-
 def _of_class(owner: Any) -> Iterator[tuple[str, Any]]:
     """Attributes of the object's class, and of those that this is derived from."""
-    for kind in type.__dict__["__mro__"].__get__(type(owner)):
-        if not _module_of(kind).startswith(("torch", "typing", "builtins", "abc")):
-            for name, value in list(type.__dict__["__dict__"].__get__(kind).items()):
+    for kind in classes_of(owner):
+        if not module_of(kind).startswith(("torch", "typing", "builtins", "abc")):
+            for name, value in list(members_of(kind).items()):
                 if _is_one_of(type(value), list, tuple, str, numpy.ndarray) and not name.startswith("__"):
                     yield name, value
 
 
 def _globals(owner: Any) -> Iterator[tuple[str, Any]]:
     """What `__getitem__` of the object's class uses of its module."""
-    for kind in type.__dict__["__mro__"].__get__(type(owner)):
-        method = type.__dict__["__dict__"].__get__(kind).get("__getitem__")
+    for kind in classes_of(owner):
+        method = members_of(kind).get("__getitem__")
         if type(method) is FunctionType:
             for name in method.__code__.co_names:
                 if name in method.__globals__:
@@ -171,15 +148,8 @@ def _is_looked_into(value: Any) -> bool:
     kind = type(value)
     if issubclass(kind, (type, ModuleType, PurePath)):
         return False
-    module = _module_of(kind)
+    module = module_of(kind)
     return bool(module) and (module.startswith("torch.utils.data") or module.split(".")[0] not in _NOT_INTO)
-
-
-def _module_of(kind: type) -> str:
-    """The module of a class, and empty where it is no text. The class of a class may have code of the job's, so nothing
-    is asked of a class itself, and it is not compared with another."""
-    module = type.__dict__["__module__"].__get__(kind)
-    return module if type(module) is str else ""
 
 
 def _is_one_of(kind: type, *kinds: type) -> bool:
@@ -189,7 +159,7 @@ def _is_one_of(kind: type, *kinds: type) -> bool:
 def _static(kind: type, name: str) -> Any:
     """What the class, or one that it is derived from, has of that name; None where none has it."""
     for owner in type.__dict__["__mro__"].__get__(kind):
-        members = type.__dict__["__dict__"].__get__(owner)
+        members = members_of(owner)
         if name in members:
             return members[name]
     return None
@@ -250,7 +220,7 @@ def _of_list(name: str, entries: Sequence[Any]) -> Iterator[Source]:
     elif (entry := _entry(first)) is not None:
         yield Source(name, len(entries), entry, lambda: _values(entries, first))
     else:
-        for key, value in islice(_own(first), MOST_PARTS):
+        for key, value in islice(own(first), MOST_PARTS):
             member = _static(kind, key)
             if _is_one_of(type(member), MemberDescriptorType, *_DEFAULTS):  # and nothing that the class would compute
                 yield from _of_parts(f"{name}.{key}", entries, value, kind, _attribute(key))
@@ -339,7 +309,7 @@ def text_of(value: Any) -> str | None:
     """The text of a value that is one; None for anything else."""
     if _is_one_of(type(value), str, numpy.str_):
         return str(value)
-    if issubclass(type(value), PurePath) and _module_of(type(value)).startswith("pathlib"):
+    if issubclass(type(value), PurePath) and module_of(type(value)).startswith("pathlib"):
         return str(value)
     if _is_one_of(type(value), bytes, numpy.bytes_):
         return os.fsdecode(bytes(value))
@@ -352,7 +322,7 @@ def _entry(value: Any) -> str | int | None:
 
 
 def _is_number(kind: type) -> bool:
-    return kind is int or (issubclass(kind, numpy.integer) and _module_of(kind) == "numpy")
+    return kind is int or (issubclass(kind, numpy.integer) and module_of(kind) == "numpy")
 
 
 def _kinds(entries: Sequence[Any]) -> set[int]:

@@ -33,7 +33,7 @@ from cachefs.publishing.inference import Observed
 from cachefs.publishing.learned import MOST_SAMPLES
 from cachefs.publishing.page import SLOTS, Page
 from cachefs.publishing.places import Places
-from cachefs.publishing.published_consumer import Opening, PublishedConsumer, order_of, spec_of
+from cachefs.publishing.published_consumer import Opening, PublishedConsumer, order_of, part_of, spec_of
 from cachefs.publishing.reporter import Reporter, pid_namespace
 from cachefs.publishing.route import Route
 from cachefs.publishing.rule import Column, Texts
@@ -172,7 +172,7 @@ class Helper:
         if consumer is None:
             return True
         if message["op"] == Op.ORDER:
-            consumer.set_order(message["epoch"], order_of(bulk))
+            consumer.set_order(message["epoch"], order_of(bulk), part_of(message))
         elif message["op"] == Op.SPEC:
             consumer.set_spec(spec_of(message["spec"]), message["epoch"])
             consumer.published = False

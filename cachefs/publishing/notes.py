@@ -7,8 +7,7 @@ from typing import Final
 # Samples of which it was seen what was opened for them, before their files count as not understood: a rule is found, or
 # given up, long before.
 MANY: Final = 256
-# So many different files have to be among what was opened: samples of fewer are parts of files, and who reads parts of
-# a file here and there has the rest brought without being understood.
+# So many different files have to be among what was opened: samples of fewer are parts of files.
 MANY_FILES: Final = MANY // 4
 # What is said after a note.
 THE_JOB_GOES_ON: Final = "the job goes on"
@@ -21,6 +20,8 @@ class Unknown(StrEnum):
 
     # Which files its samples are.
     FILES = "files"
+    # Which parts of a few files its samples are.
+    PARTS = "parts"
     # In which order it draws them.
     ORDER = "order"
     # What it draws, which is no numbers.
@@ -33,6 +34,11 @@ _WORDS: Final = {
     Unknown.FILES: (
         "a loader of {dataset}: nothing that the dataset lists says which file a sample is, so its first epoch is not "
         'read ahead; publish its files in the code (docs/publishing.md, "In the code")'
+    ),
+    Unknown.PARTS: (
+        "a loader of {dataset}: its samples are parts of a few files, which are brought whole where they fit on the "
+        "node, and not in the order of the samples; publish its records in the code, if they are npy, tar, TFRecord or "
+        'all of one size (docs/publishing.md, "Records in large files")'
     ),
     Unknown.ORDER: (
         "a loader of {dataset}: the order that {sampler} gives is known only as it is drawn; if iterating it once more "
@@ -73,6 +79,8 @@ class Unexplained:
                 self._files.add(path)
 
     @property
-    def are_many(self) -> bool:
-        """Is it time to say so?"""
-        return self._samples >= MANY and len(self._files) >= MANY_FILES
+    def unknown(self) -> Unknown | None:
+        """What is not known of them; None while they are too few to say so."""
+        if self._samples < MANY or not self._files:
+            return None
+        return Unknown.FILES if len(self._files) >= MANY_FILES else Unknown.PARTS

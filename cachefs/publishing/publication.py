@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import weakref
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -23,7 +24,8 @@ _RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 
-
+# Seconds between the end of a loader and that of its consumer.
+CLOSE_SECONDS: Final = 10.0
 # Bits of the longest number that a message may have.
 _LONG: Final = 64
 # Fields of an opening that are numbers, and the least that each may be.
@@ -77,17 +79,18 @@ class Publication:
     def slot(self) -> int:
         return self._slot
 
-    def order(self, epoch: int, samples: Any) -> None:
+    def order(self, epoch: int, samples: Any, part: tuple[int, int] | None = None) -> None:
         """The samples of *epoch* (counted from 0) in the order in which they will be read: integers, any sequence.
 
-        To be called as the epoch begins, or before.
+        To be called as the epoch begins, or before. part: where it is only a part of an epoch of the job: the number of
+        that, and how many of its samples come before.
         """
         try:
             number, order = _number("epoch", epoch, 0), as_order(samples)
         except Exception as error:
             _warn(f"cannot publish the order of epoch {epoch!r:.80}", error)
             return
-        self._send({"op": Op.ORDER, "epoch": number}, order)
+        self._send({"op": Op.ORDER, "epoch": number, "part": part}, order)
 
     def sampler(self, spec: Mapping[str, Any], epoch: int = 0) -> None:
         """All epochs follow from a SamplerSpec, whose fields these are; *epoch* is the one that begins."""
@@ -179,6 +182,17 @@ class Publication:
         self._channel = None
         self._is_open = False
         _warn("cannot publish", problem)
+
+
+def close_with(owner: Any, publication: Publication) -> None:
+    """Close the publication once *owner*, a loader's, is gone, in this process only. A script may make a loader anew
+    for each epoch, so its consumer ends only CLOSE_SECONDS later."""
+    weakref.finalize(owner, _close, publication, os.getpid()).atexit = False
+
+
+def _close(publication: Publication, process: int) -> None:
+    if os.getpid() == process:
+        publication.close(after=CLOSE_SECONDS)
 
 
 def _warn(what: str, problem: object) -> None:

@@ -74,6 +74,8 @@ class PublishedConsumer:
     spec: SamplerSpec | None = None
     # The orders of single epochs, of the current one and of later ones.
     orders: dict[int, Order] = field(default_factory=dict)
+    # Of epochs that are only parts of one of the job: the number of that, and how many of its samples come before.
+    parts: dict[int, tuple[int, int]] = field(default_factory=dict)
     # Where the consumer is: the epoch, and how many of the epoch's samples were delivered.
     epoch: int = 0
     position: int = 0
@@ -89,8 +91,8 @@ class PublishedConsumer:
     closing: float | None = None
     # When the daemon was last told its position (monotonic seconds).
     reported_at: float = 0.0
-    # The note that it was last told.
-    noted: str = ""
+    # The note, and of which epoch the current one is a part, that it was last told.
+    told: tuple[str, tuple[int, int] | None] = ("", None)
     # Has the training process itself said what is not understood of it?
     has_said: bool = False
     # The samples' files, where they have to be learned.
@@ -247,7 +249,7 @@ class PublishedConsumer:
     @property
     def note(self) -> str:
         """What is not understood of it, for its user; empty where all is, or it is not known to read from a mount."""
-        unknown = Unknown.FILES if self._lacks_files and self._unexplained.are_many else self._unknown
+        unknown = (self._unexplained.unknown if self._lacks_files else None) or self._unknown
         if unknown is None or (self._lacks_files and self._opened is None):
             return ""
         return words(unknown, self.opening.dataset, self.opening.sampler)
@@ -266,8 +268,8 @@ class PublishedConsumer:
     def has_order(self) -> bool:
         return self.spec is not None or bool(self.orders)
 
-    def set_order(self, epoch: int, order: Order) -> None:
-        """Raises ConfigError where the orders of too many epochs are published beforehand."""
+    def set_order(self, epoch: int, order: Order, part: tuple[int, int] | None = None) -> None:
+        """part: see `parts`. Raises ConfigError where the orders of too many epochs are published beforehand."""
         others = sum(known.nbytes for number, known in self.orders.items() if number != epoch)
         if others and others + order.nbytes > MOST_ORDER_BYTES:
             raise ConfigError(
@@ -280,12 +282,15 @@ class PublishedConsumer:
             self.spec = None
             self.published = False
         self.orders[epoch] = order
+        if part is not None:
+            self.parts[epoch] = part
         self.reported = {(share, known) for share, known in self.reported if known != epoch}
 
     def set_spec(self, spec: SamplerSpec, epoch: int) -> None:
         self._begin(epoch)
         self.spec = spec
         self.orders.clear()
+        self.parts.clear()
         self.reported.clear()
 
     def _begin(self, epoch: int) -> None:
@@ -297,8 +302,9 @@ class PublishedConsumer:
         if (epoch, position) == (self.epoch, self.position):
             return False
         self.epoch, self.position = epoch, position
-        for old in [known for known in self.orders if known < epoch]:
-            del self.orders[old]
+        for of_epochs in (self.orders, self.parts):
+            for old in [known for known in of_epochs if known < epoch]:
+                del of_epochs[old]
         return True
 
     def order(self, epoch: int) -> Order | None:
@@ -326,6 +332,12 @@ class PublishedConsumer:
         order = self.order(self.epoch)
         return 0 if order is None else share.position(order, self.position)
 
+    def part_in(self, share: Share) -> tuple[int, int]:
+        """The epoch of the job that the current epoch is a part of, and about how many files of *share* come before
+        it there; (-1, 0) where it is no part."""
+        epoch, begins = self.parts.get(self.epoch, (-1, 0))
+        return epoch, begins if share.is_plain else begins * len(share.samples) // max(1, share.length)
+
     def _take(self, found: Sequence[Share]) -> None:
         if self.opening.indexer:
             found = [dataclasses.replace(share, of_records=True) for share in found]
@@ -338,6 +350,12 @@ class PublishedConsumer:
 def order_of(bulk: bytes) -> Order:
     """The order in a message: sample numbers, shape (n,), uint32."""
     return numpy.frombuffer(bulk, dtype="<u4")
+
+
+def part_of(message: dict[str, Any]) -> tuple[int, int] | None:
+    """The epoch of the job that an order in a message is a part of, and how many of its samples come before."""
+    part = message.get("part")
+    return None if part is None else (int(part[0]), int(part[1]))
 
 
 def spec_of(fields: dict[str, Any]) -> SamplerSpec:

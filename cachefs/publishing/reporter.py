@@ -74,9 +74,10 @@ class Reporter:
                 self._publish(consumer)
             self._report_orders(consumer)
             is_due = now - consumer.reported_at >= self._route.lease / RENEWALS
-            if moved or consumer.note != consumer.noted or is_due:
+            told = (consumer.note, consumer.parts.get(consumer.epoch))
+            if moved or told != consumer.told or is_due:
                 self._report_progress(consumer)
-                consumer.reported_at, consumer.noted = now, consumer.note
+                consumer.reported_at, consumer.told = now, told
             self._failures, self._has_answered, self._away_since = 0, True, None
         except DaemonUnavailable as error:
             self._on_absence(error, now)
@@ -176,6 +177,7 @@ class Reporter:
 
     def _progress(self, consumer: PublishedConsumer, number: int, *, ended: bool = False) -> JobProgress:
         begun = consumer.has_begun
+        epoch, begins = consumer.part_in(consumer.shares[number])
         return JobProgress(
             job=self._job,
             consumer=_name(consumer, number),
@@ -183,6 +185,8 @@ class Reporter:
             position=consumer.position_in(consumer.shares[number]) if begun else 0,
             ended=ended,
             note=consumer.note,
+            part_of=epoch,
+            part_begins=begins,
         )
 
     def _lost(self, consumer: PublishedConsumer, error: NotFound) -> None:

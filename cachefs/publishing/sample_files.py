@@ -21,14 +21,15 @@ LIST_NAMES: Final = (
 PROBES: Final = 16
 
 
-def listed_files(dataset: Any, length: int | None = None) -> list[str] | None:
+def listed_files(dataset: Any, length: int | None = None, known: Listing | None = None) -> list[str] | None:
     """Path of each sample's file, or None where the dataset has no such list.
 
     The dataset may also be torch's Subset or ConcatDataset of datasets that have a list, or a Hugging Face dataset with
     a column of images, audio or video that refers to files.
 
     Attributes are looked at as they lie in the object: no property and no other code of the dataset's is run, but for
-    its `__len__`, and that only where *length*, its number of samples, is not given.
+    its `__len__`, and that only where *length*, its number of samples, is not given. known: what the dataset lists, if
+    somebody has looked already.
     """
     torch_datasets = sys.modules.get("torch.utils.data.dataset")
     kind = type(dataset)  # isinstance may ask a dataset for its __class__
@@ -51,7 +52,7 @@ def listed_files(dataset: Any, length: int | None = None) -> list[str] | None:
             length = len(dataset)
         if len(entries) == length and (found := _paths(entries)) is not None and _are_from_here(found):
             return found
-    return _further(dataset, listing(dataset), length)
+    return _further(dataset, known or listing(dataset), length)
 
 
 def _indices(subset: Any) -> list[int] | None:

@@ -112,7 +112,7 @@ class Attribution:
             if owner is None:
                 self._jobs.stalls.add("", "", 0, stall.source, stall.seconds)
             else:
-                self._jobs.stalls.add(owner.request.job, owner.name, owner.epoch, stall.source, stall.seconds)
+                self._jobs.stalls.add(owner.request.job, owner.name, owner.shown_epoch, stall.source, stall.seconds)
                 waited[owner.key] = waited.get(owner.key, 0.0) + stall.seconds
                 if _is_fetch(stall.source):
                     late.append(stall.seconds)

@@ -55,6 +55,14 @@ class Problem(Enum):
     EPOCH = auto()  # it reads an epoch that it has not published
 
 
+class _Part(NamedTuple):
+    """What it publishes as an epoch, and is only a part of one."""
+
+    number: int  # as an epoch that was published
+    epoch: int  # of the job's own, of which it is a part
+    begins: int  # samples of that epoch before it
+
+
 class _Heartbeat(NamedTuple):
     epoch: int
     samples: int  # how many samples of the epoch are delivered
@@ -82,6 +90,7 @@ class Consumer:
         self.snapshot = snapshot
         self.sample_map = sample_map
         self.note = ""  # what its publisher says of it
+        self._part: _Part | None = None  # the one that it has named last
         self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace, user_of(request.job))
         self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
         self._plan = plan
@@ -223,6 +232,15 @@ class Consumer:
         if self.position is not None:
             self.position.on_heartbeat(now)
         self.moved()
+
+    def on_part(self, number: int, epoch: int, begins: int) -> None:
+        """What it has published as epoch *number* are samples of its own *epoch*, of which so many come before."""
+        self._part = _Part(number, epoch, begins)
+
+    @property
+    def shown_epoch(self) -> int:
+        """The epoch that it is in, as its job counts them."""
+        return self._part.epoch if self._part is not None else self.epoch
 
     def moved(self) -> None:
         """Its place may have changed."""
@@ -409,11 +427,14 @@ class Consumer:
         reads = self._epochs.reads.get(epoch)
         position = follower.place[1] if follower is not None and follower.place[0] == epoch else 0
         state, problem = self._state(now)
+        # Of a part that has only just begun, its publisher has not told yet where.
+        part = self._part
+        before = part.begins if part is not None and part.number == epoch else 0
         return ConsumerView(
             consumer=self.name,
-            epoch=epoch,
-            position=reads.samples_after(position) if reads is not None else 0,
-            epoch_length=reads.samples if reads is not None else 0,
+            epoch=self.shown_epoch,
+            position=before + reads.samples_after(position) if reads is not None else before,
+            epoch_length=before + reads.samples if reads is not None else 0,
             known_epochs=self._epochs.known(epoch),
             rate=self.rate,
             matched=follower.evidence.matched if follower is not None else 0,

@@ -234,7 +234,8 @@ class JobRegistry:
     def progress(self, request: JobProgress) -> list[int]:
         """A consumer says where it is, or that it is through. The epochs whose orders it has to publish, if need be
         again. Raises NotFound, ConfigError."""
-        if not 0 <= request.epoch < MAX_EPOCHS or request.position < 0:
+        epochs_exist = 0 <= request.epoch < MAX_EPOCHS and -1 <= request.part_of < MAX_EPOCHS
+        if not epochs_exist or min(request.position, request.part_begins) < 0:
             name = given_name(request.job)
             raise ConfigError(f"job {name}: epochs count from 0 to {MAX_EPOCHS - 1:,}, and positions from 0")
         if len(request.note) > MAX_NOTE or not request.note.isprintable():
@@ -243,6 +244,8 @@ class JobRegistry:
             )
         consumer = self._consumer(request.job, request.consumer)
         consumer.note = request.note
+        if request.part_of >= 0:
+            consumer.on_part(request.epoch, request.part_of, request.part_begins)
         consumer.on_heartbeat(request.epoch, request.position, time.monotonic())
         if request.ended:
             self._end_consumer(self.get(request.job), consumer)

@@ -228,3 +228,16 @@ def test_a_mount_that_was_published_through_can_be_unmounted(daemon: Daemon, tmp
             done = subprocess.run(["umount", "-i", str(directory)], capture_output=True, text=True, timeout=10)
             assert time.monotonic() < deadline, done.stderr
             time.sleep(0.2)
+
+
+def test_a_job_reads_several_datasets_of_one_mount(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "numbers,own", tmp_path / "both") as directory:
+        for dataset, files, order in (("numbers", ["4.bin", "2.bin"], [1, 0]), ("own", [".cachefs"], [0])):
+            of_consumer = {"job": "both", "consumer": dataset}
+            say(
+                directory,
+                {"op": "publish", "dataset": dataset, "files": files, **of_consumer},
+                {"op": "epoch", "epoch": 0, "order": order, **of_consumer},
+            )
+        view = job(daemon, "both", lambda view: [one.epoch_length > 0 for one in view.consumers] == [True, True])
+        assert {one.consumer: one.epoch_length for one in view.consumers} == {"numbers": 2, "own": 1}

@@ -256,7 +256,8 @@ def helper_of(process: subprocess.Popen[str], node: Node, job: str) -> int:
 def test_without_the_socket_the_job_is_published_through_the_mount_and_told_what_is_lost(
     node: Node, tmp_path: Path
 ) -> None:
-    done = finished(command(*script(node.mount, "shuffle", "learned"), job="alone", socket=tmp_path / "nobody"))
+    line = [str(CACHEFS), "run", "--job", "alone", "--", *script(node.mount, "shuffle", "learned")]
+    done = finished(line, {"CACHEFS_SOCKET": str(tmp_path / "nobody")})
     assert done.returncode == 0
     assert done.stdout == alone(node.mount, "shuffle", "learned")
     (complaint,) = complaints(done)

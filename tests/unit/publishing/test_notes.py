@@ -15,16 +15,20 @@ def test_a_note_is_one_printable_line_whatever_classes_are_called(unknown: Unkno
         assert "docs/publishing.md" in note
 
 
-def test_many_samples_of_many_files_are_unexplained() -> None:
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [(MANY, Unknown.FILES), (MANY_FILES, Unknown.FILES), (MANY_FILES - 1, Unknown.PARTS), (1, Unknown.PARTS)],
+)
+def test_samples_are_unexplained_once_they_are_many(files: int, expected: Unknown) -> None:
     unexplained = Unexplained()
     for sample in range(MANY):
-        assert not unexplained.are_many
-        unexplained.observe(1, (f"/data/{sample}",))
-    assert unexplained.are_many
+        assert unexplained.unknown is None
+        unexplained.observe(1, (f"/data/{sample % files}",))
+    assert unexplained.unknown is expected
 
 
-def test_samples_that_are_parts_of_few_files_are_not() -> None:
+def test_samples_that_opened_nothing_say_nothing() -> None:
+    """As where all files are in the page cache already."""
     unexplained = Unexplained()
-    for sample in range(10 * MANY):
-        unexplained.observe(1, (f"/data/{sample % (MANY_FILES - 1)}",))
-    assert not unexplained.are_many
+    unexplained.observe(10 * MANY, ())
+    assert unexplained.unknown is None

@@ -1,6 +1,7 @@
 """What a process that loads samples tells the helper, and when it tells it again."""
 
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ class Heard:
     def __init__(self) -> None:
         self.need = Need.UNKNOWN
         self.samples: list[int] = []
+        self.observed: list[tuple[list[int], list[str]]] = []
 
     def tell(self, message: dict[str, Any]) -> None:
+        self.observed += message["observed"]
         self.samples += [sample for samples, _ in message["observed"] for sample in samples]
 
 
@@ -43,3 +46,27 @@ def test_samples_are_told_again_where_what_was_known_is_retracted(monkeypatch: p
     helper.samples.clear()
     load(reader, 0, 1, 2, 3)
     assert helper.samples == [0, 1, 2, 3]
+
+
+def test_threads_that_go_through_one_loader_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each loads samples of two files, and both do so at the same time."""
+    helper = Heard()
+    monkeypatch.setattr(opened, "helper_of", lambda number, owner: helper)
+    reader = Reader(1, os.getpid())
+    between = threading.Barrier(2, timeout=60)
+
+    def go_through(begin: int) -> None:
+        for sample in (begin, begin + 1):
+            batch = object()
+            for name in "ab":
+                between.wait()
+                reader.note({"possibly_batched_index": batch}, {"idx": sample}, f"/mnt/{sample}{name}")
+        between.wait()
+        reader.finish()
+
+    threads = [threading.Thread(target=go_through, args=(begin,)) for begin in (0, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(helper.observed) == [([n], [f"/mnt/{n}a", f"/mnt/{n}b"]) for n in (0, 1, 10, 11)]

@@ -190,3 +190,17 @@ def test_a_rule_of_files_in_a_directory_that_nobody_may_read_is_none(
     assert learning.inference.rule is not None
     learning.infer(PLACES)
     assert not learning.shares
+
+
+def test_a_part_of_an_epoch_is_counted_as_such_until_it_is_over() -> None:
+    consumer = PublishedConsumer(Opening(0, "0", "test", 4), shares=[plain_share(4)])
+    for part, (epoch, begins) in enumerate([(0, 0), (0, 2), (1, 0), (1, 2)]):
+        consumer.set_order(part, order(0, 1), (epoch, begins))
+    counted = []
+    for part in range(4):
+        consumer.move(part, 1)
+        counted.append(consumer.part_in(consumer.shares[0]))
+    assert counted == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    assert list(consumer.parts) == [3]
+    consumer.set_spec(SamplerSpec(kind="sequential", size=4), 7)
+    assert consumer.part_in(consumer.shares[0]) == (-1, 0)

@@ -46,7 +46,7 @@ def test_a_socket_is_absolute_but_where_the_current_directory_was_deleted(
     assert environment({}, ["python"], "job", "rel.sock")["CACHEFS_SOCKET"] == f"{tmp_path}/gone/rel.sock"
     (tmp_path / "gone").rmdir()
     assert environment({}, ["python"], "job", "rel.sock")["CACHEFS_SOCKET"] == "rel.sock"
-    assert run([""], "job", "rel.sock") == 127
+    assert run([""], "job", None) == 127
     assert capfd.readouterr().err == "cachefs: an empty name: no such command\n"
 
 
@@ -56,3 +56,13 @@ def test_a_command_inside_another_belongs_to_its_job(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(variable, value)
     assert environment(once, ["python", "inner.py"], None, None) == once
     assert environment(once, ["python", "inner.py"], "inner", None)["CACHEFS_JOB"] == "inner"
+
+
+def test_a_socket_that_is_not_there_is_named_and_nothing_is_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else the job would publish through the mount, to another daemon perhaps than the one that was meant."""
+    (tmp_path / "file").touch()
+    for socket in (tmp_path / "cachefsd.sokc", tmp_path / "file" / "s"):
+        assert run(["true"], "job", str(socket)) == 2
+        assert f"there is no socket {socket}: --socket names that of" in capfd.readouterr().err

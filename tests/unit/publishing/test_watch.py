@@ -1,20 +1,25 @@
 """What is published of an epoch, and when, as a loader draws it."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import pytest
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from cachefs import pure_sampler
 from cachefs.hooks import guesses, order, watch
 from cachefs.hooks.order import SamplerOrder
 from cachefs.hooks.watch import Watch
+from cachefs.publishing.columns import Listing
 
 SIZE, BATCH = 40, 4
 STEPS = (7, 11)
 ORDERS = [[index * step % SIZE for index in range(SIZE)] for step in STEPS]
+
+# What a dataset lists that lists nothing.
+NOTHING = Listing((), ())
 
 
 class Recorder:
@@ -24,13 +29,19 @@ class Recorder:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.orders: dict[int, list[int]] = {}
+        self.parts: dict[int, tuple[int, int]] = {}
         self.places: list[tuple[int, int]] = []
+        self.notes: list[str] = []
 
-    def order(self, number: int, samples: Any) -> None:
+    def order(self, number: int, samples: Any, part: Any) -> None:
+        self.parts[number] = part
         self.orders[number] = [int(one) for one in samples]
 
     def progress(self, number: int, position: int) -> None:
         self.places.append((number, position))
+
+    def note(self, unknown: str) -> None:
+        self.notes.append(unknown)
 
     def close(self, **_: Any) -> None:
         pass
@@ -78,7 +89,7 @@ def go_through(loader: Any, watched: Watch, ahead: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_parts_follow_each_other_and_are_all_that_is_drawn(record: Recorder, workers: int) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Sampler(), num_workers=workers)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(2):
         go_through(loader, watched, 2 * workers)
     assert [one for number in sorted(record.orders) for one in record.orders[number]] == [
@@ -92,7 +103,7 @@ def test_parts_follow_each_other_and_are_all_that_is_drawn(record: Recorder, wor
 
 def test_an_epoch_that_lies_ready_is_published_once(record: Recorder) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Listing(), num_workers=1)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(2):
         go_through(loader, watched, 2)
     assert record.orders == dict(enumerate(ORDERS))
@@ -105,7 +116,7 @@ def test_an_order_that_does_not_come_as_foreseen_is_replaced(record: Recorder, m
     found = ours.foresee()
     assert found is not None
     monkeypatch.setattr(ours, "foresee", lambda: [found[0][::-1].copy()])
-    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE, NOTHING)
     go_through(loader, watched, 0)
     assert record.orders == {0: found[0].tolist()}
 
@@ -117,9 +128,9 @@ def test_epochs_ahead_are_published_once_and_replaced_where_they_turn_out_to_be_
     ours = SamplerOrder(loader)
     epochs = [numpy.roll(numpy.arange(SIZE), epoch) for epoch in range(9)]
     said: list[tuple[int, int]] = []
-    monkeypatch.setattr(Watch, "_order", lambda watched, number, samples: said.append((number, int(samples[0]))))
+    monkeypatch.setattr(Watch, "_order", lambda watched, number, samples, part: said.append((number, int(samples[0]))))
     monkeypatch.setattr(SamplerOrder, "has_own_generator", True)
-    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, ours, {}, ["/m/a"] * SIZE, NOTHING)
 
     def begin(*orders: int) -> list[tuple[int, int]]:
         said.clear()
@@ -140,7 +151,7 @@ def test_what_a_pure_sampler_gives_behind_its_beginning_is_published_as_it_is_dr
     monkeypatch.setattr(order, "MAX_SAMPLES", 40)
     sampler: Any = pure_sampler(type("Pure", (Sampler,), {"epoch": 0}))()
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=sampler)  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     watched.begin(iter(()))
     assert record.orders == {0: ORDERS[0][:17]}
     watched.drew(ORDERS[0][:BATCH], iter(()), 0)
@@ -168,7 +179,7 @@ def test_a_list_that_a_sampler_goes_through_is_published_further_and_further(
 ) -> None:
     monkeypatch.setattr(guesses, "GROWTH", 2)
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Going())  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     go_through(loader, watched, 0)
     order = loader.sampler.order.tolist()
     assert [one for number in sorted(record.orders) for one in record.orders[number]] == order
@@ -181,9 +192,99 @@ def test_a_list_that_a_sampler_goes_through_is_published_further_and_further(
 @pytest.mark.parametrize("turns", range(BATCH, SIZE, 3))
 def test_a_guess_is_taken_back_where_other_samples_come(record: Recorder, turns: int) -> None:
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=Going(turns))  # type: ignore[arg-type]
-    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE)
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     for _ in range(4):
         record.orders.clear()
         go_through(loader, watched, 0)
         published = [one for number in sorted(record.orders) for one in record.orders[number]]
         assert published == list(loader.sampler), "in the end what came is what was published"
+
+
+class Repeating:
+    """Goes through a batch sampler again and again, as loaders do that never end their workers."""
+
+    def __init__(self, sampler: Any, *, delegates: bool) -> None:
+        self.sampler = sampler
+        self.delegates = delegates
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            if self.delegates:
+                yield from iter(self.sampler)
+            else:
+                for batch in self.sampler:  # noqa: UP028
+                    yield batch
+
+
+@pytest.mark.parametrize("delegates", [True, False])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_an_epoch_of_a_sampler_without_an_end_is_as_long_as_its_batch_sampler(
+    record: Recorder, delegates: bool, shuffled: bool
+) -> None:
+    samples: Any = RandomSampler(range(SIZE)) if shuffled else SequentialSampler(range(SIZE))
+    repeating: Any = Repeating(BatchSampler(samples, BATCH, drop_last=False), delegates=delegates)
+    loader: Any = DataLoader(range(SIZE), batch_sampler=repeating)  # type: ignore[arg-type]
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    indices = iter(repeating)
+    watched.begin(indices)
+    drawn: list[list[int]] = []
+    epochs = 50
+    for number in range(epochs * SIZE // BATCH):
+        watched.move(BATCH * number)
+        drawn.append(next(indices))
+        watched.drew(drawn[-1], indices, BATCH * number)
+        published = sum(map(len, record.orders.values()))
+        assert BATCH * len(drawn) <= published <= SIZE * -(-BATCH * len(drawn) // SIZE), "never beyond an epoch"
+        assert len(watched._parts) <= 2
+    said = [one for number in sorted(record.orders) for one in record.orders[number]]
+    assert said == [one for batch in drawn for one in batch]
+    assert {epoch for epoch, _ in record.parts.values()} == set(range(epochs))
+    for number, (epoch, before) in record.parts.items():
+        assert 0 <= before < before + len(record.orders[number]) <= SIZE
+        assert drawn[(epoch * SIZE + before) // BATCH][0] == record.orders[number][0]
+
+
+def test_parts_are_counted_as_parts_of_their_epoch(record: Recorder) -> None:
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=Sampler(), num_workers=2)  # type: ignore[arg-type]
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    for _ in range(2):
+        go_through(loader, watched, 4)
+    counted = [0, 0]
+    for number in sorted(record.orders):
+        epoch, before = record.parts[number]
+        assert before == counted[epoch]
+        counted[epoch] += len(record.orders[number])
+    assert counted == [SIZE, SIZE]
+    assert max(record.orders) > 1, "there are more parts than epochs"
+
+
+class Unruly:
+    """Nobody knows what comes next."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(5)
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.random.randrange(SIZE) for _ in range(SIZE))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "workers", "epochs", "expected"),
+    [
+        (Unruly, 0, 3, []),  # too early to tell
+        (Unruly, 0, 5, ["order"]),  # of epochs with ten batches
+        (Unruly, 2, 20, []),  # all batches are drawn before one is read
+        (Going, 0, 20, []),
+        (lambda: Listing(), 0, 2, []),
+        (lambda: SequentialSampler(range(SIZE)), 0, 20, []),
+    ],
+)
+def test_what_is_said_of_an_order_does_not_depend_on_how_long_epochs_are(
+    record: Recorder, sampler: Any, workers: int, epochs: int, expected: list[str]
+) -> None:
+    ahead: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 5 if workers else None}
+    loader: Any = DataLoader(range(SIZE), BATCH, sampler=sampler(), **ahead)  # type: ignore[arg-type]
+    watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
+    for _ in range(epochs):
+        go_through(loader, watched, 5 * workers)
+    assert [one for one in record.notes if one] == expected

@@ -41,7 +41,7 @@ class Node:
             request = SimpleNamespace(job=key, workers=0, heartbeats=False)
             self.jobs.consumers.append(
                 SimpleNamespace(
-                    key=key, name="0", request=request, epoch=0, snapshot=SimpleNamespace(id="s"),
+                    key=key, name="0", request=request, shown_epoch=0, snapshot=SimpleNamespace(id="s"),
                     position=Position(Follower(self.plan, key, 0), 1), liveness=Liveness(0, 60, 0.0),
                     moved=lambda: None,
                 )

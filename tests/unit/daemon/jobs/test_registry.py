@@ -607,3 +607,25 @@ def test_what_a_consumer_was_to_read_gives_way_where_there_is_no_memory_for_both
 
     # One plan, and not two.
     play(tmp_path, scene, room=int(1.5 * FILES * (PER_BLOCK + PER_READ)))
+
+
+def test_parts_of_an_epoch_are_shown_as_what_they_are(tmp_path: Path) -> None:
+    """A loader whose order is known only as it is drawn publishes each part as an epoch of its own."""
+
+    async def scene(jobs: Jobs) -> None:
+        jobs.say(spec=SamplerSpec(kind="explicit", size=FILES))
+        for part in range(8):
+            order = np.arange(10 * (part % 4), 10 * (part % 4) + 10, dtype="<u4").tobytes()
+            jobs.epoch(JobEpoch(job="j", consumer="0", epoch=part, order=order))
+        await planned(jobs)
+        place = JobProgress(job="j", consumer="0", epoch=6, position=3, part_of=1, part_begins=20)
+        jobs.progress(place)
+        await until(lambda: view(jobs) == (1, 23, 30))
+        with pytest.raises(ConfigError, match="epochs count from 0"):
+            jobs.progress(JobProgress(job="j", consumer="0", epoch=6, position=3, part_of=1, part_begins=-1))
+
+    def view(jobs: Jobs) -> tuple[int, int, int]:
+        [one] = jobs.view(jobs.get("j")).consumers
+        return one.epoch, one.position, one.epoch_length
+
+    play(tmp_path, scene)

@@ -1,0 +1,36 @@
+"""Whether what a dataset names, or the program's arguments, lies below a mount of cachefs."""
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Final
+
+from cachefs.publishing.columns import Listing
+from cachefs.publishing.places import Places
+
+# Arguments of the program that are looked at, and characters that a path may have.
+MOST_ARGUMENTS: Final = 64
+MOST_CHARACTERS: Final = 4095
+
+
+def names_a_mount(found: Listing) -> bool:
+    """Does an attribute of the dataset, or an argument of the program, name a mount or something below one?"""
+    arguments = (argument.rpartition("=")[2] for argument in sys.argv[1 : 1 + MOST_ARGUMENTS])
+    # The mount itself is named as well as what is in it.
+    return _are_below_a_mount(text + "/" for text in (*found.roots, *_firsts(found), *arguments) if text)
+
+
+def lists_files_of_a_mount(found: Listing) -> bool:
+    """Does an attribute of the dataset list files below a mount?"""
+    return _are_below_a_mount(_firsts(found))
+
+
+def _firsts(found: Listing) -> list[str]:
+    return [source.first for source in found.sources if isinstance(source.first, str)]
+
+
+def _are_below_a_mount(texts: Iterable[str]) -> bool:
+    points = Places()
+    names = (text for text in texts if text and "\0" not in text and len(text) <= MOST_CHARACTERS)
+    ends = ((os.path.abspath(text), "/" if text.endswith("/") else "") for text in names)
+    return any(points.mount_of(path + end) is not None for path, end in ends)

