@@ -18,7 +18,7 @@ mount -t proc proc proc
 mount -t sysfs sysfs sys
 mount -t tmpfs tmpfs run
 mkdir -p dev/shm
-mount -t tmpfs -o size=2G tmpfs dev/shm
+mount -t tmpfs tmpfs dev/shm
 [ -e dev/fuse ] || mknod -m 666 dev/fuse c 10 229
 cp /etc/resolv.conf etc/resolv.conf
 printf '#!/bin/sh\\nexit 101\\n' >usr/sbin/policy-rc.d
